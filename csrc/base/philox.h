@@ -1,0 +1,37 @@
+// Philox4x32-10 (Salmon et al., SC'11) as a pure function of (seed, position, index, stream): the one source of
+// randomness. Equal on CPU, CUDA and in the Python reference, so a seed fixes the text on all of them.
+#pragma once
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define SPECENGINE_HOST_DEVICE __host__ __device__
+#else
+#define SPECENGINE_HOST_DEVICE
+#endif
+
+namespace specengine {
+
+// Streams salt the counter: draws used for different purposes must be independent, or the output is biased.
+enum class NoiseStream : uint32_t { kBlock = 0, kToken = 1 };
+
+struct Philox4 {
+  uint32_t v[4];
+};
+
+SPECENGINE_HOST_DEVICE inline Philox4 philox4x32(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = 0xD2511F53ull * c0, b = 0xCD9E8D57ull * c2;
+    const uint32_t n0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0, n2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+    c0 = n0, c1 = static_cast<uint32_t>(b), c2 = n2, c3 = static_cast<uint32_t>(a);
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// 32 random bits for entry `index` of the token at absolute position `position`.
+SPECENGINE_HOST_DEVICE inline uint32_t random_bits(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream) {
+  return philox4x32(seed, index >> 2, position, static_cast<uint32_t>(stream), 0).v[index & 3];
+}
+
+}  // namespace specengine

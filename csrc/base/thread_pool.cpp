@@ -1,0 +1,157 @@
+#include "base/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace specengine {
+namespace {
+
+// About 50 us: longer than the gap between two ops of a forward pass, short enough that an idle engine
+// costs nothing. After it a worker sleeps on the condition variable.
+constexpr int kSpinRounds = 1500;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+
+  ~ThreadPool() {
+    {
+      std::lock_guard<std::mutex> lock(sleep_mutex_);
+      stopping_ = true;
+      generation_.fetch_add(1);
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  void run(int64_t count, void (*body)(void*, int64_t), void* context) {
+    body_ = body, context_ = context, count_ = count;
+    next_.store(0);
+    open_.store(true);
+    {
+      // Under the mutex so that a worker about to sleep cannot miss the new generation.
+      std::lock_guard<std::mutex> lock(sleep_mutex_);
+      generation_.fetch_add(1);
+    }
+    if (sleeping_.load() > 0) wake_.notify_all();
+    take_pieces();
+    open_.store(false);
+    // A worker counts itself active before it looks at open_: zero here means nobody can touch this job again.
+    for (int spins = 0; active_.load() != 0; ++spins) spins < kSpinRounds ? pause() : (void)sched_yield();
+  }
+
+ private:
+  void take_pieces() {
+    for (int64_t i; (i = next_.fetch_add(1)) < count_;) body_(context_, i);
+  }
+
+  void work() {
+    uint64_t seen = 0;
+    while (true) {
+      wait_for_change(seen);
+      seen = generation_.load();
+      if (stopping_) return;
+      active_.fetch_add(1);
+      if (open_.load()) take_pieces();
+      active_.fetch_sub(1);
+    }
+  }
+
+  void wait_for_change(uint64_t seen) {
+    for (int i = 0; i < kSpinRounds; ++i) {
+      if (generation_.load() != seen) return;
+      pause();
+    }
+    std::unique_lock<std::mutex> lock(sleep_mutex_);
+    sleeping_.fetch_add(1);
+    wake_.wait(lock, [&] { return generation_.load() != seen; });
+    sleeping_.fetch_sub(1);
+  }
+
+  std::vector<std::thread> workers_;
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> sleeping_{0};
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<bool> stopping_{false};
+  // The current job. Written before open_ becomes true, read only by active threads.
+  std::atomic<bool> open_{false};
+  std::atomic<int> active_{0};
+  std::atomic<int64_t> next_{0};
+  void (*body_)(void*, int64_t) = nullptr;
+  void* context_ = nullptr;
+  int64_t count_ = 0;
+};
+
+int default_threads() {
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    const int n = std::atoi(text);
+    if (n > 0) return n;
+  }
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
+  return 1;
+}
+
+std::mutex pool_mutex;            // held while a job runs: one job at a time
+ThreadPool* pool = nullptr;       // made at first use; leaked at exit, when its threads may already be gone
+std::atomic<int> wanted_threads{0};
+
+// The child of a fork has none of the threads: forget the pool (its memory is leaked) and start afresh.
+void forget_pool_after_fork() {
+  pool = nullptr;
+  new (&pool_mutex) std::mutex();
+}
+
+}  // namespace
+
+int num_threads() {
+  int n = wanted_threads.load();
+  if (n == 0) wanted_threads.store(n = default_threads());
+  return n;
+}
+
+void set_num_threads(int n) {
+  if (n < 1 || n > 1024) throw std::invalid_argument("num_threads: expected 1 to 1024, got " + std::to_string(n));
+  wanted_threads.store(n);
+}
+
+void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context) {
+  const int threads = num_threads();
+  std::unique_lock<std::mutex> lock(pool_mutex, std::defer_lock);
+  if (count <= 1 || threads == 1 || !lock.try_lock()) {
+    for (int64_t i = 0; i < count; ++i) body(context, i);
+    return;
+  }
+  if (pool == nullptr || pool->size() != threads) {
+    static std::once_flag registered;
+    std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_pool_after_fork); });
+    delete pool;
+    pool = new ThreadPool(threads);
+  }
+  pool->run(count, body, context);
+}
+
+}  // namespace specengine

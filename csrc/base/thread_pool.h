@@ -1,0 +1,15 @@
+// Worker threads for the CPU ops. Work is handed out in small pieces from one counter, so a core that another
+// process holds only slows down the pieces it took; results never depend on which thread did what.
+#pragma once
+#include <cstdint>
+
+namespace specengine {
+
+// Calls body(context, i) once for every i in [0, count), on the caller and the workers; returns when all are done.
+// body must not throw. A second caller at the same time runs its work alone, on its own thread.
+void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context);
+
+int num_threads();             // OMP_NUM_THREADS if set, else the cores this process may use
+void set_num_threads(int n);   // takes effect at the next op
+
+}  // namespace specengine

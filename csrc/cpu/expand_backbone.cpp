@@ -1,0 +1,87 @@
+// Pass 1, one task per (sequence, level): the level's best tokens and its log-sum-exp, one read of the logits each.
+// Pass 2, one sequence after the other: the tree, a few hundred integers.
+#include "ops/expand_backbone.h"
+
+#include "cpu/simd.h"
+
+namespace specengine::SPECENGINE_ISA {
+namespace {
+
+// The `width` largest values in descending order; equal values keep the lower token first.
+void top_k(const float* x, int64_t size, int64_t width, int32_t* tokens, float* values) {
+  int64_t count = 0;
+  for (int64_t v = 0; v < size; ++v) {
+    if (count == width && !(x[v] > values[width - 1])) continue;
+    int64_t at = count < width ? count++ : width - 1;
+    for (; at > 0 && x[v] > values[at - 1]; --at) values[at] = values[at - 1], tokens[at] = tokens[at - 1];
+    values[at] = x[v], tokens[at] = static_cast<int32_t>(v);
+  }
+}
+
+float log_sum_exp(const float* x, int64_t size, float highest) {
+  double total = 0;  // blocks of eight lanes added in order
+  int64_t v = 0;
+  for (; v + kLanes <= size; v += kLanes) total += sum8(exp8(load8(x + v) - splat(highest)));
+  for (; v < size; ++v) total += exp1(x[v] - highest);
+  return highest + static_cast<float>(std::log(total));
+}
+
+void build_tree(const ExpandBackbone& op, int64_t b) {
+  const int64_t T = op.logits.shape[1], C = op.thresholds.shape[0], N = op.tokens.shape[1];
+  const int64_t max_width = op.top_tokens.shape[2], words = op.ancestors.shape[2];
+  int32_t* tokens = op.tokens.as<int32_t>() + b * N;
+  int32_t* parents = op.parents.as<int32_t>() + b * N;
+  int32_t* depths = op.depths.as<int32_t>() + b * N;
+  float* scores = op.scores.as<float>() + b * N;
+  uint32_t* ancestors = op.ancestors.as<uint32_t>() + b * N * words;
+  std::fill(tokens, tokens + N, -1), std::fill(parents, parents + N, -1), std::fill(depths, depths + N, 0);
+  std::fill(scores, scores + N, 0.0f), std::fill(ancestors, ancestors + N * words, 0u);
+
+  tokens[0] = op.root.as<int32_t>()[b], ancestors[0] = 1;
+  int32_t backbone = 0, count = 1;
+  for (int64_t t = 0; t < T; ++t) {
+    const int32_t* level_tokens = op.top_tokens.as<int32_t>() + (b * T + t) * max_width;
+    const float* log_probs = op.top_scores.as<float>() + (b * T + t) * max_width;
+    int64_t bin = 0;
+    while (bin < C && std::exp(log_probs[0]) > op.thresholds.as<float>()[bin]) ++bin;
+    const int32_t parent = backbone;
+    backbone = count;
+    for (int32_t i = 0; i < op.widths.as<int32_t>()[bin]; ++i, ++count) {
+      tokens[count] = level_tokens[i], parents[count] = parent, depths[count] = static_cast<int32_t>(t) + 1;
+      scores[count] = scores[parent] + log_probs[i];
+      for (int64_t w = 0; w < words; ++w) ancestors[count * words + w] = ancestors[parent * words + w];
+      ancestors[count * words + count / 32] |= 1u << (count % 32);
+    }
+  }
+  op.node_counts.as<int32_t>()[b] = count;
+}
+
+}  // namespace
+
+void run(const ExpandBackbone& op) {
+  const int64_t B = op.logits.shape[0], T = op.logits.shape[1], V = op.logits.shape[2], width = op.top_tokens.shape[2];
+  for (int64_t i = 0; i < op.widths.shape[0]; ++i) {
+    const int32_t w = op.widths.as<int32_t>()[i];
+    if (w < 1 || w > width) fail("widths: entry ", i, " is ", w, ", expected 1 to ", width);
+  }
+  for (int64_t i = 1; i < op.thresholds.shape[0]; ++i) {
+    if (!(op.thresholds.as<float>()[i] > op.thresholds.as<float>()[i - 1])) fail("thresholds: entry ", i, " does not ascend");
+  }
+  for (int64_t i = 0; i < B * T; ++i) {
+    // A NaN is never "greater", so the lists would silently miss it.
+    const float* x = op.logits.as<float>() + i * V;
+    for (int64_t v = 0; v < V; ++v) {
+      if (x[v] != x[v]) fail("logits: NaN at [", i / T, ", ", i % T, ", ", v, "]");
+    }
+  }
+  parallel_for(B * T, [&](int64_t i) {
+    const float* x = op.logits.as<float>() + i * V;
+    float* values = op.top_scores.as<float>() + i * width;
+    top_k(x, V, width, op.top_tokens.as<int32_t>() + i * width, values);
+    const float normaliser = log_sum_exp(x, V, values[0]);
+    for (int64_t j = 0; j < width; ++j) values[j] -= normaliser;
+  });
+  for (int64_t b = 0; b < B; ++b) build_tree(op, b);
+}
+
+}  // namespace specengine::SPECENGINE_ISA

@@ -1,0 +1,111 @@
+// Row-wise ops: one task owns one row, and every reduction of a row is in the order of its columns.
+#include "ops/layer.h"
+
+#include "cpu/simd.h"
+
+namespace specengine::SPECENGINE_ISA {
+namespace {
+
+float inverse_rms(const float* x, int64_t columns, float eps) {
+  f32x8 sum = {};
+  int64_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) sum = fmadd(load8(x + c), load8(x + c), sum);
+  float total = sum8(sum);
+  for (; c < columns; ++c) total = fmadd(x[c], x[c], total);
+  return 1.0f / std::sqrt(total / static_cast<float>(columns) + eps);
+}
+
+// Small row counts are not worth waking a worker for.
+template <typename Body>
+void for_rows(int64_t rows, const Body& body) {
+  constexpr int64_t kRowsPerTask = 8;
+  parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
+    for (int64_t m = task * kRowsPerTask; m < std::min(rows, (task + 1) * kRowsPerTask); ++m) body(m);
+  });
+}
+
+// Rotates one head: pairs (i, i + D/2), as the Hugging Face layout of these models has them.
+template <typename Out>
+void rotate(const float* head, const float* norm, float eps, const float* cos, const float* sin, int64_t dim, Out* out) {
+  const int64_t half = dim / 2;
+  const float scale = norm ? inverse_rms(head, dim, eps) : 1.0f;
+  for (int64_t i = 0; i < half; ++i) {
+    float a = head[i], b = head[i + half];
+    if (norm) a = a * scale * norm[i], b = b * scale * norm[i + half];
+    store1(out + i, a * cos[i] - b * sin[i]);
+    store1(out + i + half, b * cos[i] + a * sin[i]);
+  }
+}
+
+template <typename Cache>
+void rope_cache(const RopeCache& op) {
+  const int64_t M = op.q.shape[0], H = op.q.shape[1], K = op.cache.K, D = op.cache.D;
+  const int32_t* row_start = op.cache.row_start.as<int32_t>();
+  for_rows(M, [&](int64_t m) {
+    const int64_t b = sequence_of(row_start, m), length = op.cache.lengths.as<int32_t>()[b];
+    const int64_t position = length + op.depths.as<int32_t>()[m], slot = length + m - row_start[b];
+    const float* cos = op.cos.as<float>() + position * (D / 2);
+    const float* sin = op.sin.as<float>() + position * (D / 2);
+    const float* q_norm = op.q_norm.defined() ? op.q_norm.as<float>() : nullptr;
+    const float* k_norm = op.k_norm.defined() ? op.k_norm.as<float>() : nullptr;
+    const float* row = op.qkv.as<float>() + m * (H + 2 * K) * D;
+    for (int64_t h = 0; h < H; ++h) {
+      rotate(row + h * D, q_norm, op.eps, cos, sin, D, op.q.as<float>() + (m * H + h) * D);
+    }
+    for (int64_t h = 0; h < K; ++h) {
+      const int64_t offset = op.cache.offset(b, slot, h);
+      rotate(row + (H + h) * D, k_norm, op.eps, cos, sin, D, op.cache.k.as<Cache>() + offset);
+      const float* v = row + (H + K + h) * D;
+      for (int64_t i = 0; i < D; ++i) store1(op.cache.v.as<Cache>() + offset + i, v[i]);
+    }
+  });
+}
+
+}  // namespace
+
+void run(const RmsNorm& op) {
+  const int64_t C = op.residual.shape[1];
+  const float* weight = op.weight.as<float>();
+  for_rows(op.residual.shape[0], [&](int64_t m) {
+    float* x = op.residual.as<float>() + m * C;
+    float* out = op.out.as<float>() + m * C;
+    if (op.delta.defined()) {
+      const float* delta = op.delta.as<float>() + m * C;
+      for (int64_t c = 0; c < C; ++c) x[c] += delta[c];
+    }
+    const float scale = inverse_rms(x, C, op.eps);
+    for (int64_t c = 0; c < C; ++c) out[c] = x[c] * scale * weight[c];
+  });
+}
+
+void run(const SiluMul& op) {
+  const int64_t I = op.out.shape[1];
+  for_rows(op.out.shape[0], [&](int64_t m) {
+    const float* gate = op.gate_up.as<float>() + m * 2 * I;
+    const float* up = gate + I;
+    float* out = op.out.as<float>() + m * I;
+    int64_t i = 0;
+    for (; i + kLanes <= I; i += kLanes) {
+      const f32x8 g = load8(gate + i);
+      store8(out + i, g / (splat(1.0f) + exp8(-g)) * load8(up + i));
+    }
+    for (; i < I; ++i) out[i] = gate[i] / (1.0f + exp1(-gate[i])) * up[i];
+  });
+}
+
+void run(const RopeCache& op) {
+  const int64_t M = op.q.shape[0], T = op.cos.shape[0];
+  op.cache.validate_rows(M);
+  for (int64_t b = 0; b < op.cache.B; ++b) {
+    const int32_t* row_start = op.cache.row_start.as<int32_t>();
+    const int64_t length = op.cache.lengths.as<int32_t>()[b];
+    for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
+      const int64_t depth = op.depths.as<int32_t>()[m];
+      if (depth < 0 || depth > m - row_start[b]) fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
+      if (length + depth >= T) fail("lengths: position ", length + depth, " is past the ", T, " rows of cos");
+    }
+  }
+  op.cache.k.dtype == DType::kFloat32 ? rope_cache<float>(op) : rope_cache<bfloat16>(op);
+}
+
+}  // namespace specengine::SPECENGINE_ISA

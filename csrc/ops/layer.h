@@ -1,0 +1,75 @@
+// The small row-wise ops of a decoder layer: RMSNorm with residual, SiLU gate, RoPE with cache write.
+#pragma once
+#include "base/check.h"
+#include "base/isa.h"
+#include "ops/kv_cache.h"
+
+namespace specengine {
+
+// residual += delta (where given); out = residual / sqrt(mean(residual^2) + eps) * weight, row by row.
+struct RmsNorm {
+  TensorView residual;  // [M, C] float32, written where delta is given
+  TensorView delta;     // [M, C] float32, optional
+  TensorView weight;    // [C] float32
+  TensorView out;       // [M, C] float32, written
+  float eps;
+
+  Device validate() const {
+    Checker check;
+    Dim M{"M"}, C{"C"};
+    check(residual, "residual", {DType::kFloat32}, {M, C});
+    check.optional(delta, "delta", {DType::kFloat32}, {M, C});
+    check(weight, "weight", {DType::kFloat32}, {C});
+    check(out, "out", {DType::kFloat32}, {M, C});
+    return check.device();
+  }
+};
+
+// out = silu(gate) * up, with gate and up side by side in one row.
+struct SiluMul {
+  TensorView gate_up;  // [M, 2I] float32
+  TensorView out;      // [M, I] float32, written
+
+  Device validate() const {
+    Checker check;
+    Dim M{"M"}, I{"I"};
+    check(out, "out", {DType::kFloat32}, {M, I});
+    check(gate_up, "gate_up", {DType::kFloat32}, {M, 2 * I});
+    return check.device();
+  }
+};
+
+// Splits the rows of one fused projection, normalises heads (Qwen3), rotates q and k to the node's position
+// (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
+struct RopeCache {
+  TensorView qkv;      // [M, (H + 2K) * D] float32
+  TensorView cos;      // [T, D/2] float32, T positions
+  TensorView sin;      // [T, D/2] float32
+  TensorView q_norm;   // [D] float32, optional
+  TensorView k_norm;   // [D] float32, optional
+  TensorView depths;   // [M] int32, root 0
+  KvCacheView cache;   // one layer, written
+  TensorView q;        // [M, H, D] float32, written
+  float eps;
+
+  Device validate() const {
+    Checker check;
+    Dim M{"M"}, H{"H"}, T{"T"}, half{"D/2"};
+    const Device device = cache.validate(check);
+    check(q, "q", {DType::kFloat32}, {M, H, cache.D});
+    check(qkv, "qkv", {DType::kFloat32}, {M, (H + 2 * cache.K) * cache.D});
+    check(cos, "cos", {DType::kFloat32}, {T, half});
+    check(sin, "sin", {DType::kFloat32}, {T, half});
+    if (half * 2 != cache.D) fail("cos: expected D/2=", cache.D / 2, " columns, got ", half.value);
+    check.optional(q_norm, "q_norm", {DType::kFloat32}, {cache.D});
+    check.optional(k_norm, "k_norm", {DType::kFloat32}, {cache.D});
+    check(depths, "depths", {DType::kInt32}, {M});
+    return device;
+  }
+};
+
+SPECENGINE_CPU_OP(RmsNorm)
+SPECENGINE_CPU_OP(SiluMul)
+SPECENGINE_CPU_OP(RopeCache)
+
+}  // namespace specengine

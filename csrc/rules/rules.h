@@ -1,0 +1,3 @@
+// The verification rules, one line each.
+#pragma once
+#include "rules/match.h"

@@ -1,0 +1,57 @@
+"""Checkpoints: one interface to safetensors, pytorch_model.bin, GGUF and random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_tensors, validate_tensors
+from specengine.models.checkpoint_files import SafetensorsCheckpoint, TorchBinCheckpoint
+from specengine.models.checkpoint_gguf import GGUFCheckpoint
+from specengine.models.checkpoint_random import RandomCheckpoint
+from specengine.models.presets import PRESETS
+
+__all__ = [
+    "Checkpoint",
+    "GGUFCheckpoint",
+    "RandomCheckpoint",
+    "SafetensorsCheckpoint",
+    "TensorInfo",
+    "TorchBinCheckpoint",
+    "expected_tensors",
+    "open_checkpoint",
+    "validate_tensors",
+]
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open and validate a model: a folder of the Hugging Face layout, a .gguf file, or `random:<preset>`.
+
+    Raises FileNotFoundError for a missing file and ValueError for anything else that is wrong with it.
+    """
+    checkpoint = _open(path)
+    validate_tensors(checkpoint)
+    return checkpoint
+
+
+def _open(path: str | Path) -> Checkpoint:
+    name = str(path)
+    if name.startswith("random:"):
+        preset = name.removeprefix("random:")
+        if preset not in PRESETS:
+            raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(PRESETS)}")
+        return RandomCheckpoint(PRESETS[preset], source=name)
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist; expected a checkpoint folder, a .gguf file or random:<preset>"
+        )
+    if not path.is_dir():
+        if path.suffix != ".gguf":
+            raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")
+        return GGUFCheckpoint(path)
+    for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):
+        if any((path / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):
+            return kind(path)
+    raise FileNotFoundError(
+        f"{path}: holds neither model.safetensors nor pytorch_model.bin, nor the .index.json of either"
+    )

@@ -1,0 +1,132 @@
+"""The checkpoint interface: named tensors read by rows, and the tensors a model must have."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from specengine.models.config_base import ModelConfig
+
+FLOAT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and storage type of a tensor: a torch name ("bfloat16") or a GGUF block type ("Q4_0")."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Checkpoint(ABC):
+    """Weights of one model under the Hugging Face names, read a few rows at a time.
+
+    Nothing stays mapped or cached between calls, so a loader that converts tensor by tensor needs little
+    memory beyond what it keeps.
+    """
+
+    source: str  # path or name, for messages
+    config: ModelConfig
+    tensors: Mapping[str, TensorInfo]
+
+    # bytes of result made per step: what a step needs beside its result (mapped pages, blocks) is of this size
+    step_bytes = 4 << 20
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor; see `read_rows`."""
+        return self.read_rows(name, 0, self._info(name).shape[0])
+
+    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a tensor (scalars of a vector), a fresh contiguous CPU tensor.
+
+        The dtype is the tensor's own; quantised blocks become float32.
+        Raises ValueError for an unknown name or rows outside the tensor.
+        """
+        info = self._info(name)
+        if not 0 <= start <= stop <= info.shape[0]:
+            raise ValueError(
+                f"{self.source}: rows [{start}, {stop}) are outside tensor '{name}' of shape {info.shape}"
+            )
+        dtype = torch.float32 if info.dtype in BLOCK_TYPES else getattr(torch, info.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{self.source}: tensor '{name}' has type {info.dtype}, which is not supported")
+        rows = torch.empty((stop - start, *info.shape[1:]), dtype=dtype)
+        step = max(1, self.step_bytes * (stop - start) // max(1, rows.nbytes))
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            self._fill_rows(rows[first - start : last - start], name, first, last)
+        return rows
+
+    @abstractmethod
+    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        """Write rows [start, stop) of a tensor to `out`, which has their shape and dtype."""
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise ValueError(f"{self.source}: has no tensor '{name}'")
+        return self.tensors[name]
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor of the model, in order of use; linear weights are [out, in]."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    linears = {
+        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.k_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.v_proj": (keys, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, queries, config.output_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+    if config.qk_norm:
+        norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
+
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        for name, size in norms.items():
+            shapes[f"{prefix}{name}.weight"] = (size,)
+        for name, (rows, columns, bias) in linears.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def validate_tensors(checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint holds exactly the tensors its configuration needs.
+
+    Rotary buffers, and a copy of tied embeddings under lm_head.weight, are ignored.
+    Raises ValueError naming the first tensor that is missing, unexpected, mis-shaped or not of a float type.
+    """
+    expected = expected_tensors(checkpoint.config)
+    missing = [name for name in expected if name not in checkpoint.tensors]
+    if missing:
+        raise ValueError(
+            f"{checkpoint.source}: tensor '{missing[0]}' is missing ({len(missing)} missing in all)"
+        )
+    for name, info in checkpoint.tensors.items():
+        if name in expected:
+            if info.shape != expected[name]:
+                raise ValueError(
+                    f"{checkpoint.source}: tensor '{name}' has shape {info.shape}, expected {expected[name]}"
+                )
+            if info.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES):
+                wanted = ", ".join(FLOAT_DTYPES)
+                raise ValueError(
+                    f"{checkpoint.source}: tensor '{name}' has type {info.dtype}, expected {wanted}"
+                )
+        elif not (name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"):
+            raise ValueError(
+                f"{checkpoint.source}: tensor '{name}' is unexpected for {checkpoint.config.architecture}"
+            )

@@ -1,0 +1,127 @@
+"""Checkpoint folders of the Hugging Face layout: safetensors or pytorch_model.bin, whole or in shards."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from abc import abstractmethod
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from specengine.models.checkpoint_base import Checkpoint, TensorInfo
+from specengine.models.config_base import ModelConfig
+from specengine.models.config_hf import read_model_config
+
+# draft heads also carry integer and boolean tables; a type not listed keeps its name and cannot be read
+_SAFETENSORS_DTYPES = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "BOOL": "bool",
+}
+
+
+class _FolderCheckpoint(Checkpoint):
+    """Files of tensors in a folder; `config` is read from config.json when first asked for."""
+
+    filename: str
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.source = str(folder)
+        self.tensors: dict[str, TensorInfo] = {}
+        self._files: dict[str, Path] = {}
+        for path, names in self._shards().items():
+            infos = self._list(path)
+            for name in infos if names is None else names:
+                if name not in infos:
+                    raise ValueError(f"{path}: has no tensor '{name}', which the index places there")
+                self.tensors[name], self._files[name] = infos[name], path
+
+    @cached_property
+    def config(self) -> ModelConfig:  # type: ignore[override]
+        return read_model_config(self.folder)
+
+    def _shards(self) -> dict[Path, list[str] | None]:
+        """Files to read and the tensors to take from each; None means all."""
+        index = self.folder / f"{self.filename}.index.json"
+        if not index.is_file():
+            return {self.folder / self.filename: None}
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            entries = [(str(name), str(file)) for name, file in weight_map.items()]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index}: expected a JSON object with an object 'weight_map'") from None
+        shards: dict[Path, list[str] | None] = {}
+        for name, file in entries:
+            path = self.folder / file
+            if Path(file).name != file:
+                raise ValueError(f"{index}: shard {file!r} of tensor '{name}' must be a plain file name")
+            if path not in shards and not path.is_file():
+                raise ValueError(f"{index}: shard {file!r} of tensor '{name}' does not exist")
+            shards.setdefault(path, []).append(name)
+        return shards
+
+    @abstractmethod
+    def _list(self, path: Path) -> dict[str, TensorInfo]:
+        """Tensors of one file; raises ValueError for a file that is not intact."""
+
+
+class SafetensorsCheckpoint(_FolderCheckpoint):
+    """model.safetensors, or the shards of its index."""
+
+    filename = "model.safetensors"
+
+    def _list(self, path: Path) -> dict[str, TensorInfo]:
+        infos = {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():
+                    view = file.get_slice(name)
+                    dtype = view.get_dtype()
+                    infos[name] = TensorInfo(tuple(view.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype))
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not an intact safetensors file: {error}") from None
+        return infos
+
+    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        # opened anew each time: the pages of a mapping count as memory of the process until it is closed
+        with safe_open(self._files[name], framework="pt") as file:
+            out.copy_(file.get_slice(name)[start:stop])
+
+
+class TorchBinCheckpoint(_FolderCheckpoint):
+    """pytorch_model.bin, or the shards of its index; pickled code is refused, never run."""
+
+    filename = "pytorch_model.bin"
+    step_bytes = 16 << 20  # each step reads the file's pickle again
+
+    def _list(self, path: Path) -> dict[str, TensorInfo]:
+        infos = {}
+        for name, tensor in _load(path).items():
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                raise ValueError(f"{path}: entry '{name}' is not a dense tensor")
+            infos[name] = TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        return infos
+
+    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        out.copy_(_load(self._files[name])[name][start:stop])
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path}: refused, it holds pickled objects other than tensors; convert it to safetensors"
+        ) from None
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(f"{path}: not an intact PyTorch zip file: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict):
+        raise ValueError(f"{path}: expected a dict of tensors, got {type(state).__name__}")
+    return state

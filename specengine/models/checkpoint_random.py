@@ -1,0 +1,50 @@
+"""Checkpoints of seeded random weights, for benchmarks and tests of shapes whose files are not at hand."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import replace
+
+import torch
+
+from specengine.models.checkpoint_base import FLOAT_DTYPES, Checkpoint, TensorInfo, expected_tensors
+from specengine.models.config_base import ModelConfig
+
+_BLOCK_ELEMENTS = 1 << 20
+
+
+class RandomCheckpoint(Checkpoint):
+    """Normal weights that depend on seed, tensor name and shape only, never on the rows asked for."""
+
+    def __init__(self, config: ModelConfig, seed: int = 0, source: str = "random") -> None:
+        dtype = config.dtype or "float32"
+        if dtype not in FLOAT_DTYPES:
+            raise ValueError(f"config.dtype must be one of {', '.join(FLOAT_DTYPES)}, got {dtype!r}")
+        self.source, self.seed = source, seed
+        self.config = replace(config, dtype=dtype)
+        self.tensors = {name: TensorInfo(shape, dtype) for name, shape in expected_tensors(config).items()}
+
+    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        shape = self.tensors[name].shape
+        if "norm" in name:
+            out.fill_(1.0)
+            return
+        std = self._std(name, shape)
+        # a block is drawn whole whatever part of it is asked for: its values must not depend on the request
+        rows = max(1, _BLOCK_ELEMENTS // math.prod(shape[1:]))
+        for block in range(start // rows, -(-stop // rows)):
+            first, last = block * rows, min((block + 1) * rows, shape[0])
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{name}/{block}".encode()))
+            values = torch.empty((last - first, *shape[1:])).normal_(0.0, std, generator=generator)
+            begin, end = max(first, start), min(last, stop)
+            out[begin - start : end - start] = values[begin - first : end - first]
+
+    def _std(self, name: str, shape: tuple[int, ...]) -> float:
+        """Spread that keeps activations near 1 and logits near 2: softmax neither flat nor one-hot."""
+        if name.endswith(".bias"):
+            return 0.05
+        std = 1 / math.sqrt(shape[1])
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            return std / math.sqrt(2 * self.config.num_layers)  # the residual stream adds that many of them
+        return 2 * std if name.startswith(("model.embed_tokens", "lm_head")) else std

@@ -1,0 +1,162 @@
+"""What a LLaMA-shaped transformer is, and typed access to the fields it is read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+_POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "max_position",
+)
+
+T = TypeVar("T")
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: base, scaling kind and every parameter of the supported kinds."""
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position: int | None = None  # llama3 and yarn: the length of pre-training
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn, and the five below
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+    freq_divisors: tuple[float, ...] = ()  # [head_dim / 2] from a GGUF's rope_freqs.weight; empty means none
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(f"rope kind {self.kind!r} is not supported; expected {', '.join(ROPE_KINDS)}")
+        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"rope {name} must be positive, got {getattr(self, name)}")
+        if self.kind in ("llama3", "yarn") and not (self.original_max_position or 0) > 0:
+            raise ValueError(f"rope kind {self.kind!r} needs a positive original_max_position")
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError("rope low_freq_factor must be below high_freq_factor")
+        if any(not divisor > 0 for divisor in self.freq_divisors):
+            raise ValueError("rope freq_divisors must be positive")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One LLaMA-shaped transformer: sizes, options and special tokens.
+
+    With a sliding window w, a token at position i of a sliding layer sees positions i - w + 1 to i.
+    Raises ValueError for an impossible combination.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position: int
+    rope: RopeConfig = RopeConfig()
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()  # one flag per layer, or empty when no layer slides
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str | None = None  # of the checkpoint, for example "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(
+                f"architecture must be one of {', '.join(ARCHITECTURES)}, got {self.architecture!r}"
+            )
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.rope.kind == "dynamic" and self.head_dim <= 2:
+            raise ValueError(f"dynamic rope needs head_dim above 2, got {self.head_dim}")
+        if self.rope.freq_divisors and len(self.rope.freq_divisors) != self.head_dim // 2:
+            raise ValueError(
+                f"rope freq_divisors must have head_dim / 2 = {self.head_dim // 2} entries, "
+                f"got {len(self.rope.freq_divisors)}"
+            )
+        if self.sliding_window is not None and self.sliding_window <= 0:
+            raise ValueError(f"sliding_window must be positive, got {self.sliding_window}")
+        if any(self.sliding_layers) != (self.sliding_window is not None):
+            raise ValueError("sliding_window and sliding_layers must be given together")
+        if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
+            raise ValueError(
+                f"sliding_layers must have {self.num_layers} entries, got {len(self.sliding_layers)}"
+            )
+
+    def layer_window(self, layer: int) -> int | None:
+        """Sliding window of one layer in tokens, the token itself included; None means full attention."""
+        return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
+
+
+class Fields:
+    """A mapping whose typed lookups raise a ValueError that names the source and the field."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where}: expected an object of fields, got {type(data).__name__}")
+        self.data, self.where = data, where
+
+    def get(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
+        """The field as `kind`; absent and null both give the default."""
+        value = self.data.get(name)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.error(name, "is missing")
+            return default
+        if kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.error(name, f"must be of type {kind.__name__}, got {value!r}")
+        return value
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """A token id, a list of them, or null, as a tuple."""
+        value = self.data.get(name)
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        if any(type(item) is not int for item in values):
+            raise self.error(name, f"must be a token id or a list of token ids, got {value!r}")
+        return tuple(values)
+
+    def error(self, name: str, problem: str) -> ValueError:
+        return ValueError(f"{self.where}: field '{name}' {problem}")
+
+    def build(self, factory: Callable[..., T], **values: Any) -> T:
+        """Call a configuration class; its ValueError gains the name of the source."""
+        try:
+            return factory(**values)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from None

@@ -1,0 +1,179 @@
+"""Model configuration from a Hugging Face checkpoint folder or config.json dict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, Fields, ModelConfig, RopeConfig
+
+_HF_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "LLaMAForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_MOE_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
+# rope key in config.json -> (RopeConfig field, type); an unlisted key could change the arithmetic unseen
+_HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
+    "rope_theta": ("theta", float),
+    "factor": ("factor", float),
+    "original_max_position_embeddings": ("original_max_position", int),
+    "low_freq_factor": ("low_freq_factor", float),
+    "high_freq_factor": ("high_freq_factor", float),
+    "beta_fast": ("beta_fast", float),
+    "beta_slow": ("beta_slow", float),
+    "mscale": ("mscale", float),
+    "mscale_all_dim": ("mscale_all_dim", float),
+    "attention_factor": ("attention_factor", float),
+    "truncate": ("truncate", bool),
+}
+_HF_ROPE_IGNORED = {"type", "rope_type", "finetuned", "partial_rotary_factor"}
+
+
+def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+    """Map a Hugging Face config dict (transformers 4 or 5 spelling); defaults are those of transformers."""
+    fields = Fields(config, where)
+    architecture = _hf_architecture(fields)
+    if fields.get("hidden_act", str, "silu") not in ("silu", "swish"):
+        raise fields.error("hidden_act", f"must be 'silu', got {config['hidden_act']!r}")
+    for name in _MOE_FIELDS:
+        if config.get(name):
+            raise fields.error(name, "describes a mixture of experts, which is not supported")
+    if config.get("quantization_config"):
+        raise fields.error("quantization_config", "is not supported; use an unquantised or a GGUF checkpoint")
+
+    hidden_size, num_heads = fields.get("hidden_size", int), fields.get("num_attention_heads", int)
+    head_dim = fields.get("head_dim", int, 128 if architecture == "qwen3" else None)
+    if head_dim is None:
+        if num_heads <= 0 or hidden_size % num_heads:
+            raise fields.error("hidden_size", f"must be a multiple of num_attention_heads {num_heads}")
+        head_dim = hidden_size // num_heads
+    if architecture != "llama" and "num_key_value_heads" not in config:
+        raise fields.error("num_key_value_heads", "is missing")
+    num_layers = fields.get("num_hidden_layers", int)
+    max_position = fields.get("max_position_embeddings", int)
+    window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
+    attention_bias = architecture in ("llama", "qwen3") and fields.get("attention_bias", bool, False)
+    dtype = fields.get("dtype", str, None) or fields.get("torch_dtype", str, None)
+    bos = fields.ids("bos_token_id")
+    return fields.build(
+        ModelConfig,
+        architecture=architecture,
+        vocab_size=fields.get("vocab_size", int),
+        hidden_size=hidden_size,
+        intermediate_size=fields.get("intermediate_size", int),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=fields.get("num_key_value_heads", int, num_heads),
+        head_dim=head_dim,
+        rms_norm_eps=fields.get("rms_norm_eps", float),
+        max_position=max_position,
+        rope=_hf_rope(fields, max_position),
+        tie_embeddings=fields.get("tie_word_embeddings", bool, False),
+        qkv_bias=architecture == "qwen2" or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=architecture == "llama" and fields.get("mlp_bias", bool, False),
+        qk_norm=architecture == "qwen3",
+        sliding_window=window,
+        sliding_layers=sliding_layers,
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=fields.ids("eos_token_id"),
+        dtype=dtype.removeprefix("torch.") if dtype else None,
+    )
+
+
+def _hf_architecture(fields: Fields) -> str:
+    names = fields.get("architectures", list, None)
+    if names:
+        if str(names[0]) not in _HF_ARCHITECTURES:
+            expected = ", ".join(_HF_ARCHITECTURES)
+            raise fields.error("architectures", f"must be one of {expected}, got {names[0]!r}")
+        return _HF_ARCHITECTURES[names[0]]
+    model_type = fields.get("model_type", str)
+    if model_type not in ARCHITECTURES:
+        raise fields.error("model_type", f"must be one of {', '.join(ARCHITECTURES)}, got {model_type!r}")
+    return model_type
+
+
+def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    types = fields.get("layer_types", list, None)
+    known = ("full_attention", "sliding_attention")
+    if types is not None and (len(types) != num_layers or any(kind not in known for kind in types)):
+        raise fields.error(
+            "layer_types", f"must name one of {', '.join(known)} for each of {num_layers} layers"
+        )
+    if architecture == "llama":
+        if types and "sliding_attention" in types:
+            raise fields.error("layer_types", "names sliding_attention, which LLaMA does not have")
+        return None, ()
+    # an explicit null means no window; an absent field means the class default of transformers
+    window = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)
+    if architecture == "mistral":
+        if types and types != [known[window is not None]] * num_layers:
+            raise fields.error(
+                "layer_types", "must agree with sliding_window for every layer of a Mistral model"
+            )
+        return window, (True,) * num_layers if window is not None else ()
+    if not fields.get("use_sliding_window", bool, False):
+        window = None
+    if types is None:
+        first = fields.get("max_window_layers", int, 28)
+        flags = tuple(window is not None and layer >= first for layer in range(num_layers))
+    else:
+        flags = tuple(kind == "sliding_attention" for kind in types)
+    if any(flags) and window is None:
+        raise fields.error("layer_types", "names sliding_attention but no sliding_window is in use")
+    return (window, flags) if any(flags) else (None, ())
+
+
+def _hf_rope(fields: Fields, max_position: int) -> RopeConfig:
+    name = "rope_parameters" if fields.data.get("rope_parameters") else "rope_scaling"
+    rope = Fields(fields.data.get(name) or {}, f"{fields.where}: {name}")
+    unknown = set(rope.data) - set(_HF_ROPE_FIELDS) - _HF_ROPE_IGNORED
+    if unknown:
+        raise rope.error(min(unknown), "is not supported")
+    for source in (rope, fields):
+        if source.get("partial_rotary_factor", float, 1.0) != 1.0:
+            raise source.error("partial_rotary_factor", "must be 1, partial rotation is not supported")
+    kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")
+    values: dict[str, Any] = {"theta": fields.get("rope_theta", float, RopeConfig.theta)}
+    for key, (target, type_) in _HF_ROPE_FIELDS.items():
+        if rope.data.get(key) is not None:
+            values[target] = rope.get(key, type_)
+    if kind in ("llama3", "yarn"):
+        original = fields.get("original_max_position_embeddings", int, None)
+        values["original_max_position"] = original or values.get("original_max_position", max_position)
+    if kind == "yarn" and "factor" not in values:
+        values["factor"] = max_position / values["original_max_position"]
+    if kind != "default" and kind in ROPE_KINDS:
+        for key in ("factor",) if kind != "llama3" else ("factor", "low_freq_factor", "high_freq_factor"):
+            if key not in values:
+                raise rope.error(key, "is missing")
+    return rope.build(RopeConfig, kind=kind, **values)
+
+
+def read_model_config(folder: str | Path) -> ModelConfig:
+    """Read config.json of a checkpoint folder, with the end tokens of generation_config.json merged in."""
+    path = Path(folder) / "config.json"
+    config = dict(_read_json(path))
+    generation = Path(folder) / "generation_config.json"
+    if generation.is_file():
+        extra = Fields(_read_json(generation), str(generation)).ids("eos_token_id")
+        config["eos_token_id"] = list(dict.fromkeys(Fields(config, str(path)).ids("eos_token_id") + extra))
+    return config_from_hf(config, str(path))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,151 @@
+"""GGUF files: metadata as plain Python values and a table of tensors, with nothing mapped.
+
+The gguf package supplies the format's constants and the quantisation arithmetic. Its reader is not used: it
+makes a numpy array of every token and merge of the vocabulary, which costs seconds, and more memory than a
+small model.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
+
+_SCALARS = {
+    GGUFValueType.UINT8: "<u1",
+    GGUFValueType.INT8: "<i1",
+    GGUFValueType.UINT16: "<u2",
+    GGUFValueType.INT16: "<i2",
+    GGUFValueType.UINT32: "<u4",
+    GGUFValueType.INT32: "<i4",
+    GGUFValueType.UINT64: "<u8",
+    GGUFValueType.INT64: "<i8",
+    GGUFValueType.FLOAT32: "<f4",
+    GGUFValueType.FLOAT64: "<f8",
+    GGUFValueType.BOOL: "?",
+}
+
+
+@dataclass(frozen=True)
+class GGUFTensor:
+    """One tensor: shape outermost dimension first, block type, and where its bytes lie in the file."""
+
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    offset: int
+    row_bytes: int  # of one row; of one element where the tensor is a vector
+
+
+class GGUFFile:
+    """The header of a GGUF file: `metadata` and `tensors`.
+
+    Raises FileNotFoundError for a missing file and ValueError, naming the key or tensor, for a damaged one.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{path} does not exist")
+        self._size = self.path.stat().st_size
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GGUFTensor] = {}
+        with open(self.path, "rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ValueError(f"{path}: not a GGUF file")
+            header = _Header(file, self._size, str(path))
+            version = header.scalar("<u4", "version")
+            if version not in (2, 3):
+                raise ValueError(
+                    f"{path}: GGUF version {version} is not supported; expected little-endian 2 or 3"
+                )
+            tensor_count, key_count = header.scalar("<u8", "tensor count"), header.scalar("<u8", "key count")
+            for _ in range(key_count):
+                key = header.string("metadata key")
+                if key in self.metadata:
+                    raise ValueError(f"{path}: metadata key '{key}' occurs twice")
+                self.metadata[key] = header.value(header.scalar("<u4", key), key)
+            if self.metadata.get("split.count", 0) > 1:
+                raise ValueError(f"{path}: one part of a split model (split.count); merge the parts first")
+            entries = [header.tensor_entry() for _ in range(tensor_count)]
+            alignment = self.metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+            if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+                raise ValueError(f"{path}: general.alignment must be a power of two, got {alignment!r}")
+            base = -(-file.tell() // alignment) * alignment
+        for name, dims, type_id, offset in entries:
+            if name in self.tensors:
+                raise ValueError(f"{path}: tensor '{name}' occurs twice")
+            self.tensors[name] = self._tensor(name, tuple(reversed(dims)), type_id, base + offset)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> GGUFTensor:
+        try:
+            type_ = GGMLQuantizationType(type_id)
+        except ValueError:
+            raise ValueError(f"{self.path}: tensor '{name}' has unknown type number {type_id}") from None
+        block, block_bytes = GGML_QUANT_SIZES[type_]
+        if not shape or prod(shape) == 0 or shape[-1] % block:
+            raise ValueError(
+                f"{self.path}: tensor '{name}' of type {type_.name} has an invalid shape {shape}"
+            )
+        end = offset + prod(shape) // block * block_bytes
+        if end > self._size:
+            raise ValueError(f"{self.path}: truncated: tensor '{name}' ends at byte {end} of {self._size}")
+        row = shape[-1] if len(shape) > 1 else block
+        return GGUFTensor(shape, type_, offset, prod(shape[1:-1]) * row // block * block_bytes)
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Stored bytes of rows [start, stop) of a tensor, uint8 [stop - start, row_bytes]."""
+        tensor = self.tensors[name]
+        count, offset = (stop - start) * tensor.row_bytes, tensor.offset + start * tensor.row_bytes
+        return np.fromfile(self.path, np.uint8, count, offset=offset).reshape(stop - start, tensor.row_bytes)
+
+
+class _Header:
+    """Reads the header in file order; every length is checked against the file before memory is asked for."""
+
+    def __init__(self, file: BinaryIO, size: int, where: str) -> None:
+        self.file, self.left, self.where = file, size - file.tell(), where
+
+    def take(self, count: int, what: str) -> bytes:
+        self.left -= count
+        if self.left < 0:
+            raise ValueError(f"{self.where}: the header is truncated or damaged at '{what}'")
+        return self.file.read(count)
+
+    def scalar(self, dtype: str, what: str) -> Any:
+        return np.frombuffer(self.take(np.dtype(dtype).itemsize, what), dtype)[0].item()
+
+    def string(self, what: str) -> str:
+        (length,) = struct.unpack("<Q", self.take(8, what))
+        try:
+            # interned because tensor names and vocabularies repeat across the tables made from them
+            return sys.intern(self.take(length, what).decode("utf-8"))
+        except UnicodeDecodeError:
+            raise ValueError(f"{self.where}: '{what}' holds text that is not UTF-8") from None
+
+    def value(self, type_id: int, key: str) -> Any:
+        if type_id == GGUFValueType.STRING:
+            return self.string(key)
+        if type_id == GGUFValueType.ARRAY:
+            item_type, count = self.scalar("<u4", key), self.scalar("<u8", key)
+            if item_type == GGUFValueType.STRING:
+                return [self.string(key) for _ in range(count)]
+            dtype = np.dtype(self.scalar_type(item_type, key))
+            return np.frombuffer(self.take(count * dtype.itemsize, key), dtype).tolist()
+        return self.scalar(self.scalar_type(type_id, key), key)
+
+    def scalar_type(self, type_id: int, key: str) -> str:
+        if type_id not in _SCALARS:
+            raise ValueError(f"{self.where}: metadata key '{key}' has unknown type number {type_id}")
+        return _SCALARS[GGUFValueType(type_id)]
+
+    def tensor_entry(self) -> tuple[str, list[int], int, int]:
+        """Name, dimensions innermost first, type number, and offset from the start of the data."""
+        name = self.string("tensor name")
+        dims = [self.scalar("<u8", name) for _ in range(self.scalar("<u4", name))]
+        return name, dims, self.scalar("<u4", name), self.scalar("<u8", name)

@@ -1,0 +1,98 @@
+"""Rotary embedding tables for every supported scaling kind, in the arithmetic of transformers.
+
+The convention is the half-split one: component j of a head is rotated with component j + head_dim / 2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from specengine.models.config_base import ModelConfig, RopeConfig
+
+
+def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of positions 0 to length - 1, each float32 [length, head_dim / 2].
+
+    The attention factor of yarn is included in both.
+    """
+    rope, dim = config.rope, config.head_dim
+    # float32 throughout, as in transformers: at position 100,000 the rounding of the angle exceeds 1e-3, and
+    # models are trained, evaluated and compared with exactly these rounded angles
+    positions = torch.arange(length, dtype=torch.float32)[:, None]
+    if rope.kind == "dynamic":
+        frequencies = _dynamic_frequencies(rope, dim, length, config.max_position)
+    else:
+        frequencies = _frequencies(rope, dim)
+    if rope.freq_divisors:
+        frequencies = frequencies / torch.tensor(rope.freq_divisors)
+    angles = positions * frequencies
+    scale = _attention_factor(rope)
+    return angles.cos().mul_(scale), angles.sin_().mul_(scale)
+
+
+def _frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
+    """Radians per position, float32 [dim / 2]."""
+    if rope.kind == "yarn":
+        return _yarn_frequencies(rope, dim)
+    frequencies = 1.0 / _base_powers(rope.theta, dim)
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    return _llama3_frequencies(rope, frequencies) if rope.kind == "llama3" else frequencies
+
+
+def _base_powers(base: float | torch.Tensor, dim: int) -> torch.Tensor:
+    return base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _dynamic_frequencies(rope: RopeConfig, dim: int, length: int, max_position: int) -> torch.Tensor:
+    """Radians per position for each position, float32 [length, dim / 2].
+
+    Position p uses the base of sequence length max(p + 1, max_position). transformers uses the length of the
+    whole sequence for all its positions: a cached key would depend on how many tokens were verified with it.
+    """
+    lengths = torch.arange(1, length + 1, dtype=torch.float64).clamp_(min=max_position)[:, None]
+    growth = rope.factor * lengths / max_position - (rope.factor - 1)
+    base = rope.theta * growth ** (dim / (dim - 2))
+    return 1.0 / _base_powers(base.float(), dim)
+
+
+def _llama3_frequencies(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    wavelengths = 2 * math.pi / frequencies
+    # share of the unscaled frequency: 0 for long wavelengths, 1 for short ones, a ramp between
+    share = rope.original_max_position / wavelengths - rope.low_freq_factor
+    share = (share / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return (1 - share) * frequencies / rope.factor + share * frequencies
+
+
+def _yarn_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
+    def dimension_of(rotations: float) -> float:
+        return (
+            dim
+            * math.log(rope.original_max_position / (rotations * 2 * math.pi))
+            / (2 * math.log(rope.theta))
+        )
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high += 0.001 if low == high else 0  # a ramp of width zero would divide by zero
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    powers = _base_powers(rope.theta, dim)
+    return ramp / (rope.factor * powers) + (1 - ramp) / powers
+
+
+def _attention_factor(rope: RopeConfig) -> float:
+    if rope.kind != "yarn":
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def scale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return scale(1.0)

@@ -1,0 +1,99 @@
+"""Backbone expansion: logits of all draft levels -> the comb-shaped tree of FastEagle and CAPE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specengine import _C
+
+
+@dataclass(frozen=True)
+class BackboneTrees:
+    """tokens, parents, depths: int32 [B, N].  scores: float32 [B, N].  ancestors: int32 bits [B, N, W].
+    node_counts: int32 [B]; past it tokens and parents are -1, the rest 0."""
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    depths: torch.Tensor
+    scores: torch.Tensor
+    ancestors: torch.Tensor
+    node_counts: torch.Tensor
+
+    @staticmethod
+    def empty(batch: int, nodes: int, device: torch.device) -> BackboneTrees:
+        """Room for `nodes` nodes (root included) per sequence."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        return BackboneTrees(
+            tokens=zeros(batch, nodes),
+            parents=zeros(batch, nodes),
+            depths=zeros(batch, nodes),
+            scores=zeros(batch, nodes, dtype=torch.float32),
+            ancestors=zeros(batch, nodes, -(-nodes // 32)),
+            node_counts=zeros(batch),
+        )
+
+
+def expand_backbone(
+    logits: torch.Tensor, root: torch.Tensor, widths: Sequence[int], thresholds: Sequence[float] = ()
+) -> BackboneTrees:
+    """Attaches each level's most likely tokens to the previous level's best one (FastEagle section 3, CAPE section 3.3).
+
+    logits: float32 [B, T, V], T levels.  root: int32 [B].
+    Level t gets widths[c] nodes, c = number of thresholds below its highest probability: widths=[k] is FastEagle's
+    constant k (k = 1: a chain); widths=[8, 6, 4, 2], thresholds=[0.3, 0.6, 0.8] is CAPE.
+    Example, T = 2, widths=[2]: nodes root, a, b, c, d with parents -1, 0, 0, 1, 1; a is more likely than b.
+    Raises ValueError for NaN logits or widths and thresholds that do not fit.
+    """
+    batch, levels, _ = logits.shape
+    widths_t = torch.tensor(list(widths), dtype=torch.int32)
+    widest = max(widths, default=0)
+    trees = BackboneTrees.empty(batch, 1 + levels * widest, logits.device)
+    _C.expand_backbone(
+        logits,
+        root,
+        torch.tensor(list(thresholds), dtype=torch.float32),
+        widths_t,
+        trees.tokens,
+        trees.parents,
+        trees.depths,
+        trees.scores,
+        trees.ancestors,
+        trees.node_counts,
+        torch.empty(batch, levels, widest, dtype=torch.int32),
+        torch.empty(batch, levels, widest, dtype=torch.float32),
+    )
+    return trees
+
+
+def expand_backbone_reference(
+    logits: torch.Tensor, root: torch.Tensor, widths: Sequence[int], thresholds: Sequence[float] = ()
+) -> BackboneTrees:
+    batch, levels, vocab = logits.shape
+    trees = BackboneTrees.empty(batch, 1 + levels * max(widths), logits.device)
+    trees.tokens.fill_(-1), trees.parents.fill_(-1)
+    log_probs = logits.double().log_softmax(dim=-1)
+    for b in range(batch):
+        nodes = [(int(root[b]), -1, 0, 0.0, 1)]  # token, parent, depth, score, ancestor bits
+        backbone = 0
+        for level in range(levels):
+            row = log_probs[b, level]
+            order = sorted(range(vocab), key=lambda v: (-row[v].item(), v))
+            width = widths[sum(row[order[0]].exp().item() > t for t in thresholds)]
+            parent, backbone = backbone, len(nodes)
+            for token in order[:width]:
+                bits = nodes[parent][4] | 1 << len(nodes)
+                nodes.append((token, parent, level + 1, nodes[parent][3] + row[token].item(), bits))
+        for i, (token, parent, depth, score, bits) in enumerate(nodes):
+            trees.tokens[b, i], trees.parents[b, i], trees.depths[b, i] = token, parent, depth
+            trees.scores[b, i] = score
+            for word in range(trees.ancestors.shape[2]):
+                value = bits >> 32 * word & 0xFFFFFFFF
+                trees.ancestors[b, i, word] = value - (1 << 32) if value >> 31 else value
+        trees.node_counts[b] = len(nodes)
+    return trees

@@ -1,0 +1,81 @@
+"""The row-wise ops of a decoder layer: RMSNorm with residual, SiLU gate, RoPE with cache write.
+
+Shapes: M rows, C columns, I intermediate size, H query heads, K key/value heads, D head dim, T positions.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from specengine import _C
+from specengine._C import PAGE_SIZE
+
+
+def rms_norm(residual, delta, weight, out, eps: float) -> None:
+    """residual[M, C] += delta (where given); out[M, C] = residual / sqrt(mean(residual^2) + eps) * weight[C]; float32."""
+    _C.rms_norm(residual, delta, weight, out, eps)
+
+
+def silu_mul(gate_up, out) -> None:
+    """out[M, I] = silu(gate) * up for gate_up [M, 2I] = [gate | up]; float32."""
+    _C.silu_mul(gate_up, out)
+
+
+def rope_cache(
+    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float
+) -> None:
+    """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
+
+    cos, sin: [T, D/2].  q_norm, k_norm: [D] RMSNorm weights before the rotation (Qwen3) or None.  depths: int32 [M].
+    k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D].  q: [M, H, D], written.
+    Raises ValueError where a slot has no page or a position no row in cos.
+    """
+    _C.rope_cache(
+        qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps
+    )
+
+
+def rms_norm_reference(residual, delta, weight, out, eps: float) -> None:
+    if delta is not None:
+        residual.add_(delta)
+    out.copy_(_normalise(residual, weight, eps))
+
+
+def silu_mul_reference(gate_up, out) -> None:
+    gate, up = gate_up.chunk(2, dim=-1)
+    out.copy_(F.silu(gate) * up)
+
+
+def rope_cache_reference(
+    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float
+) -> None:
+    rows, heads, dim = q.shape
+    kv_heads = k_cache.shape[1]
+    sequence, node = rows_of(row_start, rows)
+    position = (lengths[sequence] + depths).long()
+    slot = (lengths[sequence] + node).long()
+    query, key, value = qkv.view(rows, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    q.copy_(_rotate(query, q_norm, cos[position], sin[position], eps))
+    page = block_table[sequence, slot // PAGE_SIZE].long()
+    k_cache[page, :, slot % PAGE_SIZE] = _rotate(key, k_norm, cos[position], sin[position], eps).to(k_cache.dtype)
+    v_cache[page, :, slot % PAGE_SIZE] = value.to(v_cache.dtype)
+
+
+def rows_of(row_start: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence and the node index of each row: int64 [M] each."""
+    row = torch.arange(rows, device=row_start.device)
+    sequence = torch.searchsorted(row_start[1:].long(), row, right=True)
+    return sequence, row - row_start[sequence]
+
+
+def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _rotate(x: torch.Tensor, norm, cos: torch.Tensor, sin: torch.Tensor, eps: float) -> torch.Tensor:
+    if norm is not None:
+        x = _normalise(x, norm, eps)
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,0 +1,202 @@
+"""Verification: walks the drafted trees with the target's logits, rule `match`.
+
+Shapes: M rows (nodes of all sequences), B sequences, V vocabulary, N columns of a path, T columns of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specengine import _C
+from specengine.ops import noise
+from specengine.tree import TreeBatch
+from specengine.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class SamplingTable:
+    """The sampling parameters of a batch as tensors, one entry per sequence; see SamplingParams for what they mean."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    repetition_penalty: torch.Tensor
+    presence_penalty: torch.Tensor
+    frequency_penalty: torch.Tensor
+    seed: torch.Tensor
+    bias_start: torch.Tensor
+    bias_tokens: torch.Tensor
+    bias_values: torch.Tensor
+
+    @staticmethod
+    def of(params: Sequence[SamplingParams], seeds: Sequence[int]) -> SamplingTable:
+        """seeds: one per sequence (the request's seed, or seed + i for its sample i)."""
+        biases = [dict(p.logit_bias or {}) for p in params]
+
+        def column(name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.tensor([getattr(p, name) for p in params], dtype=dtype)
+
+        return SamplingTable(
+            temperature=column("temperature"),
+            top_k=column("top_k", torch.int32),
+            top_p=column("top_p"),
+            min_p=column("min_p"),
+            repetition_penalty=column("repetition_penalty"),
+            presence_penalty=column("presence_penalty"),
+            frequency_penalty=column("frequency_penalty"),
+            seed=torch.tensor(list(seeds), dtype=torch.int64),
+            bias_start=torch.tensor([0, *(len(b) for b in biases)], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+            bias_tokens=torch.tensor([t for b in biases for t in b], dtype=torch.int32),
+            bias_values=torch.tensor([v for b in biases for v in b.values()], dtype=torch.float32),
+        )
+
+
+@dataclass(frozen=True)
+class TokenHistory:
+    """Committed tokens of a batch. tokens: int32 [B, T].  length: int32 [B], root included.  prompt_length: int32 [B]."""
+
+    tokens: torch.Tensor
+    length: torch.Tensor
+    prompt_length: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a cycle committed. path: int32 [B, N], node indices, root first, then -1.
+    path_length: int32 [B], root included, so also the number of tokens committed.  bonus: int32 [B]."""
+
+    path: torch.Tensor
+    path_length: torch.Tensor
+    bonus: torch.Tensor
+
+
+class VerifyWorkspace:
+    """Scratch of verify_tree for a batch size: scores float32 [B, 2, V], counts int32 [B, V] (zero between calls)."""
+
+    def __init__(self, batch: int, vocab: int) -> None:
+        self.scores = torch.empty(batch, 2, vocab)
+        self.counts = torch.zeros(batch, vocab, dtype=torch.int32)
+
+
+def verify_tree(
+    logits: torch.Tensor,
+    tree: TreeBatch,
+    params: SamplingTable,
+    history: TokenHistory,
+    workspace: VerifyWorkspace | None = None,
+) -> Accepted:
+    """Draws the target's token at each visited node and follows it while the tree has it (rule `match`).
+
+    logits: float32 [M, V]. The drawn token depends on (seed, position, distribution) alone, so the tokens committed
+    are those of plain decoding. Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
+    """
+    batch, nodes = len(params.seed), int(tree.row_start.diff().max()) if len(params.seed) else 0
+    workspace = workspace or VerifyWorkspace(batch, logits.shape[1])
+    accepted = Accepted(
+        path=torch.empty(batch, nodes, dtype=torch.int32),
+        path_length=torch.empty(batch, dtype=torch.int32),
+        bonus=torch.empty(batch, dtype=torch.int32),
+    )
+    _C.verify_tree(
+        logits,
+        tree.tokens,
+        tree.parents,
+        tree.row_start,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.seed,
+        params.bias_start,
+        params.bias_tokens,
+        params.bias_values,
+        history.tokens,
+        history.length,
+        history.prompt_length,
+        accepted.path,
+        accepted.path_length,
+        accepted.bonus,
+        workspace.scores,
+        workspace.counts,
+    )
+    return accepted
+
+
+def verify_tree_on_host(logits, tree, params, history, workspace=None) -> Accepted:
+    """verify_tree for logits on another device: copies them to the host, where tree and history are read anyway."""
+    host = TreeBatch(tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu(), tree.row_start.cpu(), None)
+    return verify_tree(logits.cpu(), host, params, history, workspace)
+
+
+def verify_tree_reference(logits, tree, params, history, workspace=None) -> Accepted:
+    starts, batch = tree.row_start.tolist(), len(params.seed)
+    paths, bonuses = [], []
+    for b in range(batch):
+        tokens = tree.tokens[starts[b] : starts[b + 1]].tolist()
+        parents = tree.parents[starts[b] : starts[b + 1]].tolist()
+        committed = history.tokens[b, : int(history.length[b])].tolist()
+        prompt = int(history.prompt_length[b])
+        node, path = 0, [0]
+        while True:
+            row = logits[starts[b] + node].double()
+            drawn = draw_reference(row, params, b, [*committed, *(tokens[i] for i in path[1:])], prompt)
+            children = [i for i in range(len(tokens)) if parents[i] == node and tokens[i] == drawn]
+            if not children:
+                break
+            node = children[0]
+            path.append(node)
+        paths.append(path)
+        bonuses.append(drawn)
+    columns = max((starts[b + 1] - starts[b] for b in range(batch)), default=0)
+    return Accepted(
+        path=torch.tensor([[*p, *[-1] * (columns - len(p))] for p in paths], dtype=torch.int32),
+        path_length=torch.tensor([len(p) for p in paths], dtype=torch.int32),
+        bonus=torch.tensor(bonuses, dtype=torch.int32),
+    )
+
+
+def draw_reference(scores: torch.Tensor, params: SamplingTable, b: int, tokens: Sequence[int], prompt: int) -> int:
+    """The token at one node from float64 scores [V]; tokens: the committed ones and the path, `prompt` of them given."""
+    probs = target_probs_reference(scores, params, b, tokens, prompt)
+    if float(params.temperature[b]) == 0:
+        return int(probs.argmax())  # torch takes the lowest index of equal maxima
+    return noise.draw(probs, seed=int(params.seed[b]), position=len(tokens))
+
+
+def target_probs_reference(
+    scores: torch.Tensor, params: SamplingTable, b: int, tokens: Sequence[int], prompt: int
+) -> torch.Tensor:
+    """The processed distribution at one node, float64 [V]; one-hot at temperature 0."""
+    scores = scores.clone()
+    bias = slice(int(params.bias_start[b]), int(params.bias_start[b + 1]))
+    for token, value in zip(params.bias_tokens[bias].tolist(), params.bias_values[bias].tolist(), strict=True):
+        scores[token] += value
+    repetition = float(params.repetition_penalty[b])
+    for token in set(tokens):
+        count = list(tokens[prompt:]).count(token)
+        scores[token] = scores[token] / repetition if scores[token] > 0 else scores[token] * repetition
+        scores[token] -= float(params.frequency_penalty[b]) * count
+        scores[token] -= float(params.presence_penalty[b]) * (count > 0)
+    temperature = float(params.temperature[b])
+    if temperature == 0:
+        return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
+    weights = (scores / temperature).softmax(dim=-1)
+    order = weights.argsort(descending=True, stable=True)  # equal weights: lower token first
+    keep = torch.ones_like(weights, dtype=torch.bool)
+    top_k, top_p, min_p = int(params.top_k[b]), float(params.top_p[b]), float(params.min_p[b])
+    if 0 < top_k < len(scores):
+        keep[order[top_k:]] = False
+    if top_p < 1:
+        kept = torch.where(keep, weights, 0)[order]
+        before = kept.cumsum(0) - kept  # mass of the more likely tokens
+        keep[order[before >= top_p * kept.sum()]] = False
+    keep &= weights >= min_p * weights.max()
+    weights = torch.where(keep, weights, 0)
+    return weights / weights.sum()

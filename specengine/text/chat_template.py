@@ -1,0 +1,133 @@
+"""Chat messages to prompt text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# Vicuna's format has no BOS of its own (the tokenizer adds one); Llama-2's repeats BOS before each user turn.
+CHAT_FORMATS: dict[str, str] = {
+    "vicuna": """\
+{%- if messages[0].role == 'system' %}{% set system, turns = messages[0].content, messages[1:] %}
+{%- else %}{% set system = "A chat between a curious user and an artificial intelligence assistant. \
+The assistant gives helpful, detailed, and polite answers to the user's questions." %}{% set turns = messages %}{% endif %}
+{{- system + ' ' }}
+{%- for message in turns %}
+{%- if message.role == 'user' %}{{ 'USER: ' + message.content + ' ' }}
+{%- elif message.role == 'assistant' %}{{ 'ASSISTANT: ' + message.content + '</s>' }}
+{%- else %}{{ raise_exception('role must be user or assistant, or system in the first message') }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}""",
+    "llama-2": """\
+{%- set system = messages[0].content if messages[0].role == 'system' else none %}
+{%- set turns = messages if system is none else messages[1:] %}
+{%- for message in turns %}
+{%- if message.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}
+{{- raise_exception('roles must alternate user, assistant, user, ... after an optional system message') }}
+{%- endif %}
+{%- if message.role == 'user' %}
+{%- set content = message.content if system is none or not loop.first
+    else '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' + message.content %}
+{{- bos_token + '[INST] ' + content.strip() + ' [/INST]' }}
+{%- else %}{{ ' ' + message.content.strip() + ' ' + eos_token }}{% endif %}
+{%- endfor %}""",
+}
+
+
+def format_for_name(name: str) -> str | None:
+    """The built-in chat format of a model that ships no template, judged by its name."""
+    name = name.lower().replace("_", "-")
+    if "vicuna" in name:
+        return "vicuna"
+    if "chat" in name and ("llama-2" in name or "llama2" in name):
+        return "llama-2"
+    return None
+
+
+def check_messages(messages: Any) -> list[dict[str, str]]:
+    """Raises: ValueError naming `messages[i]` unless all are dicts of `role` and `content` strings."""
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise ValueError("messages must be a non-empty list of dicts with the keys 'role' and 'content'")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ValueError(f"messages[{index}] must be a dict, got {type(message).__name__}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                found = type(message[key]).__name__ if key in message else "nothing"
+                raise ValueError(f"messages[{index}][{key!r}] must be a string, got {found}")
+    return [dict(message) for message in messages]
+
+
+class ChatTemplate:
+    """A Jinja chat template, run in a sandbox because it comes with the model's files.
+
+    source: the file or format it is from, for messages. special_tokens: variables such as `bos_token`.
+    Raises: ValueError naming `source` for a syntax error.
+    """
+
+    def __init__(self, template: str, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self._variables = {
+            "bos_token": "",
+            "eos_token": "",
+            **(special_tokens or {}),
+            "tools": None,
+            "documents": None,
+        }
+        try:
+            self._template = _environment().from_string(template)
+        except jinja2.TemplateError as error:
+            line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise ValueError(f"{source}: chat template is not valid Jinja: {error}{line}") from None
+
+    @classmethod
+    def built_in(cls, chat_format: str, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
+        """Raises: ValueError naming `chat_format` if it is not one of CHAT_FORMATS."""
+        if chat_format not in CHAT_FORMATS:
+            raise ValueError(f"chat_format must be one of {', '.join(CHAT_FORMATS)}, got {chat_format!r}")
+        return cls(CHAT_FORMATS[chat_format], f"chat_format {chat_format!r}", special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        """The prompt text of a conversation; ValueError if the messages or the template's own checks fail."""
+        checked = check_messages(messages)
+        try:
+            return self._template.render(
+                messages=checked, add_generation_prompt=add_generation_prompt, **self._variables
+            )
+        except Exception as error:  # the template is the model author's program and may fail in any way
+            raise ValueError(f"{self.source}: chat template failed: {error}") from error
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """Accepts `{% generation %}`, which marks assistant text for training, as a plain block."""
+
+    tags: ClassVar[set[str]] = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
+    )
+    # Jinja's own tojson escapes HTML characters, which would change prompts.
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment

@@ -1,0 +1,70 @@
+"""Stop strings found in text that arrives in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Finds where the first stop string is complete, whatever the borders between pieces.
+
+    Of several stop strings the one that ends first wins, and of those ending together the longest, so the
+    outcome depends on the text alone. Feed one token's text at a time to learn after which token the stop was
+    complete.
+
+    Raises: ValueError naming `stop` for anything but non-empty strings of valid Unicode.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if isinstance(stops, str) or not isinstance(stops, Sequence):
+            raise ValueError(f"stop must be a list of strings, got {type(stops).__name__}")
+        for index, stop in enumerate(stops):
+            if not isinstance(stop, str):
+                raise ValueError(f"stop[{index}] must be a string, got {type(stop).__name__}")
+            if not stop:
+                raise ValueError(f"stop[{index}] is empty: it would stop before the first token")
+            try:
+                stop.encode("utf-8")
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"stop[{index}] is not valid Unicode text: {stop!r} has an unpaired surrogate"
+                ) from None
+        self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found, or None."""
+        return self._matched
+
+    @property
+    def held_back(self) -> int:
+        """Number of characters fed but not emitted, because they may begin a stop string."""
+        return len(self._held)
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """Takes the next piece of text: (text now certain to stand before any stop, whether one is complete)."""
+        if self._matched is not None:
+            return "", True
+        text = self._held + piece
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, start, self._matched = min(found)
+            self._held = ""
+            return text[:start], True
+        keep = self._possible_start(text)
+        emit, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        return emit, False
+
+    def finish(self) -> str:
+        """The text held back, now that no more follows."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        for size in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self._stops):
+                return size
+        return 0

@@ -1,0 +1,86 @@
+"""Trees of drafted tokens: one sequence's, and the batch of them that the target verifies in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specengine._C import MAX_NODES
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """One sequence's proposal: node 0 is the root (parent -1), every other node's parent is an earlier node.
+
+    Plain decoding is the root alone: DraftTree([root], [-1]).
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens)
+        if len(self.parents) != count or not 1 <= count <= MAX_NODES:
+            raise ValueError(f"tree: expected 1 to {MAX_NODES} nodes with one parent each, got {count}")
+        for node, parent in enumerate(self.parents):
+            if parent != -1 if node == 0 else not 0 <= parent < node:
+                raise ValueError(f"tree: parent of node {node} is {parent}, expected an earlier node (-1 for the root)")
+
+
+@dataclass(frozen=True)
+class TreeBatch:
+    """The rows of one target pass: all nodes of all sequences, one after the other.
+
+    tokens, parents, depths: int32 [M].  row_start: int32 [B + 1].
+    ancestors: int32 bits [M, W], or None when every sequence's rows are a chain (prefill, plain decoding).
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    depths: torch.Tensor
+    row_start: torch.Tensor
+    ancestors: torch.Tensor | None
+
+    @staticmethod
+    def of(trees: Sequence[DraftTree], device: torch.device) -> TreeBatch:
+        """Lays out one tree per sequence."""
+        tokens = [token for tree in trees for token in tree.tokens]
+        parents = [parent for tree in trees for parent in tree.parents]
+        depths: list[int] = []
+        masks: list[int] = []  # ancestor bits as integers of any width
+        chain = True
+        for tree in trees:
+            first = len(depths)
+            for node, parent in enumerate(tree.parents):
+                chain = chain and parent == node - 1
+                depths.append(depths[first + parent] + 1 if node else 0)
+                masks.append((masks[first + parent] if node else 0) | 1 << node)
+        ancestors = None if chain else _pack(masks, max(len(tree.tokens) for tree in trees))
+        starts = np.cumsum([0, *(len(tree.tokens) for tree in trees)])
+        return TreeBatch._on(device, tokens, parents, depths, starts, ancestors)
+
+    @staticmethod
+    def chains(runs: Sequence[Sequence[int]], device: torch.device) -> TreeBatch:
+        """Lays out one chain per sequence, of any length: prefill."""
+        tokens = [token for run in runs for token in run]
+        depths = [depth for run in runs for depth in range(len(run))]
+        starts = np.cumsum([0, *(len(run) for run in runs)])
+        return TreeBatch._on(device, tokens, [depth - 1 for depth in depths], depths, starts, None)
+
+    @staticmethod
+    def _on(device, tokens, parents, depths, starts, ancestors) -> TreeBatch:
+        def put(values) -> torch.Tensor:
+            return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(device)
+
+        return TreeBatch(
+            put(tokens), put(parents), put(depths), put(starts), None if ancestors is None else put(ancestors)
+        )
+
+
+def _pack(masks: Sequence[int], nodes: int) -> np.ndarray:
+    words = (nodes + 31) // 32
+    data = b"".join(mask.to_bytes(4 * words, "little") for mask in masks)
+    return np.frombuffer(data, dtype="<i4").reshape(len(masks), words)

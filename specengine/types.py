@@ -1,0 +1,173 @@
+"""The nouns: what a request asks for and what it gets back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+PHASES = ("draft", "verify", "accept", "compact", "host")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one prompt is continued; unknown names and out-of-range values are refused.
+
+    The parameters shape every verified node in this order: logit_bias, penalties, temperature, top_k, top_p, min_p.
+
+    max_new_tokens: at most this many tokens (fewer where the model's context ends first).
+    temperature: 0 takes the most likely token.  top_k: 0 is off.  top_p: 1 is off.  min_p: 0 is off.
+    repetition_penalty: divides positive and multiplies negative scores of tokens in prompt and output; 1 is off.
+    presence_penalty, frequency_penalty: subtracted from the scores of tokens in the output, once and per occurrence.
+    logit_bias: token id -> finite number added to its score.
+    seed: fixes the text at temperature > 0, whatever the drafter and the batch.
+    stop: strings that end the text (and are not part of it).  ignore_eos: keep going past the end-of-text token.
+    logprobs: report this many most likely tokens per position, by the model's unprocessed distribution; 0 is off.
+    n: samples per prompt; sample i is what seed + i gives.
+    trace: record every cycle's tree, accepted nodes and bonus token.
+
+    Raises ValueError naming the parameter.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int = 0
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    logprobs: int = 0
+    n: int = 1
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        _check_int("max_new_tokens", self.max_new_tokens, 1, 2**31 - 1)
+        _check_float("temperature", self.temperature, 0, 1e6)
+        # A temperature whose reciprocal overflows float32 has no distribution; it means greedy, so say so.
+        if 0 < self.temperature < 1e-4:
+            raise ValueError(f"temperature: expected 0 (greedy) or at least 1e-4, got {self.temperature!r}")
+        _check_int("top_k", self.top_k, 0, 2**31 - 1)
+        _check_float("top_p", self.top_p, 1e-6, 1)
+        _check_float("min_p", self.min_p, 0, 1)
+        _check_float("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
+        _check_float("presence_penalty", self.presence_penalty, -1e3, 1e3)
+        _check_float("frequency_penalty", self.frequency_penalty, -1e3, 1e3)
+        _check_int("seed", self.seed, 0, 2**63 - 1)
+        _check_int("logprobs", self.logprobs, 0, 1000)
+        _check_int("n", self.n, 1, 10_000)
+        if self.seed + self.n - 1 >= 2**63:
+            raise ValueError(f"seed: seed + n - 1 must stay below 2**63, got {self.seed!r}")
+        for name in ("ignore_eos", "trace"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        self._check_stop()
+        self._check_logit_bias()
+
+    def _check_stop(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        for stop in stops:
+            if not isinstance(stop, str) or not stop:
+                raise ValueError(f"stop: expected non-empty strings, got {stop!r}")
+            try:
+                stop.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(f"stop: {stop!r} is not valid UTF-8 text, so no output can contain it") from error
+        object.__setattr__(self, "stop", stops)
+
+    def _check_logit_bias(self) -> None:
+        bias = self.logit_bias
+        if bias is None:
+            return
+        if not isinstance(bias, Mapping):
+            raise ValueError(f"logit_bias: expected a mapping of token id to number, got {type(bias).__name__}")
+        for token, value in bias.items():
+            _check_int("logit_bias: token id", token, 0, 2**31 - 1)
+            _check_float(f"logit_bias[{token}]", value, -1e6, 1e6)
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r}")
+
+
+def _check_float(name: str, value: Any, low: float, high: float) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not math.isfinite(value) or not low <= value <= high:
+        raise ValueError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of one emitted token and of the most likely ones, by the model's unprocessed distribution."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class CycleTrace:
+    """One cycle: the tree (node 0 is the root, parent -1), the accepted nodes after the root, and the bonus token.
+
+    The tokens committed are those of `accepted` and `bonus`; in a sequence's last cycle both are cut where the
+    sequence ended (bonus is None when an accepted token already ended it).
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    accepted: tuple[int, ...]
+    bonus: int | None
+
+
+@dataclass
+class GenerationStats:
+    """How the tokens came about; seconds are wall-clock and include the time other sequences of the batch took.
+
+    tau: mean committed tokens per cycle, bonus token included.
+    acceptance_by_depth: entry d is the fraction of cycles drafting to depth d + 1 or deeper that accepted a node there.
+    tokens_per_second: tokens over prefill and decode time together.
+    """
+
+    cycles: int = 0
+    tau: float = 0.0
+    acceptance_by_depth: list[float] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    seconds_by_phase: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+@dataclass
+class GenerationOutput:
+    """One continuation. token_ids include the end-of-text token that ended it; text ends before a stop string."""
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None
+    stats: GenerationStats
+    trace: list[CycleTrace] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """What one cycle added: its text, its tokens, how many of them were drafted; the last event carries the output."""
+
+    text: str
+    token_ids: list[int]
+    accepted: int
+    output: GenerationOutput | None = None
