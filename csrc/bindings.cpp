@@ -34,6 +34,14 @@ const char* cuda_architectures() {
 #endif
 }
 
+py::tuple instruction_sets() {
+#if defined(SPECENGINE_HAVE_AVX2)
+  return py::make_tuple("portable", "avx2");
+#else
+  return py::make_tuple("portable");
+#endif
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -119,6 +127,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("NOISE_BLOCK") = 64;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
+  m.attr("instruction_sets") = instruction_sets();
   m.def("instruction_set", [] { return active_isa() == Isa::kAvx2 ? "avx2" : "portable"; });
   m.def("set_instruction_set", [](const std::string& name) {
     if (name == "portable") return void(active_isa() = Isa::kPortable);

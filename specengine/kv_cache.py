@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from specengine._C import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from specengine.ops import Ops
+    from specengine.ops.verify_tree import Accepted
 
 
 @dataclass
@@ -59,6 +64,12 @@ class KVCache:
         k[:, :old], v[:, :old] = self.k, self.v
         self.k, self.v = k, v
         self._free.extend(range(old, new))
+
+    def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
+        """Keeps the accepted path of every sequence of a batch and advances its length by it."""
+        path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
+        ops.compact_kv(self.k, self.v, batch.block_table, batch.lengths, path, count)
+        batch.lengths.add_(count)
 
     def batch(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> CacheBatch:
         """The view of sequences that own `pages` and have `lengths` tokens cached."""

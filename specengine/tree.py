@@ -73,7 +73,7 @@ class TreeBatch:
     @staticmethod
     def _on(device, tokens, parents, depths, starts, ancestors) -> TreeBatch:
         def put(values) -> torch.Tensor:
-            return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(device)
+            return torch.from_numpy(np.array(values, dtype=np.int32)).to(device)
 
         return TreeBatch(
             put(tokens), put(parents), put(depths), put(starts), None if ancestors is None else put(ancestors)

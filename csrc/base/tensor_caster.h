@@ -3,6 +3,8 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+
 #include "base/dlpack.h"
 #include "base/tensor_view.h"
 
@@ -18,6 +20,10 @@ struct type_caster<specengine::TensorView> {
     if (const auto* api = exchange_api(Py_TYPE(source.ptr()))) {
       specengine::dlpack::Tensor tensor;
       if (api->tensor_from_py_object_no_sync(source.ptr(), &tensor) != 0) return refuse_pending_error();
+      if (wants_gradient(source)) {
+        value.not_a_tensor = "a tensor that requires grad; the ops have no gradient, detach() it";
+        return true;
+      }
       describe(tensor);
       if (value.device == specengine::Device::kCuda) {
         if (api->current_work_stream(tensor.device.type, tensor.device.id, &value.stream) != 0) {
@@ -33,12 +39,11 @@ struct type_caster<specengine::TensorView> {
     try {
       holder_ = source.attr("__dlpack__")();
     } catch (error_already_set& error) {
-      value.not_a_tensor = error.what();
-      return true;
+      return refuse(error);
     }
     auto* managed =
         static_cast<specengine::dlpack::ManagedTensor*>(PyCapsule_GetPointer(holder_.ptr(), "dltensor"));
-    if (managed == nullptr) throw error_already_set();
+    if (managed == nullptr) return refuse_pending_error();
     describe(managed->tensor);  // the capsule still owns it and frees it with holder_, after the call
     return true;
   }
@@ -60,10 +65,20 @@ struct type_caster<specengine::TensorView> {
     return cached;
   }
 
-  bool refuse_pending_error() {
-    error_already_set error;  // takes the pending Python error
+  bool refuse_pending_error() { return refuse(error_already_set()); }  // takes the pending Python error
+
+  bool refuse(const error_already_set& error) {
     value.not_a_tensor = error.what();
+    value.not_a_tensor.resize(std::min(value.not_a_tensor.find('\n'), value.not_a_tensor.size()));  // no C++ traceback
     return true;
+  }
+
+  // The exchange table says nothing of autograd; `__dlpack__` itself refuses such tensors.
+  static bool wants_gradient(handle source) {
+    static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+    const object answer = reinterpret_steal<object>(PyObject_GetAttr(source.ptr(), name));
+    if (!answer) PyErr_Clear();
+    return answer.ptr() == Py_True;
   }
 
   void describe(const specengine::dlpack::Tensor& t) {
@@ -84,6 +99,10 @@ struct type_caster<specengine::TensorView> {
       value.shape[i] = t.shape[i];
       value.strides[i] = t.strides ? t.strides[i] : stride;
       stride *= t.shape[i];
+    }
+    if (t.data == nullptr && value.numel() > 0) {  // torch's fake tensors
+      value = {};
+      value.not_a_tensor = "a tensor without data";
     }
   }
 

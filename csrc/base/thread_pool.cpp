@@ -3,12 +3,15 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -18,6 +21,7 @@ namespace {
 // About 50 us: longer than the gap between two ops of a forward pass, short enough that an idle engine
 // costs nothing. After it a worker sleeps on the condition variable.
 constexpr int kSpinRounds = 1500;
+constexpr int kMaxThreads = 1024;
 
 void pause() {
 #if defined(__x86_64__)
@@ -29,8 +33,12 @@ void pause() {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  explicit ThreadPool(int threads) : wanted_(threads) {
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      // The system gives no more threads: the work is shared by those there are.
+    }
   }
 
   ~ThreadPool() {
@@ -43,7 +51,7 @@ class ThreadPool {
     for (auto& worker : workers_) worker.join();
   }
 
-  int size() const { return static_cast<int>(workers_.size()) + 1; }
+  int wanted() const { return wanted_; }
 
   void run(int64_t count, void (*body)(void*, int64_t), void* context) {
     body_ = body, context_ = context, count_ = count;
@@ -89,6 +97,7 @@ class ThreadPool {
     sleeping_.fetch_sub(1);
   }
 
+  int wanted_;
   std::vector<std::thread> workers_;
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
@@ -107,7 +116,7 @@ class ThreadPool {
 int default_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     const int n = std::atoi(text);
-    if (n > 0) return n;
+    if (n > 0) return std::min(n, kMaxThreads);
   }
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -134,7 +143,9 @@ int num_threads() {
 }
 
 void set_num_threads(int n) {
-  if (n < 1 || n > 1024) throw std::invalid_argument("num_threads: expected 1 to 1024, got " + std::to_string(n));
+  if (n < 1 || n > kMaxThreads) {
+    throw std::invalid_argument("n: expected 1 to " + std::to_string(kMaxThreads) + " threads, got " + std::to_string(n));
+  }
   wanted_threads.store(n);
 }
 
@@ -145,7 +156,7 @@ void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context) {
     for (int64_t i = 0; i < count; ++i) body(context, i);
     return;
   }
-  if (pool == nullptr || pool->size() != threads) {
+  if (pool == nullptr || pool->wanted() != threads) {
     static std::once_flag registered;
     std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_pool_after_fork); });
     delete pool;

@@ -64,15 +64,19 @@ void run(const ExpandBackbone& op) {
     const int32_t w = op.widths.as<int32_t>()[i];
     if (w < 1 || w > width) fail("widths: entry ", i, " is ", w, ", expected 1 to ", width);
   }
-  for (int64_t i = 1; i < op.thresholds.shape[0]; ++i) {
-    if (!(op.thresholds.as<float>()[i] > op.thresholds.as<float>()[i - 1])) fail("thresholds: entry ", i, " does not ascend");
+  for (int64_t i = 0; i < op.thresholds.shape[0]; ++i) {
+    const float* x = op.thresholds.as<float>() + i;
+    if (!(x[0] > (i > 0 ? x[-1] : -INFINITY))) fail("thresholds: entry ", i, " is ", x[0], ", expected ascending numbers");
   }
   for (int64_t i = 0; i < B * T; ++i) {
     // A NaN is never "greater", so the lists would silently miss it.
     const float* x = op.logits.as<float>() + i * V;
+    float highest = -INFINITY;
     for (int64_t v = 0; v < V; ++v) {
       if (x[v] != x[v]) fail("logits: NaN at [", i / T, ", ", i % T, ", ", v, "]");
+      highest = std::max(highest, x[v]);
     }
+    if (!std::isfinite(highest)) fail("logits: [", i / T, ", ", i % T, "] has no finite highest score");
   }
   parallel_for(B * T, [&](int64_t i) {
     const float* x = op.logits.as<float>() + i * V;

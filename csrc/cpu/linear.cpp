@@ -65,31 +65,30 @@ void linear(const Linear& op) {
   });
 }
 
-float from_half(uint16_t h) {
-  const uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3FF;
-  if (exponent == 0) return (sign ? -1.0f : 1.0f) * std::ldexp(static_cast<float>(mantissa), -24);
-  const uint32_t bits = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | (mantissa << 13);
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-float element(const TensorView& t, int64_t i) {
-  switch (t.dtype) {
-    case DType::kFloat32: return t.as<float>()[i];
-    case DType::kBFloat16: return load1(t.as<bfloat16>() + i);
-    default: return from_half(t.as<uint16_t>()[i]);
-  }
+template <typename Row, typename Weight>
+void pack(const PackLinear& op) {
+  const int64_t R = op.rows.shape[0], C = op.rows.shape[1];
+  // A task owns one panel: its 16 rows are read side by side, so every cache line of the panel is written once.
+  const int64_t first_panel = op.first / kPanel, last_panel = (op.first + R - 1) / kPanel;
+  if (R == 0) return;
+  parallel_for(last_panel - first_panel + 1, [&](int64_t task) {
+    const int64_t panel = first_panel + task;
+    const int64_t begin = std::max(op.first, panel * kPanel), end = std::min(op.first + R, (panel + 1) * kPanel);
+    Weight* out = op.packed.as<Weight>() + panel * C * kPanel - panel * kPanel;
+    const Row* rows = op.rows.as<Row>() - op.first * C;
+    for (int64_t c = 0; c < C; ++c) {
+      for (int64_t n = begin; n < end; ++n) store1(out + c * kPanel + n, load1(rows + n * C + c));
+    }
+  });
 }
 
 template <typename Weight>
-void pack(const PackLinear& op) {
-  const int64_t R = op.rows.shape[0], C = op.rows.shape[1];
-  parallel_for(R, [&](int64_t r) {
-    const int64_t row = op.first + r;
-    Weight* column = op.packed.as<Weight>() + row / kPanel * C * kPanel + row % kPanel;
-    for (int64_t c = 0; c < C; ++c) store1(column + c * kPanel, element(op.rows, r * C + c));
-  });
+void pack_to(const PackLinear& op) {
+  switch (op.rows.dtype) {
+    case DType::kFloat32: return pack<float, Weight>(op);
+    case DType::kBFloat16: return pack<bfloat16, Weight>(op);
+    default: return pack<half, Weight>(op);
+  }
 }
 
 template <typename Weight>
@@ -108,7 +107,7 @@ void gather(const GatherRows& op) {
 }  // namespace
 
 void run(const PackLinear& op) {
-  op.packed.dtype == DType::kFloat32 ? pack<float>(op) : pack<bfloat16>(op);
+  op.packed.dtype == DType::kFloat32 ? pack_to<float>(op) : pack_to<bfloat16>(op);
 }
 void run(const Linear& op) {
   op.weight.dtype == DType::kFloat32 ? linear<float>(op) : linear<bfloat16>(op);

@@ -9,6 +9,7 @@
 namespace specengine::SPECENGINE_ISA {
 
 constexpr int64_t kNoiseBlock = 64;
+constexpr int32_t kNoToken = -1;
 
 // One sequence's parameters and scratch, and the tokens its penalties count: history, then the walked path.
 struct Sampler {
@@ -27,15 +28,17 @@ struct Sampler {
     return per_sequence.as<T>()[b];
   }
 
-  // The token drawn at one node; path holds the tokens from the root's first child down to the node.
+  // The token drawn at one node, kNoToken where the parameters drove the scores out of float32; path holds the tokens from the root's first child down to the node.
   int32_t draw(const float* logits, const int32_t* path, int64_t depth) const {
     std::memcpy(scores, logits, vocab * sizeof(float));
     add_bias();
     apply_penalties(path, depth);
     const float temperature = of<float>(op.temperature);
-    const int32_t best = highest_score();
+    const int32_t best = static_cast<int32_t>(argmax(scores, vocab));
+    const float top = temperature == 0.0f ? scores[best] : scores[best] / temperature;
+    if (!std::isfinite(top)) return kNoToken;
     if (temperature == 0.0f) return best;
-    weigh(temperature, scores[best]);
+    weigh(temperature, top);
     keep_top_k();
     keep_top_p();
     drop_below_min_p();
@@ -71,14 +74,7 @@ struct Sampler {
     }
   }
 
-  int32_t highest_score() const {
-    int32_t best = 0;
-    for (int64_t v = 1; v < vocab; ++v) best = scores[v] > scores[best] ? static_cast<int32_t>(v) : best;
-    return best;
-  }
-
-  void weigh(float temperature, float highest) const {
-    const float top = highest / temperature;
+  void weigh(float temperature, float top) const {
     int64_t v = 0;
     for (; v + kLanes <= vocab; v += kLanes) {
       const f32x8 score = load8(scores + v) / splat(temperature);

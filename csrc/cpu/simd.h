@@ -23,6 +23,9 @@ typedef uint16_t u16x8 __attribute__((vector_size(16)));
 struct bfloat16 {
   uint16_t bits;
 };
+struct half {
+  uint16_t bits;
+};
 
 inline f32x8 splat(float x) { return f32x8{x, x, x, x, x, x, x, x}; }
 
@@ -48,6 +51,14 @@ inline float load1(const bfloat16* p) {
   const uint32_t wide = static_cast<uint32_t>(p->bits) << 16;
   float x;
   std::memcpy(&x, &wide, sizeof(x));
+  return x;
+}
+inline float load1(const half* p) {
+  const uint32_t sign = (p->bits & 0x8000u) << 16, exponent = (p->bits >> 10) & 31, mantissa = p->bits & 0x3FF;
+  if (exponent == 0) return (sign ? -1.0f : 1.0f) * std::ldexp(static_cast<float>(mantissa), -24);
+  const uint32_t bits = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | (mantissa << 13);
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
 inline void store1(float* p, float x) { *p = x; }
@@ -81,6 +92,18 @@ inline float max_of(f32x8 v) {
   float m = v[0];
   for (int i = 1; i < kLanes; ++i) m = v[i] > m ? v[i] : m;
   return m;
+}
+
+// The first index of the largest value; a NaN is never larger.
+inline int64_t argmax(const float* x, int64_t size) {
+  f32x8 best = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) best = max8(load8(x + i), best);
+  float top = max_of(best);
+  for (; i < size; ++i) top = x[i] > top ? x[i] : top;
+  for (i = 0; i < size && x[i] != top; ++i) {
+  }
+  return i < size ? i : 0;
 }
 
 // exp with a relative error below 2e-7; exactly 0 below -87.3 (so exp(-inf) = 0); inputs above 88 saturate.

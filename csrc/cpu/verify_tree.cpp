@@ -7,17 +7,20 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-constexpr int32_t kNoToken = -1;
-
 // All scores finite or -inf, at least one finite: anything else has no distribution.
 bool has_distribution(const float* logits, int64_t vocab) {
-  float highest = -INFINITY;
-  bool bad = false;
-  for (int64_t v = 0; v < vocab; ++v) {
-    bad |= logits[v] != logits[v];
-    highest = logits[v] > highest ? logits[v] : highest;
+  const float highest = logits[argmax(logits, vocab)];
+  i32x8 bad = {};
+  int64_t v = 0;
+  for (; v + kLanes <= vocab; v += kLanes) {
+    const f32x8 x = load8(logits + v);
+    bad |= x != x;
   }
-  return !bad && highest > -INFINITY && highest < INFINITY;
+  for (; v < vocab; ++v) bad[0] |= logits[v] != logits[v];
+  for (int i = 0; i < kLanes; ++i) {
+    if (bad[i]) return false;
+  }
+  return highest > -INFINITY && highest < INFINITY;
 }
 
 void check_ids(const TensorView& t, const char* name, int64_t begin, int64_t end, int64_t vocab) {
@@ -40,13 +43,18 @@ void check_values(const VerifyTree& op) {
   if (bias_start[0] != 0 || bias_start[B] != op.bias_tokens.shape[0]) {
     fail("bias_start: expected to run from 0 to E=", op.bias_tokens.shape[0]);
   }
-  for (int64_t b = 0; b < B; ++b) {
-    const int64_t nodes = row_start[b + 1] - row_start[b], length = op.history_length.as<int32_t>()[b];
+  for (int64_t b = 0; b < B; ++b) {  // before any row is looked at
+    const int64_t nodes = int64_t{row_start[b + 1]} - row_start[b];
     if (nodes < 1 || nodes > kMaxNodes) fail("row_start: sequence ", b, " has ", nodes, " nodes, expected 1 to ", kMaxNodes);
     if (nodes > op.path.shape[1]) fail("path: ", op.path.shape[1], " columns cannot hold a path of ", nodes, " nodes");
+  }
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t nodes = row_start[b + 1] - row_start[b], length = op.history_length.as<int32_t>()[b];
     if (bias_start[b + 1] < bias_start[b]) fail("bias_start: decreases at entry ", b + 1);
     if (length < 1 || length > T) fail("history_length: entry ", b, " is ", length, ", expected 1 to ", T);
     check_ids(op.history, "history", b * T, b * T + length, V);
+    const int64_t prompt = op.prompt_length.as<int32_t>()[b];
+    if (prompt < 0 || prompt > length) fail("prompt_length: entry ", b, " is ", prompt, ", expected 0 to ", length);
     for (int64_t node = 0; node < nodes; ++node) {
       const int32_t parent = op.parents.as<int32_t>()[row_start[b] + node];
       if (node == 0 ? parent != -1 : parent < 0 || parent >= node) {
@@ -64,6 +72,7 @@ void check_values(const VerifyTree& op) {
   }
   check_ids(op.tokens, "tokens", 0, M, V);
   check_ids(op.bias_tokens, "bias_tokens", 0, op.bias_tokens.shape[0], V);
+  for (int64_t i = 0; i < op.bias_values.shape[0]; ++i) check_range(op.bias_values, "bias_values", i, -1e6f, 1e6f);
 }
 
 template <typename Rule>

@@ -18,8 +18,8 @@ struct PackLinear {
     Dim R{"R"}, C{"C"}, P{"P"};
     check(rows, "rows", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {R, C});
     check(packed, "packed", {DType::kFloat32, DType::kBFloat16}, {P, C, kPanel});
-    if (first < 0 || first + R > P * kPanel) {
-      fail("first: rows [", first, ", ", first + R, ") do not fit in ", P * kPanel, " packed rows");
+    if (first < 0 || first > P * kPanel - R) {
+      fail("first: ", R.value, " rows from ", first, " on do not fit in ", P * kPanel, " packed rows");
     }
     return check.device();
   }

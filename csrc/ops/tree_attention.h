@@ -22,7 +22,7 @@ struct TreeAttention {
     check(q, "q", {DType::kFloat32}, {M, H, cache.D});
     check(out, "out", {DType::kFloat32}, {M, H, cache.D});
     check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
-    if (cache.K < 1 || H % cache.K != 0) fail("q: H=", H.value, " heads are no multiple of K=", cache.K);
+    if (cache.K < 1 || H < 1 || H % cache.K != 0) fail("q: H=", H.value, " heads are no multiple of K=", cache.K);
     if (H / cache.K > kMaxGroup) fail("q: at most ", kMaxGroup, " query heads per key/value head are supported");
     if (window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", window);
     return device;

@@ -1,0 +1,38 @@
+"""Drafters by name: module `x` of this package defines the drafter called `x` (or `x-y` for module `x_y`)."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING
+
+from specengine.drafters.base import Drafter
+from specengine.options import Spec
+
+if TYPE_CHECKING:
+    from specengine.models.transformer import Transformer
+
+__all__ = ["Drafter", "drafter_names", "load_drafter"]
+
+AUTO = "prompt_lookup"  # the best that needs no weights of its own
+
+
+def drafter_names() -> list[str]:
+    """Names of all drafters."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+
+
+def load_drafter(text: str, target: Transformer) -> Drafter:
+    """The drafter that `NAME[:PATH][,option=value...]` describes, for a target; `auto` picks the best available.
+
+    Raises ValueError for an unknown name or option.
+    """
+    spec = Spec.parse(text, "drafter")
+    name = (AUTO if spec.name == "auto" else spec.name).replace("-", "_")
+    if name not in drafter_names():
+        raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {text!r}")
+    module = importlib.import_module(f"specengine.drafters.{name}")
+    (kind,) = (c for c in vars(module).values() if isinstance(c, type) and getattr(c, "name", None) == name)
+    if spec.path is not None and not kind.takes_path:
+        raise ValueError(f"drafter: {name} takes no path, got {text!r}")
+    return kind(spec.build(kind.Config, "drafter"), spec.path, target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ class Checkpoint(ABC):
     config: ModelConfig
     tensors: Mapping[str, TensorInfo]
 
-    # bytes of result made per step: what a step needs beside its result (mapped pages, blocks) is of this size
+    # bytes of result made per step: what a step needs beside them (mapped pages, blocks) is about as much
     step_bytes = 4 << 20
 
     def read(self, name: str) -> torch.Tensor:
@@ -54,7 +56,7 @@ class Checkpoint(ABC):
         dtype = torch.float32 if info.dtype in BLOCK_TYPES else getattr(torch, info.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{self.source}: tensor '{name}' has type {info.dtype}, which is not supported")
-        rows = torch.empty((stop - start, *info.shape[1:]), dtype=dtype)
+        rows = _empty((stop - start, *info.shape[1:]), dtype)
         step = max(1, self.step_bytes * (stop - start) // max(1, rows.nbytes))
         for first in range(start, stop, step):
             last = min(first + step, stop)
@@ -69,6 +71,18 @@ class Checkpoint(ABC):
         if name not in self.tensors:
             raise ValueError(f"{self.source}: has no tensor '{name}'")
         return self.tensors[name]
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor; a large one has pages of its own, which go back to the system when it is freed.
+
+    The heap would keep them: a small object left in the hole of a freed block makes the next block grow the heap.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < 1 << 20:
+        return torch.empty(shape, dtype=dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -52,10 +52,12 @@ def _dynamic_frequencies(rope: RopeConfig, dim: int, length: int, max_position: 
     Position p uses the base of sequence length max(p + 1, max_position). transformers uses the length of the
     whole sequence for all its positions: a cached key would depend on how many tokens were verified with it.
     """
-    lengths = torch.arange(1, length + 1, dtype=torch.float64).clamp_(min=max_position)[:, None]
+    lengths = torch.arange(1, length + 1, dtype=torch.float32).clamp_(min=max_position)[:, None]
     growth = rope.factor * lengths / max_position - (rope.factor - 1)
-    base = rope.theta * growth ** (dim / (dim - 2))
-    return 1.0 / _base_powers(base.float(), dim)
+    # through float64: the vectorised float32 power rounds differently from the one that handles a remainder,
+    # and a position's row must not depend on the length of the table
+    base = rope.theta * (growth.double() ** (dim / (dim - 2))).float()
+    return 1.0 / _base_powers(base, dim)
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
@@ -81,7 +83,8 @@ def _yarn_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
     high += 0.001 if low == high else 0  # a ramp of width zero would divide by zero
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     powers = _base_powers(rope.theta, dim)
-    return ramp / (rope.factor * powers) + (1 - ramp) / powers
+    kept = 1 - ramp  # share of the unscaled frequency; 1 - kept is not ramp to the last bit
+    return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
 def _attention_factor(rope: RopeConfig) -> float:

@@ -16,7 +16,8 @@ CHAT_FORMATS: dict[str, str] = {
     "vicuna": """\
 {%- if messages[0].role == 'system' %}{% set system, turns = messages[0].content, messages[1:] %}
 {%- else %}{% set system = "A chat between a curious user and an artificial intelligence assistant. \
-The assistant gives helpful, detailed, and polite answers to the user's questions." %}{% set turns = messages %}{% endif %}
+The assistant gives helpful, detailed, and polite answers to the user's questions." %}
+{%- set turns = messages %}{% endif %}
 {{- system + ' ' }}
 {%- for message in turns %}
 {%- if message.role == 'user' %}{{ 'USER: ' + message.content + ' ' }}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -92,7 +93,8 @@ class Detokenizer:
 
     def feed(self, ids: Iterable[int]) -> str:
         """Takes the next tokens; gives the text they complete."""
-        data = b"".join(map(self._piece_bytes, ids))
+        # `index` turns elements of arrays into the ints that the tables are keyed by.
+        data = b"".join(self._piece_bytes(index(token_id)) for token_id in ids)
         if self._to_strip and data:
             spaces = min(len(data) - len(data.lstrip(b" ")), self._to_strip)
             self._to_strip = self._to_strip - spaces if spaces == len(data) else 0

@@ -44,14 +44,15 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         if index is not None:
             texts[name] = backend.id_to_token(index)
     template, template_source = _chat_template(folder, config)
-    add_bos = config.get("add_bos_token", True if path.name == "tokenizer.model" else None)
+    # Unlike tokenizer.json, tokenizer.model does not say whether BOS comes first; by convention it does.
+    convention = bos is not None if path.name == "tokenizer.model" else None
     return Vocabulary(
         backend=backend,
         source=str(path),
         size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         bos_token_id=bos,
         eos_token_ids=_eos_ids(folder, eos),
-        add_bos=add_bos if bos is not None else None,
+        add_bos=config.get("add_bos_token", convention),
         add_eos=config.get("add_eos_token"),
         special_tokens=texts,
         chat_template=template,

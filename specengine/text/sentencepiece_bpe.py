@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 SPACE = "▁"
-# Whitespace runs, digits, scripts in and out of the vocabulary, ligatures and full-width forms: text on which a
-# unigram or a normalising model differs from the rebuilt one.
+# Whitespace runs, digits, scripts in and out of the vocabulary, ligatures and full-width forms: text on which
+# a unigram or a normalising model differs from the rebuilt one.
 _PROBE = (
     "  The  quick\tbrown fox,\n\n    def f(x): return x**2 + 3.14159 "
     "# ﬁ ① Ａ é e\u0301 你好 🦙🏽 café Ünïcode  12345 "

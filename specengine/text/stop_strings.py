@@ -45,7 +45,7 @@ class StopStrings:
         return len(self._held)
 
     def feed(self, piece: str) -> tuple[str, bool]:
-        """Takes the next piece of text: (text now certain to stand before any stop, whether one is complete)."""
+        """Takes the next piece: (text now certain to stand before any stop, whether a stop is complete)."""
         if self._matched is not None:
             return "", True
         text = self._held + piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = vocabulary.eos_token_ids
         self._prefix, self._suffix = self._frame(vocabulary)
         self._added = {
-            index: (token.content, token.special)
-            for index, token in self._backend.get_added_tokens_decoder().items()
+            token_id: (token.content, token.special)
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
         }
         self._decoder = PieceDecoder.from_backend(self._backend.decoder, self._source)
         self._pieces: dict[int, bytes] = {}
@@ -61,9 +62,9 @@ class Tokenizer:
     def find(cls, path: str | PathLike[str], chat_format: str | None = None) -> Tokenizer | None:
         """As `from_folder`, but None for a folder without a tokenizer."""
         folder = Path(path)
-        return (
-            None if folder.is_dir() and not has_vocabulary(folder) else cls.from_folder(folder, chat_format)
-        )
+        if folder.is_dir() and not has_vocabulary(folder):
+            return None
+        return cls.from_folder(folder, chat_format)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], chat_format: str | None = None) -> Tokenizer:
@@ -105,7 +106,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token for display: special tokens spelled out, spaces kept, U+FFFD for parts of characters."""
-        return self._piece(token_id).decode("utf-8", errors="replace")
+        return self._piece(index(token_id)).decode("utf-8", errors="replace")
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """Prompt text of a conversation of `role` and `content` dicts.
@@ -150,15 +151,15 @@ class Tokenizer:
     def _frame(self, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
         """The ids before and after a text: the backend's own, unless the configs decide."""
         bare, framed = (self._backend.encode("a", add_special_tokens=flag).ids for flag in (False, True))
-        extra = len(framed) - len(bare)
-        start = next((at for at in range(extra + 1) if framed[at : at + len(bare)] == bare), 0)
+        places = (at for at in range(len(framed)) if framed[at : at + len(bare)] == bare)
+        # A vocabulary without the letter tells nothing apart; BOS is likelier than EOS.
+        start = next(places, 0) if bare else len(framed)
         prefix, suffix = framed[:start], framed[start + len(bare) :]
         if vocabulary.add_bos is not None:
             prefix = self._special("bos", vocabulary.bos_token_id) if vocabulary.add_bos else []
         if vocabulary.add_eos is not None:
-            suffix = (
-                self._special("eos", next(iter(vocabulary.eos_token_ids), None)) if vocabulary.add_eos else []
-            )
+            eos = next(iter(vocabulary.eos_token_ids), None)
+            suffix = self._special("eos", eos) if vocabulary.add_eos else []
         return prefix, suffix
 
     def _special(self, name: str, token_id: int | None) -> list[int]:

@@ -51,7 +51,7 @@ SCALINGS = {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
         "factor": None,
-        "original_max_position_embeddings": 32,
+        "original_max_position_embeddings": 16,
     },
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
 }

@@ -1,0 +1,86 @@
+"""`generate()`: one call that keeps its engine for the next."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from specengine.engine import Engine
+from specengine.models.loading import LoadedModel, load_model
+from specengine.types import GenerationOutput, Prompt, SamplingParams
+
+KEPT_MODELS = 2  # least recently used ones beyond this are let go
+
+_models: OrderedDict[tuple[str, str, str], LoadedModel] = OrderedDict()
+_engines: dict[tuple[str, ...], Engine] = {}
+_lock = threading.Lock()
+
+
+def generate(
+    prompts: Prompt | Seq[Prompt],
+    *,
+    model: str | Path = "smollm2-135m",
+    drafter: str = "auto",
+    rule: str = "match",
+    device: str = "auto",
+    dtype: str = "auto",
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int = 0,
+    stop: str | Seq[str] = (),
+    ignore_eos: bool = False,
+    logprobs: int = 0,
+    n: int = 1,
+    trace: bool = False,
+) -> GenerationOutput | list[GenerationOutput] | list[list[GenerationOutput]]:
+    """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
+
+    Model, drafter, rule, device and dtype are those of Engine, the rest those of SamplingParams. Repeated calls reuse
+    the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in place of each.
+    Raises ValueError naming the argument.
+    """
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        n=n,
+        trace=trace,
+    )
+    return _engine(str(model), drafter, rule, device, dtype).generate(prompts, params)
+
+
+def _engine(model: str, drafter: str, rule: str, device: str, dtype: str) -> Engine:
+    """The engine of these settings; engines of one model share its weights."""
+    with _lock:
+        key = (model, device, dtype)
+        if key not in _models:
+            _models[key] = load_model(model, device=device, dtype=dtype)
+        _models.move_to_end(key)
+        while len(_models) > KEPT_MODELS:
+            gone, _ = _models.popitem(last=False)
+            for engine_key in [k for k in _engines if k[:3] == gone]:
+                del _engines[engine_key]
+        engine_key = (*key, drafter, rule)
+        if engine_key not in _engines:
+            _engines[engine_key] = Engine(_models[key], drafter=drafter, rule=rule)
+        return _engines[engine_key]

@@ -1,0 +1,28 @@
+"""Plain decoding: the tree is the root alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specengine.drafters.base import Drafter
+from specengine.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+class NoneDrafter(Drafter):
+    """Drafts nothing; every other drafter is measured against it."""
+
+    name = "none"
+    Config = Config
+
+    @property
+    def max_nodes(self) -> int:
+        return 1
+
+    def draft(self, sequences: Sequence) -> list[DraftTree]:
+        return [DraftTree([sequence.tokens[-1]], [-1]) for sequence in sequences]

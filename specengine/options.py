@@ -1,0 +1,64 @@
+"""Specs such as `prompt_lookup,nodes=16` or `eagle3:PATH,depth=7`: a name, a path, options of a config dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """`NAME[:PATH][,option=value...]` taken apart."""
+
+    name: str
+    path: str | None
+    options: dict[str, str]
+
+    @staticmethod
+    def parse(text: str, argument: str) -> Spec:
+        """Raises ValueError naming `argument` for anything that has not this form."""
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{argument}: expected NAME[:PATH][,option=value...], got {text!r}")
+        head, *pairs = text.split(",")
+        name, _, path = head.strip().partition(":")
+        options: dict[str, str] = {}
+        for pair in pairs:
+            key, equals, value = (part.strip() for part in pair.partition("="))
+            if not equals or not key or not value:
+                raise ValueError(f"{argument}: expected option=value, got {pair!r} in {text!r}")
+            if key in options:
+                raise ValueError(f"{argument}: option {key!r} is given twice in {text!r}")
+            options[key] = value
+        return Spec(name, path or None, options)
+
+    def build(self, config: type[C], argument: str) -> C:
+        """The options as an instance of a config dataclass, which checks their ranges itself."""
+        kinds = typing.get_type_hints(config)
+        fields = {field.name for field in dataclasses.fields(config)}
+        unknown = sorted(set(self.options) - fields)
+        if unknown:
+            expected = ", ".join(sorted(fields)) or "none"
+            raise ValueError(f"{argument}: {self.name} has no option {unknown[0]!r}; its options: {expected}")
+        values = {key: _convert(f"{argument}: {key}", value, kinds[key]) for key, value in self.options.items()}
+        return config(**values)
+
+
+def _convert(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{name}: expected true or false, got {text!r}")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected {kind.__name__}, got {text!r}") from error
+
+
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """For config dataclasses: refuses an integer outside [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r}")

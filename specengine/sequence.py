@@ -1,0 +1,150 @@
+"""One sequence on its way: its tokens, what ends it, its text, its statistics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specengine.text import Detokenizer, StopStrings, Tokenizer
+from specengine.tree import DraftTree
+from specengine.types import PHASES, CycleTrace, GenerationOutput, GenerationStats, SamplingParams, TokenLogprob
+
+
+@dataclass
+class Sequence:
+    """A prompt and its continuation. tokens: prompt and output; the last one is the root, not yet in the cache."""
+
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    limit: int  # output tokens allowed: max_new_tokens, or what the context leaves
+    eos_token_ids: Collection[int]
+    tokenizer: Tokenizer | None
+    pages: list[int] = field(default_factory=list)
+    drafter_state: Any = None
+    finish_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+        self.logprobs: list[TokenLogprob] = []
+        self.trace: list[CycleTrace] = []
+        self.prefill_seconds = 0.0
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.started = self.finished = 0.0
+        self.accepted_last = 0  # drafted tokens the last cycle kept
+        self._cycles = 0
+        self._drafted: list[int] = []  # cycles that drafted to depth d + 1
+        self._accepted: list[int] = []  # cycles that accepted a node there
+        self._text: list[str] = []
+        self._detokenizer: Detokenizer | None = self.tokenizer.detokenizer() if self.tokenizer else None
+        self._stops = StopStrings(self.params.stop) if self.params.stop else None
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def draft_limit(self) -> int:
+        """Deepest node worth drafting: with the bonus token, a path of this depth reaches the limit."""
+        return self.prompt_length + self.limit - len(self.tokens) - 1
+
+    def commit(self, accepted: list[int], bonus: int) -> list[int]:
+        """Appends the accepted tokens and the bonus up to the one that ends the sequence; returns those kept."""
+        kept = []
+        for token in (*accepted, bonus):
+            kept.append(token)
+            self.tokens.append(token)
+            self.finish_reason = self._ended_by(token)
+            if self.finish_reason:
+                self.finished = time.perf_counter()
+                self._finish_text()
+                break
+        return kept
+
+    def _ended_by(self, token: int) -> str | None:
+        ended = token in self.eos_token_ids and not self.params.ignore_eos
+        if self._detokenizer:
+            piece = self._detokenizer.feed([token])
+            if self._stops:
+                piece, stopped = self._stops.feed(piece)
+                ended = ended or stopped
+            self._text.append(piece)
+        if ended:
+            return "stop"
+        return "length" if len(self.tokens) - self.prompt_length >= self.limit else None
+
+    def _finish_text(self) -> None:
+        """Releases the text held back: an incomplete character, a possible beginning of a stop string."""
+        rest = self._detokenizer.finish() if self._detokenizer else ""
+        if self._stops and self._stops.matched is None:
+            rest, stopped = self._stops.feed(rest)
+            rest += "" if stopped else self._stops.finish()
+        elif self._stops:
+            rest = ""
+        self._text.append(rest)
+
+    def take_text(self) -> str:
+        """Text completed since the last call; the output's text is all of it together."""
+        text = "".join(self._text)
+        self._text = []
+        return text
+
+    def count_cycle(self, tree: DraftTree, accepted: int) -> None:
+        """Statistics of one cycle that accepted `accepted` drafted tokens."""
+        self._cycles += 1
+        self.accepted_last = accepted
+        depths = [0] * len(tree.parents)
+        for node, parent in enumerate(tree.parents[1:], start=1):
+            depths[node] = depths[parent] + 1
+        for depth in range(max(depths)):
+            if depth == len(self._drafted):
+                self._drafted.append(0), self._accepted.append(0)
+            self._drafted[depth] += 1
+            self._accepted[depth] += depth < accepted
+
+    def count_time(self, times: Seq[float]) -> None:
+        """Adds one cycle's clock readings: its start, then the ends of draft, verify, accept and compact."""
+        for phase, begin, end in zip(PHASES, times, times[1:], strict=False):
+            self.seconds[phase] += end - begin
+
+    def record_trace(self, tree: DraftTree, path: list[int], kept: int, bonus: int) -> None:
+        """One cycle's tree and what became of it; path holds the accepted nodes, root first."""
+        accepted = tuple(path[1 : kept + 1])
+        last = bonus if kept == len(path) else None
+        self.trace.append(CycleTrace(tuple(tree.tokens), tuple(tree.parents), accepted, last))
+
+    def record_logprobs(self, rows: torch.Tensor, kept: list[int]) -> None:
+        """rows: float32 [len(kept), V], the target's logits each kept token was drawn from."""
+        for row, token in zip(rows, kept, strict=True):
+            log_probs = row.double().log_softmax(dim=-1)
+            values, ids = log_probs.topk(min(self.params.logprobs, len(row)))
+            top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda entry: (-entry[1], entry[0]))
+            self.logprobs.append(TokenLogprob(token, log_probs[token].item(), tuple(top)))
+
+    def output(self, text: str) -> GenerationOutput:
+        """The finished sequence as the caller gets it."""
+        decode, count = self.finished - self.started, len(self.tokens) - self.prompt_length
+        self.seconds["host"] = max(0.0, decode - sum(self.seconds[phase] for phase in PHASES[:-1]))
+        stats = GenerationStats(
+            cycles=self._cycles,
+            tau=count / self._cycles,
+            acceptance_by_depth=[a / d for a, d in zip(self._accepted, self._drafted, strict=True)],
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=decode,
+            tokens_per_second=count / (self.prefill_seconds + decode),
+            seconds_by_phase=self.seconds,
+        )
+        return GenerationOutput(
+            text=text,
+            token_ids=self.output_ids,
+            prompt_token_ids=self.tokens[: self.prompt_length],
+            finish_reason=self.finish_reason or "length",
+            logprobs=self.logprobs if self.params.logprobs else None,
+            stats=stats,
+            trace=self.trace if self.params.trace else None,
+        )

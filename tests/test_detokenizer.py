@@ -1,0 +1,189 @@
+"""Incremental detokenisation and stop strings."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specengine.text import StopStrings, Tokenizer
+from specengine.text.detokenizer import byte_alphabet
+
+
+def byte_level() -> Tokenizer:
+    """The 256 bytes (id = byte), "th" (256) and the control token <eos> (257)."""
+    letters = {byte: char for char, byte in byte_alphabet().items()}
+    return Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": [letters[byte] for byte in range(256)] + ["th", "<eos>"],
+            "tokenizer.ggml.token_type": [1] * 257 + [3],
+            "tokenizer.ggml.merges": ["t h"],
+            "tokenizer.ggml.eos_token_id": 257,
+        }
+    )
+
+
+def sentencepiece() -> Tokenizer:
+    """<unk> 0, <s> 1, </s> 2, the bytes at 3 to 258, then a few pieces."""
+    pieces = ["▁", "a", "b", "▁a", "▁b", "é", "▁▁"]
+    return Tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces],
+            "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -13.0, -3.0],
+            "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+        }
+    )
+
+
+BYTE_LEVEL, SENTENCEPIECE = byte_level(), sentencepiece()
+
+
+def test_a_character_is_given_out_only_when_all_its_bytes_have_come():
+    detokenizer = BYTE_LEVEL.detokenizer()
+    assert [detokenizer.feed([byte]) for byte in "é🦙".encode()] == ["", "é", "", "", "", "🦙"]
+    assert detokenizer.finish() == ""
+
+
+def test_bytes_left_incomplete_become_the_replacement_character_at_the_end():
+    detokenizer = BYTE_LEVEL.detokenizer()
+    assert detokenizer.feed([ord("x"), *"🦙".encode()[:3]]) == "x"
+    assert detokenizer.finish() == "\ufffd"
+    assert detokenizer.feed([ord("y")]) == "y"
+
+
+def test_a_character_broken_off_by_other_text_becomes_the_replacement_character():
+    detokenizer = BYTE_LEVEL.detokenizer()
+    assert detokenizer.feed([0xE4, 0xBD]) == ""
+    assert detokenizer.feed([256]) == "\ufffdth"
+
+
+def test_special_tokens_are_skipped_unless_asked_for():
+    assert BYTE_LEVEL.detokenizer().feed([256, 257]) == "th"
+    assert BYTE_LEVEL.detokenizer(skip_special_tokens=False).feed([256, 257]) == "th<eos>"
+
+
+def test_detokenizers_are_independent():
+    first, second = BYTE_LEVEL.detokenizer(), BYTE_LEVEL.detokenizer()
+    assert first.feed([0xC3]) == ""
+    assert second.feed([0xA9]) == "\ufffd"
+    assert first.feed([0xA9]) == "é"
+
+
+def test_sentencepiece_drops_the_space_before_the_first_word_only():
+    detokenizer = SENTENCEPIECE.detokenizer()
+    ids = SENTENCEPIECE.encode("a b  a")
+    assert "".join(detokenizer.feed([token]) for token in ids) == "a b  a"
+
+
+def test_a_continuation_keeps_its_space_when_the_prompt_was_fed_first():
+    detokenizer = SENTENCEPIECE.detokenizer()
+    detokenizer.feed(SENTENCEPIECE.encode("a"))
+    assert detokenizer.feed(SENTENCEPIECE.encode("b", add_special_tokens=False)) == " b"
+
+
+def test_byte_fallback_tokens_join_into_characters():
+    ids = SENTENCEPIECE.encode("a🦙")
+    assert len(ids) == 2 + 4
+    assert SENTENCEPIECE.decode(ids) == "a🦙"
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte_level", "sentencepiece"])
+@given(data=st.data())
+def test_pieces_of_any_split_join_to_the_decoded_text(tokenizer, data):
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    skip = data.draw(st.booleans())
+    detokenizer, text, at = tokenizer.detokenizer(skip), "", 0
+    while at < len(ids):
+        step = data.draw(st.integers(1, 5))
+        text += detokenizer.feed(ids[at : at + step])
+        at += step
+    assert text + detokenizer.finish() == tokenizer.decode(ids, skip)
+
+
+@given(st.lists(st.integers(0, 257), max_size=40))
+def test_byte_level_decoding_equals_the_bytes_decoded_at_once(ids):
+    spelled = {256: b"th", 257: b"<eos>"}
+    data = b"".join(spelled.get(token) or bytes([token]) for token in ids)
+    assert BYTE_LEVEL.decode(ids, skip_special_tokens=False) == data.decode("utf-8", errors="replace")
+
+
+def test_feeding_costs_the_new_tokens_only():
+    asked = []
+    tokenizer = byte_level()
+    detokenizer = tokenizer.detokenizer()
+    look_up = detokenizer._piece_bytes
+    detokenizer._piece_bytes = lambda token: (asked.append(token), look_up(token))[1]
+    for _ in range(100):
+        detokenizer.feed([256])
+    assert len(asked) == 100
+
+
+def test_a_stop_string_is_found_across_token_borders():
+    stops = StopStrings(["\n\nUser:"])
+    assert stops.feed("Hi.\n") == ("Hi.", False)
+    assert stops.held_back == 1
+    assert stops.feed("\nUs") == ("", False)
+    assert stops.feed("er: more") == ("", True)
+    assert (stops.matched, stops.finish()) == ("\n\nUser:", "")
+
+
+def test_text_held_back_in_vain_is_given_out():
+    stops = StopStrings(["aab"])
+    assert stops.feed("xaa") == ("x", False)
+    assert stops.feed("a") == ("a", False)
+    assert stops.feed("c") == ("aac", False)
+    assert stops.feed("a") == ("", False)
+    assert stops.finish() == "a"
+
+
+def test_the_stop_that_ends_first_wins_and_then_the_longest():
+    assert StopStrings(["abcd", "bc"]).feed("abcd") == ("a", True)
+    assert StopStrings(["b", "ab"]).feed("xab") == ("x", True)
+
+
+def test_nothing_is_given_out_after_a_stop():
+    stops = StopStrings(["."])
+    assert stops.feed("a.b") == ("a", True)
+    assert stops.feed("c") == ("", True)
+    assert stops.finish() == ""
+
+
+def test_without_stop_strings_text_passes_through():
+    stops = StopStrings([])
+    assert (stops.feed("abc"), stops.held_back, stops.matched) == (("abc", False), 0, None)
+
+
+@pytest.mark.parametrize("stops", ["abc", None, [""], ["ok", ""], [3], [b"a"], ["\udcff"], ["a\ud83d"]])
+def test_malformed_stop_strings_are_refused_by_name(stops):
+    with pytest.raises(ValueError, match="stop"):
+        StopStrings(stops)
+
+
+@settings(max_examples=300)
+@given(
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
+    pieces=st.lists(st.text("abc", max_size=5), max_size=12),
+)
+def test_any_split_stops_where_a_search_of_the_whole_text_does(stops, pieces):
+    text = "".join(pieces)
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    matcher, emitted, fed, stopped_at = StopStrings(stops), "", "", None
+    for piece in pieces:
+        fed += piece
+        emit, stopped = matcher.feed(piece)
+        emitted += emit
+        if stopped:
+            stopped_at = len(fed)
+            break
+        assert emitted + fed[len(fed) - matcher.held_back :] == fed
+    emitted += matcher.finish()
+    if not found:
+        assert (emitted, stopped_at) == (text, None)
+    else:
+        end, start = min(found)
+        assert emitted == text[:start]
+        assert stopped_at is not None
+        assert stopped_at - len(piece) < end <= stopped_at
