@@ -27,14 +27,12 @@ def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
 
 def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
     """Token ids of one prompt. Raises ValueError where it is empty, too long for the model, or not a prompt."""
-    if _is_list(prompt) and all(isinstance(token, int | np.integer) and not isinstance(token, bool) for token in prompt):
+    if _is_list(prompt) and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt):
         ids = [int(token) for token in prompt]
-    elif tokenizer is None:
-        raise ValueError("prompt: this model has no tokenizer; give a list of token ids")
     elif isinstance(prompt, str):
-        ids = tokenizer.encode(prompt)
+        ids = _tokenizer(tokenizer).encode(prompt)
     elif _is_list(prompt) and all(isinstance(message, Mapping) for message in prompt):
-        ids = tokenizer.encode_chat(list(prompt))
+        ids = _tokenizer(tokenizer).encode_chat(list(prompt))
     else:
         raise ValueError(
             "prompt: expected a string, a list of token ids (integers) or a list of chat messages, "
@@ -50,6 +48,12 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig)
             f"prompt: has {len(ids)} tokens, but the model's context of {config.max_position} must hold it and one more"
         )
     return ids
+
+
+def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise ValueError("prompt: this model has no tokenizer; give a list of token ids")
+    return tokenizer
 
 
 def _is_list(value: Any) -> bool:

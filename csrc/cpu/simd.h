@@ -106,7 +106,7 @@ inline int64_t argmax(const float* x, int64_t size) {
   return i < size ? i : 0;
 }
 
-// exp with a relative error below 2e-7; exactly 0 below -87.3 (so exp(-inf) = 0); inputs above 88 saturate.
+// exp with a relative error below 2e-7; exactly 0 below -87.3 (so exp(-inf) = 0); infinity above 88.
 inline f32x8 exp8(f32x8 x) {
   const f32x8 low = splat(-87.3f);
   const f32x8 clamped = x > splat(88.0f) ? splat(88.0f) : (x < low ? low : x);  // a NaN stays a NaN
@@ -127,7 +127,7 @@ inline f32x8 exp8(f32x8 x) {
   exponent = (exponent << 23) + 0x3F800000;  // the low bits of `shifted` are n
   f32x8 power;
   std::memcpy(&power, &exponent, sizeof(power));
-  return x < low ? splat(0.0f) : p * power;
+  return x < low ? splat(0.0f) : (x > splat(88.0f) ? splat(INFINITY) : p * power);
 }
 
 inline float exp1(float x) { return exp8(splat(x))[0]; }

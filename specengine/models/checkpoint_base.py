@@ -70,13 +70,15 @@ class Checkpoint(ABC):
     def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
             raise ValueError(f"{self.source}: has no tensor '{name}'")
+        if not self.tensors[name].shape:
+            raise ValueError(f"{self.source}: tensor '{name}' is a scalar, expected at least one dimension")
         return self.tensors[name]
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor; a large one has pages of its own, which go back to the system when it is freed.
+    """A new tensor; a large one has pages of its own, which go back to the system when it is freed.
 
-    The heap would keep them: a small object left in the hole of a freed block makes the next block grow the heap.
+    The heap would keep them: a small object left in the hole of a freed block makes the next extend it.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < 1 << 20:

@@ -81,7 +81,7 @@ class SafetensorsCheckpoint(_FolderCheckpoint):
         infos = {}
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():
+                for name in file.keys():  # noqa: SIM118 - not a mapping
                     view = file.get_slice(name)
                     dtype = view.get_dtype()
                     infos[name] = TensorInfo(tuple(view.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype))

@@ -19,7 +19,7 @@ from specengine.models.rope import rope_tables
 from specengine.ops import Ops, ops_for
 from specengine.tree import TreeBatch
 
-_BLOCK_BYTES = 16 << 20  # weights are read and packed in blocks of about this size
+_BLOCK_BYTES = 8 << 20  # weights are read and packed in blocks of about this size
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,85 @@
+"""Where a measurement was made, and with what."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import specengine
+
+
+def machine() -> dict[str, Any]:
+    """CPU model, usable cores, memory in bytes, operating system, and what the build uses of them."""
+    build = specengine.build_info()
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": _memory_bytes(),
+        "os": platform.platform(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": build["threads"],
+        "instruction_set": build["instruction_set"],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the engine and what it runs on."""
+    return {
+        "specengine": specengine.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "compiler": specengine.build_info()["compiler"],
+    }
+
+
+def commit() -> str | None:
+    """The source tree's git commit, with `-dirty` if tracked files differ from it; None for an installed package."""
+    root = Path(specengine.__file__).resolve().parents[1]
+    # An environment inside somebody else's repository must not report that repository's commit.
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):
+        return None
+    return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def read_bandwidth(device: torch.device) -> float:
+    """Bytes per second at which `device` reads memory: the best of a few sums over more than its caches hold."""
+    data = torch.ones((1 << 28 if device.type == "cuda" else 1 << 26), dtype=torch.float32, device=device)
+    best = 0.0
+    for _ in range(5):
+        begin = time.perf_counter()
+        data.sum().item()  # waits for the device
+        best = max(best, data.nbytes / (time.perf_counter() - begin))
+    return best
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+    return None
+
+
+def _cpu_model() -> str:
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    with suppress(AttributeError, ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None

@@ -1,0 +1,86 @@
+"""What is asked: questions of one or more turns, and the prompt each turn makes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specengine.models.loading import LoadedModel
+from specengine.types import GenerationOutput, Prompt
+
+BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+RANDOM_TOKENS = 32  # of a turn asked of a model without tokenizer
+
+
+@dataclass(frozen=True)
+class Question:
+    """One conversation's user turns; name is for messages."""
+
+    name: str
+    turns: tuple[str, ...]
+    category: str = ""
+
+
+def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Question]:
+    """The first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`, strings.
+
+    `question_id` and `category` are kept where they are given, other keys ignored, blank lines skipped.
+    Raises FileNotFoundError, or ValueError naming file and line.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit: expected a positive number of questions, got {limit}")
+    if not path.is_file():
+        raise FileNotFoundError(f"questions: no such file {str(path)!r}")
+    try:
+        # Not splitlines: JSON strings may hold separators such as U+2028 unescaped.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8 text, byte {error.start} is not") from None
+    questions = [
+        _parse(f"{path}, line {n}", n, line) for n, line in enumerate(lines, start=1) if line.strip()
+    ]
+    if not questions:
+        raise ValueError(f"{path}: holds no questions")
+    return questions[:limit]
+
+
+def _parse(where: str, number: int, line: str) -> Question:
+    try:
+        data = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{where}: expected one JSON object per line: {error}") from None
+    if not isinstance(data, dict) or "turns" not in data:
+        raise ValueError(f'{where}: expected an object with "turns", got {line.strip()[:60]!r}')
+    turns = data["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        raise ValueError(
+            f'{where}: "turns" must be a list of one or more non-empty strings, got {str(turns)[:60]!r}'
+        )
+    return Question(str(data.get("question_id", number)), tuple(turns), str(data.get("category", "")))
+
+
+def prompt_of(
+    question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0
+) -> Prompt:
+    """The prompt of turn len(answers): the turns so far with the answers between them.
+
+    Chat messages where the model has a template, else plain text; random token ids fixed by `seed`, question and
+    turn where it has no tokenizer.
+    """
+    turns = question.turns[: len(answers) + 1]
+    if model.tokenizer is None:
+        ids: list[int] = []
+        for number in range(len(turns)):
+            draw = random.Random(f"{seed} {question.name} {number}")
+            ids += draw.choices(range(model.config.vocab_size), k=RANDOM_TOKENS)
+            ids += answers[number].token_ids if number < len(answers) else []
+        return ids
+    if model.tokenizer.has_chat_template:
+        asked = [{"role": "user", "content": turn} for turn in turns]
+        told = [{"role": "assistant", "content": answer.text} for answer in answers]
+        return [message for pair in zip(asked, told, strict=False) for message in pair] + asked[-1:]
+    texts = [text for turn, answer in zip(turns, answers, strict=False) for text in (turn, answer.text)]
+    return "\n\n".join([*texts, turns[-1]])

@@ -1,0 +1,70 @@
+"""Counting: what one configuration did in one repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specengine.types import PHASES, CycleTrace, GenerationOutput
+
+
+@dataclass
+class Tally:
+    """Sums over calls. passes: cycles of the whole batch; cycles: those of every sequence."""
+
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    phase_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    passes: int = 0
+    cycles: int = 0
+    tokens: int = 0
+    drafted: list[int] = field(default_factory=list)  # cycles that drafted to depth d + 1
+    accepted: list[int] = field(default_factory=list)  # cycles that accepted a node there
+
+    def add(self, outputs: Sequence[GenerationOutput], seconds: float) -> None:
+        """One call: traced outputs that ran as one batch, all admitted before its first cycle."""
+        # The sequence that ran longest took part in every pass, so its phases are the batch's.
+        longest = max(outputs, key=lambda output: output.stats.cycles).stats
+        prefill = sum(output.stats.prefill_seconds for output in outputs)
+        phases = {phase: longest.seconds_by_phase[phase] for phase in PHASES if phase != "host"}
+        # A sequence's own host time holds the prefills of those admitted after it; the remainder here does not.
+        phases["host"] = max(0.0, seconds - prefill - sum(phases.values()))
+        for phase, spent in phases.items():
+            self.phase_seconds[phase] += spent
+        self.seconds += seconds
+        self.prefill_seconds += prefill
+        self.passes += longest.cycles
+        for output in outputs:
+            self.cycles += output.stats.cycles
+            self.tokens += len(output.token_ids)
+            for cycle in output.trace:
+                self._add_cycle(cycle)
+
+    @property
+    def tau(self) -> float:
+        return self.tokens / self.cycles
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """As GenerationStats has it, over all cycles together."""
+        return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True)]
+
+    @property
+    def ms_per_cycle(self) -> dict[str, float]:
+        """Milliseconds per pass and phase; with the prefill they add up to the wall time."""
+        return {phase: 1e3 * seconds / self.passes for phase, seconds in self.phase_seconds.items()}
+
+    def _add_cycle(self, cycle: CycleTrace) -> None:
+        depths = [0]
+        for parent in cycle.parents[1:]:
+            depths.append(depths[parent] + 1)
+        for depth in range(max(depths)):
+            if depth == len(self.drafted):
+                self.drafted.append(0)
+                self.accepted.append(0)
+            self.drafted[depth] += 1
+            self.accepted[depth] += depth < len(cycle.accepted)

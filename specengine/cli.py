@@ -1,0 +1,328 @@
+"""The console script `specengine`: generate, chat, models."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from specengine.console import note, one_line_errors, show_logprobs, show_trace, summary, write
+
+if TYPE_CHECKING:
+    from specengine.engine import Engine
+    from specengine.models.loading import LoadedModel
+    from specengine.types import GenerationOutput, Prompt, SamplingParams
+
+
+class _Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Lossless speculative decoding for LLaMA, Vicuna and Qwen models.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from specengine.build import build_info
+
+    info = build_info()
+    typer.echo(f"specengine {info['version']}")
+    typer.echo(f"compiler: {info['compiler']}")
+    typer.echo(f"instruction sets: {', '.join(info['instruction_sets'])} (in use: {info['instruction_set']})")
+    typer.echo(f"CUDA architectures: {', '.join(info['cuda_architectures']) or 'no CUDA'}")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Version and build; then exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+Model = Annotated[
+    str, typer.Option(help="Embedded name, checkpoint folder, GGUF file, hub name, or random:<preset>.")
+]
+Drafter = Annotated[str, typer.Option(help="NAME[:PATH][,option=value...]: auto, none, prompt_lookup, ...")]
+Rule = Annotated[str, typer.Option(help="Verification rule.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+System = Annotated[str | None, typer.Option(help="System message of the chat.")]
+MaxNewTokens = Annotated[int, typer.Option(help="At most this many tokens.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
+TopK = Annotated[int, typer.Option(help="Only the k most likely tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Only the most likely tokens of this total probability; 1 is off.")]
+MinP = Annotated[float, typer.Option(help="Only tokens of this probability relative to the best; 0 is off.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="For tokens in prompt and output; 1 is off.")]
+PresencePenalty = Annotated[float, typer.Option(help="For tokens in the output, once.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="For tokens in the output, per occurrence.")]
+LogitBias = Annotated[
+    list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to the score of a token id; repeatable.")
+]
+Seed = Annotated[int, typer.Option(help="Fixes the text at temperature > 0.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[
+        str, typer.Argument(help="The question; - reads it from stdin (one final newline is cut).")
+    ],
+    model: Model = "smollm2-135m",
+    drafter: Drafter = "auto",
+    rule: Rule = "match",
+    device: Device = "auto",
+    dtype: DType = "auto",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
+    ] = False,
+    system: System = None,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    logit_bias: LogitBias = None,
+    seed: Seed = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Keep going past the end of the text.")
+    ] = False,
+    logprobs: Annotated[int, typer.Option(help="Show this many most likely tokens per position.")] = 0,
+    n: Annotated[int, typer.Option("--n", "-n", help="Samples; sample i is what seed + i gives.")] = 1,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Show every cycle's tree and what was accepted.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Answer one question.
+
+    The prompt is a chat turn: the model's chat template is applied. With --raw, and for models that have no template,
+    the text is continued as it is. Models without a tokenizer (random:<preset>) take and give token ids: "5 17 9".
+    """
+    from specengine.engine import Engine
+    from specengine.types import SamplingParams
+
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_parse_bias(logit_bias or []),
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+        n=n,
+        trace=trace,
+    )
+    if prompt == "-":
+        prompt = sys.stdin.read().removesuffix("\n")
+    engine = Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype)
+    request = _prompt(prompt, system, raw, engine.model)
+    begin = time.perf_counter()
+    if n == 1 and not as_json:
+        outputs = [_stream(engine, request, params)]
+    else:
+        result = engine.generate(request, params)
+        outputs = result if isinstance(result, list) else [result]
+    seconds = time.perf_counter() - begin
+    if as_json:
+        found = [output.to_dict() for output in outputs]
+        typer.echo(json.dumps(found[0] if n == 1 else {"outputs": found}))
+        return
+    token_text = engine.tokenizer.token_text if engine.tokenizer else str
+    for number, output in enumerate(outputs, start=1):
+        if n > 1:
+            write(f"[{number}/{n}]\n{output.text if engine.tokenizer else _spelled(output.token_ids)}\n")
+        show_trace(output.trace or (), token_text)
+        show_logprobs(output.logprobs or (), token_text)
+    note(summary(outputs, seconds, engine.drafter.name))
+
+
+@app.command()
+def chat(
+    model: Model = "smollm2-135m",
+    drafter: Drafter = "auto",
+    rule: Rule = "match",
+    device: Device = "auto",
+    dtype: DType = "auto",
+    system: System = None,
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    logit_bias: LogitBias = None,
+    seed: Seed = 0,
+) -> None:
+    """Talk with a model; accepted draft tokens are green.
+
+    /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
+    """
+    from specengine.chat import Chat
+    from specengine.engine import Engine
+    from specengine.types import SamplingParams
+
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_parse_bias(logit_bias or []),
+        seed=seed,
+    )
+    Chat(Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype), params, system).run()
+
+
+@app.command()
+def models(
+    check: Annotated[
+        bool, typer.Option("--check", help="Verify cached files against their SHA-256.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """List the models that need no path: embedded ones, and presets of random weights.
+
+    --check exits with 1 if a cached file is damaged.
+    """
+    from specengine.hub import cached_embedded, list_models
+    from specengine.models.presets import PRESETS
+
+    entries = []
+    for entry in list_models(verify=check):
+        # A damaged file of the right size passes the quick look and fails the full one.
+        damaged = check and entry.path is None and cached_embedded(entry.name) is not None
+        found = "damaged" if damaged else "not fetched"
+        state = found if entry.path is None else "verified" if check else "cached"
+        entries.append({**vars(entry), "path": entry.path and str(entry.path), "state": state})
+    presets = [
+        {
+            "name": f"random:{name}",
+            "architecture": c.architecture,
+            "layers": c.num_layers,
+            "hidden_size": c.hidden_size,
+            "vocab_size": c.vocab_size,
+            "max_position": c.max_position,
+        }
+        for name, c in PRESETS.items()
+    ]
+    if as_json:
+        typer.echo(json.dumps({"embedded": entries, "random": presets}))
+    else:
+        _show_models(entries, presets)
+    if any(entry["state"] == "damaged" for entry in entries):
+        raise typer.Exit(1)
+
+
+def _show_models(entries: list[dict[str, Any]], presets: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    console = Console(highlight=False)
+    table = Table(
+        *(Column("model", no_wrap=True), "state", "size", "licence", "description"),
+        title="Embedded models",
+        title_justify="left",
+    )
+    for e in entries:
+        table.add_row(
+            e["name"], e["state"], f"{e['size_bytes'] / 1e6:.0f} MB", e["license"], e["description"]
+        )
+    console.print(table)
+    table = Table(
+        *(Column("model", no_wrap=True), "architecture", "layers", "hidden size", "vocabulary", "context"),
+        title="Random weights",
+        title_justify="left",
+    )
+    for preset in presets:
+        table.add_row(*map(str, preset.values()))
+    console.print(table)
+
+
+def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        token, _, value = pair.partition("=")
+        try:
+            token_id, number = int(token), float(value)
+        except ValueError:
+            raise ValueError(
+                f"logit_bias: expected ID=VALUE, a token id and a number, got {pair!r}"
+            ) from None
+        if token_id in bias:
+            raise ValueError(f"logit_bias: token id {token_id} is given twice")
+        bias[token_id] = number
+    return bias or None
+
+
+def _prompt(text: str, system: str | None, raw: bool, model: LoadedModel) -> Prompt:
+    """What the engine is asked: chat messages where the model has a template, else text or token ids."""
+    chat = model.tokenizer is not None and model.tokenizer.has_chat_template and not raw
+    if system is not None and not chat:
+        raise ValueError("system: needs a model with a chat template, and no --raw")
+    if chat:
+        turns = [("system", system), ("user", text)] if system is not None else [("user", text)]
+        return [{"role": role, "content": content} for role, content in turns]
+    if model.tokenizer is not None:
+        return text
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise ValueError(
+            f"prompt: {model.name} has no tokenizer; expected token ids such as '5 17 9', got {text[:80]!r}"
+        ) from None
+
+
+def _spelled(token_ids: list[int]) -> str:
+    return " ".join(map(str, token_ids))
+
+
+def _stream(engine: Engine, prompt: Prompt, params: SamplingParams) -> GenerationOutput:
+    """Writes text (token ids where there is no tokenizer) as it comes and ends the line."""
+    for event in engine.stream(prompt, params):
+        write(event.text if engine.tokenizer else f"{_spelled(event.token_ids)} ")
+        output = event.output
+    write("\n")
+    return output
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Small engines the tests share, and a drafter that knows the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+from specengine import Engine
+from specengine.drafters.base import Drafter
+from specengine.models.loading import LoadedModel, load_model
+from specengine.tree import DraftTree
+
+
+@functools.cache
+def tiny_model(name: str = "random:tiny-llama", dtype: str = "float32") -> LoadedModel:
+    return load_model(name, device="cpu", dtype=dtype)
+
+
+def tiny_engine(drafter: str = "prompt_lookup,min_ngram=1", *, eos: frozenset[int] = frozenset(), **options) -> Engine:
+    """A random model without tokenizer."""
+    return Engine(dataclasses.replace(tiny_model(), eos_token_ids=eos), drafter=drafter, **options)
+
+
+class Oracle(Drafter):
+    """Drafts the known continuation to a random depth among random wrong nodes, so that every shape of acceptance occurs."""
+
+    name = "oracle"
+
+    def __init__(self, answers: list[list[int]], vocab: int, nodes: int = 24, seed: int = 0) -> None:
+        self.answers, self.vocab, self.nodes, self.random = answers, vocab, nodes, random.Random(seed)
+
+    @property
+    def max_nodes(self) -> int:
+        return self.nodes
+
+    def draft(self, sequences) -> list[DraftTree]:
+        return [self._draft_one(sequence) for sequence in sequences]
+
+    def _draft_one(self, sequence) -> DraftTree:
+        answer = next(a for a in self.answers if a[: len(sequence.tokens)] == sequence.tokens)
+        limit, draw = sequence.draft_limit, self.random
+        right = answer[len(sequence.tokens) :][: draw.randint(0, min(limit, self.nodes - 1))]
+        tokens, parents, depths, last = [sequence.tokens[-1]], [-1], [0], 0
+        while len(tokens) < self.nodes and limit > 0:
+            if right and draw.random() < 0.4:
+                parent, token = last, right.pop(0)
+                last = len(tokens)
+            else:
+                parent, token = draw.randrange(len(tokens)), draw.randrange(self.vocab)
+                if depths[parent] >= limit:
+                    continue
+            tokens.append(token), parents.append(parent), depths.append(depths[parent] + 1)
+            if draw.random() < 0.03:
+                break
+        return DraftTree(tokens, parents)
+
+
+def oracle_engine(prompts, params, *, seed: int = 0, nodes: int = 24, **options) -> Engine:
+    """A tiny engine whose drafter knows what plain decoding says after these prompts."""
+    plain = tiny_engine("none").generate(prompts, params)
+    engine = tiny_engine(**options)
+    answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
+    engine.drafter = Oracle(answers, engine.model.config.vocab_size, nodes, seed)
+    return engine

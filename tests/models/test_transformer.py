@@ -1,0 +1,128 @@
+"""The transformer against transformers' own, on small seeded models of every family."""
+
+import pytest
+import torch
+
+from specengine import Engine, SamplingParams
+from specengine.models.loading import load_model
+from specengine.tree import TreeBatch
+
+transformers = pytest.importorskip("transformers")
+
+COMMON = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "initializer_range": 0.15,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+VARIANTS = {
+    "llama": ("LlamaConfig", {}),
+    "llama-mha": ("LlamaConfig", {"num_key_value_heads": 4}),
+    "llama-mqa": ("LlamaConfig", {"num_key_value_heads": 1}),
+    "llama-gqa-3": ("LlamaConfig", {"num_attention_heads": 6, "hidden_size": 96}),
+    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim-80": ("LlamaConfig", {"head_dim": 80}),
+    "llama-odd-vocabulary": ("LlamaConfig", {"vocab_size": 333}),
+    "llama3-rope": ("LlamaConfig", {"rope_scaling": LLAMA3_ROPE, "rope_theta": 500000.0}),
+    "linear-rope": ("LlamaConfig", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "dynamic-rope": ("LlamaConfig", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    "yarn-rope": ("LlamaConfig", {"rope_scaling": YARN}),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mistral-sliding": ("MistralConfig", {"sliding_window": 16}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen2-sliding": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "qwen3-tied": ("Qwen3Config", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request, tmp_path_factory):
+    """transformers' model and the folder it saved."""
+    name, changes = VARIANTS[request.param]
+    torch.manual_seed(7)
+    config = getattr(transformers, name)(**{**COMMON, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():  # fresh models have zero biases and unit norms
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1 * ("bias" in parameter_name or 1.0))
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def our_logits(folder, ids):
+    loaded = load_model(folder, device="cpu", dtype="float32")
+    cache = loaded.target.new_cache()
+    batch = cache.batch([cache.allocate(len(ids))], [0])
+    return loaded.target.forward(TreeBatch.chains([ids], loaded.target.device), cache, batch).logits
+
+
+def test_logits_are_those_of_transformers(pair):
+    model, folder = pair
+    ids = torch.randint(0, 320, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0]
+    error = (our_logits(folder, ids) - expected).abs().max() / expected.abs().max()
+    assert error < 2e-3
+    assert expected.std() > 0.1  # logits that are all alike would prove nothing
+
+
+def test_greedy_tokens_are_those_of_transformers(pair):
+    model, folder = pair
+    prompt = torch.randint(0, 320, (12,), generator=torch.Generator().manual_seed(2)).tolist()
+    output = Engine(folder, drafter="prompt_lookup,min_ngram=1", device="cpu", dtype="float32").generate(
+        prompt, SamplingParams(max_new_tokens=48, ignore_eos=True)
+    )
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + output.token_ids])).logits[0, len(prompt) - 1 : -1]
+    top = logits.topk(2)
+    for token, ids, values in zip(output.token_ids, top.indices, top.values, strict=True):
+        if token != ids[0]:
+            assert values[0] - values[1] < 1e-3  # a near-tie may go either way; what follows is another text
+            break
+
+
+def test_peak_memory_of_loading_stays_near_the_loaded_size(tmp_path):
+    """In a process of its own: the high-water mark of resident memory, mapped pages included."""
+    import subprocess
+    import sys
+
+    config = transformers.LlamaConfig(
+        **{**COMMON, "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    size = sum(p.numel() for p in model.parameters()) * 4
+    model.save_pretrained(tmp_path, max_shard_size="200MB")
+    del model
+    script = """
+import sys
+from specengine.models.loading import load_model
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+load_model("random:tiny-llama", device="cpu")
+before = status("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # resets the high-water mark
+loaded = load_model(sys.argv[1], device="cpu", dtype="float32")
+print(status("VmHWM") - before)
+"""
+    result = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 1.15 * size

@@ -1,0 +1,142 @@
+"""rms_norm, silu_mul and rope_cache against their references."""
+
+import pytest
+import torch
+from cases import DTYPES, HEAD_DIMS, HEADS, PREFIX_LENGTHS, chain, comb, depths_of, make_cache, randn, random_tree, star
+
+from specengine import _C
+from specengine.ops.layer import (
+    rms_norm,
+    rms_norm_reference,
+    rope_cache,
+    rope_cache_reference,
+    silu_mul,
+    silu_mul_reference,
+)
+
+pytestmark = pytest.mark.usefixtures("instruction_set")
+
+EPS = 1e-5
+
+
+def rope_tables(positions: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angle = torch.arange(positions)[:, None] / 100.0 ** (torch.arange(dim // 2) / (dim // 2))
+    return angle.cos().contiguous(), angle.sin().contiguous()
+
+
+def run_rope(op, trees, lengths, heads, kv_heads, dim, dtype, *, norm=True, qkv=None):
+    """(q, k_cache, v_cache) after op."""
+    cache = make_cache(trees, lengths, kv_heads, dim, dtype)
+    rows = int(cache.row_start[-1])
+    qkv = randn(rows, (heads + 2 * kv_heads) * dim, seed=3) if qkv is None else qkv
+    norms = (randn(dim, seed=4), randn(dim, seed=5)) if norm else (None, None)
+    q = torch.full((rows, heads, dim), torch.nan)
+    op(qkv, *rope_tables(600, dim), *norms, depths_of(trees), *cache.place(), q, EPS)
+    return q, cache.k, cache.v
+
+
+def check_rope(trees, lengths, heads, kv_heads, dim, dtype, norm=True):
+    args = (trees, lengths, heads, kv_heads, dim, dtype)
+    (q, k, v), expected = run_rope(rope_cache, *args, norm=norm), run_rope(rope_cache_reference, *args, norm=norm)
+    # A key may fall on the other side of a bfloat16 rounding boundary; everything not written must be untouched (NaN).
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(q, expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(k, expected[1], equal_nan=True, **tolerance)
+    torch.testing.assert_close(v, expected[2], equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 40])
+@pytest.mark.parametrize("columns", [1, 7, 8, 20, 576])
+@pytest.mark.parametrize("with_delta", [False, True])
+def test_rms_norm_matches_its_reference(rows, columns, with_delta):
+    weight, delta = randn(columns, seed=2), randn(rows, columns, seed=3) if with_delta else None
+    residual = randn(rows, columns)
+    expected_residual, out, expected = residual.clone(), torch.empty(rows, columns), torch.empty(rows, columns)
+    rms_norm(residual, delta, weight, out, EPS)
+    rms_norm_reference(expected_residual, delta, weight, expected, EPS)
+    assert torch.equal(residual, expected_residual)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 40])
+@pytest.mark.parametrize("columns", [1, 7, 8, 20, 1536])
+def test_silu_mul_matches_its_reference(rows, columns):
+    gate_up, out, expected = 4 * randn(rows, 2 * columns), torch.empty(rows, columns), torch.empty(rows, columns)
+    silu_mul(gate_up, out)
+    silu_mul_reference(gate_up, expected)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_silu_mul_holds_over_the_whole_range_of_gates():
+    gate = torch.cat([torch.linspace(-200, 200, 4001), torch.tensor([0.0, -0.0, 1e-30, -87.3, 88.0, 3e38, -3e38])])
+    out, expected = torch.empty(1, len(gate)), torch.empty(1, len(gate))
+    gate_up = torch.cat([gate, torch.ones(len(gate))])[None].contiguous()
+    silu_mul(gate_up, out)
+    silu_mul_reference(gate_up, expected)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_rope_cache_matches_its_reference_for_every_head_grouping(heads, kv_heads, dtype):
+    check_rope([comb(20), chain(3), star(9)], [70, 0, 62], heads, kv_heads, 16, dtype)
+
+
+@pytest.mark.parametrize("dim", [2, *HEAD_DIMS])
+@pytest.mark.parametrize("norm", [False, True])
+def test_rope_cache_matches_its_reference_for_every_head_dim(dim, norm):
+    check_rope([random_tree(12), chain(5)], [61, 130], 4, 2, dim, torch.float32, norm)
+
+
+@pytest.mark.parametrize("length", PREFIX_LENGTHS)
+def test_rope_cache_writes_the_right_slots_at_page_edges(length):
+    check_rope([random_tree(70, seed=length)], [length], 2, 1, 8, torch.bfloat16)
+
+
+def test_rope_cache_takes_a_long_chain_as_prefill_does():
+    check_rope([chain(300), chain(257)], [0, 64], 2, 1, 8, torch.float32)
+
+
+def test_ops_accept_an_empty_batch():
+    q, k, v = run_rope(rope_cache, [], [], 4, 2, 8, torch.float32)
+    assert q.shape == (0, 4, 8) and k.isnan().all() and v.isnan().all()
+
+
+def test_rows_have_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads():
+    residual, weight, gate_up = randn(40, 53), randn(53, seed=2), randn(40, 2 * 53, seed=3)
+
+    def both(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        x, gates = residual[rows].clone(), gate_up[rows].clone()
+        normed, gated = torch.empty_like(x), torch.empty_like(x)
+        rms_norm(x, x.clone(), weight, normed, EPS)
+        silu_mul(gates, gated)
+        return normed, gated
+
+    _C.set_num_threads(1)
+    alone = [both(slice(m, m + 1)) for m in range(40)]
+    for threads in (1, 2, 3):
+        _C.set_num_threads(threads)
+        for got, parts in zip(both(slice(0, 40)), zip(*alone, strict=True), strict=True):
+            assert torch.equal(got, torch.cat(parts))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_node_is_rotated_to_the_same_bits_as_its_token_in_plain_decoding(dtype):
+    tree, length, dim = random_tree(33, seed=6), 50, 20
+    qkv = randn(33, (4 + 2 * 2) * dim, seed=7)
+    q, _, _ = run_rope(rope_cache, [tree], [length], 4, 2, dim, dtype, qkv=qkv)
+    depths = depths_of([tree]).tolist()
+    lengths = [length + depth for depth in depths]
+    decoded, _, _ = run_rope(rope_cache, [[-1]] * 33, lengths, 4, 2, dim, dtype, qkv=qkv)
+    assert torch.equal(q, decoded)
+
+
+def test_nan_reaches_the_output_of_its_row_and_no_other():
+    residual, delta, weight, out = randn(9, 20), randn(9, 20, seed=2), randn(20, seed=3), torch.empty(9, 20)
+    delta[4, 17] = torch.nan
+    rms_norm(residual, delta, weight, out, EPS)
+    assert out[4].isnan().all() and out.isnan().sum() == 20
+    gate_up, gated = randn(9, 40), torch.empty(9, 20)
+    gate_up[2, 1], gate_up[2, 19], gate_up[5, 20 + 8] = torch.nan, torch.nan, torch.nan
+    silu_mul(gate_up, gated)
+    assert [tuple(x) for x in gated.isnan().nonzero().tolist()] == [(2, 1), (2, 19), (5, 8)]

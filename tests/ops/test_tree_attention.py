@@ -1,0 +1,197 @@
+"""tree_attention against its reference, and bit for bit against plain decoding of the same tokens."""
+
+import pytest
+import torch
+from cases import (
+    DTYPES,
+    HEAD_DIMS,
+    HEADS,
+    NODE_COUNTS,
+    PREFIX_LENGTHS,
+    Cache,
+    ancestor_bits,
+    chain,
+    comb,
+    depths_of,
+    make_cache,
+    path_to,
+    randn,
+    random_tree,
+    star,
+)
+
+from specengine import _C
+from specengine.ops.tree_attention import tree_attention, tree_attention_reference
+
+pytestmark = pytest.mark.usefixtures("instruction_set")
+
+MIXED = ([comb(33), [-1], star(65), random_tree(40, 3), chain(7)], [129, 64, 0, 63, 300])
+
+
+def attend(cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None, window: int = 0, op=tree_attention) -> torch.Tensor:
+    out = torch.full_like(q, torch.nan)
+    op(q, *cache.place(), ancestors, out, q.shape[-1] ** -0.5, window)
+    return out
+
+
+def queries(cache: Cache, heads: int) -> torch.Tensor:
+    return 2 * randn(int(cache.row_start[-1]), heads, cache.k.shape[-1], seed=9)
+
+
+def check(trees, lengths, heads=4, kv_heads=2, dim=16, dtype=torch.float32, window=0):
+    cache = make_cache(trees, lengths, kv_heads, dim, dtype)
+    q, ancestors = queries(cache, heads), ancestor_bits(trees)
+    expected = attend(cache, q, ancestors, window, tree_attention_reference)
+    torch.testing.assert_close(attend(cache, q, ancestors, window), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("nodes", NODE_COUNTS)
+def test_every_node_count_matches_the_reference(nodes, dtype):
+    for shape in (chain, star, comb, random_tree):
+        check([shape(nodes)], [65], dtype=dtype)
+
+
+@pytest.mark.parametrize("length", PREFIX_LENGTHS)
+def test_every_prefix_length_matches_the_reference(length):
+    check([random_tree(1)], [length])
+    check([random_tree(37, length)], [length], dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_every_head_grouping_matches_the_reference(heads, kv_heads, dtype):
+    check(*MIXED, heads=heads, kv_heads=kv_heads, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+def test_every_head_dim_matches_the_reference(dim, dtype):
+    check([comb(20), random_tree(9)], [100, 3], dim=dim, dtype=dtype)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 16, 63, 64, 65, 100, 10**12])
+def test_every_sliding_window_matches_the_reference(window):
+    check(*MIXED, window=window)
+
+
+def test_an_empty_batch_and_sequences_without_rows_are_accepted():
+    cache = make_cache([], [], 2, 8, torch.float32)
+    assert attend(cache, queries(cache, 4), None).shape == (0, 4, 8)
+    trees, lengths = [comb(5), [], star(3)], [10, 7, 0]
+    cache = make_cache(trees, lengths, 2, 8, torch.float32)
+    expected = attend(cache, queries(cache, 4), ancestor_bits(trees), op=tree_attention_reference)
+    torch.testing.assert_close(attend(cache, queries(cache, 4), ancestor_bits(trees)), expected)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_no_ancestors_means_the_chain_bit_for_bit(window):
+    trees = [chain(70), chain(1), chain(256)]
+    cache = make_cache(trees, [3, 64, 127], 2, 20, torch.float32)
+    q = queries(cache, 6)
+    assert torch.equal(attend(cache, q, None, window), attend(cache, q, ancestor_bits(trees), window))
+
+
+def test_wider_masks_than_needed_change_nothing():
+    trees = [comb(20)]
+    cache = make_cache(trees, [70], 2, 8, torch.float32)
+    q = queries(cache, 4)
+    assert torch.equal(attend(cache, q, ancestor_bits(trees)), attend(cache, q, ancestor_bits(trees, words=11)))
+
+
+def test_a_chain_longer_than_any_tree_is_prefill():
+    cache = make_cache([chain(400)], [0], 2, 16, torch.float32)
+    q = queries(cache, 4)
+    expected = attend(cache, q, None, op=tree_attention_reference)
+    torch.testing.assert_close(attend(cache, q, None), expected, rtol=1e-4, atol=2e-5)
+
+
+def decoded(cache: Cache, trees, lengths, q: torch.Tensor, window: int) -> torch.Tensor:
+    """Every node by plain decoding: its own sequence, its path's rows consecutive behind the prefix, one query."""
+    own, rows = [], []
+    for b, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
+        keys, values = cache.rows(b, length + len(tree))
+        for node in range(len(tree)):
+            path = path_to(tree, node)
+            slots = [*range(length), *(length + i for i in path)]
+            own.append(length + len(path) - 1)
+            rows.append((keys[slots], values[slots]))
+    _, kv_heads, _, dim = cache.k.shape
+    plain = make_cache([[-1]] * len(own), own, kv_heads, dim, cache.k.dtype, seed=8, rows=rows)
+    return attend(plain, q, None, window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads, dim", [(4, 4, 8), (6, 2, 20), (4, 1, 64), (8, 2, 96)])
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_node_has_the_bits_of_the_same_token_in_plain_decoding(heads, kv_heads, dim, dtype, window):
+    trees, lengths = [random_tree(65, 4), comb(30), star(5)], [62, 129, 0]
+    cache = make_cache(trees, lengths, kv_heads, dim, dtype)
+    q = queries(cache, heads)
+    assert torch.equal(attend(cache, q, ancestor_bits(trees), window), decoded(cache, trees, lengths, q, window))
+
+
+def test_a_token_has_the_same_bits_in_prefill_and_in_decoding():
+    trees, lengths = [chain(140)], [0]
+    cache = make_cache(trees, lengths, 2, 20, torch.bfloat16)
+    q = queries(cache, 6)
+    assert torch.equal(attend(cache, q, None), decoded(cache, trees, lengths, q, 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neither_batch_nor_threads_change_a_bit(dtype):
+    trees, lengths = MIXED
+    cache = make_cache(trees, lengths, 2, 20, dtype)
+    q, ancestors, starts = queries(cache, 6), ancestor_bits(trees), cache.row_start.tolist()
+    _C.set_num_threads(1)
+    together = attend(cache, q, ancestors)
+    for threads in (2, 3):
+        _C.set_num_threads(threads)
+        assert torch.equal(attend(cache, q, ancestors), together)
+    for b, tree in enumerate(trees):
+        rows = slice(starts[b], starts[b + 1])
+        start = torch.tensor([0, len(tree)], dtype=torch.int32)
+        alone = Cache(cache.k, cache.v, cache.block_table[b : b + 1], cache.lengths[b : b + 1], start)
+        assert torch.equal(attend(alone, q[rows], ancestors[rows].contiguous()), together[rows])
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_a_nan_in_the_cache_reaches_exactly_the_nodes_that_see_it(which):
+    tree, length = random_tree(40, 2), 30
+    cache = make_cache([tree], [length], 2, 20, torch.float32)
+    q, ancestors = queries(cache, 4), ancestor_bits([tree])
+    clean = attend(cache, q, ancestors)
+    poisoned = 3
+    slot = length + poisoned
+    getattr(cache, which)[int(cache.block_table[0, slot // 64]), 1, slot % 64, 19] = torch.nan
+    out = attend(cache, q, ancestors)
+    sees = torch.tensor([poisoned in path_to(tree, node) for node in range(40)])
+    assert 0 < sees.sum() < 40
+    assert torch.equal(out[:, :2], clean[:, :2]), "the other key/value head"
+    assert torch.equal(out[~sees], clean[~sees])
+    assert out[sees][:, 2:, 19].isnan().all()
+
+
+def test_a_nan_query_makes_its_head_nan_and_no_other():
+    cache = make_cache([comb(20)], [70], 2, 20, torch.bfloat16)
+    q, ancestors = queries(cache, 4), ancestor_bits([comb(20)])
+    clean = attend(cache, q, ancestors)
+    q[7, 2, 5] = torch.nan
+    out = attend(cache, q, ancestors)
+    assert out[7, 2].isnan().all()
+    clean[7, 2] = torch.nan
+    assert torch.equal(out.isnan(), clean.isnan()) and torch.equal(out.nan_to_num(), clean.nan_to_num())
+
+
+def test_large_scores_do_not_overflow():
+    cache = make_cache([comb(9)], [80], 1, 8, torch.float32)
+    q = 1000 * queries(cache, 2)
+    ancestors = ancestor_bits([comb(9)])
+    expected = attend(cache, q, ancestors, op=tree_attention_reference)
+    torch.testing.assert_close(attend(cache, q, ancestors), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_ancestors_in_the_cases_agree_with_depths():
+    bits = ancestor_bits([random_tree(65)])
+    counts = torch.stack([(bits >> i) & 1 for i in range(32)]).sum(dim=(0, 2))
+    assert torch.equal(counts - 1, depths_of([random_tree(65)]))

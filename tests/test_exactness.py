@@ -1,0 +1,128 @@
+"""On the real model: tokens are those of transformers, and speculation changes none of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from specengine import Engine, SamplingParams
+from specengine.models.loading import load_model
+from specengine.tree import TreeBatch
+
+pytestmark = pytest.mark.model
+DATA = Path(__file__).parent / "data"
+REFERENCE = json.loads((DATA / "smollm2_reference.json").read_text())
+# 15 of MT-bench (Apache-2.0) and 15 of HumanEval (MIT): first turns
+QUESTIONS = [json.loads(line)["turns"][0] for line in (DATA / "questions.jsonl").read_text().splitlines()]
+GREEDY = SamplingParams(max_new_tokens=128)
+SAMPLED = SamplingParams(max_new_tokens=128, temperature=0.8, top_p=0.95, seed=17)
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path):
+    return load_model(smollm2_path, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def engines(model):
+    return {name: Engine(model, drafter=name, max_batch_size=4) for name in ("none", "prompt_lookup")}
+
+
+@pytest.mark.parametrize("run", REFERENCE["runs"], ids=lambda run: run["text"][:24])
+def test_greedy_tokens_are_those_recorded_from_transformers(engines, run):
+    params = SamplingParams(max_new_tokens=len(run["output_ids"]), ignore_eos=True)
+    output = engines["prompt_lookup"].generate(run["prompt_ids"], params)
+    for ours, theirs, margin in zip(output.token_ids, run["output_ids"], run["margins"], strict=True):
+        if ours != theirs:
+            assert margin < 1e-3
+            break
+
+
+@pytest.mark.parametrize("run", REFERENCE["runs"], ids=lambda run: run["text"][:24])
+def test_logits_are_those_recorded_from_transformers(model, run):
+    cache = model.target.new_cache()
+    batch = cache.batch([cache.allocate(len(run["prompt_ids"]))], [0])
+    rows = TreeBatch.chains([run["prompt_ids"]], model.target.device)
+    logits = model.target.forward(rows, cache, batch).logits[-1]
+    expected = torch.tensor(run["logits"])
+    error = (logits[:: REFERENCE["logit_stride"]] - expected).abs().max()
+    assert error / run["highest_logit"] < 2e-3
+
+
+def chats(questions):
+    return [[{"role": "user", "content": question}] for question in questions]
+
+
+def check(engines, params, questions):
+    prompts = chats(questions)
+    plain = [engines["none"].generate(prompt, params).token_ids for prompt in prompts]
+    alone = [engines["prompt_lookup"].generate(prompt, params) for prompt in prompts]
+    together = engines["prompt_lookup"].generate(prompts, params)  # at most four share a cycle
+    assert [output.token_ids for output in alone] == plain
+    assert [output.token_ids for output in together] == plain
+    assert sum(len(ids) for ids in plain) / sum(output.stats.cycles for output in alone) > 1.02
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_speculation_changes_no_token(engines, params):
+    check(engines, params, QUESTIONS[::8])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_speculation_changes_no_token_of_thirty_prompts(engines, params):
+    check(engines, params, QUESTIONS)
+
+
+def test_tree_logits_have_the_bits_of_plain_decoding(model):
+    """Rows of a wide tree against the same tokens decoded one by one."""
+    target = model.target
+    prompt, path = REFERENCE["runs"][0]["prompt_ids"], REFERENCE["runs"][0]["output_ids"][:4]
+    from specengine.tree import DraftTree
+
+    tokens, parents = [prompt[-1]], [-1]
+    nodes = [0]
+    for depth, token in enumerate(path):  # decoys before and after every node of the path
+        tokens += [100 + depth, token, 200 + depth]
+        parents += [nodes[-1]] * 3
+        nodes.append(len(tokens) - 2)
+    cache = target.new_cache()
+    pages = [cache.allocate(200), cache.allocate(200)]
+    for own in pages:
+        rows = TreeBatch.chains([prompt[:-1]], target.device)
+        target.hidden(rows, cache, cache.batch([own], [0]))
+    tree = TreeBatch.of([DraftTree(tokens, parents)], target.device)
+    in_tree = target.forward(tree, cache, cache.batch(pages[:1], [len(prompt) - 1])).logits
+    for i, token in enumerate([prompt[-1], *path]):
+        row = TreeBatch.chains([[token]], target.device)
+        alone = target.forward(row, cache, cache.batch(pages[1:], [len(prompt) - 1 + i])).logits
+        assert torch.equal(alone[0], in_tree[nodes[i]])
+
+
+def test_text_ends_before_a_stop_string_even_inside_an_accepted_run(engines):
+    prompt = chats(["Repeat exactly: one two three four five. one two three four five. one two three four five."])
+    free = engines["none"].generate(prompt, GREEDY)[0]
+    words = free.text.split()
+    stop = words[len(words) // 2]
+    for engine in engines.values():
+        output = engine.generate(prompt, SamplingParams(max_new_tokens=128, stop=[stop]))[0]
+        assert output.text == free.text[: free.text.index(stop)]
+        assert output.finish_reason == "stop"
+        assert output.token_ids == free.token_ids[: len(output.token_ids)]
+        assert len(output.token_ids) < len(free.token_ids)
+
+
+def test_text_is_the_decoded_tokens_and_streams_in_whole_characters(engines):
+    prompt = chats(["Write five emoji and the word 'naïve' in Japanese."])[0]
+    for engine in engines.values():
+        events = list(engine.stream(prompt, GREEDY))
+        output = engine.generate(prompt, GREEDY)
+        assert "".join(event.text for event in events) == output.text == events[-1].output.text
+        assert output.text == engine.tokenizer.decode(output.token_ids)
+        assert all("\ufffd" not in event.text for event in events)
+
+
+def test_the_model_says_something_sensible(engines):
+    output = engines["prompt_lookup"].generate(chats(["What is the capital of France?"]), GREEDY)[0]
+    assert "Paris" in output.text and output.finish_reason == "stop"
