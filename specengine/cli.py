@@ -118,8 +118,8 @@ def generate(
 ) -> None:
     """Answer one question.
 
-    The prompt is a chat turn: the model's chat template is applied. With --raw, and for models that have no template,
-    the text is continued as it is. Models without a tokenizer (random:<preset>) take and give token ids: "5 17 9".
+    The prompt is a chat turn: the model's chat template is applied. With --raw, and for models without a template,
+    the text is continued as it is. Models without a tokenizer (random:<preset>) take and give token ids: "5 17".
     """
     from specengine.engine import Engine
     from specengine.types import SamplingParams
@@ -218,58 +218,15 @@ def models(
 
     --check exits with 1 if a cached file is damaged.
     """
-    from specengine.hub import cached_embedded, list_models
-    from specengine.models.presets import PRESETS
+    from specengine.model_list import embedded_models, random_presets, show_models
 
-    entries = []
-    for entry in list_models(verify=check):
-        # A damaged file of the right size passes the quick look and fails the full one.
-        damaged = check and entry.path is None and cached_embedded(entry.name) is not None
-        found = "damaged" if damaged else "not fetched"
-        state = found if entry.path is None else "verified" if check else "cached"
-        entries.append({**vars(entry), "path": entry.path and str(entry.path), "state": state})
-    presets = [
-        {
-            "name": f"random:{name}",
-            "architecture": c.architecture,
-            "layers": c.num_layers,
-            "hidden_size": c.hidden_size,
-            "vocab_size": c.vocab_size,
-            "max_position": c.max_position,
-        }
-        for name, c in PRESETS.items()
-    ]
+    embedded, presets = embedded_models(check), random_presets()
     if as_json:
-        typer.echo(json.dumps({"embedded": entries, "random": presets}))
+        typer.echo(json.dumps({"embedded": embedded, "random": presets}))
     else:
-        _show_models(entries, presets)
-    if any(entry["state"] == "damaged" for entry in entries):
+        show_models(embedded, presets)
+    if any(entry["state"] == "damaged" for entry in embedded):
         raise typer.Exit(1)
-
-
-def _show_models(entries: list[dict[str, Any]], presets: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    console = Console(highlight=False)
-    table = Table(
-        *(Column("model", no_wrap=True), "state", "size", "licence", "description"),
-        title="Embedded models",
-        title_justify="left",
-    )
-    for e in entries:
-        table.add_row(
-            e["name"], e["state"], f"{e['size_bytes'] / 1e6:.0f} MB", e["license"], e["description"]
-        )
-    console.print(table)
-    table = Table(
-        *(Column("model", no_wrap=True), "architecture", "layers", "hidden size", "vocabulary", "context"),
-        title="Random weights",
-        title_justify="left",
-    )
-    for preset in presets:
-        table.add_row(*map(str, preset.values()))
-    console.print(table)
 
 
 def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
@@ -302,7 +259,7 @@ def _prompt(text: str, system: str | None, raw: bool, model: LoadedModel) -> Pro
         return [int(word) for word in text.split()]
     except ValueError:
         raise ValueError(
-            f"prompt: {model.name} has no tokenizer; expected token ids such as '5 17 9', got {text[:80]!r}"
+            f"prompt: {model.name} has no tokenizer; expected token ids such as '5 17', got {text[:80]!r}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What the command line shows of an output: the text as it comes, what it cost, its cycles, its log-probabilities."""
+"""What the command line shows: text as it comes, what it cost, cycles, log-probabilities, errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCEPTED, REJECTED = "green", "dim"
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns the errors a user can cause into one line on stderr: exit status 2 for bad input, 1 for the rest."""
+    """Turns errors a user can cause into one line on stderr; exit status 2 for bad input, 1 for the rest."""
     try:
         yield
     except (ValueError, FileNotFoundError, ModelFetchError, MemoryError) as error:
@@ -59,7 +59,7 @@ def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -
 
 
 def show_trace(trace: Sequence[CycleTrace], token_text: Callable[[int], str]) -> None:
-    """Every cycle's tree on stderr: accepted nodes marked +, the others -, runs of single children on one line."""
+    """Every cycle's tree on stderr: accepted nodes marked +, others -, runs of single children on one line."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for number, cycle in enumerate(trace, start=1):
         bonus = "none" if cycle.bonus is None else repr(token_text(cycle.bonus))

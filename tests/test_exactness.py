@@ -120,7 +120,7 @@ def test_text_is_the_decoded_tokens_and_streams_in_whole_characters(engines):
         output = engine.generate(prompt, GREEDY)
         assert "".join(event.text for event in events) == output.text == events[-1].output.text
         assert output.text == engine.tokenizer.decode(output.token_ids)
-        assert all("\ufffd" not in event.text for event in events)
+        assert all("\ufffd" not in event.text for event in events[:-1])  # a cut by max_new_tokens may end in one
 
 
 def test_the_model_says_something_sensible(engines):

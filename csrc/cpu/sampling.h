@@ -87,8 +87,9 @@ struct Sampler {
     }
   }
 
-  // Order-preserving bits: a larger float has a larger key.
+  // Order-preserving bits: a larger float has a larger key, and -0 that of 0.
   static uint32_t key_of(float x) {
+    x += 0.0f;
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof(bits));
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;

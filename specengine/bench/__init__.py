@@ -1,1 +1,1 @@
-"""The benchmark: `python -m specengine.bench` measures drafters against plain decoding on the same questions."""
+"""`python -m specengine.bench`: drafters measured against plain decoding on the same questions."""

@@ -31,8 +31,8 @@ def bench(
     drafters: Annotated[
         str,
         typer.Option(
-            help="Comma-separated; an item option=value belongs to the drafter before it: none,prompt_lookup,nodes=16. "
-            "none is always there."
+            help="Comma-separated; an item option=value belongs to the drafter before it: "
+            "none,prompt_lookup,nodes=16. none is always there."
         ),
     ] = "none,prompt_lookup",
     questions: Annotated[
@@ -83,7 +83,8 @@ def bench(
         weight_bytes, bandwidth = loaded.target.weight_bytes(), read_bandwidth(loaded.target.device)
         rows = run_dicts(runs, rule=rule, temperature=temperature, floor_seconds=weight_bytes / bandwidth)
         dtype_name = str(loaded.target.dtype).removeprefix("torch.")
-        title = f"{model}, {dtype_name} on {loaded.target.device}, temperature {temperature:g}, {len(asked)} questions"
+        device_name = str(loaded.target.device)
+        title = f"{model}, {dtype_name} on {device_name}, temperature {temperature:g}, {len(asked)} questions"
         # Rich takes a pipe for 80 columns, which would cut the numbers.
         wide = None if sys.stdout.isatty() else _PIPE_WIDTH
         Console(width=wide, highlight=False).print(table(rows, title))
@@ -96,7 +97,7 @@ def bench(
                 "ignore_eos": ignore_eos,
                 "repetitions": repetitions,
                 "dtype": dtype_name,
-                "device": str(loaded.target.device),
+                "device": device_name,
                 "weight_bytes": weight_bytes,
                 "read_bytes_per_second": bandwidth,
             }

@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The source tree's git commit, with `-dirty` if tracked files differ from it; None for an installed package."""
+    """The source tree's git commit, `-dirty` if tracked files differ from it; None for an installed package."""
     root = Path(specengine.__file__).resolve().parents[1]
     # An environment inside somebody else's repository must not report that repository's commit.
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
@@ -52,7 +52,7 @@ def commit() -> str | None:
 
 
 def read_bandwidth(device: torch.device) -> float:
-    """Bytes per second at which `device` reads memory: the best of a few sums over more than its caches hold."""
+    """Bytes per second a device reads from memory: the best of a few sums over more than caches hold."""
     data = torch.ones((1 << 28 if device.type == "cuda" else 1 << 26), dtype=torch.float32, device=device)
     best = 0.0
     for _ in range(5):

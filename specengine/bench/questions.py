@@ -25,7 +25,7 @@ class Question:
 
 
 def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Question]:
-    """The first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`, strings.
+    """The first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`.
 
     `question_id` and `category` are kept where they are given, other keys ignored, blank lines skipped.
     Raises FileNotFoundError, or ValueError naming file and line.
@@ -67,8 +67,8 @@ def prompt_of(
 ) -> Prompt:
     """The prompt of turn len(answers): the turns so far with the answers between them.
 
-    Chat messages where the model has a template, else plain text; random token ids fixed by `seed`, question and
-    turn where it has no tokenizer.
+    Chat messages where the model has a template, else plain text. Without a tokenizer, random token ids that
+    `seed`, question and turn fix.
     """
     turns = question.turns[: len(answers) + 1]
     if model.tokenizer is None:

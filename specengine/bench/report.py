@@ -13,9 +13,9 @@ from rich.table import Table
 from specengine.bench.run import BASE, Run
 from specengine.types import PHASES
 
-_DEPTHS_SHOWN = 6
+_DEPTHS_SHOWN = 5
 CAPTION = (
-    "tokens/s: output tokens over wall time, prefill included, in the repetition of median time (spread over all). "
+    "tokens/s: output tokens over wall time, prefill included, of the repetition of median time (all: from-to). "
     "speedup: tokens/s over that of {base} at the same batch. tau: tokens per cycle, bonus token included. "
     "acceptance: share of the cycles drafting to depth 1, 2, ... that accepted a node there. "
     "draft to host: ms per cycle. prefill: share of the wall time. "
@@ -78,7 +78,7 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     out.add_column("drafter", overflow="fold", min_width=13)
     for name in ("batch", "tokens/s", "speedup", "tau"):
         out.add_column(name, justify="right", no_wrap=True)
-    out.add_column("acceptance")
+    out.add_column("acceptance", no_wrap=True)
     for name in (*PHASES, "prefill", "identical"):
         out.add_column(name, justify="right", no_wrap=True)
     for row in rows:

@@ -1,7 +1,7 @@
 """The measurement: every configuration does the same work, one right after the other.
 
-For every question and repetition all drafters run in turn, in an order that rotates from call to call, so that a
-slow spell of the machine falls on all of them. The base's answers are the history of later turns for every drafter.
+For every question and repetition all drafters run in turn, in an order that rotates from call to call, so that a slow
+spell of the machine falls on all of them. The base's answers are the history of later turns for every drafter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WARM_UP_TOKENS = 16
 
 @dataclass
 class Run:
-    """What one drafter did at one batch size; identical: per answer, whether every repetition gave the base's."""
+    """What one drafter did at one batch size; identical: per answer, if every repetition gave the base's."""
 
     drafter: str
     batch: int
@@ -39,9 +39,9 @@ class Run:
 
 
 def split_drafters(text: str) -> list[str]:
-    """`none,prompt_lookup,nodes=16` -> none and prompt_lookup,nodes=16: `option=value` belongs to the one before it.
+    """Takes a list such as `none,prompt_lookup,nodes=16` apart: `option=value` belongs to the drafter before it.
 
-    The base comes first if it is not named. Raises ValueError for an option without a drafter or an empty item.
+    The base is put first if it is not named. Raises ValueError for an option without a drafter, or an empty item.
     """
     drafters: list[str] = []
     for item in (part.strip() for part in text.split(",")):
@@ -69,8 +69,8 @@ def measure(
 ) -> list[Run]:
     """One Run per batch size and drafter; drafters must hold the base, `advance` is called after every call.
 
-    A batch takes as many questions, starting over at the first so that the last batch is full; a question that has
-    had its turns leaves its batch. Raises ValueError naming the question that cannot be asked.
+    A batch takes as many questions, starting over at the first so that the last batch is full; a question whose
+    turns are over leaves its batch. Raises ValueError naming the question that cannot be asked.
     """
     if repetitions < 1:
         raise ValueError(f"repetitions: expected a positive number, got {repetitions}")

@@ -27,7 +27,7 @@ class Tally:
         longest = max(outputs, key=lambda output: output.stats.cycles).stats
         prefill = sum(output.stats.prefill_seconds for output in outputs)
         phases = {phase: longest.seconds_by_phase[phase] for phase in PHASES if phase != "host"}
-        # A sequence's own host time holds the prefills of those admitted after it; the remainder here does not.
+        # A sequence's own host time holds the prefills of those admitted after it; this remainder does not.
         phases["host"] = max(0.0, seconds - prefill - sum(phases.values()))
         for phase, spent in phases.items():
             self.phase_seconds[phase] += spent

@@ -1,0 +1,185 @@
+"""verify_tree against its reference: paths, bonus tokens, parameters, ties; its law is in test_verify_law.py."""
+
+import pytest
+import torch
+from cases import NODE_COUNTS, chain, comb, randn, random_tree, star
+from verifying import CPU, PARAMS, Batch, history_of, make_batch
+
+from specengine import _C
+from specengine.ops.verify_tree import (
+    Accepted,
+    SamplingTable,
+    VerifyWorkspace,
+    verify_tree,
+    verify_tree_on_host,
+    verify_tree_reference,
+)
+from specengine.tree import DraftTree, TreeBatch
+from specengine.types import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("instruction_set")
+
+
+def equal(a: Accepted, b: Accepted) -> bool:
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in ("path", "path_length", "bonus"))
+
+
+def check(batch: Batch) -> Accepted:
+    workspace = VerifyWorkspace(len(batch.params.seed), batch.logits.shape[1])
+    accepted = verify_tree(*batch.arguments(), workspace)
+    assert equal(accepted, verify_tree_reference(*batch.arguments()))
+    assert not workspace.counts.any()
+    return accepted
+
+
+def roots(logits: torch.Tensor, params: list[SamplingParams], seeds: list[int] | None = None) -> list[int]:
+    """What root-only trees draw, one sequence per row of logits."""
+    count = len(logits)
+    table = SamplingTable.of(params, seeds or [0] * count)
+    tree = TreeBatch.chains([[0]] * count, CPU)
+    return verify_tree(logits, tree, table, history_of([[0]] * count, [0] * count)).bonus.tolist()
+
+
+@pytest.mark.parametrize("vocab", [5, 40, 64, 130])
+@pytest.mark.parametrize("name", PARAMS)
+def test_every_parameter_matches_the_reference(name, vocab):
+    trees = [random_tree(40, 1), comb(31), star(12), chain(9), [-1], random_tree(64, 2)] * 2
+    accepted = check(make_batch(trees, [PARAMS[name]] * 12, vocab, seed=len(name)))
+    assert accepted.path_length.max() > 1, "the case is meant to accept something"
+
+
+def test_a_batch_may_mix_all_parameters_and_shapes():
+    names = list(PARAMS) * 3
+    trees = [shape(nodes) for shape in (random_tree, comb, star) for nodes in range(1, len(PARAMS) + 1)]
+    batch = make_batch(trees, [PARAMS[name] for name in names], 77, seed=5)
+    together = check(batch)
+    starts = batch.tree.row_start.tolist()
+    for b in range(0, len(names), 5):  # and no sequence depends on the others
+        rows = slice(starts[b], starts[b + 1])
+        tree = TreeBatch.of([DraftTree(batch.tree.tokens[rows].tolist(), batch.tree.parents[rows].tolist())], CPU)
+        table = SamplingTable.of([PARAMS[names[b]]], [int(batch.params.seed[b])])
+        own = batch.history.tokens[b, : int(batch.history.length[b])].tolist()
+        history = history_of([own], [int(batch.history.prompt_length[b])])
+        alone = verify_tree(batch.logits[rows], tree, table, history)
+        count = int(alone.path_length)
+        assert count == together.path_length[b] and alone.bonus[0] == together.bonus[b]
+        assert torch.equal(alone.path[0, :count], together.path[b, :count])
+
+
+@pytest.mark.parametrize("nodes", NODE_COUNTS)
+def test_every_node_count_matches_the_reference(nodes):
+    for shape in (random_tree, chain, star, comb):
+        for params in (PARAMS["plain"], PARAMS["greedy"]):
+            check(make_batch([shape(nodes)] * 3, [params] * 3, 9, seed=nodes))
+
+
+def test_more_than_256_nodes_are_refused():
+    tree = TreeBatch.chains([[0] * 257], CPU)
+    with pytest.raises(ValueError, match="^row_start: sequence 0 has 257 nodes"):
+        verify_tree(randn(257, 8), tree, SamplingTable.of([SamplingParams()], [0]), history_of([[0]], [0]))
+
+
+@pytest.mark.parametrize("name", ["greedy", "plain", "everything"])
+def test_a_vocabulary_of_real_size_matches_the_reference(name):
+    check(make_batch([random_tree(8), chain(5)], [PARAMS[name]] * 2, 49152, seed=3))
+
+
+def test_a_draft_that_is_all_right_is_accepted_whole_and_one_that_is_all_wrong_not_at_all():
+    logits = torch.zeros(6, 10)
+    logits[range(6), [1, 2, 3, 4, 5, 6]] = 9.0
+    for tokens, path, bonus in (([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], 6), ([0, 9, 9, 9, 9, 9], [0], 1)):
+        tree = TreeBatch.of([DraftTree(tokens, chain(6))], CPU)
+        batch = Batch(logits, tree, SamplingTable.of([SamplingParams()], [0]), history_of([[0]], [1]))
+        accepted = check(batch)
+        assert accepted.path.tolist() == [[*path, *[-1] * (6 - len(path))]]
+        assert accepted.path_length.tolist() == [len(path)] and accepted.bonus.tolist() == [bonus]
+
+
+def test_the_first_of_duplicate_siblings_is_followed():
+    logits = torch.zeros(5, 10)
+    logits[0, 4], logits[2, 7], logits[3, 8] = 9, 9, 9
+    tree = TreeBatch.of([DraftTree([0, 5, 4, 4, 7], [-1, 0, 0, 0, 3])], CPU)
+    accepted = check(Batch(logits, tree, SamplingTable.of([SamplingParams()], [0]), history_of([[0]], [1])))
+    assert accepted.path.tolist() == [[0, 2, -1, -1, -1]] and accepted.bonus.tolist() == [7]
+
+
+@pytest.mark.parametrize("vocab", [3, 8, 9, 64, 100, 1000])
+def test_ties_go_to_the_lower_token(vocab):
+    logits = randn(20, vocab).mul(2).round()
+    expected = [int((row == row.max()).nonzero()[0]) for row in logits]
+    for params in (SamplingParams(), SamplingParams(temperature=1.0, top_k=1), SamplingParams(temperature=1.0, top_p=1e-6)):
+        assert roots(logits, [params] * 20) == expected
+    flat = torch.zeros(200, vocab)
+    drawn = roots(flat, [SamplingParams(temperature=1.0, top_k=3)] * 200, list(range(200)))
+    assert set(drawn) == set(range(min(3, vocab)))
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.7, 5.0])
+def test_top_k_1_is_greedy(temperature):
+    logits = randn(50, 200)
+    expected = roots(logits, [SamplingParams()] * 50)
+    assert roots(logits, [SamplingParams(temperature=temperature, top_k=1)] * 50, list(range(50))) == expected
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.3, 0.7, 0.999])
+@pytest.mark.parametrize("top_k", [0, 4])
+def test_ties_at_the_edge_of_top_k_and_top_p_match_the_reference(top_p, top_k):
+    params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p)
+    batch = make_batch([[-1]] * 300, [params] * 300, 90, seed=7)
+    batch.logits.mul_(1.5).round_()
+    check(batch)
+
+
+def test_masked_scores_are_never_drawn():
+    logits = torch.full((100, 70), -torch.inf)
+    logits[:, [3, 65]] = 0.0
+    params = [SamplingParams(temperature=1.0, repetition_penalty=1.5, frequency_penalty=0.1)] * 100
+    assert set(roots(logits, params, list(range(100)))) == {3, 65}
+    assert set(roots(logits, [SamplingParams()] * 100)) == {3}
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, None], ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_without_a_distribution_are_refused_where_the_walk_meets_them(bad, temperature):
+    batch = make_batch([chain(4), comb(9)], [SamplingParams(temperature=temperature, top_k=1)] * 2, 20, seed=2)
+    workspace = VerifyWorkspace(2, 20)
+    reached = verify_tree(*batch.arguments(), workspace)
+    visited = set(reached.path[1, : int(reached.path_length[1])].tolist())
+    for node in range(9):
+        poisoned = batch.logits.clone()
+        poisoned[4 + node] = -torch.inf if bad is None else poisoned[4 + node]
+        poisoned[4 + node, 17] = -torch.inf if bad is None else bad
+        arguments = (poisoned, batch.tree, batch.params, batch.history, workspace)
+        if node in visited:
+            with pytest.raises(ValueError, match=rf"^logits: row {4 + node} \(sequence 1"):
+                verify_tree(*arguments)
+            assert not workspace.counts.any()
+        else:
+            assert equal(verify_tree(*arguments), reached)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(repetition_penalty=1e-3), SamplingParams(temperature=1e-4)],
+    ids=["penalty", "temperature"],
+)
+def test_scores_driven_out_of_float32_by_a_parameter_are_refused(params):
+    with pytest.raises(ValueError, match="^logits: row 0"):
+        roots(torch.full((1, 8), 3e37), [params])
+
+
+def test_an_empty_batch_is_accepted():
+    accepted = verify_tree(
+        torch.empty(0, 8), TreeBatch.of([], CPU), SamplingTable.of([], []), history_of([], [])
+    )
+    assert accepted.path.shape == (0, 0) and accepted.path_length.shape == (0,) and accepted.bonus.shape == (0,)
+
+
+def test_a_reused_workspace_and_any_number_of_threads_give_the_same():
+    batch = make_batch([random_tree(30, b) for b in range(17)], list(PARAMS.values()), 130, seed=4)
+    workspace = VerifyWorkspace(17, 130)
+    expected = verify_tree(*batch.arguments())
+    for threads in (1, 2, 3):
+        _C.set_num_threads(threads)
+        assert equal(verify_tree(*batch.arguments(), workspace), expected)
+    assert equal(verify_tree_on_host(*batch.arguments()), expected)

@@ -1,0 +1,76 @@
+"""Builds batches for verify_tree: trees whose tokens the target is likely to draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from cases import Parents, randn
+
+from specengine.ops.verify_tree import SamplingTable, TokenHistory
+from specengine.tree import DraftTree, TreeBatch
+from specengine.types import SamplingParams
+
+CPU = torch.device("cpu")
+
+PARAMS = {
+    "greedy": SamplingParams(),
+    "plain": SamplingParams(temperature=1.0),
+    "cold": SamplingParams(temperature=0.3),
+    "hot": SamplingParams(temperature=2.5),
+    "top_k": SamplingParams(temperature=1.0, top_k=3),
+    "top_k over V": SamplingParams(temperature=1.0, top_k=10**9),
+    "top_p": SamplingParams(temperature=1.2, top_p=0.7),
+    "tiny top_p": SamplingParams(temperature=1.0, top_p=1e-6),
+    "min_p": SamplingParams(temperature=1.5, min_p=0.2),
+    "repetition": SamplingParams(temperature=1.0, repetition_penalty=1.7),
+    "reward": SamplingParams(temperature=0.8, repetition_penalty=0.7, presence_penalty=-0.5),
+    "presence": SamplingParams(temperature=1.0, presence_penalty=1.5),
+    "frequency": SamplingParams(temperature=1.0, frequency_penalty=0.8),
+    "greedy penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3),
+    "bias": SamplingParams(temperature=1.0, logit_bias={0: 3.0, 2: -1e6, 4: 1.5}),
+    "greedy bias": SamplingParams(logit_bias={1: 2.0, 3: -3.0}),
+    "everything": SamplingParams(
+        **{"temperature": 0.9, "top_k": 6, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2},
+        **{"presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {3: 1.0, 1: -2.0}},
+    ),
+}
+
+
+@dataclass
+class Batch:
+    """The arguments of verify_tree."""
+
+    logits: torch.Tensor
+    tree: TreeBatch
+    params: SamplingTable
+    history: TokenHistory
+
+    def arguments(self) -> tuple[torch.Tensor, TreeBatch, SamplingTable, TokenHistory]:
+        return self.logits, self.tree, self.params, self.history
+
+
+def history_of(rows: Sequence[Sequence[int]], prompts: Sequence[int]) -> TokenHistory:
+    """Histories of different lengths, padded with a token id that would be refused if it were read."""
+    columns = max((len(row) for row in rows), default=0)
+    table = [[*row, *[-7] * (columns - len(row))] for row in rows]
+    return TokenHistory(
+        torch.tensor(table, dtype=torch.int32).reshape(len(rows), columns),
+        torch.tensor([len(row) for row in rows], dtype=torch.int32),
+        torch.tensor(list(prompts), dtype=torch.int32),
+    )
+
+
+def make_batch(trees: Sequence[Parents], params: Sequence[SamplingParams], vocab: int, *, seed: int = 0) -> Batch:
+    """Trees of likely tokens (siblings repeat some), histories of those tokens, logits that prefer them."""
+    rng = random.Random(seed)
+    likely = rng.sample(range(vocab), min(5, vocab))
+    drafts = [DraftTree([rng.choice(likely) for _ in tree], tree) for tree in trees]
+    tree = TreeBatch.of(drafts, CPU)
+    logits = randn(len(tree.tokens), vocab, seed=seed + 1)
+    logits[:, likely] += 4
+    histories = [[*rng.choices(likely, k=rng.randint(0, 12)), draft.tokens[0]] for draft in drafts]
+    history = history_of(histories, [rng.randint(0, len(row)) for row in histories])
+    return Batch(logits, tree, SamplingTable.of(params, [rng.randrange(2**63) for _ in trees]), history)

@@ -1,0 +1,74 @@
+import dataclasses
+import json
+
+import pytest
+
+from specengine import SamplingParams
+from tests.engines import tiny_engine
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 1.5),
+        ("max_new_tokens", True),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", 1e-9),
+        ("temperature", "hot"),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", None),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", {"a": 1.0}),
+        ("logit_bias", {3: float("-inf")}),
+        ("logit_bias", {-3: 1.0}),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("stop", ""),
+        ("stop", ["ok", ""]),
+        ("stop", [7]),
+        ("stop", "\udcff"),
+        ("ignore_eos", 1),
+        ("logprobs", -1),
+        ("n", 0),
+        ("trace", "yes"),
+    ],
+)
+def test_out_of_range_parameters_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"^{name}"):
+        SamplingParams(**{name: value})
+
+
+def test_unknown_parameters_are_refused():
+    with pytest.raises(TypeError, match="beam_width"):
+        SamplingParams(beam_width=4)
+
+
+def test_params_are_frozen_and_comparable():
+    params = SamplingParams(stop="x")
+    assert params.stop == ("x",) and params == SamplingParams(stop=["x"])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.seed = 3
+
+
+def test_an_output_is_plain_json():
+    output = tiny_engine().generate([3, 4, 5], SamplingParams(max_new_tokens=5, logprobs=2, trace=True))
+    data = json.loads(json.dumps(output.to_dict()))
+    assert set(data) == {
+        "text",
+        "token_ids",
+        "prompt_token_ids",
+        "finish_reason",
+        "logprobs",
+        "stats",
+        "trace",
+    }
+    assert data["trace"][0]["parents"][0] == -1
+    assert data["token_ids"] == output.token_ids
