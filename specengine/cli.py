@@ -51,17 +51,13 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Version and build; then exit."
-        ),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Version and build; then exit."),
     ] = False,
 ) -> None:
     pass
 
 
-Model = Annotated[
-    str, typer.Option(help="Embedded name, checkpoint folder, GGUF file, hub name, or random:<preset>.")
-]
+Model = Annotated[str, typer.Option(help="Embedded name, checkpoint folder, GGUF file, hub name, or random:<preset>.")]
 Drafter = Annotated[str, typer.Option(help="NAME[:PATH][,option=value...]: auto, none, prompt_lookup, ...")]
 Rule = Annotated[str, typer.Option(help="Verification rule.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -83,17 +79,13 @@ Seed = Annotated[int, typer.Option(help="Fixes the text at temperature > 0.")]
 
 @app.command()
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(help="The question; - reads it from stdin (one final newline is cut).")
-    ],
+    prompt: Annotated[str, typer.Argument(help="The question; - reads it from stdin (one final newline is cut).")],
     model: Model = "smollm2-135m",
     drafter: Drafter = "auto",
     rule: Rule = "match",
     device: Device = "auto",
     dtype: DType = "auto",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     system: System = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
@@ -106,20 +98,17 @@ def generate(
     logit_bias: LogitBias = None,
     seed: Seed = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Keep going past the end of the text.")
-    ] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Keep going past the end of the text.")] = False,
     logprobs: Annotated[int, typer.Option(help="Show this many most likely tokens per position.")] = 0,
     n: Annotated[int, typer.Option("--n", "-n", help="Samples; sample i is what seed + i gives.")] = 1,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Show every cycle's tree and what was accepted.")
-    ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Show every cycle's tree and what was accepted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Answer one question.
 
-    The prompt is a chat turn: the model's chat template is applied. With --raw, and for models without a template,
-    the text is continued as it is. Models without a tokenizer (random:<preset>) take and give token ids: "5 17".
+    The prompt is a chat turn: the model's chat template is applied. With --raw, and for models without a
+    template, the text is continued as it is. Models without a tokenizer (random:<preset>) take and give token
+    ids: "5 17".
     """
     from specengine.engine import Engine
     from specengine.types import SamplingParams
@@ -209,9 +198,7 @@ def chat(
 
 @app.command()
 def models(
-    check: Annotated[
-        bool, typer.Option("--check", help="Verify cached files against their SHA-256.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Verify cached files against their SHA-256.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """List the models that need no path: embedded ones, and presets of random weights.
@@ -236,9 +223,7 @@ def _parse_bias(pairs: list[str]) -> dict[int, float] | None:
         try:
             token_id, number = int(token), float(value)
         except ValueError:
-            raise ValueError(
-                f"logit_bias: expected ID=VALUE, a token id and a number, got {pair!r}"
-            ) from None
+            raise ValueError(f"logit_bias: expected ID=VALUE, a token id and a number, got {pair!r}") from None
         if token_id in bias:
             raise ValueError(f"logit_bias: token id {token_id} is given twice")
         bias[token_id] = number

@@ -59,13 +59,11 @@ def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -
 
 
 def show_trace(trace: Sequence[CycleTrace], token_text: Callable[[int], str]) -> None:
-    """Every cycle's tree on stderr: accepted nodes marked +, others -, runs of single children on one line."""
+    """Every cycle's tree on stderr: accepted nodes +, others -, runs of single children on one line."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for number, cycle in enumerate(trace, start=1):
         bonus = "none" if cycle.bonus is None else repr(token_text(cycle.bonus))
-        label = (
-            f"cycle {number}: drafted {len(cycle.tokens) - 1}, accepted {len(cycle.accepted)}, bonus {bonus}"
-        )
+        label = f"cycle {number}: drafted {len(cycle.tokens) - 1}, accepted {len(cycle.accepted)}, bonus {bonus}"
         tree = Tree(Text(label), guide_style=REJECTED)
         _add_branches(tree, 0, cycle, _children(cycle), token_text)
         console.print(tree)

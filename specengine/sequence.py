@@ -42,6 +42,9 @@ class Sequence:
         self._accepted: list[int] = []  # cycles that accepted a node there
         self._text: list[str] = []
         self._detokenizer: Detokenizer | None = self.tokenizer.detokenizer() if self.tokenizer else None
+        if self._detokenizer:
+            # The text continues the prompt: a word's leading space, or the rest of a character, depends on what it ends in.
+            self._detokenizer.feed(self.tokens[-4:])
         self._stops = StopStrings(self.params.stop) if self.params.stop else None
 
     @property

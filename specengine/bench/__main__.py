@@ -48,30 +48,20 @@ def bench(
     dtype: str = "auto",
     device: str = "auto",
     seed: int = 0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Every answer gets all its tokens.")
-    ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")
-    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Every answer gets all its tokens.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")] = None,
 ) -> None:
     """Measure drafters against plain decoding on the same questions, and compare their answers."""
     with one_line_errors():
-        if json_file and not (
-            json_file.absolute().parent.is_dir() and os.access(json_file.absolute().parent, os.W_OK)
-        ):
-            raise ValueError(
-                f"json: cannot write {str(json_file)!r}, its folder does not exist or is read-only"
-            )
+        if json_file and not (json_file.absolute().parent.is_dir() and os.access(json_file.absolute().parent, os.W_OK)):
+            raise ValueError(f"json: cannot write {str(json_file)!r}, its folder does not exist or is read-only")
         names, sizes = split_drafters(drafters), _sizes(batch)
         asked = load_questions(questions or BUILT_IN, limit)
         params = SamplingParams(
             max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
         )
         loaded = load_model(model, device=device, dtype=dtype)
-        with Progress(
-            *_COLUMNS, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-        ) as bar:
+        with Progress(*_COLUMNS, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("measuring", total=calls_of(asked, len(names), sizes, repetitions))
             runs = measure(
                 *(loaded, names, asked, params),

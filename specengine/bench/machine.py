@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The source tree's git commit, `-dirty` if tracked files differ from it; None for an installed package."""
+    """The source tree's git commit, `-dirty` if tracked files differ; None for an installed package."""
     root = Path(specengine.__file__).resolve().parents[1]
     # An environment inside somebody else's repository must not report that repository's commit.
     if _git(root, "rev-parse", "--show-toplevel") != str(root):

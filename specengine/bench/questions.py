@@ -39,9 +39,7 @@ def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Ques
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text, byte {error.start} is not") from None
-    questions = [
-        _parse(f"{path}, line {n}", n, line) for n, line in enumerate(lines, start=1) if line.strip()
-    ]
+    questions = [_parse(f"{path}, line {n}", n, line) for n, line in enumerate(lines, start=1) if line.strip()]
     if not questions:
         raise ValueError(f"{path}: holds no questions")
     return questions[:limit]
@@ -56,15 +54,11 @@ def _parse(where: str, number: int, line: str) -> Question:
         raise ValueError(f'{where}: expected an object with "turns", got {line.strip()[:60]!r}')
     turns = data["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        raise ValueError(
-            f'{where}: "turns" must be a list of one or more non-empty strings, got {str(turns)[:60]!r}'
-        )
+        raise ValueError(f'{where}: "turns" must be a list of one or more non-empty strings, got {str(turns)[:60]!r}')
     return Question(str(data.get("question_id", number)), tuple(turns), str(data.get("category", "")))
 
 
-def prompt_of(
-    question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0
-) -> Prompt:
+def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0) -> Prompt:
     """The prompt of turn len(answers): the turns so far with the answers between them.
 
     Chat messages where the model has a template, else plain text. Without a tokenizer, random token ids that

@@ -15,7 +15,7 @@ from specengine.types import PHASES
 
 _DEPTHS_SHOWN = 5
 CAPTION = (
-    "tokens/s: output tokens over wall time, prefill included, of the repetition of median time (all: from-to). "
+    "tokens/s: output tokens over wall time, prefill included, median repetition by time (range of all). "
     "speedup: tokens/s over that of {base} at the same batch. tau: tokens per cycle, bonus token included. "
     "acceptance: share of the cycles drafting to depth 1, 2, ... that accepted a node there. "
     "draft to host: ms per cycle. prefill: share of the wall time. "
@@ -54,9 +54,7 @@ def run_dicts(
                 "seconds": tally.seconds,
                 "seconds_by_repetition": [each.seconds for each in run.repetitions],
                 "prefill_seconds": tally.prefill_seconds,
-                "floor_fraction": 1e3 * floor_seconds / ms["verify"]
-                if floor_seconds and ms["verify"]
-                else None,
+                "floor_fraction": 1e3 * floor_seconds / ms["verify"] if floor_seconds and ms["verify"] else None,
             }
         )
     return rows

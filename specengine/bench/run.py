@@ -1,7 +1,7 @@
 """The measurement: every configuration does the same work, one right after the other.
 
-For every question and repetition all drafters run in turn, in an order that rotates from call to call, so that a slow
-spell of the machine falls on all of them. The base's answers are the history of later turns for every drafter.
+For every question and repetition all drafters run in turn, in an order that rotates from call to call, so
+that a slow spell of the machine falls on all of them. The base's answers are every drafter's history.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Run:
 
 
 def split_drafters(text: str) -> list[str]:
-    """Takes a list such as `none,prompt_lookup,nodes=16` apart: `option=value` belongs to the drafter before it.
+    """Splits a list such as `none,prompt_lookup,nodes=16`: `option=value` belongs to the drafter before it.
 
-    The base is put first if it is not named. Raises ValueError for an option without a drafter, or an empty item.
+    The base is put first if it is not named. Raises ValueError for an empty item or a stray option.
     """
     drafters: list[str] = []
     for item in (part.strip() for part in text.split(",")):
@@ -69,19 +69,18 @@ def measure(
 ) -> list[Run]:
     """One Run per batch size and drafter; drafters must hold the base, `advance` is called after every call.
 
-    A batch takes as many questions, starting over at the first so that the last batch is full; a question whose
-    turns are over leaves its batch. Raises ValueError naming the question that cannot be asked.
+    A batch takes as many questions, starting over at the first so that the last batch is full; a question
+    whose turns are over leaves its batch. Raises ValueError naming the question that cannot be asked.
     """
     if repetitions < 1:
         raise ValueError(f"repetitions: expected a positive number, got {repetitions}")
-    if not batches or min(batches) < 1:
-        raise ValueError(f"batch: expected positive sizes, got {', '.join(map(str, batches)) or 'none'}")
     # The trace is on for all, the base too: it counts acceptance, and costs microseconds per cycle.
     params = replace(params, trace=True)
+    grouped = {batch: _batches(questions, batch) for batch in batches}
     engines = [Engine(model, drafter=name, rule=rule, max_batch_size=max(batches)) for name in drafters]
     runs = []
-    for batch in batches:
-        bench = _Bench(engines, drafters.index(BASE), _batches(questions, batch), params)
+    for batch, groups in grouped.items():
+        bench = _Bench(engines, drafters.index(BASE), groups, params)
         bench.warm_up()
         tallies = [bench.repetition(advance) for _ in range(repetitions)]
         for position, name in enumerate(drafters):
@@ -97,6 +96,8 @@ def calls_of(questions: Sequence[Question], drafters: int, batches: Sequence[int
 
 
 def _batches(questions: Sequence[Question], size: int) -> list[list[Question]]:
+    if size < 1:
+        raise ValueError(f"batch: expected a positive size, got {size}")
     count = len(questions)
     return [[questions[(start + i) % count] for i in range(size)] for start in range(0, count, size)]
 
@@ -109,9 +110,7 @@ class _Bench:
     ) -> None:
         self.engines, self.base, self.groups, self.params = engines, base, groups, params
         self.answers: list[list[list[GenerationOutput]]] = [[[] for _ in group] for group in groups]
-        self.identical: dict[
-            tuple[int, int, int], list[bool]
-        ] = {}  # (group, place, turn) -> one flag per engine
+        self.identical: dict[tuple[int, int, int], list[bool]] = {}  # (group, place, turn) -> one flag per engine
         self._calls = 0
 
     def warm_up(self) -> None:
@@ -133,9 +132,7 @@ class _Bench:
                 for step in range(len(self.engines)):
                     position = (self._calls + step) % len(self.engines)
                     asked = [group[place] for place in places]
-                    outputs[position], seconds = self._ask(
-                        self.engines[position], asked, prompts, self.params
-                    )
+                    outputs[position], seconds = self._ask(self.engines[position], asked, prompts, self.params)
                     tallies[position].add(outputs[position], seconds)
                     advance()
                 self._compare(number, turn, places, outputs)
@@ -156,9 +153,7 @@ class _Bench:
             raise ValueError(f"question {names}: {error}") from error
         return outputs, time.perf_counter() - begin
 
-    def _compare(
-        self, number: int, turn: int, places: list[int], outputs: dict[int, list[GenerationOutput]]
-    ) -> None:
+    def _compare(self, number: int, turn: int, places: list[int], outputs: dict[int, list[GenerationOutput]]) -> None:
         """Keeps the base's first answers as the history, and counts who gave the same tokens."""
         for index, place in enumerate(places):
             history = self.answers[number][place]

@@ -6,10 +6,10 @@ Shapes: M rows (nodes of all sequences), H query heads, K key/value heads, D hea
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from specengine import _C
 from specengine._C import PAGE_SIZE
+from specengine.ops.prefill_attention import causal_attention, masked_attention
 
 
 def tree_attention(
@@ -32,43 +32,32 @@ def tree_attention_reference(
 ) -> None:
     starts = row_start.tolist()
     for b, length in enumerate(lengths.tolist()):
-        rows = slice(starts[b], starts[b + 1])
-        nodes = starts[b + 1] - starts[b]
+        rows, nodes = slice(starts[b], starts[b + 1]), starts[b + 1] - starts[b]
         if nodes == 0:
             continue
         keys, values = gather_slots(k_cache, v_cache, block_table[b], length + nodes)
-        visible = _visible(nodes, length, None if ancestors is None else ancestors[rows], window, q.device)
-        out[rows] = _attend(q[rows], keys, values, visible, scale)
+        if ancestors is None:
+            out[rows] = causal_attention(q[rows], keys, values, scale, window)
+        else:
+            visible = _visible(length, ancestors[rows], window)
+            out[rows] = masked_attention(q[rows], keys, values, visible, scale)
 
 
 def gather_slots(k_cache, v_cache, pages, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the first `slots` slots of one sequence as float32 [slots, K, D]."""
+    """Keys and values of the first `slots` slots of one sequence: [slots, K, D]."""
     used = pages[: -(-slots // PAGE_SIZE)].long()
-
-    def gather(cache: torch.Tensor) -> torch.Tensor:
-        return cache[used].transpose(1, 2).flatten(0, 1)[:slots].float()
-
-    return gather(k_cache), gather(v_cache)
+    k, v = (cache[used].transpose(1, 2).flatten(0, 1)[:slots] for cache in (k_cache, v_cache))
+    return k, v
 
 
-def _visible(nodes: int, length: int, ancestors, window: int, device) -> torch.Tensor:
+def _visible(length: int, ancestors: torch.Tensor, window: int) -> torch.Tensor:
     """bool [nodes, length + nodes]: which slots each node sees."""
+    nodes, device = len(ancestors), ancestors.device
     index = torch.arange(nodes, device=device)
-    if ancestors is None:
-        tree = index[:, None] >= index[None, :]
-    else:
-        tree = (ancestors[:, index // 32] >> (index % 32).int()) & 1 == 1
+    tree = (ancestors[:, index // 32] >> (index % 32).int()) & 1 == 1
     visible = torch.cat([torch.ones(nodes, length, dtype=torch.bool, device=device), tree], dim=1)
     if window > 0:
         depth = tree.sum(dim=1) - 1
         position = torch.cat([torch.arange(length, device=device), length + depth])
         visible &= (length + depth)[:, None] - position[None, :] < window
     return visible
-
-
-def _attend(q, keys, values, visible, scale: float) -> torch.Tensor:
-    group = q.shape[1] // keys.shape[1]
-    keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in (keys, values))
-    return F.scaled_dot_product_attention(
-        q.transpose(0, 1).to(keys.dtype), keys, values, attn_mask=visible, scale=scale
-    ).transpose(0, 1)

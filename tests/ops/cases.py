@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
 from specengine._C import PAGE_SIZE
+
 from specengine.ops.tree_attention import gather_slots
 
 NODE_COUNTS = (1, 2, 31, 32, 33, 63, 64, 65, 256)
@@ -96,7 +96,7 @@ def make_cache(
     seed: int = 0,
     rows: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> Cache:
-    """Prefix and nodes of every sequence in shuffled, non-contiguous pages; rows: what they hold (random by default)."""
+    """Prefix and nodes of every sequence in shuffled, non-contiguous pages; rows: what they hold (default random)."""
     rng = torch.Generator().manual_seed(seed)
     slots = [length + len(tree) for length, tree in zip(lengths, trees, strict=True)]
     needed = [-(-count // PAGE_SIZE) for count in slots]

@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
-from cases import DTYPES, HEAD_DIMS, PREFIX_LENGTHS
 
 from specengine import _C
 from specengine.ops.compact_kv import compact_kv, compact_kv_reference
+from tests.ops.cases import DTYPES, HEAD_DIMS, PREFIX_LENGTHS
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 

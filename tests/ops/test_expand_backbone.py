@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import ancestor_bits, comb, depths_of, randn
 
 from specengine import _C
 from specengine.ops.expand_backbone import BackboneTrees, expand_backbone, expand_backbone_reference
+from tests.ops.cases import ancestor_bits, comb, depths_of, randn
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -91,7 +91,7 @@ def test_scores_without_a_distribution_are_refused(value):
     logits[1, 2, 49] = value
     with pytest.raises(ValueError, match=r"^logits: .*\[1, 2"):
         expand_backbone(logits, torch.zeros(2, dtype=torch.int32), [2])
-    with pytest.raises(ValueError, match="^logits: "):
+    with pytest.raises(ValueError, match=r"^logits: "):
         expand_backbone(torch.full((1, 1, 8), -torch.inf), torch.zeros(1, dtype=torch.int32), [2])
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import DTYPES, HEAD_DIMS, HEADS, PREFIX_LENGTHS, chain, comb, depths_of, make_cache, randn, random_tree, star
 
 from specengine import _C
 from specengine.ops.layer import (
@@ -12,6 +11,19 @@ from specengine.ops.layer import (
     rope_cache_reference,
     silu_mul,
     silu_mul_reference,
+)
+from tests.ops.cases import (
+    DTYPES,
+    HEAD_DIMS,
+    HEADS,
+    PREFIX_LENGTHS,
+    chain,
+    comb,
+    depths_of,
+    make_cache,
+    randn,
+    random_tree,
+    star,
 )
 
 pytestmark = pytest.mark.usefixtures("instruction_set")

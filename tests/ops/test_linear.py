@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import DTYPES, randn
 
 from specengine import _C
 from specengine.ops.linear import (
@@ -15,6 +14,7 @@ from specengine.ops.linear import (
     pack_linear,
     pack_linear_reference,
 )
+from tests.ops.cases import DTYPES, randn
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 

@@ -1,17 +1,17 @@
-"""The keyed noise: published Philox vectors, the law of the numbers, and equality of the C++ draw with the reference."""
+"""The keyed noise: published Philox vectors, the law of the numbers, the C++ draw against the reference."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from cases import randn
 from scipy import stats
 
 from specengine.ops import noise
 from specengine.ops.verify_tree import SamplingTable, TokenHistory, verify_tree
 from specengine.tree import TreeBatch
 from specengine.types import SamplingParams
+from tests.ops.cases import randn
 
 KNOWN_ANSWERS = [  # Random123, kat_vectors: philox4x32 10
     (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

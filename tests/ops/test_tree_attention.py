@@ -2,7 +2,10 @@
 
 import pytest
 import torch
-from cases import (
+
+from specengine import _C
+from specengine.ops.tree_attention import tree_attention, tree_attention_reference
+from tests.ops.cases import (
     DTYPES,
     HEAD_DIMS,
     HEADS,
@@ -20,15 +23,14 @@ from cases import (
     star,
 )
 
-from specengine import _C
-from specengine.ops.tree_attention import tree_attention, tree_attention_reference
-
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
 MIXED = ([comb(33), [-1], star(65), random_tree(40, 3), chain(7)], [129, 64, 0, 63, 300])
 
 
-def attend(cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None, window: int = 0, op=tree_attention) -> torch.Tensor:
+def attend(
+    cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None, window: int = 0, op=tree_attention
+) -> torch.Tensor:
     out = torch.full_like(q, torch.nan)
     op(q, *cache.place(), ancestors, out, q.shape[-1] ** -0.5, window)
     return out

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import randn
 from scipy import stats
-from verifying import CPU
 
 from specengine.ops.verify_tree import SamplingTable, TokenHistory, target_probs_reference, verify_tree
 from specengine.tree import TreeBatch
 from specengine.types import SamplingParams
+from tests.ops.cases import randn
+from tests.ops.verifying import CPU
 
 pytestmark = pytest.mark.statistics
 
@@ -33,9 +33,7 @@ SETTINGS = {
     "top_k": SamplingParams(temperature=1.0, top_k=4),
     "top_p": SamplingParams(temperature=1.3, top_p=0.8),
     "min_p": SamplingParams(temperature=1.0, min_p=0.15),
-    "penalties": SamplingParams(
-        temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.4
-    ),
+    "penalties": SamplingParams(temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.4),
 }
 
 
@@ -47,7 +45,10 @@ def table_for(params: SamplingParams, trials: int) -> SamplingTable:
     }
     columns["seed"] = torch.arange(trials)
     return SamplingTable(
-        bias_start=torch.zeros(trials + 1, dtype=torch.int32), bias_tokens=one.bias_tokens, bias_values=one.bias_values, **columns
+        bias_start=torch.zeros(trials + 1, dtype=torch.int32),
+        bias_tokens=one.bias_tokens,
+        bias_values=one.bias_values,
+        **columns,
     )
 
 
@@ -56,8 +57,11 @@ def entries(table: SamplingTable, keep: torch.Tensor) -> SamplingTable:
     return replace(table, bias_start=table.bias_start[: int(keep.sum()) + 1].clone(), **per_sequence)
 
 
-def verify_all(logits: torch.Tensor, parents: list[int], tokens: torch.Tensor, table: SamplingTable, history: torch.Tensor):
-    """(path, path_length, bonus) of one tree shape for every trial. tokens: [trials, N].  logits: [trials, N, V]."""
+def verify_all(logits, parents: list[int], tokens, table: SamplingTable, history):
+    """(path, path_length, bonus) of one tree shape for every trial.
+
+    logits: [trials, N, V].  tokens: [trials, N].  history: [trials, T].
+    """
     trials, nodes = tokens.shape
     tree = TreeBatch(
         tokens.int().flatten(),

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from cases import NODE_COUNTS, chain, comb, randn, random_tree, star
-from verifying import CPU, PARAMS, Batch, history_of, make_batch
 
 from specengine import _C
 from specengine.ops.verify_tree import (
@@ -16,6 +14,8 @@ from specengine.ops.verify_tree import (
 )
 from specengine.tree import DraftTree, TreeBatch
 from specengine.types import SamplingParams
+from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
+from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -75,7 +75,7 @@ def test_every_node_count_matches_the_reference(nodes):
 
 def test_more_than_256_nodes_are_refused():
     tree = TreeBatch.chains([[0] * 257], CPU)
-    with pytest.raises(ValueError, match="^row_start: sequence 0 has 257 nodes"):
+    with pytest.raises(ValueError, match=r"^row_start: sequence 0 has 257 nodes"):
         verify_tree(randn(257, 8), tree, SamplingTable.of([SamplingParams()], [0]), history_of([[0]], [0]))
 
 
@@ -107,7 +107,11 @@ def test_the_first_of_duplicate_siblings_is_followed():
 def test_ties_go_to_the_lower_token(vocab):
     logits = randn(20, vocab).mul(2).round()
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
-    for params in (SamplingParams(), SamplingParams(temperature=1.0, top_k=1), SamplingParams(temperature=1.0, top_p=1e-6)):
+    for params in (
+        SamplingParams(),
+        SamplingParams(temperature=1.0, top_k=1),
+        SamplingParams(temperature=1.0, top_p=1e-6),
+    ):
         assert roots(logits, [params] * 20) == expected
     flat = torch.zeros(200, vocab)
     drawn = roots(flat, [SamplingParams(temperature=1.0, top_k=3)] * 200, list(range(200)))
@@ -164,14 +168,12 @@ def test_scores_without_a_distribution_are_refused_where_the_walk_meets_them(bad
     ids=["penalty", "temperature"],
 )
 def test_scores_driven_out_of_float32_by_a_parameter_are_refused(params):
-    with pytest.raises(ValueError, match="^logits: row 0"):
+    with pytest.raises(ValueError, match=r"^logits: row 0"):
         roots(torch.full((1, 8), 3e37), [params])
 
 
 def test_an_empty_batch_is_accepted():
-    accepted = verify_tree(
-        torch.empty(0, 8), TreeBatch.of([], CPU), SamplingTable.of([], []), history_of([], [])
-    )
+    accepted = verify_tree(torch.empty(0, 8), TreeBatch.of([], CPU), SamplingTable.of([], []), history_of([], []))
     assert accepted.path.shape == (0, 0) and accepted.path_length.shape == (0,) and accepted.bonus.shape == (0,)
 
 

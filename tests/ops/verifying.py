@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from cases import Parents, randn
 
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 from specengine.tree import DraftTree, TreeBatch
 from specengine.types import SamplingParams
+from tests.ops.cases import Parents, randn
 
 CPU = torch.device("cpu")
 
@@ -33,8 +33,14 @@ PARAMS = {
     "bias": SamplingParams(temperature=1.0, logit_bias={0: 3.0, 2: -1e6, 4: 1.5}),
     "greedy bias": SamplingParams(logit_bias={1: 2.0, 3: -3.0}),
     "everything": SamplingParams(
-        **{"temperature": 0.9, "top_k": 6, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2},
-        **{"presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {3: 1.0, 1: -2.0}},
+        temperature=0.9,
+        top_k=6,
+        top_p=0.9,
+        min_p=0.05,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias={3: 1.0, 1: -2.0},
     ),
 }
 

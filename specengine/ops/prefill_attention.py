@@ -1,0 +1,52 @@
+"""Causal attention of one sequence's new rows over its gathered cache, in PyTorch: prefill on CUDA.
+
+flash-attn (the optional extra `flash`) serves long runs where it is installed and the cache is of a half type;
+everything else goes through torch's scaled_dot_product_attention.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+try:
+    from flash_attn import flash_attn_func
+except ImportError:
+    flash_attn_func = None
+
+FLASH_ROWS = 64  # fewer rows than this gain nothing from it
+
+
+def causal_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int
+) -> torch.Tensor:
+    """float32 [n, H, D]: row i sees keys up to index S - n + i, at most window - 1 back where window > 0.
+
+    q: float32 [n, H, D].  keys, values: [S, K, D], the last n of them the rows' own.
+    """
+    if _flash_serves(q, keys):
+        reach = (window - 1 if window > 0 else -1, 0)
+        batch = (x.to(keys.dtype)[None] for x in (q, keys, values))
+        return flash_attn_func(*batch, softmax_scale=scale, causal=True, window_size=reach)[0].float()
+    rows, slots = q.shape[0], keys.shape[0]
+    position = torch.arange(slots - rows, slots, device=q.device)[:, None]
+    key = torch.arange(slots, device=q.device)[None, :]
+    visible = key <= position
+    if window > 0:
+        visible &= position - key < window
+    return masked_attention(q, keys, values, visible, scale)
+
+
+def masked_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """float32 [n, H, D] for bool `visible` [n, S]; arithmetic in float32."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = (x.float().repeat_interleave(group, dim=1).transpose(0, 1) for x in (keys, values))
+    out = F.scaled_dot_product_attention(q.transpose(0, 1), keys, values, attn_mask=visible, scale=scale)
+    return out.transpose(0, 1)
+
+
+def _flash_serves(q: torch.Tensor, keys: torch.Tensor) -> bool:
+    half = keys.dtype in (torch.float16, torch.bfloat16)
+    return flash_attn_func is not None and keys.is_cuda and half and q.shape[0] >= FLASH_ROWS
