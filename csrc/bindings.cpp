@@ -49,76 +49,103 @@ PYBIND11_MODULE(_C, m) {
   const release_gil nogil;
 
   // weights
-  m.def("pack_linear", [](T rows, T packed, int64_t first) { run_op("pack_linear", PackLinear{rows, packed, first}); },
-        nogil, py::arg("rows"), py::arg("packed"), py::arg("first"));
+  m.def(
+      "pack_linear", [](T rows, T packed, int64_t first) { run_op("pack_linear", PackLinear{rows, packed, first}); },
+      nogil, py::arg("rows"), py::arg("packed"), py::arg("first"));
 
   // target forward
-  m.def("gather_rows", [](T weight, T ids, T out) { run_op("gather_rows", GatherRows{weight, ids, out}); }, nogil,
-        py::arg("weight"), py::arg("ids"), py::arg("out"));
-  m.def("linear", [](T x, T weight, T bias, T out) { run_op("linear", Linear{x, weight, bias, out}); }, nogil,
-        py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"));
-  m.def("rms_norm",
-        [](T residual, T delta, T weight, T out, float eps) {
-          run_op("rms_norm", RmsNorm{residual, delta, weight, out, eps});
-        },
-        nogil, py::arg("residual"), py::arg("delta"), py::arg("weight"), py::arg("out"), py::arg("eps"));
-  m.def("silu_mul", [](T gate_up, T out) { run_op("silu_mul", SiluMul{gate_up, out}); }, nogil, py::arg("gate_up"),
-        py::arg("out"));
-  m.def("rope_cache",
-        [](T qkv, T cos, T sin, T q_norm, T k_norm, T depths, T k_cache, T v_cache, T block_table, T lengths,
-           T row_start, T q, float eps) {
-          run_op("rope_cache", RopeCache{qkv, cos, sin, q_norm, k_norm, depths,
-                                         {k_cache, v_cache, block_table, lengths, row_start}, q, eps});
-        },
-        nogil, py::arg("qkv"), py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("depths"),
-        py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"),
-        py::arg("q"), py::arg("eps"));
-  m.def("tree_attention",
-        [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
-           int64_t window) {
-          run_op("tree_attention",
-                 TreeAttention{q, {k_cache, v_cache, block_table, lengths, row_start}, ancestors, out, scale, window});
-        },
-        nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
-        py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"));
+  m.def(
+      "gather_rows", [](T weight, T ids, T out) { run_op("gather_rows", GatherRows{weight, ids, out}); }, nogil,
+      py::arg("weight"), py::arg("ids"), py::arg("out"));
+  m.def(
+      "linear", [](T x, T weight, T bias, T out) { run_op("linear", Linear{x, weight, bias, out}); }, nogil,
+      py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"));
+  m.def(
+      "rms_norm",
+      [](T residual, T delta, T weight, T out, float eps) {
+        run_op("rms_norm", RmsNorm{residual, delta, weight, out, eps});
+      },
+      nogil, py::arg("residual"), py::arg("delta"), py::arg("weight"), py::arg("out"), py::arg("eps"));
+  m.def(
+      "silu_mul", [](T gate_up, T out) { run_op("silu_mul", SiluMul{gate_up, out}); }, nogil, py::arg("gate_up"),
+      py::arg("out"));
+  m.def(
+      "rope_cache",
+      [](T qkv, T cos, T sin, T q_norm, T k_norm, T depths, T k_cache, T v_cache, T block_table, T lengths, T row_start,
+         T q, float eps) {
+        run_op("rope_cache",
+               RopeCache{
+                   qkv, cos, sin, q_norm, k_norm, depths, {k_cache, v_cache, block_table, lengths, row_start}, q, eps});
+      },
+      nogil, py::arg("qkv"), py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("depths"),
+      py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"),
+      py::arg("q"), py::arg("eps"));
+  m.def(
+      "tree_attention",
+      [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
+         int64_t window) {
+        run_op("tree_attention",
+               TreeAttention{q, {k_cache, v_cache, block_table, lengths, row_start}, ancestors, out, scale, window});
+      },
+      nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
+      py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"));
 
   // draft
-  m.def("expand_backbone",
-        [](T logits, T root, T thresholds, T widths, T tokens, T parents, T depths, T scores, T ancestors,
-           T node_counts, T top_tokens, T top_scores) {
-          run_op("expand_backbone", ExpandBackbone{logits, root, thresholds, widths, tokens, parents, depths, scores,
-                                                   ancestors, node_counts, top_tokens, top_scores});
-        },
-        nogil, py::arg("logits"), py::arg("root"), py::arg("thresholds"), py::arg("widths"), py::arg("tokens"),
-        py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("ancestors"), py::arg("node_counts"),
-        py::arg("top_tokens"), py::arg("top_scores"));
+  m.def(
+      "expand_backbone",
+      [](T logits, T root, T thresholds, T widths, T tokens, T parents, T depths, T scores, T ancestors, T node_counts,
+         T top_tokens, T top_scores) {
+        run_op("expand_backbone", ExpandBackbone{logits, root, thresholds, widths, tokens, parents, depths, scores,
+                                                 ancestors, node_counts, top_tokens, top_scores});
+      },
+      nogil, py::arg("logits"), py::arg("root"), py::arg("thresholds"), py::arg("widths"), py::arg("tokens"),
+      py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("ancestors"), py::arg("node_counts"),
+      py::arg("top_tokens"), py::arg("top_scores"));
 
   // verify and accept
-  m.def("verify_tree",
-        [](T logits, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p, T repetition_penalty,
-           T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens, T bias_values, T history,
-           T history_length, T prompt_length, T path, T path_length, T bonus, T scores, T counts) {
-          run_op("verify_tree",
-                 VerifyTree{logits,   tokens,         parents,           row_start,        temperature,
-                            top_k,    top_p,          min_p,             repetition_penalty, presence_penalty,
-                            frequency_penalty, seed,  bias_start,        bias_tokens,      bias_values,
-                            history,  history_length, prompt_length,     path,             path_length,
-                            bonus,    scores,         counts});
-        },
-        nogil, py::arg("logits"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"), py::arg("temperature"),
-        py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"),
-        py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
-        py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
-        py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
-        py::arg("counts"));
+  m.def(
+      "verify_tree",
+      [](T logits, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p, T repetition_penalty,
+         T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens, T bias_values, T history,
+         T history_length, T prompt_length, T path, T path_length, T bonus, T scores, T counts) {
+        run_op("verify_tree", VerifyTree{logits,
+                                         tokens,
+                                         parents,
+                                         row_start,
+                                         temperature,
+                                         top_k,
+                                         top_p,
+                                         min_p,
+                                         repetition_penalty,
+                                         presence_penalty,
+                                         frequency_penalty,
+                                         seed,
+                                         bias_start,
+                                         bias_tokens,
+                                         bias_values,
+                                         history,
+                                         history_length,
+                                         prompt_length,
+                                         path,
+                                         path_length,
+                                         bonus,
+                                         scores,
+                                         counts});
+      },
+      nogil, py::arg("logits"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"), py::arg("temperature"),
+      py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
+      py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"), py::arg("bias_tokens"),
+      py::arg("bias_values"), py::arg("history"), py::arg("history_length"), py::arg("prompt_length"), py::arg("path"),
+      py::arg("path_length"), py::arg("bonus"), py::arg("scores"), py::arg("counts"));
 
   // compact
-  m.def("compact_kv",
-        [](T k_cache, T v_cache, T block_table, T lengths, T path, T path_length) {
-          run_op("compact_kv", CompactKv{k_cache, v_cache, block_table, lengths, path, path_length});
-        },
-        nogil, py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("path"),
-        py::arg("path_length"));
+  m.def(
+      "compact_kv",
+      [](T k_cache, T v_cache, T block_table, T lengths, T path, T path_length) {
+        run_op("compact_kv", CompactKv{k_cache, v_cache, block_table, lengths, path, path_length});
+      },
+      nogil, py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("path"),
+      py::arg("path_length"));
 
   // the build and the machine
   m.attr("PAGE_SIZE") = kPageSize;

@@ -33,7 +33,9 @@ class Batch:
             prompt_length=torch.tensor([s.prompt_length for s in self.sequences], dtype=torch.int32),
         )
 
-    def commit(self, trees: Seq[DraftTree], accepted: Accepted, logits: torch.Tensor, first_rows: Seq[int]) -> list[list[int]]:
+    def commit(
+        self, trees: Seq[DraftTree], accepted: Accepted, logits: torch.Tensor, first_rows: Seq[int]
+    ) -> list[list[int]]:
         """Gives every sequence its accepted tokens and bonus; cuts the paths where a sequence ended inside its run.
 
         Returns the tokens each sequence kept. logits: float32 [M, V]; first_rows: row of each sequence's root.

@@ -14,7 +14,7 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 
 
 def build_info() -> dict[str, Any]:
-    """Version, compiler, CPU instruction sets and CUDA architectures of this build, and what this machine uses of them."""
+    """Version, compiler, instruction sets and CUDA architectures of this build, and what this machine uses of them."""
     return {
         "version": __version__,
         "compiler": _C.compiler,

@@ -160,9 +160,7 @@ def cached_embedded(name: str, *, verify: bool = False) -> Path | None:
 def list_models(*, verify: bool = False) -> list[ModelEntry]:
     """The embedded models and where each one's complete copy is cached."""
     return [
-        ModelEntry(
-            name, cached_embedded(name, verify=verify), each.gguf_bytes, each.license, each.description
-        )
+        ModelEntry(name, cached_embedded(name, verify=verify), each.gguf_bytes, each.license, each.description)
         for name, each in EMBEDDED.items()
     ]
 

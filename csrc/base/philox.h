@@ -30,7 +30,8 @@ SPECENGINE_HOST_DEVICE inline Philox4 philox4x32(uint64_t key, uint32_t c0, uint
 }
 
 // 32 random bits for entry `index` of the token at absolute position `position`.
-SPECENGINE_HOST_DEVICE inline uint32_t random_bits(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream) {
+SPECENGINE_HOST_DEVICE inline uint32_t random_bits(uint64_t seed, uint32_t position, uint32_t index,
+                                                   NoiseStream stream) {
   return philox4x32(seed, index >> 2, position, static_cast<uint32_t>(stream), 0).v[index & 3];
 }
 

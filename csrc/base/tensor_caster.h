@@ -41,8 +41,7 @@ struct type_caster<specengine::TensorView> {
     } catch (error_already_set& error) {
       return refuse(error);
     }
-    auto* managed =
-        static_cast<specengine::dlpack::ManagedTensor*>(PyCapsule_GetPointer(holder_.ptr(), "dltensor"));
+    auto* managed = static_cast<specengine::dlpack::ManagedTensor*>(PyCapsule_GetPointer(holder_.ptr(), "dltensor"));
     if (managed == nullptr) return refuse_pending_error();
     describe(managed->tensor);  // the capsule still owns it and frees it with holder_, after the call
     return true;

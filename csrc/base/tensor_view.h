@@ -10,13 +10,20 @@ enum class Device : uint8_t { kCpu, kCuda, kOther };
 
 inline const char* name_of(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return "float32";
-    case DType::kBFloat16: return "bfloat16";
-    case DType::kFloat16: return "float16";
-    case DType::kInt32: return "int32";
-    case DType::kInt64: return "int64";
-    case DType::kUInt8: return "uint8";
-    case DType::kOther: break;
+    case DType::kFloat32:
+      return "float32";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kInt32:
+      return "int32";
+    case DType::kInt64:
+      return "int64";
+    case DType::kUInt8:
+      return "uint8";
+    case DType::kOther:
+      break;
   }
   return "an unsupported dtype";
 }
@@ -35,8 +42,8 @@ struct TensorView {
   int device_id = 0;
   DType dtype = DType::kOther;
   Device device = Device::kOther;
-  void* stream = nullptr;     // the caller's CUDA stream
-  std::string not_a_tensor;   // why the argument is none; the check that knows its name reports it
+  void* stream = nullptr;    // the caller's CUDA stream
+  std::string not_a_tensor;  // why the argument is none; the check that knows its name reports it
 
   bool defined() const { return ndim >= 0; }
   int64_t numel() const {

@@ -124,8 +124,8 @@ int default_threads() {
   return 1;
 }
 
-std::mutex pool_mutex;            // held while a job runs: one job at a time
-ThreadPool* pool = nullptr;       // made at first use; leaked at exit, when its threads may already be gone
+std::mutex pool_mutex;       // held while a job runs: one job at a time
+ThreadPool* pool = nullptr;  // made at first use; leaked at exit, when its threads may already be gone
 std::atomic<int> wanted_threads{0};
 
 // The child of a fork has none of the threads: forget the pool (its memory is leaked) and start afresh.
@@ -144,7 +144,8 @@ int num_threads() {
 
 void set_num_threads(int n) {
   if (n < 1 || n > kMaxThreads) {
-    throw std::invalid_argument("n: expected 1 to " + std::to_string(kMaxThreads) + " threads, got " + std::to_string(n));
+    throw std::invalid_argument("n: expected 1 to " + std::to_string(kMaxThreads) + " threads, got " +
+                                std::to_string(n));
   }
   wanted_threads.store(n);
 }

@@ -9,7 +9,7 @@ namespace specengine {
 // body must not throw. A second caller at the same time runs its work alone, on its own thread.
 void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context);
 
-int num_threads();             // OMP_NUM_THREADS if set, else the cores this process may use
-void set_num_threads(int n);   // takes effect at the next op
+int num_threads();            // OMP_NUM_THREADS if set, else the cores this process may use
+void set_num_threads(int n);  // takes effect at the next op
 
 }  // namespace specengine

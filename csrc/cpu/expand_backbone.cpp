@@ -66,7 +66,8 @@ void run(const ExpandBackbone& op) {
   }
   for (int64_t i = 0; i < op.thresholds.shape[0]; ++i) {
     const float* x = op.thresholds.as<float>() + i;
-    if (!(x[0] > (i > 0 ? x[-1] : -INFINITY))) fail("thresholds: entry ", i, " is ", x[0], ", expected ascending numbers");
+    if (!(x[0] > (i > 0 ? x[-1] : -INFINITY)))
+      fail("thresholds: entry ", i, " is ", x[0], ", expected ascending numbers");
   }
   for (int64_t i = 0; i < B * T; ++i) {
     // A NaN is never "greater", so the lists would silently miss it.

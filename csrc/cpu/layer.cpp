@@ -26,7 +26,8 @@ void for_rows(int64_t rows, const Body& body) {
 
 // Rotates one head: pairs (i, i + D/2), as the Hugging Face layout of these models has them.
 template <typename Out>
-void rotate(const float* head, const float* norm, float eps, const float* cos, const float* sin, int64_t dim, Out* out) {
+void rotate(const float* head, const float* norm, float eps, const float* cos, const float* sin, int64_t dim,
+            Out* out) {
   const int64_t half = dim / 2;
   const float scale = norm ? inverse_rms(head, dim, eps) : 1.0f;
   for (int64_t i = 0; i < half; ++i) {
@@ -101,7 +102,8 @@ void run(const RopeCache& op) {
     const int64_t length = op.cache.lengths.as<int32_t>()[b];
     for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
       const int64_t depth = op.depths.as<int32_t>()[m];
-      if (depth < 0 || depth > m - row_start[b]) fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
+      if (depth < 0 || depth > m - row_start[b])
+        fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
       if (length + depth >= T) fail("lengths: position ", length + depth, " is past the ", T, " rows of cos");
     }
   }

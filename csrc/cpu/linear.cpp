@@ -35,13 +35,20 @@ void tile(const float* x, int64_t columns, const Weight* panel, const float* bia
 template <typename Weight, typename... Args>
 void tile_of(int64_t rows, Args... args) {
   switch (rows) {
-    case 1: return tile<1, Weight>(args...);
-    case 2: return tile<2, Weight>(args...);
-    case 3: return tile<3, Weight>(args...);
-    case 4: return tile<4, Weight>(args...);
-    case 5: return tile<5, Weight>(args...);
-    case 6: return tile<6, Weight>(args...);
-    default: __builtin_unreachable();
+    case 1:
+      return tile<1, Weight>(args...);
+    case 2:
+      return tile<2, Weight>(args...);
+    case 3:
+      return tile<3, Weight>(args...);
+    case 4:
+      return tile<4, Weight>(args...);
+    case 5:
+      return tile<5, Weight>(args...);
+    case 6:
+      return tile<6, Weight>(args...);
+    default:
+      __builtin_unreachable();
   }
 }
 
@@ -85,9 +92,12 @@ void pack(const PackLinear& op) {
 template <typename Weight>
 void pack_to(const PackLinear& op) {
   switch (op.rows.dtype) {
-    case DType::kFloat32: return pack<float, Weight>(op);
-    case DType::kBFloat16: return pack<bfloat16, Weight>(op);
-    default: return pack<half, Weight>(op);
+    case DType::kFloat32:
+      return pack<float, Weight>(op);
+    case DType::kBFloat16:
+      return pack<bfloat16, Weight>(op);
+    default:
+      return pack<half, Weight>(op);
   }
 }
 
@@ -106,14 +116,8 @@ void gather(const GatherRows& op) {
 
 }  // namespace
 
-void run(const PackLinear& op) {
-  op.packed.dtype == DType::kFloat32 ? pack_to<float>(op) : pack_to<bfloat16>(op);
-}
-void run(const Linear& op) {
-  op.weight.dtype == DType::kFloat32 ? linear<float>(op) : linear<bfloat16>(op);
-}
-void run(const GatherRows& op) {
-  op.weight.dtype == DType::kFloat32 ? gather<float>(op) : gather<bfloat16>(op);
-}
+void run(const PackLinear& op) { op.packed.dtype == DType::kFloat32 ? pack_to<float>(op) : pack_to<bfloat16>(op); }
+void run(const Linear& op) { op.weight.dtype == DType::kFloat32 ? linear<float>(op) : linear<bfloat16>(op); }
+void run(const GatherRows& op) { op.weight.dtype == DType::kFloat32 ? gather<float>(op) : gather<bfloat16>(op); }
 
 }  // namespace specengine::SPECENGINE_ISA

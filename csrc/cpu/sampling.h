@@ -20,15 +20,20 @@ struct Sampler {
   int32_t* counts;  // [V] zeros; workspace
 
   Sampler(const VerifyTree& op, int64_t b)
-      : op(op), b(b), vocab(op.logits.shape[1]), scores(op.scores.as<float>() + b * 2 * vocab),
-        weights(scores + vocab), counts(op.counts.as<int32_t>() + b * vocab) {}
+      : op(op),
+        b(b),
+        vocab(op.logits.shape[1]),
+        scores(op.scores.as<float>() + b * 2 * vocab),
+        weights(scores + vocab),
+        counts(op.counts.as<int32_t>() + b * vocab) {}
 
   template <typename T>
   T of(const TensorView& per_sequence) const {
     return per_sequence.as<T>()[b];
   }
 
-  // The token drawn at one node, kNoToken where the parameters drove the scores out of float32; path holds the tokens from the root's first child down to the node.
+  // The token drawn at one node, kNoToken where the parameters drove the scores out of float32; path holds the tokens
+  // from the root's first child down to the node.
   int32_t draw(const float* logits, const int32_t* path, int64_t depth) const {
     std::memcpy(scores, logits, vocab * sizeof(float));
     add_bias();
@@ -48,7 +53,8 @@ struct Sampler {
  private:
   void add_bias() const {
     const int32_t* start = op.bias_start.as<int32_t>() + b;
-    for (int32_t i = start[0]; i < start[1]; ++i) scores[op.bias_tokens.as<int32_t>()[i]] += op.bias_values.as<float>()[i];
+    for (int32_t i = start[0]; i < start[1]; ++i)
+      scores[op.bias_tokens.as<int32_t>()[i]] += op.bias_values.as<float>()[i];
   }
 
   void apply_penalties(const int32_t* path, int64_t depth) const {
@@ -175,8 +181,8 @@ struct Sampler {
     int64_t token = -1;
     for (int64_t v = block; v < std::min(vocab, block + kNoiseBlock); ++v) {
       if (weights[v] == 0) continue;
-      const double value =
-          std::log(static_cast<double>(weights[v])) + gumbel(seed, position, static_cast<uint32_t>(v), NoiseStream::kToken);
+      const double value = std::log(static_cast<double>(weights[v])) +
+                           gumbel(seed, position, static_cast<uint32_t>(v), NoiseStream::kToken);
       if (token < 0 || value > best) best = value, token = v;
     }
     return static_cast<int32_t>(token);

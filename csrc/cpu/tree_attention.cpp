@@ -138,7 +138,8 @@ void check_ancestors(const TreeAttention& op) {
   const int64_t words = op.ancestors.shape[1];
   for (int64_t b = 0; b < op.cache.B; ++b) {
     const int64_t nodes = row_start[b + 1] - row_start[b];
-    if (nodes > kMaxNodes) fail("row_start: sequence ", b, " has ", nodes, " nodes, at most ", kMaxNodes, " are supported");
+    if (nodes > kMaxNodes)
+      fail("row_start: sequence ", b, " has ", nodes, " nodes, at most ", kMaxNodes, " are supported");
     if (nodes > 32 * words) fail("ancestors: ", words, " words cannot hold the ", nodes, " nodes of sequence ", b);
     for (int64_t node = 0; node < nodes; ++node) {
       const uint32_t* bits = op.ancestors.as<uint32_t>() + (row_start[b] + node) * words;

@@ -45,7 +45,8 @@ void check_values(const VerifyTree& op) {
   }
   for (int64_t b = 0; b < B; ++b) {  // before any row is looked at
     const int64_t nodes = int64_t{row_start[b + 1]} - row_start[b];
-    if (nodes < 1 || nodes > kMaxNodes) fail("row_start: sequence ", b, " has ", nodes, " nodes, expected 1 to ", kMaxNodes);
+    if (nodes < 1 || nodes > kMaxNodes)
+      fail("row_start: sequence ", b, " has ", nodes, " nodes, expected 1 to ", kMaxNodes);
     if (nodes > op.path.shape[1]) fail("path: ", op.path.shape[1], " columns cannot hold a path of ", nodes, " nodes");
   }
   for (int64_t b = 0; b < B; ++b) {
@@ -113,8 +114,8 @@ void run(const VerifyTree& op) {
   for (int64_t b = 0; b < B; ++b) {
     if (op.bonus.as<int32_t>()[b] != kNoToken) continue;
     const int32_t last = op.path_length.as<int32_t>()[b] - 1;
-    fail("logits: row ", op.row_start.as<int32_t>()[b] + op.path.as<int32_t>()[b * op.path.shape[1] + last], " (sequence ", b,
-         ", position ", op.history_length.as<int32_t>()[b] + last,
+    fail("logits: row ", op.row_start.as<int32_t>()[b] + op.path.as<int32_t>()[b * op.path.shape[1] + last],
+         " (sequence ", b, ", position ", op.history_length.as<int32_t>()[b] + last,
          ") has NaN or infinite scores, so there is no token to draw");
   }
 }

@@ -12,7 +12,8 @@ constexpr int kThreads = 256;
 
 template <typename Element>
 __global__ void compact_kv_kernel(Element* k, Element* v, const int* block_table, const int* lengths, const int* path,
-                                  const int* path_length, int64_t pages, int heads, int dim, int max_pages, int max_path) {
+                                  const int* path_length, int64_t pages, int heads, int dim, int max_pages,
+                                  int max_path) {
   const int64_t layer = blockIdx.x, b = blockIdx.y;
   const int count = path_length[b], length = lengths[b];
   const int64_t page_elements = static_cast<int64_t>(heads) * kPageSize * dim;

@@ -42,14 +42,14 @@ struct SiluMul {
 // Splits the rows of one fused projection, normalises heads (Qwen3), rotates q and k to the node's position
 // (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
 struct RopeCache {
-  TensorView qkv;      // [M, (H + 2K) * D] float32
-  TensorView cos;      // [T, D/2] float32, T positions
-  TensorView sin;      // [T, D/2] float32
-  TensorView q_norm;   // [D] float32, optional
-  TensorView k_norm;   // [D] float32, optional
-  TensorView depths;   // [M] int32, root 0
-  KvCacheView cache;   // one layer, written
-  TensorView q;        // [M, H, D] float32, written
+  TensorView qkv;     // [M, (H + 2K) * D] float32
+  TensorView cos;     // [T, D/2] float32, T positions
+  TensorView sin;     // [T, D/2] float32
+  TensorView q_norm;  // [D] float32, optional
+  TensorView k_norm;  // [D] float32, optional
+  TensorView depths;  // [M] int32, root 0
+  KvCacheView cache;  // one layer, written
+  TensorView q;       // [M, H, D] float32, written
   float eps;
 
   Device validate() const {

@@ -97,7 +97,7 @@ def bench(
 
 def _sizes(text: str) -> list[int]:
     try:
-        return [int(size) for size in text.split(",")]
+        return list(dict.fromkeys(int(size) for size in text.split(",")))
     except ValueError:
         raise ValueError(f"batch: expected sizes separated by commas, got {text!r}") from None
 

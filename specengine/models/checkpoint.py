@@ -42,9 +42,7 @@ def _open(path: str | Path) -> Checkpoint:
         return RandomCheckpoint(PRESETS[preset], source=name)
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist; expected a checkpoint folder, a .gguf file or random:<preset>"
-        )
+        raise FileNotFoundError(f"{path} does not exist; expected a checkpoint folder, a .gguf file or random:<preset>")
     if not path.is_dir():
         if path.suffix != ".gguf":
             raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")

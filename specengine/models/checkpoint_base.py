@@ -50,9 +50,7 @@ class Checkpoint(ABC):
         """
         info = self._info(name)
         if not 0 <= start <= stop <= info.shape[0]:
-            raise ValueError(
-                f"{self.source}: rows [{start}, {stop}) are outside tensor '{name}' of shape {info.shape}"
-            )
+            raise ValueError(f"{self.source}: rows [{start}, {stop}) are outside tensor '{name}' of shape {info.shape}")
         dtype = torch.float32 if info.dtype in BLOCK_TYPES else getattr(torch, info.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{self.source}: tensor '{name}' has type {info.dtype}, which is not supported")
@@ -128,9 +126,7 @@ def validate_tensors(checkpoint: Checkpoint) -> None:
     expected = expected_tensors(checkpoint.config)
     missing = [name for name in expected if name not in checkpoint.tensors]
     if missing:
-        raise ValueError(
-            f"{checkpoint.source}: tensor '{missing[0]}' is missing ({len(missing)} missing in all)"
-        )
+        raise ValueError(f"{checkpoint.source}: tensor '{missing[0]}' is missing ({len(missing)} missing in all)")
     for name, info in checkpoint.tensors.items():
         if name in expected:
             if info.shape != expected[name]:
@@ -139,10 +135,6 @@ def validate_tensors(checkpoint: Checkpoint) -> None:
                 )
             if info.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES):
                 wanted = ", ".join(FLOAT_DTYPES)
-                raise ValueError(
-                    f"{checkpoint.source}: tensor '{name}' has type {info.dtype}, expected {wanted}"
-                )
+                raise ValueError(f"{checkpoint.source}: tensor '{name}' has type {info.dtype}, expected {wanted}")
         elif not (name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"):
-            raise ValueError(
-                f"{checkpoint.source}: tensor '{name}' is unexpected for {checkpoint.config.architecture}"
-            )
+            raise ValueError(f"{checkpoint.source}: tensor '{name}' is unexpected for {checkpoint.config.architecture}")

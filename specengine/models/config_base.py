@@ -89,16 +89,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
-            raise ValueError(
-                f"architecture must be one of {', '.join(ARCHITECTURES)}, got {self.architecture!r}"
-            )
+            raise ValueError(f"architecture must be one of {', '.join(ARCHITECTURES)}, got {self.architecture!r}")
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}"
-            )
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
         if self.rope.kind == "dynamic" and self.head_dim <= 2:
@@ -113,9 +109,7 @@ class ModelConfig:
         if any(self.sliding_layers) != (self.sliding_window is not None):
             raise ValueError("sliding_window and sliding_layers must be given together")
         if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
-            raise ValueError(
-                f"sliding_layers must have {self.num_layers} entries, got {len(self.sliding_layers)}"
-            )
+            raise ValueError(f"sliding_layers must have {self.num_layers} entries, got {len(self.sliding_layers)}")
 
     def layer_window(self, layer: int) -> int | None:
         """Sliding window of one layer in tokens, the token itself included; None means full attention."""

@@ -103,9 +103,7 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     types = fields.get("layer_types", list, None)
     known = ("full_attention", "sliding_attention")
     if types is not None and (len(types) != num_layers or any(kind not in known for kind in types)):
-        raise fields.error(
-            "layer_types", f"must name one of {', '.join(known)} for each of {num_layers} layers"
-        )
+        raise fields.error("layer_types", f"must name one of {', '.join(known)} for each of {num_layers} layers")
     if architecture == "llama":
         if types and "sliding_attention" in types:
             raise fields.error("layer_types", "names sliding_attention, which LLaMA does not have")
@@ -114,9 +112,7 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     window = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)
     if architecture == "mistral":
         if types and types != [known[window is not None]] * num_layers:
-            raise fields.error(
-                "layer_types", "must agree with sliding_window for every layer of a Mistral model"
-            )
+            raise fields.error("layer_types", "must agree with sliding_window for every layer of a Mistral model")
         return window, (True,) * num_layers if window is not None else ()
     if not fields.get("use_sliding_window", bool, False):
         window = None

@@ -61,9 +61,7 @@ class GGUFFile:
             header = _Header(file, self._size, str(path))
             version = header.scalar("<u4", "version")
             if version not in (2, 3):
-                raise ValueError(
-                    f"{path}: GGUF version {version} is not supported; expected little-endian 2 or 3"
-                )
+                raise ValueError(f"{path}: GGUF version {version} is not supported; expected little-endian 2 or 3")
             tensor_count, key_count = header.scalar("<u8", "tensor count"), header.scalar("<u8", "key count")
             for _ in range(key_count):
                 key = header.string("metadata key")
@@ -89,9 +87,7 @@ class GGUFFile:
             raise ValueError(f"{self.path}: tensor '{name}' has unknown type number {type_id}") from None
         block, block_bytes = GGML_QUANT_SIZES[type_]
         if not shape or prod(shape) == 0 or shape[-1] % block:
-            raise ValueError(
-                f"{self.path}: tensor '{name}' of type {type_.name} has an invalid shape {shape}"
-            )
+            raise ValueError(f"{self.path}: tensor '{name}' of type {type_.name} has an invalid shape {shape}")
         end = offset + prod(shape) // block * block_bytes
         if end > self._size:
             raise ValueError(f"{self.path}: truncated: tensor '{name}' ends at byte {end} of {self._size}")

@@ -40,9 +40,7 @@ class LoadedModel:
                 raise ValueError(f"logit_bias: token id {token} is not in 0 to {self.config.vocab_size - 1}")
 
 
-def load_model(
-    model: str | Path, *, device: str = "auto", dtype: str = "auto", ops: Ops | None = None
-) -> LoadedModel:
+def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto", ops: Ops | None = None) -> LoadedModel:
     """Finds (or fetches) a model and loads it. Raises ValueError, FileNotFoundError or ModelFetchError."""
     where = _device(device)
     _check_dtype(dtype)

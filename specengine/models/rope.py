@@ -70,11 +70,7 @@ def _llama3_frequencies(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Te
 
 def _yarn_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
     def dimension_of(rotations: float) -> float:
-        return (
-            dim
-            * math.log(rope.original_max_position / (rotations * 2 * math.pi))
-            / (2 * math.log(rope.theta))
-        )
+        return dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
     if rope.truncate:

@@ -114,9 +114,7 @@ class Transformer:
                 *(qkv, self._cos, self._sin, layer.q_norm, layer.k_norm, tree.depths),
                 *(k_cache, v_cache, *place, q, c.rms_norm_eps),
             )
-            ops.tree_attention(
-                *(q, k_cache, v_cache, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
-            )
+            ops.tree_attention(*(q, k_cache, v_cache, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window))
             delta = self._linear(attended.view(rows, -1), layer.attention_out)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
             ops.silu_mul(self._linear(normed, layer.gate_up), gated)

@@ -42,7 +42,7 @@ class BackboneTrees:
 def expand_backbone(
     logits: torch.Tensor, root: torch.Tensor, widths: Sequence[int], thresholds: Sequence[float] = ()
 ) -> BackboneTrees:
-    """Attaches each level's most likely tokens to the previous level's best one (FastEagle section 3, CAPE section 3.3).
+    """Attaches each level's most likely tokens to the previous level's best one (FastEagle sec. 3, CAPE sec. 3.3).
 
     logits: float32 [B, T, V], T levels.  root: int32 [B].
     Level t gets widths[c] nodes, c = number of thresholds below its highest probability: widths=[k] is FastEagle's

@@ -13,7 +13,7 @@ from specengine._C import PAGE_SIZE
 
 
 def rms_norm(residual, delta, weight, out, eps: float) -> None:
-    """residual[M, C] += delta (where given); out[M, C] = residual / sqrt(mean(residual^2) + eps) * weight[C]; float32."""
+    """residual[M, C] += delta (where given); out[M, C] = residual / sqrt(mean(residual^2) + eps) * weight[C]."""
     _C.rms_norm(residual, delta, weight, out, eps)
 
 
@@ -31,9 +31,7 @@ def rope_cache(
     k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D].  q: [M, H, D], written.
     Raises ValueError where a slot has no page or a position no row in cos.
     """
-    _C.rope_cache(
-        qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps
-    )
+    _C.rope_cache(qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps)
 
 
 def rms_norm_reference(residual, delta, weight, out, eps: float) -> None:

@@ -23,7 +23,12 @@ def philox4x32(key: int, counter: np.ndarray) -> np.ndarray:
     for _ in range(10):
         a, b = c[:, 0] * np.uint64(0xD2511F53), c[:, 2] * np.uint64(0xCD9E8D57)
         c = np.stack(
-            [b >> np.uint64(32) ^ c[:, 1] ^ np.uint64(k0), b & mask, a >> np.uint64(32) ^ c[:, 3] ^ np.uint64(k1), a & mask],
+            [
+                b >> np.uint64(32) ^ c[:, 1] ^ np.uint64(k0),
+                b & mask,
+                a >> np.uint64(32) ^ c[:, 3] ^ np.uint64(k1),
+                a & mask,
+            ],
             axis=1,
         )
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF

@@ -57,7 +57,7 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class TokenHistory:
-    """Committed tokens of a batch. tokens: int32 [B, T].  length: int32 [B], root included.  prompt_length: int32 [B]."""
+    """Committed tokens. tokens: int32 [B, T].  length: int32 [B], root included.  prompt_length: int32 [B]."""
 
     tokens: torch.Tensor
     length: torch.Tensor
@@ -163,7 +163,7 @@ def verify_tree_reference(logits, tree, params, history, workspace=None) -> Acce
 
 
 def draw_reference(scores: torch.Tensor, params: SamplingTable, b: int, tokens: Sequence[int], prompt: int) -> int:
-    """The token at one node from float64 scores [V]; tokens: the committed ones and the path, `prompt` of them given."""
+    """The token at one node from float64 scores [V]; tokens: the committed ones (`prompt` of them given) and the path."""
     probs = target_probs_reference(scores, params, b, tokens, prompt)
     if float(params.temperature[b]) == 0:
         return int(probs.argmax())  # torch takes the lowest index of equal maxima

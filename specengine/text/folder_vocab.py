@@ -88,20 +88,15 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, A
     listed = {int(index): token for token, index in _read_json(folder / "added_tokens.json").items()}
     special = set(_special_texts(folder, config).values())
     added: dict[int, AddedToken] = {
-        index: AddedToken(token, special=token in special, normalized=False)
-        for index, token in listed.items()
+        index: AddedToken(token, special=token in special, normalized=False) for index, token in listed.items()
     }
     for index, entry in config.get("added_tokens_decoder", {}).items():
-        options = {
-            name: entry[name] for name in ("special", "lstrip", "rstrip", "single_word") if name in entry
-        }
+        options = {name: entry[name] for name in ("special", "lstrip", "rstrip", "single_word") if name in entry}
         added[int(index)] = AddedToken(entry["content"], normalized=False, **options)
     for index in sorted(added):
         backend.add_tokens([added[index]])
         if (got := backend.token_to_id(added[index].content)) != index:
-            raise ValueError(
-                f"{folder}: added token {added[index].content!r} has id {index} but would become {got}"
-            )
+            raise ValueError(f"{folder}: added token {added[index].content!r} has id {index} but would become {got}")
 
 
 def _special_texts(folder: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -121,9 +116,7 @@ def _id_of(
         return default
     index = backend.token_to_id(texts[name])
     if index is None:
-        raise ValueError(
-            f"{folder / 'tokenizer_config.json'}: {name} {texts[name]!r} is not in the vocabulary"
-        )
+        raise ValueError(f"{folder / 'tokenizer_config.json'}: {name} {texts[name]!r} is not in the vocabulary")
     return index
 
 
@@ -134,9 +127,7 @@ def _eos_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
         ids = _read_json(folder / name).get("eos_token_id")
         ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
         if not all(isinstance(index, int) for index in ids):
-            raise ValueError(
-                f"{folder / name}: eos_token_id must be a token id or a list of them, got {ids!r}"
-            )
+            raise ValueError(f"{folder / name}: eos_token_id must be a token id or a list of them, got {ids!r}")
         if name == "generation_config.json" or not found:
             found += ids
     return tuple(dict.fromkeys(found))
@@ -161,9 +152,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> tuple[str | None, st
             try:
                 named = [(entry["name"], entry["template"]) for entry in value]
             except (TypeError, KeyError):
-                raise ValueError(
-                    f"{path}: chat_template must be a string or a list of named templates"
-                ) from None
+                raise ValueError(f"{path}: chat_template must be a string or a list of named templates") from None
             return chosen_template(named, str(path)), str(path)
     return None, ""
 

@@ -41,26 +41,18 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         eos_token_ids=tuple(dict.fromkeys(index for index in ends if index is not None)),
         add_bos=bool(metadata.get(_PREFIX + "add_bos_token", adds_bos and ids["bos"] is not None)),
         add_eos=bool(metadata.get(_PREFIX + "add_eos_token", False)),
-        special_tokens={
-            f"{name}_token": tokens[ids[name]] for name in ("bos", "eos") if ids[name] is not None
-        },
+        special_tokens={f"{name}_token": tokens[ids[name]] for name in ("bos", "eos") if ids[name] is not None},
         chat_template=_chat_template(metadata),
         template_source="tokenizer.chat_template",
-        model_name=" ".join(
-            str(metadata.get(f"general.{key}", "")) for key in ("name", "basename", "finetune")
-        ),
+        model_name=" ".join(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename", "finetune")),
     )
 
 
-def _byte_level(
-    metadata: Mapping[str, Any], tokens: list[str], types: list[int]
-) -> tuple[tokenizers.Tokenizer, bool]:
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
     rules = rules_for(metadata.get(_PREFIX + "pre", "default"))
     merges = [tuple(merge.split(" ")) for merge in _array(metadata, "merges", str)]
     if malformed := [merge for merge in merges if len(merge) != 2]:
-        raise ValueError(
-            f"tokenizer.ggml.merges must be pairs parted by one space, got {' '.join(malformed[0])!r}"
-        )
+        raise ValueError(f"tokenizer.ggml.merges must be pairs parted by one space, got {' '.join(malformed[0])!r}")
     vocab = {token: index for index, token in enumerate(tokens)}
     try:
         model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
@@ -85,9 +77,7 @@ def _sentencepiece(
     return build_backend(tokens, scores, types, add_space_prefix=add_space_prefix), True
 
 
-def _array(
-    metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...], length: int | None = None
-) -> list:
+def _array(metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...], length: int | None = None) -> list:
     values = metadata.get(_PREFIX + name)
     if values is None and length is not None:
         return []
@@ -95,9 +85,7 @@ def _array(
         expected = "strings" if kind is str else "numbers"
         raise ValueError(f"tokenizer.ggml.{name} must be a list of {expected}, got {type(values).__name__}")
     if length is not None and len(values) != length:
-        raise ValueError(
-            f"tokenizer.ggml.{name} has {len(values)} entries, expected one per token ({length})"
-        )
+        raise ValueError(f"tokenizer.ggml.{name} has {len(values)} entries, expected one per token ({length})")
     return list(values)
 
 

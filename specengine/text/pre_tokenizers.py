@@ -10,9 +10,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
-)
+_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
@@ -55,9 +53,7 @@ class ByteLevelRules:
 def rules_for(pre: str) -> ByteLevelRules:
     """Raises: ValueError naming `tokenizer.ggml.pre` if unknown, since guessing would change the tokens."""
     if pre not in _RULES:
-        raise ValueError(
-            f"tokenizer.ggml.pre {pre!r} is not supported; expected one of {', '.join(sorted(_RULES))}"
-        )
+        raise ValueError(f"tokenizer.ggml.pre {pre!r} is not supported; expected one of {', '.join(sorted(_RULES))}")
     return _RULES[pre]
 
 
@@ -104,9 +100,7 @@ _RULES: dict[str, ByteLevelRules] = {
     "smaug-bpe": _LLAMA_BPE,
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
-    "deepseek-coder": ByteLevelRules(
-        _splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, single_digits=True)
-    ),
+    "deepseek-coder": ByteLevelRules(_splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, single_digits=True)),
     "deepseek-llm": ByteLevelRules(_deepseek_llm),
     "tekken": ByteLevelRules(_splits(_TEKKEN), ignore_merges=True, adds_bos=True),
 }

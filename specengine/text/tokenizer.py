@@ -120,9 +120,7 @@ class Tokenizer:
             )
         return self._template.render(messages, add_generation_prompt)
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of `render_chat`'s text, special tokens recognised and BOS never doubled."""
         ids = self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
         prefix = self._chat_prefix

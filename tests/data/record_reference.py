@@ -1,6 +1,6 @@
 """Records tests/data/smollm2_reference.json: greedy ids and sample logits of transformers on the same GGUF file.
 
-    python tests/data/record_reference.py PATH_TO_GGUF
+python tests/data/record_reference.py PATH_TO_GGUF
 """
 
 import json

@@ -106,9 +106,7 @@ def test_what_transformers_saves_is_what_is_read(tmp_path, family, shard_size):
     if family == "Qwen2":
         del state["lm_head.weight"]
     checkpoint = open_checkpoint(tmp_path)
-    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == expected_tensors(
-        checkpoint.config
-    )
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == expected_tensors(checkpoint.config)
     assert_reads_back(checkpoint, state)
 
 

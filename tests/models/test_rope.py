@@ -117,10 +117,7 @@ def test_a_longer_table_begins_with_the_shorter_one(kind):
 def test_frequency_divisors_reproduce_llama3():
     scaled = PRESETS["tiny-llama3"]
     plain = RopeConfig(scaled.rope.theta)
-    step = [
-        torch.atan2(*(t[1] for t in reversed(rope_tables(c, 2))))
-        for c in (replace(scaled, rope=plain), scaled)
-    ]
+    step = [torch.atan2(*(t[1] for t in reversed(rope_tables(c, 2)))) for c in (replace(scaled, rope=plain), scaled)]
     divisors = tuple((step[0] / step[1]).tolist())
     config = replace(scaled, rope=replace(plain, freq_divisors=divisors))
     for table, expected in zip(rope_tables(config, 100), rope_tables(scaled, 100), strict=True):

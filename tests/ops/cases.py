@@ -76,7 +76,7 @@ class Cache:
         return self.k, self.v, self.block_table, self.lengths, self.row_start
 
     def rows(self, b: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first slots of sequence b, float32 [slots, K, D]."""
+        """Keys and values of the first slots of sequence b, [slots, K, D]."""
         return gather_slots(self.k, self.v, self.block_table[b], slots)
 
 

@@ -101,11 +101,12 @@ def test_wider_masks_than_needed_change_nothing():
     assert torch.equal(attend(cache, q, ancestor_bits(trees)), attend(cache, q, ancestor_bits(trees, words=11)))
 
 
-def test_a_chain_longer_than_any_tree_is_prefill():
-    cache = make_cache([chain(400)], [0], 2, 16, torch.float32)
+@pytest.mark.parametrize("window", [0, 1, 70])
+def test_a_chain_longer_than_any_tree_is_prefill(window):
+    cache = make_cache([chain(400), chain(3)], [0, 130], 2, 16, torch.float32)
     q = queries(cache, 4)
-    expected = attend(cache, q, None, op=tree_attention_reference)
-    torch.testing.assert_close(attend(cache, q, None), expected, rtol=1e-4, atol=2e-5)
+    expected = attend(cache, q, None, window, tree_attention_reference)
+    torch.testing.assert_close(attend(cache, q, None, window), expected, rtol=1e-4, atol=2e-5)
 
 
 def decoded(cache: Cache, trees, lengths, q: torch.Tensor, window: int) -> torch.Tensor:
