@@ -44,6 +44,8 @@ class Chat:
             except EOFError:
                 return
             except KeyboardInterrupt:
+                if not interactive:
+                    raise
                 note(f"\n{HELP}")
                 continue
             if line == "/exit":

@@ -25,7 +25,10 @@ from specengine.models.presets import PRESETS
 from specengine.types import CycleTrace, StreamEvent
 
 TINY = "random:tiny-llama"
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 def run(*arguments: str, stdin: str | None = None):

@@ -51,6 +51,7 @@ def run_dicts(
                 "identical": f"{sum(run.identical.values())}/{len(run.identical)}",
                 "tokens": tally.tokens,
                 "cycles": tally.cycles,
+                "passes": tally.passes,
                 "seconds": tally.seconds,
                 "seconds_by_repetition": [each.seconds for each in run.repetitions],
                 "prefill_seconds": tally.prefill_seconds,

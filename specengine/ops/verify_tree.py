@@ -163,7 +163,7 @@ def verify_tree_reference(logits, tree, params, history, workspace=None) -> Acce
 
 
 def draw_reference(scores: torch.Tensor, params: SamplingTable, b: int, tokens: Sequence[int], prompt: int) -> int:
-    """The token at one node from float64 scores [V]; tokens: the committed ones (`prompt` of them given) and the path."""
+    """The token at one node from float64 scores [V]; tokens: the committed ones (`prompt` of them given), the path."""
     probs = target_probs_reference(scores, params, b, tokens, prompt)
     if float(params.temperature[b]) == 0:
         return int(probs.argmax())  # torch takes the lowest index of equal maxima

@@ -1,0 +1,358 @@
+"""The benchmark: what it asks, what it counts, what it writes; never how fast."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import specengine
+from specengine.bench import machine
+from specengine.bench.__main__ import app
+from specengine.bench.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
+from specengine.bench.report import run_dicts, table, write_json
+from specengine.bench.run import Run, calls_of, measure, split_drafters
+from specengine.bench.tally import Tally
+from specengine.drafters.none import NoneDrafter
+from specengine.models.loading import load_model
+from specengine.types import PHASES, SamplingParams
+
+TINY = "random:tiny-llama"
+SMALL = ("--model", TINY, "--limit", "2", "--max-new-tokens", "12", "--repetitions", "2")
+QUESTIONS = [Question("a", ("x", "y")), Question("b", ("z",)), Question("c", ("u", "v"))]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_model(TINY)
+
+
+def bench(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def write_lines(folder, *lines: str):
+    path = folder / "questions.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+# ---- questions
+
+
+def test_built_in_questions_are_about_ten_of_several_kinds():
+    questions = load_questions()
+    assert 8 <= len(questions) <= 12 and len({q.name for q in questions}) == len(questions)
+    assert len({q.category for q in questions}) >= 6
+    assert {len(q.turns) for q in questions} == {1, 2}
+
+
+def test_questions_are_read_in_mt_bench_form(tmp_path):
+    path = write_lines(
+        tmp_path,
+        '{"question_id": 81, "category": "writing", "turns": ["one", "two"], "reference": ["x"]}',
+        "",
+        '{"turns": ["three"]}',
+        '{"turns": ["four"]}',
+    )
+    assert load_questions(path, limit=2) == [Question("81", ("one", "two"), "writing"), Question("3", ("three",))]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "JSON"),
+        ("[1]", "turns"),
+        ('"turns"', "turns"),
+        ('{"prompt": "x"}', "turns"),
+        ('{"turns": "x"}', "non-empty strings"),
+        ('{"turns": []}', "non-empty strings"),
+        ('{"turns": ["x", 3]}', "non-empty strings"),
+        ('{"turns": ["x", " "]}', "non-empty strings"),
+    ],
+)
+def test_a_bad_question_is_refused_with_its_line(tmp_path, line, says):
+    path = write_lines(tmp_path, '{"turns": ["good"]}', "", line)
+    with pytest.raises(ValueError, match=f"line 3: .*{says}"):
+        load_questions(path)
+    result = bench("--model", TINY, "--questions", str(path))
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"error: {path}, line 3: ") and result.stderr.count("\n") == 1
+
+
+def test_files_without_questions_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
+        load_questions(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match="holds no questions"):
+        load_questions(write_lines(tmp_path, "", " "))
+    (tmp_path / "questions.jsonl").write_bytes(b'{"turns": ["\xff"]}')
+    with pytest.raises(ValueError, match="UTF-8"):
+        load_questions(tmp_path / "questions.jsonl")
+    with pytest.raises(ValueError, match="limit"):
+        load_questions(limit=0)
+
+
+def test_later_turns_carry_the_answers_before_them(tiny):
+    question, answers = Question("q", ("first", "second")), [SimpleNamespace(text="told", token_ids=[5, 6])]
+    chat = SimpleNamespace(tokenizer=SimpleNamespace(has_chat_template=True))
+    assert prompt_of(question, [], chat) == [{"role": "user", "content": "first"}]
+    assert prompt_of(question, answers, chat) == [
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "told"},
+        {"role": "user", "content": "second"},
+    ]
+    plain = SimpleNamespace(tokenizer=SimpleNamespace(has_chat_template=False))
+    assert prompt_of(question, answers, plain) == "first\n\ntold\n\nsecond"
+    first, second = prompt_of(question, [], tiny), prompt_of(question, answers, tiny)
+    assert len(first) == RANDOM_TOKENS and second[: RANDOM_TOKENS + 2] == [*first, 5, 6]
+    assert first == prompt_of(question, [], tiny) != prompt_of(question, [], tiny, seed=1)
+
+
+# ---- drafters
+
+
+@pytest.mark.parametrize(
+    ("text", "drafters"),
+    [
+        ("none,prompt_lookup", ["none", "prompt_lookup"]),
+        ("prompt_lookup", ["none", "prompt_lookup"]),
+        ("prompt_lookup,nodes=16, length=4,none", ["prompt_lookup,nodes=16,length=4", "none"]),
+        ("none,eagle:/a=b/c,depth=3", ["none", "eagle:/a=b/c,depth=3"]),
+        ("none,none", ["none", "none"]),
+    ],
+)
+def test_options_belong_to_the_drafter_before_them(text, drafters):
+    assert split_drafters(text) == drafters
+
+
+@pytest.mark.parametrize("text", ["", "none,,prompt_lookup", "nodes=3,none"])
+def test_lists_that_are_no_drafters_are_refused(text):
+    with pytest.raises(ValueError, match="drafters"):
+        split_drafters(text)
+
+
+# ---- measuring
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_answer_is_that_of_the_base(tiny, temperature):
+    calls = []
+    params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=3)
+    drafters = ["prompt_lookup,min_ngram=1", "none"]
+    settings = {"batches": (1, 2), "repetitions": 2}
+    runs = measure(tiny, drafters, QUESTIONS, params, **settings, advance=lambda: calls.append(1))
+    assert [(run.drafter, run.batch) for run in runs] == [(name, batch) for batch in (1, 2) for name in drafters]
+    for run in runs:
+        # Three questions fill two batches of two by starting over, which asks the first one's two turns again.
+        assert list(run.identical.values()) == [True] * (5 if run.batch == 1 else 7)
+        assert len(run.repetitions) == 2
+    assert len(calls) == calls_of(QUESTIONS, len(drafters), (1, 2), 2)
+    by_drafter = {run.drafter: run.median for run in runs if run.batch == 1}
+    assert by_drafter["none"].tokens == by_drafter[drafters[0]].tokens
+    # Without drafts the answers would agree for no reason.
+    assert by_drafter[drafters[0]].drafted and not by_drafter["none"].drafted
+
+
+def test_a_drafter_that_changes_the_answers_is_found_out(tiny, monkeypatch):
+    seen = []
+
+    class Cheat(NoneDrafter):
+        """Tampers with every second sequence."""
+
+        def draft(self, sequences):
+            for sequence in sequences:
+                if len(sequence.tokens) == sequence.prompt_length:
+                    seen.append(sequence)
+                if len(seen) % 2 == 0:
+                    sequence.tokens[-1] = 7
+            return super().draft(sequences)
+
+    real = specengine.engine.load_drafter
+    monkeypatch.setattr(
+        specengine.engine,
+        "load_drafter",
+        lambda text, target: Cheat(None, None, target) if text == "cheat" else real(text, target),
+    )
+    honest, cheat = measure(tiny, ["none", "cheat"], QUESTIONS, SamplingParams(max_new_tokens=8), repetitions=1)
+    assert all(honest.identical.values()) and len(honest.identical) == 5
+    assert 0 < sum(cheat.identical.values()) < 5
+
+
+def test_the_base_may_be_measured_against_itself(tiny):
+    runs = measure(tiny, ["none", "none"], QUESTIONS[:1], SamplingParams(max_new_tokens=4), repetitions=1)
+    assert len(runs) == 2 and all(all(run.identical.values()) for run in runs)
+
+
+def test_the_order_of_the_drafters_rotates(tiny, monkeypatch):
+    order = []
+    real = specengine.Engine.generate
+
+    def spy(self, prompts, params):
+        order.append(self.drafter.name)
+        return real(self, prompts, params)
+
+    monkeypatch.setattr(specengine.Engine, "generate", spy)
+    measure(tiny, ["none", "prompt_lookup"], QUESTIONS[1:2], SamplingParams(max_new_tokens=3), repetitions=2)
+    warm_up, first, second = order[:2], order[2:4], order[4:]
+    assert sorted(warm_up) == sorted(first) == ["none", "prompt_lookup"] and first == second[::-1]
+
+
+def test_a_question_too_long_for_the_model_is_named(tiny):
+    question = Question("q17", ("x",) * 20)
+    with pytest.raises(ValueError, match="question q17: prompt: has"):
+        measure(tiny, ["none"], [question], SamplingParams(max_new_tokens=4), repetitions=1)
+
+
+def test_counts_agree_with_the_engine(tiny):
+    engine = specengine.Engine(tiny, drafter="prompt_lookup,min_ngram=1,nodes=5")
+    output = engine.generate([3, 4, 5] * 9, SamplingParams(max_new_tokens=60, trace=True))
+    tally = Tally()
+    tally.add([output], seconds=9.0)
+    assert tally.acceptance_by_depth == output.stats.acceptance_by_depth != []
+    assert tally.tau == output.stats.tau > 1
+    assert (tally.cycles, tally.passes, tally.tokens) == (output.stats.cycles, output.stats.cycles, 60)
+    assert sum(tally.phase_seconds.values()) + tally.prefill_seconds == pytest.approx(9.0)
+
+
+def test_a_batch_counts_its_passes_once(tiny):
+    outputs = specengine.Engine(tiny, drafter="none").generate(
+        [[3, 4], [5, 6], [7, 8]], SamplingParams(max_new_tokens=10, ignore_eos=True, trace=True)
+    )
+    tally = Tally()
+    tally.add(outputs, seconds=1.0)
+    assert (tally.passes, tally.cycles, tally.tokens, tally.tau) == (10, 30, 30, 1.0)
+
+
+# ---- results
+
+
+def tally_of(seconds: float) -> Tally:
+    phases = dict.fromkeys(PHASES, seconds / 10)
+    return Tally(seconds, seconds / 2, phases, passes=50, cycles=50, tokens=100, drafted=[40, 20], accepted=[30, 5])
+
+
+def test_results_are_of_the_repetition_of_median_time():
+    base = Run("none", 1, [tally_of(4.0), tally_of(5.0), tally_of(20.0)], {(0, 0, 0): True})
+    fast = Run("fast", 1, [tally_of(2.5), tally_of(1.0), tally_of(3.0)], {(0, 0, 0): True, (0, 0, 1): False})
+    _, row = run_dicts([base, fast], rule="match", temperature=0.5, floor_seconds=0.001)
+    assert row["speedup"] == 2 and row["tokens_per_second"] == 40 and row["seconds"] == 2.5
+    assert row["tokens_per_second_spread"] == [pytest.approx(100 / 3), 100]
+    assert row["tau"] == 2 and row["acceptance_by_depth"] == [0.75, 0.25] and row["identical"] == "1/2"
+    assert row["ms_per_cycle"] == dict.fromkeys(PHASES, pytest.approx(5.0)) and row["floor_fraction"] == 0.2
+
+
+def test_the_table_shows_every_number_and_says_what_tau_counts():
+    rows = run_dicts([Run("none", 2, [tally_of(5.0)], {(0, 0, 0): True})], rule="match", temperature=0.0)
+    console = Console(width=170)
+    with console.capture() as capture:
+        console.print(table(rows, "a title"))
+    text = " ".join(capture.get().split())
+    for part in ("a title", "none", "20.0 (20.0-20.0)", "1.00x", "2.00", "0.75 0.25", "50%", "1/1", "bonus token"):
+        assert part in text
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+
+    def fail(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1} and os.listdir(tmp_path) == ["out.json"]
+
+
+def test_the_commit_is_that_of_the_source_tree_only(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    package = tmp_path / "specengine"
+    package.mkdir()
+    file = package / "__init__.py"
+    file.write_text("")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first", "--no-gpg-sign")
+    monkeypatch.setattr(machine.specengine, "__file__", str(file))
+    assert machine.commit() == git("rev-parse", "HEAD")
+    file.write_text("# changed")
+    assert machine.commit() == git("rev-parse", "HEAD") + "-dirty"
+    deeper = tmp_path / "venv" / "specengine"
+    deeper.mkdir(parents=True)
+    monkeypatch.setattr(machine.specengine, "__file__", str(deeper / "__init__.py"))
+    assert machine.commit() is None
+
+
+# ---- the command
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path):
+    path = tmp_path / "out.json"
+    arguments = ("--drafters", "prompt_lookup,min_ngram=1,nodes=4", "--batch", "1,2", "--json", str(path))
+    result = bench(*SMALL, *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == "" and "identical" in result.stdout and "prompt_lookup" in result.stdout
+    data = json.loads(path.read_text())
+    assert {"machine", "versions", "commit", "model", "runs"} <= set(data)
+    assert {"cpu", "cores", "memory", "os"} <= set(data["machine"]) and data["machine"]["cores"] >= 1
+    assert {"specengine", "python", "torch", "numpy"} <= set(data["versions"])
+    assert (data["model"], data["questions"], data["max_new_tokens"], data["dtype"]) == (TINY, 2, 12, "float32")
+    assert [(row["drafter"], row["batch"]) for row in data["runs"]] == [
+        (name, batch) for batch in (1, 2) for name in ("none", "prompt_lookup,min_ngram=1,nodes=4")
+    ]
+    answers = sum(len(q.turns) for q in load_questions(limit=2))
+    for row in data["runs"]:
+        assert row["peer"] is None and row["rule"] == "match" and row["temperature"] == 0
+        assert row["identical"] == f"{answers}/{answers}"
+        assert set(row["ms_per_cycle"]) == set(PHASES) and row["tau"] >= 1 and row["tokens_per_second"] > 0
+        assert all(0 <= share <= 1 for share in row["acceptance_by_depth"])
+        spent = row["prefill_seconds"] + sum(row["ms_per_cycle"].values()) * row["passes"] / 1e3
+        assert spent == pytest.approx(row["seconds"])
+    assert [row["speedup"] for row in data["runs"] if row["drafter"] == "none"] == [1, 1]
+
+
+def test_the_module_runs_as_a_process():
+    command = [sys.executable, "-m", "specengine.bench", *SMALL, "--drafters", "none", "--temperature", "0.7"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and "bonus token" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--batch", "0"), "batch"),
+        (("--batch", "1;2"), "batch"),
+        (("--repetitions", "0"), "repetitions"),
+        (("--limit", "0"), "limit"),
+        (("--drafters", "nonsense"), "drafter"),
+        (("--drafters", "none,prompt_lookup,colour=red"), "colour"),
+        (("--temperature", "-1"), "temperature"),
+        (("--rule", "nonsense"), "rule"),
+        (("--model", "random:no-such-preset"), "no-such-preset"),
+        (("--questions", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--json", "nowhere/out.json"), "json"),
+    ],
+)
+def test_bad_options_give_one_line_and_status_2(arguments, says):
+    result = bench(*SMALL, *arguments)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and says in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.model
+def test_the_default_model_holds_conversations(smollm2_path, tmp_path):
+    path, questions = tmp_path / "out.json", write_lines(tmp_path, '{"turns": ["Say hello.", "Say it again."]}')
+    small = ("--max-new-tokens", "12", "--repetitions", "1")
+    result = bench("--questions", str(questions), *small, "--json", str(path))
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(path.read_text())
+    assert [row["identical"] for row in data["runs"]] == ["2/2", "2/2"]
