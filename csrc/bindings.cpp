@@ -107,7 +107,8 @@ PYBIND11_MODULE(_C, m) {
       "verify_tree",
       [](T logits, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p, T repetition_penalty,
          T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens, T bias_values, T history,
-         T history_length, T prompt_length, T path, T path_length, T bonus, T scores, T counts) {
+         T history_length, T prompt_length, T path, T path_length, T bonus, T scores, T counts,
+         const std::string& rule) {
         run_op("verify_tree", VerifyTree{logits,
                                          tokens,
                                          parents,
@@ -130,13 +131,14 @@ PYBIND11_MODULE(_C, m) {
                                          path_length,
                                          bonus,
                                          scores,
-                                         counts});
+                                         counts,
+                                         rule});
       },
       nogil, py::arg("logits"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"), py::arg("temperature"),
       py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
       py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"), py::arg("bias_tokens"),
       py::arg("bias_values"), py::arg("history"), py::arg("history_length"), py::arg("prompt_length"), py::arg("path"),
-      py::arg("path_length"), py::arg("bonus"), py::arg("scores"), py::arg("counts"));
+      py::arg("path_length"), py::arg("bonus"), py::arg("scores"), py::arg("counts"), py::arg("rule") = "match");
 
   // compact
   m.def(
@@ -151,7 +153,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PAGE_SIZE") = kPageSize;
   m.attr("MAX_NODES") = kMaxNodes;
   m.attr("PANEL") = kPanel;
-  m.attr("NOISE_BLOCK") = 64;
+  m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();

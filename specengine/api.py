@@ -9,13 +9,15 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from specengine.engine import Engine
-from specengine.models.loading import LoadedModel, load_model
+from specengine.models.loading import LoadedModel, check_model, load_model
 from specengine.types import GenerationOutput, Prompt, SamplingParams
 
-KEPT_MODELS = 2  # least recently used ones beyond this are let go
+# Least recently used ones beyond this are let go; an engine beside the model it shares costs its own cache.
+KEPT_MODELS = 2
+KEPT_ENGINES = 8
 
 _models: OrderedDict[tuple[str, str, str], LoadedModel] = OrderedDict()
-_engines: dict[tuple[str, ...], Engine] = {}
+_engines: OrderedDict[tuple[str, ...], Engine] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -66,13 +68,17 @@ def generate(
         n=n,
         trace=trace,
     )
-    return _engine(str(model), drafter, rule, device, dtype).generate(prompts, params)
+    return _engine(model, drafter, rule, device, dtype).generate(prompts, params)
 
 
-def _engine(model: str, drafter: str, rule: str, device: str, dtype: str) -> Engine:
+def _engine(model: str | Path, drafter: str, rule: str, device: str, dtype: str) -> Engine:
     """The engine of these settings; engines of one model share its weights."""
+    for name, value in (("drafter", drafter), ("rule", rule), ("device", device), ("dtype", dtype)):
+        if not isinstance(value, str):
+            raise ValueError(f"{name}: expected a string, got {value!r}")
+    check_model(model)
     with _lock:
-        key = (model, device, dtype)
+        key = (str(model), device, dtype)
         if key not in _models:
             _models[key] = load_model(model, device=device, dtype=dtype)
         _models.move_to_end(key)
@@ -83,4 +89,7 @@ def _engine(model: str, drafter: str, rule: str, device: str, dtype: str) -> Eng
         engine_key = (*key, drafter, rule)
         if engine_key not in _engines:
             _engines[engine_key] = Engine(_models[key], drafter=drafter, rule=rule)
+        _engines.move_to_end(engine_key)
+        if len(_engines) > KEPT_ENGINES:
+            _engines.popitem(last=False)
         return _engines[engine_key]

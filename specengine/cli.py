@@ -262,8 +262,12 @@ def _stream(engine: Engine, prompt: Prompt, params: SamplingParams) -> Generatio
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script; Ctrl-C while torch is still loading ends without a traceback too."""
+    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def one_line_errors() -> Iterator[None]:
     """Turns errors a user can cause into one line on stderr; exit status 2 for bad input, 1 for the rest."""
     try:
         yield
-    except (ValueError, FileNotFoundError, ModelFetchError, MemoryError) as error:
+    except (ValueError, OSError, ModelFetchError, MemoryError) as error:
         show_error(error)
         raise typer.Exit(2 if isinstance(error, ValueError | FileNotFoundError) else 1) from None
 

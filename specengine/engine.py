@@ -6,10 +6,9 @@ both ways of delivery.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from specengine.prompts import as_prompts, encode_prompt
 from specengine.rules import parse_rule
 from specengine.sequence import Sequence
 from specengine.tree import TreeBatch
+from specengine.turns import Turns
 from specengine.types import GenerationOutput, Prompt, SamplingParams, StreamEvent
 
 PREFILL_ROWS = 256  # rows of one prefill pass: enough to be bound by arithmetic, few enough to stay in cache
@@ -49,12 +49,16 @@ class Engine:
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise ValueError(f"max_batch_size: expected a positive integer, got {max_batch_size!r}")
         self.rule = parse_rule(rule)
-        self.model = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype)
+        if isinstance(model, LoadedModel):
+            model.check_place(device, dtype)
+            self.model = model
+        else:
+            self.model = load_model(model, device=device, dtype=dtype)
         self.tokenizer = self.model.tokenizer
         self.drafter = load_drafter(drafter, self.model.target)
         self.cache = self.model.target.new_cache()
         self.max_batch_size = max_batch_size
-        self._lock = threading.Lock()  # held for one admission or one cycle: concurrent calls take turns
+        self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     def generate(
         self,
@@ -80,7 +84,7 @@ class Engine:
         prompts, single = as_prompts(prompt)
         if not single:
             raise ValueError("prompt: stream() takes one prompt, got a list of prompts")
-        params = params or SamplingParams()
+        (params,) = _one_each(params, 1)
         if params.n != 1:
             raise ValueError(f"n: stream() takes n=1, got {params.n}")
         (sequence,) = self._sequences(prompts[0], params)
@@ -110,34 +114,33 @@ class Engine:
         batch = None
         try:
             while waiting or active:
-                with self._lock:
-                    while waiting and len(active) < self.max_batch_size:
-                        active.append(waiting.popleft())
-                        self._prefill(active[-1])
-                        batch = None
+                while waiting and len(active) < self.max_batch_size:
+                    active.append(waiting.popleft())
+                    self._prefill(active[-1])
+                    batch = None
+                with self._turns:
                     batch = batch or Batch(active, self.cache, self.model.config.vocab_size)
                     self._cycle(batch)
-                    if any(s.finish_reason for s in active):
-                        for sequence in [s for s in active if s.finish_reason]:
-                            active.remove(sequence)
-                            self._release(sequence)
-                        batch = None
+                if any(s.finish_reason for s in active):
+                    self._release(s for s in active if s.finish_reason)
+                    active = [s for s in active if not s.finish_reason]
+                    batch = None
                 yield
         finally:
-            with self._lock:
-                for sequence in active:
-                    self._release(sequence)
+            self._release(active)
 
     def _prefill(self, sequence: Sequence) -> None:
         """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root."""
         begin = time.perf_counter()
         target, total = self.model.target, sequence.prompt_length + sequence.limit
         target.ensure_positions(total)
-        sequence.pages = self.cache.allocate(total + self.drafter.max_nodes)
+        with self._turns:
+            sequence.pages = self.cache.allocate(total + self.drafter.max_nodes)
         prompt = sequence.tokens[:-1]
         for start in range(0, len(prompt), PREFILL_ROWS):
             rows = TreeBatch.chains([prompt[start : start + PREFILL_ROWS]], target.device)
-            target.hidden(rows, self.cache, self.cache.batch([sequence.pages], [start]))
+            with self._turns:
+                target.hidden(rows, self.cache, self.cache.batch([sequence.pages], [start]))
         sequence.started = time.perf_counter()
         sequence.prefill_seconds = sequence.started - begin
 
@@ -149,7 +152,9 @@ class Engine:
         times.append(time.perf_counter())
         out = target.forward(tree, self.cache, batch.cache)
         times.append(time.perf_counter())
-        accepted = target.ops.verify_tree(out.logits, tree, batch.params, batch.history, batch.workspace)
+        accepted = target.ops.verify_tree(
+            out.logits, tree, batch.params, batch.history, batch.workspace, rule=self.rule.name
+        )
         committed = batch.commit(trees, accepted, out.logits, tree.row_start.tolist())
         times.append(time.perf_counter())
         self.cache.compact(batch.cache, accepted, target.ops)
@@ -158,15 +163,16 @@ class Engine:
         for sequence in batch.sequences:
             sequence.count_time(times)
 
-    def _release(self, sequence: Sequence) -> None:
-        self.cache.free(sequence.pages)
-        sequence.pages = []
+    def _release(self, sequences: Iterable[Sequence]) -> None:
+        # Takes no turn: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.
+        for sequence in sequences:
+            self.cache.free(sequence.pages)
+            sequence.pages = []
 
 
 def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    params = list(params)
-    if len(params) != count or not all(isinstance(p, SamplingParams) for p in params):
-        raise ValueError(f"params: expected one SamplingParams or {count} of them, one per prompt, got {params!r}")
-    return params
+    if isinstance(params, Seq) and len(params) == count and all(isinstance(p, SamplingParams) for p in params):
+        return list(params)
+    raise ValueError(f"params: expected one SamplingParams or {count} of them, one per prompt, got {params!r}")

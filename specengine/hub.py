@@ -106,12 +106,12 @@ def resolve_model(name: str | os.PathLike[str], *, progress: bool | None = None)
     if text and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
         return path
     if text and path.exists():
-        raise ValueError(f"model {text!r}: expected a folder or a .gguf file")
+        raise ValueError(f"model: {text!r} exists; expected a folder or a .gguf file")
     hub_name = _HUB_NAME.fullmatch(text) if isinstance(name, str) else None
     if hub_name and not hub_name["repo"].lower().endswith(".gguf"):
         return _fetch_from_hub(hub_name["repo"], (hub_name["gguf"] or "").lstrip("/"), progress)
     if not isinstance(name, str) or "/" in text or os.sep in text or path.suffix.lower() == ".gguf":
-        raise FileNotFoundError(f"model {text!r}: no such folder or .gguf file")
+        raise FileNotFoundError(f"model: {text!r}, no such folder or .gguf file")
     raise _unknown(text)
 
 
@@ -183,7 +183,7 @@ def _cache_path(name: str) -> Path:
 
 def _unknown(name: str) -> ValueError:
     return ValueError(
-        f"unknown model {name!r}: expected one of {', '.join(sorted(EMBEDDED))}, a folder, a .gguf file, "
+        f"model: unknown name {name!r}, expected one of {', '.join(sorted(EMBEDDED))}, a folder, a .gguf file, "
         "random:<preset>, or a hub name org/name (org/name/file.gguf for GGUF)"
     )
 

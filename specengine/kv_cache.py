@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from specengine.ops.verify_tree import Accepted
 
 
+IDLE_BYTES = 256 << 20  # a pool larger than this is not kept while nobody uses it
+
+
 @dataclass
 class CacheBatch:
     """The cache as one batch sees it. block_table: int32 [B, max_pages].  lengths: int32 [B], tokens in the prefix."""
@@ -26,32 +31,43 @@ class CacheBatch:
 class KVCache:
     """All layers' keys and values in pages of PAGE_SIZE slots; a sequence owns the pages it was given at admission.
 
-    k, v: [layers, pages, K, PAGE_SIZE, D]. Grows by doubling when sequences need more pages than there are; memory
-    is only touched where tokens are written. Nothing is kept of a page that is freed.
+    k, v: [layers, pages, K, PAGE_SIZE, D]. A sequence reserves pages for all it may become, so it cannot run out on its
+    way; memory is only used where tokens were written, and growing copies no other page. A large pool is let go
+    when its last page is freed. `free` may be called at any time, everything else by one thread at a time.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self._shape = (layers, kv_heads, head_dim)
         self.dtype, self.device = dtype, device
-        self.k = self._pool(0)
-        self.v = self._pool(0)
+        self.k, self.v = self._pool(0), self._pool(0)
         self._free: list[int] = []
+        self._freed: deque[int] = deque()  # on their way to _free
 
     def _pool(self, pages: int) -> torch.Tensor:
         layers, kv_heads, head_dim = self._shape
         return torch.empty(layers, pages, kv_heads, PAGE_SIZE, head_dim, dtype=self.dtype, device=self.device)
 
+    @property
+    def pages_in_use(self) -> int:
+        return self.k.shape[1] - len(self._free) - len(self._freed)
+
     def allocate(self, slots: int) -> list[int]:
         """Pages for `slots` tokens. Raises MemoryError when the machine has no room for them."""
+        while self._freed:
+            self._free.append(self._freed.popleft())
+        if self.pages_in_use == 0 and self.k.nbytes + self.v.nbytes > IDLE_BYTES:
+            self.k, self.v, self._free = self._pool(0), self._pool(0), []
+            self._freed.clear()  # nobody owns a page, so nothing can be added meanwhile
         count = -(-slots // PAGE_SIZE)
         if count > len(self._free):
             self._grow(count - len(self._free))
-        pages, self._free = self._free[:count], self._free[count:]
+        # The last freed first: their memory is in use already.
+        self._free, pages = self._free[:-count], self._free[-count:]
         return pages
 
     def free(self, pages: Sequence[int]) -> None:
-        """Gives pages back."""
-        self._free.extend(pages)
+        """Gives pages back; safe at any moment, in any thread (deque.extend of a list is one step)."""
+        self._freed.extend(pages)
 
     def _grow(self, missing: int) -> None:
         old = self.k.shape[1]
@@ -59,11 +75,13 @@ class KVCache:
         try:
             k, v = self._pool(new), self._pool(new)
         except RuntimeError as error:
-            size = 2 * self.k.element_size() * new * PAGE_SIZE * self._shape[0] * self._shape[1] * self._shape[2]
+            size = 2 * self.k.element_size() * new * PAGE_SIZE * math.prod(self._shape)
             raise MemoryError(f"key/value cache: no room for {new} pages ({size / 2**20:.0f} MiB)") from error
-        k[:, :old], v[:, :old] = self.k, self.v
+        free = set(self._free)
+        for page in (page for page in range(old) if page not in free):
+            k[:, page], v[:, page] = self.k[:, page], self.v[:, page]
         self.k, self.v = k, v
-        self._free.extend(range(old, new))
+        self._free = [*reversed(range(old, new)), *self._free]
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
         """Keeps the accepted path of every sequence of a batch and advances its length by it."""

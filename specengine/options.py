@@ -44,7 +44,10 @@ class Spec:
             expected = ", ".join(sorted(fields)) or "none"
             raise ValueError(f"{argument}: {self.name} has no option {unknown[0]!r}; its options: {expected}")
         values = {key: _convert(f"{argument}: {key}", value, kinds[key]) for key, value in self.options.items()}
-        return config(**values)
+        try:
+            return config(**values)
+        except ValueError as error:
+            raise ValueError(f"{argument}: {self.name}: {error}") from error
 
 
 def _convert(name: str, text: str, kind: type) -> Any:

@@ -15,6 +15,8 @@ from specengine.types import Prompt
 
 def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
     """The prompts as a list, and whether it was a single one (a string, a list of ids, a list of messages)."""
+    if isinstance(prompts, np.ndarray) and prompts.ndim == 0:
+        prompts = prompts.item()
     if isinstance(prompts, str) or (_is_list(prompts) and len(prompts) and _is_element(prompts[0])):
         return [prompts], True
     if not _is_list(prompts):
@@ -30,8 +32,11 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig)
     if _is_list(prompt) and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt):
         ids = [int(token) for token in prompt]
     elif isinstance(prompt, str):
+        _check_text("prompt", prompt)
         ids = _tokenizer(tokenizer).encode(prompt)
     elif _is_list(prompt) and all(isinstance(message, Mapping) for message in prompt):
+        for i, message in enumerate(prompt):
+            _check_text(f"prompt: messages[{i}]", message.get("content"))
         ids = _tokenizer(tokenizer).encode_chat(list(prompt))
     else:
         raise ValueError(
@@ -50,6 +55,15 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig)
     return ids
 
 
+def _check_text(name: str, text: Any) -> None:
+    """Refuses unpaired surrogates: what a shell or a file that is not UTF-8 leaves in a string."""
+    try:
+        if isinstance(text, str):
+            text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: is not valid UTF-8 text at character {error.start}") from error
+
+
 def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
         raise ValueError("prompt: this model has no tokenizer; give a list of token ids")
@@ -57,7 +71,7 @@ def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Seq | np.ndarray) and not isinstance(value, str | bytes)
+    return isinstance(value, Seq | np.ndarray) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def _is_element(value: Any) -> bool:

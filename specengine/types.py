@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,6 +11,21 @@ from typing import Any
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 
+_INTEGERS = (
+    ("max_new_tokens", 1, 2**31 - 1),
+    ("top_k", 0, 2**31 - 1),
+    ("seed", 0, 2**63 - 1),
+    ("logprobs", 0, 1000),
+    ("n", 1, 10_000),
+)
+_NUMBERS = (
+    ("temperature", 0, 1e6),
+    ("top_p", 1e-6, 1),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 1e-3, 1e3),
+    ("presence_penalty", -1e3, 1e3),
+    ("frequency_penalty", -1e3, 1e3),
+)
 PHASES = ("draft", "verify", "accept", "compact", "host")
 
 
@@ -50,20 +66,13 @@ class SamplingParams:
     trace: bool = False
 
     def __post_init__(self) -> None:
-        _check_int("max_new_tokens", self.max_new_tokens, 1, 2**31 - 1)
-        _check_float("temperature", self.temperature, 0, 1e6)
+        for name, low, high in _INTEGERS:
+            object.__setattr__(self, name, _integer(name, getattr(self, name), low, high))
+        for name, low, high in _NUMBERS:
+            object.__setattr__(self, name, _number(name, getattr(self, name), low, high))
         # A temperature whose reciprocal overflows float32 has no distribution; it means greedy, so say so.
         if 0 < self.temperature < 1e-4:
             raise ValueError(f"temperature: expected 0 (greedy) or at least 1e-4, got {self.temperature!r}")
-        _check_int("top_k", self.top_k, 0, 2**31 - 1)
-        _check_float("top_p", self.top_p, 1e-6, 1)
-        _check_float("min_p", self.min_p, 0, 1)
-        _check_float("repetition_penalty", self.repetition_penalty, 1e-3, 1e3)
-        _check_float("presence_penalty", self.presence_penalty, -1e3, 1e3)
-        _check_float("frequency_penalty", self.frequency_penalty, -1e3, 1e3)
-        _check_int("seed", self.seed, 0, 2**63 - 1)
-        _check_int("logprobs", self.logprobs, 0, 1000)
-        _check_int("n", self.n, 1, 10_000)
         if self.seed + self.n - 1 >= 2**63:
             raise ValueError(f"seed: seed + n - 1 must stay below 2**63, got {self.seed!r}")
         for name in ("ignore_eos", "trace"):
@@ -73,14 +82,15 @@ class SamplingParams:
         self._check_logit_bias()
 
     def _check_stop(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        for stop in stops:
-            if not isinstance(stop, str) or not stop:
-                raise ValueError(f"stop: expected non-empty strings, got {stop!r}")
+        several = self.stop is None or isinstance(self.stop, list | tuple)
+        stops = tuple(self.stop or ()) if several else (self.stop,)
+        for text in stops:
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"stop: expected a non-empty string or a list of them, got {text!r}")
             try:
-                stop.encode("utf-8")
+                text.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise ValueError(f"stop: {stop!r} is not valid UTF-8 text, so no output can contain it") from error
+                raise ValueError(f"stop: {text!r} is not valid UTF-8 text, so no output can contain it") from error
         object.__setattr__(self, "stop", stops)
 
     def _check_logit_bias(self) -> None:
@@ -89,20 +99,26 @@ class SamplingParams:
             return
         if not isinstance(bias, Mapping):
             raise ValueError(f"logit_bias: expected a mapping of token id to number, got {type(bias).__name__}")
-        for token, value in bias.items():
-            _check_int("logit_bias: token id", token, 0, 2**31 - 1)
-            _check_float(f"logit_bias[{token}]", value, -1e6, 1e6)
+        checked = {
+            _integer("logit_bias: token id", token, 0, 2**31 - 1): _number(f"logit_bias[{token}]", value, -1e6, 1e6)
+            for token, value in bias.items()
+        }
+        object.__setattr__(self, "logit_bias", checked)
 
 
-def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    """The value as an int (numpy's integers included)."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= value <= high:
         raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r}")
+    return int(value)
 
 
-def _check_float(name: str, value: Any, low: float, high: float) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool)
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    """The value as a float (ints and numpy's floats included)."""
+    good = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not good or not math.isfinite(value) or not low <= value <= high:
         raise ValueError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+    return float(value)
 
 
 @dataclass(frozen=True)

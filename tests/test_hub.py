@@ -441,7 +441,7 @@ def test_an_embedded_name_wins_over_a_local_folder_of_the_same_name(offer, tmp_p
 @pytest.mark.parametrize("name", ["nope", "", "smollm2"])
 def test_an_unknown_name_is_an_error_that_lists_what_is_accepted(name):
     for call in (resolve_model, fetch_embedded, cached_embedded):
-        with pytest.raises(ValueError, match=f"unknown model '{name}'.*smollm2-135m.*gguf.*random:<preset>.*org/name"):
+        with pytest.raises(ValueError, match=f"unknown name '{name}'.*smollm2-135m.*gguf.*random:<preset>.*org/name"):
             call(name)
 
 

@@ -34,6 +34,10 @@ from tests.engines import tiny_engine
         ("stop", ""),
         ("stop", ["ok", ""]),
         ("stop", [7]),
+        ("stop", [b"a"]),
+        ("stop", ["ok", "a\ud83d"]),
+        ("stop", 123),
+        ("stop", {"a": 1}),
         ("stop", "\udcff"),
         ("ignore_eos", 1),
         ("logprobs", -1),
@@ -72,3 +76,12 @@ def test_an_output_is_plain_json():
     }
     assert data["trace"][0]["parents"][0] == -1
     assert data["token_ids"] == output.token_ids
+
+
+def test_numpy_numbers_are_numbers():
+    import numpy as np
+
+    params = SamplingParams(
+        max_new_tokens=np.int64(3), temperature=np.float32(0.5), logit_bias={np.int64(1): np.float64(1)}
+    )
+    assert params == SamplingParams(max_new_tokens=3, temperature=0.5, logit_bias={1: 1.0})

@@ -59,6 +59,7 @@ struct type_caster<specengine::TensorView> {
     if (capsule.is_none()) return nullptr;
     void* table = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
     if (table == nullptr) throw error_already_set();
+    if (static_cast<const specengine::dlpack::ExchangeApi*>(table)->version.major != 1) return nullptr;
     cached_type = type;
     cached = static_cast<const specengine::dlpack::ExchangeApi*>(table);
     return cached;

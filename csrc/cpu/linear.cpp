@@ -81,10 +81,10 @@ void pack(const PackLinear& op) {
   parallel_for(last_panel - first_panel + 1, [&](int64_t task) {
     const int64_t panel = first_panel + task;
     const int64_t begin = std::max(op.first, panel * kPanel), end = std::min(op.first + R, (panel + 1) * kPanel);
-    Weight* out = op.packed.as<Weight>() + panel * C * kPanel - panel * kPanel;
-    const Row* rows = op.rows.as<Row>() - op.first * C;
+    Weight* out = op.packed.as<Weight>() + panel * C * kPanel + begin % kPanel;
+    const Row* rows = op.rows.as<Row>() + (begin - op.first) * C;
     for (int64_t c = 0; c < C; ++c) {
-      for (int64_t n = begin; n < end; ++n) store1(out + c * kPanel + n, load1(rows + n * C + c));
+      for (int64_t n = 0; n < end - begin; ++n) store1(out + c * kPanel + n, load1(rows + n * C + c));
     }
   });
 }

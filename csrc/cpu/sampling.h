@@ -8,7 +8,6 @@
 
 namespace specengine::SPECENGINE_ISA {
 
-constexpr int64_t kNoiseBlock = 64;
 constexpr int32_t kNoToken = -1;
 
 // One sequence's parameters and scratch, and the tokens its penalties count: history, then the walked path.

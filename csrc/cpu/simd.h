@@ -15,6 +15,7 @@
 namespace specengine::SPECENGINE_ISA {
 
 constexpr int kLanes = 8;
+typedef float f32x4 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
@@ -86,7 +87,13 @@ inline float fmadd(float a, float b, float c) {
 inline f32x8 max8(f32x8 a, f32x8 b) { return a > b ? a : b; }
 
 // Fixed order: ((0+4)+(2+6)) + ((1+5)+(3+7)).
-inline float sum8(f32x8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+inline float sum8(f32x8 v) {
+  f32x4 halves[2];
+  std::memcpy(halves, &v, sizeof(v));
+  const f32x4 four = halves[0] + halves[1];
+  const f32x4 two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
+  return two[0] + two[1];
+}
 
 inline float max_of(f32x8 v) {
   float m = v[0];

@@ -110,7 +110,7 @@ void walk(const VerifyTree& op, int64_t b) {
 void run(const VerifyTree& op) {
   check_values(op);
   const int64_t B = op.bonus.shape[0];
-  parallel_for(B, [&](int64_t b) { walk<MatchRule>(op, b); });
+  with_rule(op.rule, [&](auto rule) { parallel_for(B, [&](int64_t b) { walk<decltype(rule)>(op, b); }); });
   for (int64_t b = 0; b < B; ++b) {
     if (op.bonus.as<int32_t>()[b] != kNoToken) continue;
     const int32_t last = op.path_length.as<int32_t>()[b] - 1;

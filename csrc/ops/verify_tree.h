@@ -7,6 +7,8 @@
 
 namespace specengine {
 
+constexpr int64_t kNoiseBlock = 64;  // tokens that share one number of the first level of noise
+
 struct VerifyTree {
   TensorView logits;     // [M, V] float32, one row per node
   TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of sequence b
@@ -37,6 +39,8 @@ struct VerifyTree {
 
   TensorView scores;  // [B, 2, V] float32, workspace
   TensorView counts;  // [B, V] int32, workspace: all zero before and after
+
+  std::string rule;  // its name in rules/rules.h
 
   Device validate() const {
     Checker check;

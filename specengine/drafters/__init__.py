@@ -32,7 +32,7 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     if name not in drafter_names():
         raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {text!r}")
     module = importlib.import_module(f"specengine.drafters.{name}")
-    (kind,) = (c for c in vars(module).values() if isinstance(c, type) and getattr(c, "name", None) == name)
+    kind = next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("name") == name)
     if spec.path is not None and not kind.takes_path:
         raise ValueError(f"drafter: {name} takes no path, got {text!r}")
     return kind(spec.build(kind.Config, "drafter"), spec.path, target)

@@ -28,7 +28,9 @@ class Config:
 
     def __post_init__(self) -> None:
         check_range("min_ngram", self.min_ngram, 1, 32)
-        check_range("max_ngram", self.max_ngram, self.min_ngram, 32)
+        check_range("max_ngram", self.max_ngram, 1, 32)
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram: {self.min_ngram} is more than max_ngram={self.max_ngram}")
         check_range("nodes", self.nodes, 2, MAX_NODES)
         check_range("length", self.length, 1, MAX_NODES - 1)
         check_range("matches", self.matches, 1, 1024)

@@ -38,13 +38,13 @@ def _open(path: str | Path) -> Checkpoint:
     if name.startswith("random:"):
         preset = name.removeprefix("random:")
         if preset not in PRESETS:
-            raise ValueError(f"unknown preset {preset!r}; expected one of {', '.join(PRESETS)}")
+            raise ValueError(f"model: unknown preset {preset!r}; expected one of {', '.join(PRESETS)}")
         return RandomCheckpoint(PRESETS[preset], source=name)
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected a checkpoint folder, a .gguf file or random:<preset>")
     if not path.is_dir():
-        if path.suffix != ".gguf":
+        if path.suffix.lower() != ".gguf":
             raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")
         return GGUFCheckpoint(path)
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):

@@ -47,8 +47,8 @@ class RopeConfig:
         if self.kind not in ROPE_KINDS:
             raise ValueError(f"rope kind {self.kind!r} is not supported; expected {', '.join(ROPE_KINDS)}")
         for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"rope {name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"rope {name} must be positive and finite, got {getattr(self, name)}")
         if self.kind in ("llama3", "yarn") and not (self.original_max_position or 0) > 0:
             raise ValueError(f"rope kind {self.kind!r} needs a positive original_max_position")
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
@@ -93,6 +93,8 @@ class ModelConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.max_position >= 2**31:
+            raise ValueError(f"max_position {self.max_position} is impossibly large")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
@@ -114,6 +116,13 @@ class ModelConfig:
     def layer_window(self, layer: int) -> int | None:
         """Sliding window of one layer in tokens, the token itself included; None means full attention."""
         return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
+
+
+def check_layers(num_layers: int) -> int:
+    """Refuses the layer count of a damaged file before anything is built for each layer."""
+    if not 0 < num_layers <= 10_000:
+        raise ValueError(f"num_layers must be from 1 to 10000, got {num_layers}")
+    return num_layers
 
 
 class Fields:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, Fields, ModelConfig, RopeConfig
+from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, Fields, ModelConfig, RopeConfig, check_layers
 
 _HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -54,7 +54,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         head_dim = hidden_size // num_heads
     if architecture != "llama" and "num_key_value_heads" not in config:
         raise fields.error("num_key_value_heads", "is missing")
-    num_layers = fields.get("num_hidden_layers", int)
+    num_layers = check_layers(fields.get("num_hidden_layers", int))
     max_position = fields.get("max_position_embeddings", int)
     window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
     attention_bias = architecture in ("llama", "qwen3") and fields.get("attention_bias", bool, False)

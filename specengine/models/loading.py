@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,13 @@ class LoadedModel:
     def config(self) -> ModelConfig:
         return self.target.config
 
+    def check_place(self, device: str, dtype: str) -> None:
+        """Raises ValueError where an engine asks for another device or dtype than this model was loaded with."""
+        loaded = {"device": self.target.device.type, "dtype": str(self.target.dtype).removeprefix("torch.")}
+        for name, asked in (("device", device), ("dtype", dtype)):
+            if asked not in ("auto", loaded[name]):
+                raise ValueError(f"{name}: this model was loaded with {loaded[name]}, got {asked!r}")
+
     def check_params(self, params: SamplingParams) -> None:
         """Raises ValueError for parameters that this model cannot honour."""
         if params.stop and self.tokenizer is None:
@@ -42,6 +50,7 @@ class LoadedModel:
 
 def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto", ops: Ops | None = None) -> LoadedModel:
     """Finds (or fetches) a model and loads it. Raises ValueError, FileNotFoundError or ModelFetchError."""
+    check_model(model)
     where = _device(device)
     _check_dtype(dtype)
     checkpoint = open_checkpoint(resolve_model(model))
@@ -51,8 +60,14 @@ def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto", 
     return LoadedModel(str(model), target, tokenizer, frozenset(eos))
 
 
+def check_model(model: object) -> None:
+    """Raises ValueError for what cannot be a model's name."""
+    if not isinstance(model, str | os.PathLike) or not str(model):
+        raise ValueError(f"model: expected a name or a path, got {model!r}")
+
+
 def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
+    if not isinstance(name, str) or name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device: expected auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, but PyTorch sees no CUDA device here")
@@ -60,7 +75,7 @@ def _device(name: str) -> torch.device:
 
 
 def _check_dtype(name: str) -> None:
-    if name != "auto" and name not in DTYPES:
+    if not isinstance(name, str) or name not in ("auto", *DTYPES):
         raise ValueError(f"dtype: expected auto, {' or '.join(DTYPES)}, got {name!r}")
 
 

@@ -7,6 +7,7 @@ float32 or bfloat16.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -68,7 +69,8 @@ class Transformer:
         self.layers = [loader.layer(i) for i in range(self.config.num_layers)]
         self.final_norm = loader.vector("model.norm.weight")
         self.head = self.embedding if self.config.tie_embeddings else loader.linear("lm_head")
-        self._cos = self._sin = torch.empty(0)
+        self._rope = (torch.empty(0), torch.empty(0))  # cos and sin; replaced only by a longer pair
+        self._rope_lock = threading.Lock()
         self.ensure_positions(min(2048, self.config.max_position))
 
     def new_cache(self) -> KVCache:
@@ -78,10 +80,11 @@ class Transformer:
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
-        if count > len(self._cos):
-            count = max(count, min(2 * len(self._cos), self.config.max_position))
-            cos, sin = rope_tables(self.config, count)
-            self._cos, self._sin = cos.to(self.device), sin.to(self.device)
+        with self._rope_lock:  # engines that share this model may grow it from several threads
+            have = len(self._rope[0])
+            if count > have:
+                cos, sin = rope_tables(self.config, max(count, min(2 * have, self.config.max_position)))
+                self._rope = (cos.to(self.device), sin.to(self.device))
 
     def weight_bytes(self) -> int:
         """Bytes of weights one pass reads."""
@@ -105,13 +108,14 @@ class Transformer:
         q = self._empty(rows, c.num_heads, c.head_dim)
         attended = torch.empty_like(q)
         gated = self._empty(rows, c.intermediate_size)
+        cos, sin = self._rope
         place = (batch.block_table, batch.lengths, tree.row_start)
         for i, layer in enumerate(self.layers):
             k_cache, v_cache = cache.k[i], cache.v[i]
             ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
             qkv = self._linear(normed, layer.qkv)
             ops.rope_cache(
-                *(qkv, self._cos, self._sin, layer.q_norm, layer.k_norm, tree.depths),
+                *(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths),
                 *(k_cache, v_cache, *place, q, c.rms_norm_eps),
             )
             ops.tree_attention(*(q, k_cache, v_cache, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window))

@@ -1,4 +1,4 @@
-"""Verification: walks the drafted trees with the target's logits, rule `match`.
+"""Verification: walks the drafted trees with the target's logits.
 
 Shapes: M rows (nodes of all sequences), B sequences, V vocabulary, N columns of a path, T columns of the history.
 """
@@ -88,8 +88,9 @@ def verify_tree(
     params: SamplingTable,
     history: TokenHistory,
     workspace: VerifyWorkspace | None = None,
+    rule: str = "match",
 ) -> Accepted:
-    """Draws the target's token at each visited node and follows it while the tree has it (rule `match`).
+    """Walks every tree by a rule; `match` draws the target's token at each node and follows it while the tree has it.
 
     logits: float32 [M, V]. The drawn token depends on (seed, position, distribution) alone, so the tokens committed
     are those of plain decoding. Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
@@ -125,14 +126,15 @@ def verify_tree(
         accepted.bonus,
         workspace.scores,
         workspace.counts,
+        rule,
     )
     return accepted
 
 
-def verify_tree_on_host(logits, tree, params, history, workspace=None) -> Accepted:
+def verify_tree_on_host(logits, tree, params, history, workspace=None, rule="match") -> Accepted:
     """verify_tree for logits on another device: copies them to the host, where tree and history are read anyway."""
     host = TreeBatch(tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu(), tree.row_start.cpu(), None)
-    return verify_tree(logits.cpu(), host, params, history, workspace)
+    return verify_tree(logits.cpu(), host, params, history, workspace, rule)
 
 
 def verify_tree_reference(logits, tree, params, history, workspace=None) -> Accepted:

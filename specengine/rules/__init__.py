@@ -16,7 +16,6 @@ class Match:
     """
 
     name = "match"
-    lossless = True
 
 
 RULES = {"match": Match}

@@ -12,23 +12,10 @@ class StopStrings:
     outcome depends on the text alone. Feed one token's text at a time to learn after which token the stop was
     complete.
 
-    Raises: ValueError naming `stop` for anything but non-empty strings of valid Unicode.
+    The strings are those of SamplingParams.stop, which has checked them.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if isinstance(stops, str) or not isinstance(stops, Sequence):
-            raise ValueError(f"stop must be a list of strings, got {type(stops).__name__}")
-        for index, stop in enumerate(stops):
-            if not isinstance(stop, str):
-                raise ValueError(f"stop[{index}] must be a string, got {type(stop).__name__}")
-            if not stop:
-                raise ValueError(f"stop[{index}] is empty: it would stop before the first token")
-            try:
-                stop.encode("utf-8")
-            except UnicodeEncodeError:
-                raise ValueError(
-                    f"stop[{index}] is not valid Unicode text: {stop!r} has an unpaired surrogate"
-                ) from None
         self._stops = tuple(stops)
         self._longest = max(map(len, stops), default=0)
         self._held = ""
