@@ -30,8 +30,8 @@ class Engine:
 
     model: `smollm2-135m`, a checkpoint folder, a GGUF file, `random:<preset>`, a hub name, or a LoadedModel.
     drafter: `NAME[:PATH][,option=value...]`, or `auto`.  rule: `match`.
-    device: `auto` (the CPU, for now), `cpu` or `cuda`.  dtype: `auto` (the checkpoint's where it is float32 or bfloat16, else float32),
-    `float32` or `bfloat16`.
+    device: `auto` (the CPU, for now), `cpu` or `cuda`.
+    dtype: `auto` (the checkpoint's where it is float32 or bfloat16, else float32), `float32` or `bfloat16`.
     max_batch_size: sequences that share a cycle; more wait their turn. It does not change what they say.
     Raises ValueError for an argument it cannot honour, FileNotFoundError for a missing file.
     """
