@@ -72,9 +72,31 @@ def test_the_index_grows_with_the_sequence():
     assert paths(drafter.draft([sequence])[0]) == [[3, 1, 2]]
 
 
+def test_the_tree_shrinks_where_nothing_is_accepted_and_grows_back():
+    tokens = [*range(1, 20), 1, 2]
+    sequence = SimpleNamespace(tokens=tokens, draft_limit=100, drafter_state=None)
+    drafter = PromptLookup(Config(nodes=12), None, None)
+    sizes = []
+    for accepted in [0] * 12 + [9] * 6:
+        (tree,) = drafter.draft([sequence])
+        sizes.append(len(tree.tokens))
+        drafter.observe([sequence], [[0] * (accepted + 1)], None)
+    assert sizes[0] == 12 and sizes[12] == 2 and sizes[-1] == 12
+    assert sizes[:13] == sorted(sizes[:13], reverse=True)
+
+
+def test_a_fixed_tree_does_not_shrink():
+    sequence = SimpleNamespace(tokens=[*range(1, 20), 1, 2], draft_limit=100, drafter_state=None)
+    drafter = PromptLookup(Config(nodes=12, adaptive=False), None, None)
+    for _ in range(9):
+        (tree,) = drafter.draft([sequence])
+        assert len(tree.tokens) == 12
+        drafter.observe([sequence], [[0]], None)
+
+
 @pytest.mark.parametrize(
     "options", [{"nodes": 1}, {"nodes": 257}, {"min_ngram": 0}, {"min_ngram": 5, "max_ngram": 4}, {"length": 0}]
 )
 def test_options_out_of_range_are_refused(options):
-    with pytest.raises(ValueError, match=next(iter(options)) if len(options) == 1 else "max_ngram"):
+    with pytest.raises(ValueError, match=next(iter(options)) if len(options) == 1 else "min_ngram"):
         Config(**options)
