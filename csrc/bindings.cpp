@@ -34,12 +34,12 @@ const char* cuda_architectures() {
 #endif
 }
 
-py::tuple instruction_sets() {
-#if defined(SPECENGINE_HAVE_AVX2)
-  return py::make_tuple("portable", "avx2");
-#else
-  return py::make_tuple("portable");
-#endif
+py::tuple instruction_sets() {  // of this build, as far as this machine has them
+  py::list names;
+  for (Isa isa : kIsas) {
+    if (runs_here(isa)) names.append(name_of(isa));
+  }
+  return py::tuple(names);
 }
 
 }  // namespace
@@ -157,10 +157,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();
-  m.def("instruction_set", [] { return active_isa() == Isa::kAvx2 ? "avx2" : "portable"; });
+  m.def("instruction_set", [] { return name_of(active_isa()); });
   m.def("set_instruction_set", [](const std::string& name) {
-    if (name == "portable") return void(active_isa() = Isa::kPortable);
-    if (name == "avx2" && best_isa() == Isa::kAvx2) return void(active_isa() = Isa::kAvx2);
+    for (Isa isa : kIsas) {
+      if (name == name_of(isa) && runs_here(isa)) return void(active_isa() = isa);
+    }
     fail("name: instruction set '", name, "' is not in this build or not on this machine");
   });
   m.attr("cuda_architectures") = cuda_architectures();

@@ -69,6 +69,39 @@ inline void store1(bfloat16* p, float x) {  // round to nearest even, as torch d
   p->bits = x != x ? 0x7FC0 : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+inline void store1(half* p, float x) {  // round to nearest even; too large becomes infinite; NaN stays NaN
+#if defined(__F16C__)
+  p->bits = _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  uint32_t result;
+  if (magnitude > 0x7F800000u) {
+    result = 0x7E00;
+  } else if (magnitude >= 0x477FF000u) {  // from 65520 on
+    result = 0x7C00;
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, a multiple of 2^-24
+    float wide;
+    std::memcpy(&wide, &magnitude, sizeof(wide));
+    result = static_cast<uint32_t>(std::nearbyint(wide * 16777216.0f));
+  } else {
+    result = (magnitude - 0x38000000u + 0xFFF + (magnitude >> 13 & 1)) >> 13;
+  }
+  p->bits = static_cast<uint16_t>(sign | result);
+#endif
+}
+
+inline f32x8 load8(const half* p) {
+#if defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  f32x8 v;
+  for (int i = 0; i < kLanes; ++i) v[i] = load1(p + i);
+  return v;
+#endif
+}
+
 inline f32x8 fmadd(f32x8 a, f32x8 b, f32x8 c) {
 #if defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
@@ -83,6 +116,35 @@ inline float fmadd(float a, float b, float c) {
   return a * b + c;
 #endif
 }
+
+// Sixteen lanes: one register of AVX-512, two of the others. Lane by lane the same arithmetic as eight.
+#if defined(__AVX512F__)
+typedef float f32x16 __attribute__((vector_size(64)));
+inline f32x16 splat16(float x) { return _mm512_set1_ps(x); }
+inline f32x16 load16(const float* p) { return _mm512_loadu_ps(p); }
+inline f32x16 load16(const half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline f32x16 load16(const bfloat16* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+inline void store16(float* p, f32x16 v) { _mm512_storeu_ps(p, v); }
+inline f32x16 fmadd(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+#else
+struct f32x16 {
+  f32x8 low, high;
+};
+inline f32x16 splat16(float x) { return {splat(x), splat(x)}; }
+template <typename T>
+f32x16 load16(const T* p) {
+  return {load8(p), load8(p + kLanes)};
+}
+inline void store16(float* p, f32x16 v) { store8(p, v.low), store8(p + kLanes, v.high); }
+inline f32x16 fmadd(f32x16 a, f32x16 b, f32x16 c) {
+  return {fmadd(a.low, b.low, c.low), fmadd(a.high, b.high, c.high)};
+}
+inline f32x16 operator+(f32x16 a, f32x16 b) { return {a.low + b.low, a.high + b.high}; }
+inline f32x16 operator*(f32x16 a, f32x16 b) { return {a.low * b.low, a.high * b.high}; }
+#endif
 
 inline f32x8 max8(f32x8 a, f32x8 b) { return a > b ? a : b; }
 

@@ -59,8 +59,8 @@ struct GatherRows {
   }
 };
 
-SPECENGINE_CPU_OP(PackLinear)
-SPECENGINE_CPU_OP(Linear)
-SPECENGINE_CPU_OP(GatherRows)
+SPECENGINE_WIDE_CPU_OP(PackLinear)
+SPECENGINE_WIDE_CPU_OP(Linear)
+SPECENGINE_WIDE_CPU_OP(GatherRows)
 
 }  // namespace specengine

@@ -31,6 +31,6 @@ struct TreeAttention {
   static constexpr int64_t kMaxGroup = 256;
 };
 
-SPECENGINE_CPU_OP(TreeAttention)
+SPECENGINE_WIDE_CPU_OP(TreeAttention)
 
 }  // namespace specengine

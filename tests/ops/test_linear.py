@@ -16,7 +16,7 @@ from specengine.ops.linear import (
 )
 from tests.ops.cases import DTYPES, randn
 
-pytestmark = pytest.mark.usefixtures("instruction_set")
+pytestmark = pytest.mark.usefixtures("wide_instruction_set")
 
 CPU = torch.device("cpu")
 SHAPES = [(1, 1), (7, 5), (16, 8), (17, 30), (33, 100), (50, 257), (160, 64)]  # (N, C)

@@ -23,7 +23,7 @@ from tests.ops.cases import (
     star,
 )
 
-pytestmark = pytest.mark.usefixtures("instruction_set")
+pytestmark = pytest.mark.usefixtures("wide_instruction_set")
 
 MIXED = ([comb(33), [-1], star(65), random_tree(40, 3), chain(7)], [129, 64, 0, 63, 300])
 
