@@ -52,14 +52,32 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "pack_linear", [](T rows, T packed, int64_t first) { run_op("pack_linear", PackLinear{rows, packed, first}); },
       nogil, py::arg("rows"), py::arg("packed"), py::arg("first"));
+  m.def(
+      "pack_blocks",
+      [](T rows, T packed, int64_t first, const std::string& type) {
+        run_op("pack_blocks", PackBlocks{rows, packed, first, type});
+      },
+      nogil, py::arg("rows"), py::arg("packed"), py::arg("first"), py::arg("type"));
 
   // target forward
   m.def(
       "gather_rows", [](T weight, T ids, T out) { run_op("gather_rows", GatherRows{weight, ids, out}); }, nogil,
       py::arg("weight"), py::arg("ids"), py::arg("out"));
   m.def(
-      "linear", [](T x, T weight, T bias, T out) { run_op("linear", Linear{x, weight, bias, out}); }, nogil,
-      py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"));
+      "quantise_rows", [](T x, T out) { run_op("quantise_rows", QuantiseRows{x, out}); }, nogil, py::arg("x"),
+      py::arg("out"));
+  m.def(
+      "linear",
+      [](T x, T weight, T bias, T out, int64_t first, int64_t rows) {
+        run_op("linear", Linear{x, weight, bias, out, first, rows});
+      },
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"));
+  m.def(
+      "linear_argmax",
+      [](T x, T weight, T bias, T ids, T keys, int64_t rows) {
+        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows});
+      },
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"));
   m.def(
       "rms_norm",
       [](T residual, T delta, T weight, T out, float eps) {
@@ -153,6 +171,11 @@ PYBIND11_MODULE(_C, m) {
   m.attr("PAGE_SIZE") = kPageSize;
   m.attr("MAX_NODES") = kMaxNodes;
   m.attr("PANEL") = kPanel;
+  m.attr("BLOCK") = kBlock;
+  m.attr("ROW_BLOCK_BYTES") = kRowBlockBytes;
+  m.attr("Q8_BYTES") = kQ8Bytes;
+  m.attr("Q4_BYTES") = kQ4Bytes;
+  m.attr("Q4_MIN_BYTES") = kQ4MinBytes;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));

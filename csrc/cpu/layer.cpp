@@ -1,6 +1,8 @@
 // Row-wise ops: one task owns one row, and every reduction of a row is in the order of its columns.
 #include "ops/layer.h"
 
+#include <vector>
+
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
@@ -22,6 +24,50 @@ void for_rows(int64_t rows, const Body& body) {
   parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
     for (int64_t m = task * kRowsPerTask; m < std::min(rows, (task + 1) * kRowsPerTask); ++m) body(m);
   });
+}
+
+// One row of C floats to int8 with a scale per 32 columns, rounded to nearest even.
+void quantise_row(const float* x, int64_t columns, RowBlock* out) {
+  for (int64_t first = 0; first < columns; first += kBlock, ++out) {
+    float padded[kBlock] = {};
+    const float* block = x + first;
+    if (columns - first < kBlock) {
+      std::memcpy(padded, block, (columns - first) * sizeof(float));
+      block = padded;
+    }
+    f32x8 largest = {}, poison = {};
+    for (int64_t c = 0; c < kBlock; c += kLanes) {
+      const f32x8 v = load8(block + c);
+      largest = max8(v < 0.0f ? -v : v, largest);
+      poison = poison + v * 0.0f;  // 0, or NaN if an entry is not finite
+    }
+    const float top = max_of(largest), inverse = top > 0 ? 127.0f / top : 0.0f;
+    const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, found in the low bits
+    i32x8 total = {};
+    for (int64_t c = 0; c < kBlock; c += kLanes) {
+      const f32x8 shifted = load8(block + c) * splat(inverse) + magic;
+      i32x8 code;
+      std::memcpy(&code, &shifted, sizeof(code));
+      code -= 0x4B400000;
+      total += code;
+      const i8x8 narrow = __builtin_convertvector(code, i8x8);
+      std::memcpy(out->code + c, &narrow, sizeof(narrow));
+    }
+    out->code_sum = 0;
+    for (int i = 0; i < kLanes; ++i) out->code_sum += total[i];
+    out->scale = top * (1.0f / 127.0f) + sum8(poison);
+    out->sum = out->scale * static_cast<float>(out->code_sum);
+  }
+}
+
+// Fills row m of an activation, through a buffer of the thread where it has to be quantised.
+template <typename Fill>
+void fill_activation(const TensorView& out, int64_t m, int64_t columns, const Fill& fill) {
+  if (out.dtype != DType::kUInt8) return fill(out.as<float>() + m * columns);
+  thread_local std::vector<float> row;
+  if (static_cast<int64_t>(row.size()) < columns) row.resize(columns);
+  fill(row.data());
+  quantise_row(row.data(), columns, out.as<RowBlock>() + m * out.shape[1]);
 }
 
 // Rotates one head: pairs (i, i + D/2), as the Hugging Face layout of these models has them.
@@ -69,29 +115,37 @@ void run(const RmsNorm& op) {
   const float* weight = op.weight.as<float>();
   for_rows(op.residual.shape[0], [&](int64_t m) {
     float* x = op.residual.as<float>() + m * C;
-    float* out = op.out.as<float>() + m * C;
     if (op.delta.defined()) {
       const float* delta = op.delta.as<float>() + m * C;
       for (int64_t c = 0; c < C; ++c) x[c] += delta[c];
     }
     const float scale = inverse_rms(x, C, op.eps);
-    for (int64_t c = 0; c < C; ++c) out[c] = x[c] * scale * weight[c];
+    fill_activation(op.out, m, C, [&](float* out) {
+      for (int64_t c = 0; c < C; ++c) out[c] = x[c] * scale * weight[c];
+    });
   });
 }
 
 void run(const SiluMul& op) {
-  const int64_t I = op.out.shape[1];
-  for_rows(op.out.shape[0], [&](int64_t m) {
+  const int64_t I = op.gate_up.shape[1] / 2;
+  for_rows(op.gate_up.shape[0], [&](int64_t m) {
     const float* gate = op.gate_up.as<float>() + m * 2 * I;
     const float* up = gate + I;
-    float* out = op.out.as<float>() + m * I;
-    int64_t i = 0;
-    for (; i + kLanes <= I; i += kLanes) {
-      const f32x8 g = load8(gate + i);
-      store8(out + i, g / (splat(1.0f) + exp8(-g)) * load8(up + i));
-    }
-    for (; i < I; ++i) out[i] = gate[i] / (1.0f + exp1(-gate[i])) * up[i];
+    fill_activation(op.out, m, I, [&](float* out) {
+      int64_t i = 0;
+      for (; i + kLanes <= I; i += kLanes) {
+        const f32x8 g = load8(gate + i);
+        store8(out + i, g / (splat(1.0f) + exp8(-g)) * load8(up + i));
+      }
+      for (; i < I; ++i) out[i] = gate[i] / (1.0f + exp1(-gate[i])) * up[i];
+    });
   });
+}
+
+void run(const QuantiseRows& op) {
+  const int64_t C = op.x.shape[1];
+  for_rows(op.x.shape[0],
+           [&](int64_t m) { quantise_row(op.x.as<float>() + m * C, C, op.out.as<RowBlock>() + m * op.out.shape[1]); });
 }
 
 void run(const RopeCache& op) {

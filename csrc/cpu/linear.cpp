@@ -1,123 +1,203 @@
-// Skinny GEMM. One task owns a few panels (16 output columns each) for all rows; a tile of up to 6 rows keeps its
-// 6 x 16 sums in registers and walks C once. Every sum is one chain of fused multiply-adds in the order of C,
-// whatever the number of rows: a row's result never depends on what it was computed with (M-invariance).
+// Skinny GEMM. One task owns a few panels (16 output columns each) for all rows; a tile of rows keeps its sums in
+// registers and walks C once. Every sum is one chain of fused multiply-adds in the order of C (of blocks of 32 columns
+// where the weight is quantised: integers are exact), whatever the number of rows: a row's result never depends on what
+// it was computed with.
 #include "ops/linear.h"
 
+#include <atomic>
+
+#include "cpu/dot_codes.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-constexpr int kTileRows = 6;  // 12 accumulators + 2 weights + 1 broadcast: all 16 vector registers of AVX2
+// Bytes between what is multiplied and what is fetched. The hardware's own prefetch runs dry when several rows share a weight: without
+// this 8 rows cost 1.5 times as much as they need.
+constexpr int64_t kAhead = 4096;
 
-template <int kRows, typename Weight>
-void tile(const float* x, int64_t columns, const Weight* panel, const float* bias, float* out, int64_t out_stride,
-          int64_t out_columns) {
-  f32x8 sum[kRows][2] = {};
-  for (int64_t c = 0; c < columns; ++c) {
-    const f32x8 w0 = load8(panel + c * kPanel), w1 = load8(panel + c * kPanel + kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const f32x8 broadcast = splat(x[r * columns + c]);
-      sum[r][0] = fmadd(broadcast, w0, sum[r][0]);
-      sum[r][1] = fmadd(broadcast, w1, sum[r][1]);
-    }
-  }
-  float padded_bias[kPanel] = {};
-  if (bias != nullptr) std::memcpy(padded_bias, bias, out_columns * sizeof(float));
-  for (int r = 0; r < kRows; ++r) {
-    float result[kPanel];
-    store8(result, sum[r][0] + load8(padded_bias));
-    store8(result + kLanes, sum[r][1] + load8(padded_bias + kLanes));
-    std::memcpy(out + r * out_stride, result, out_columns * sizeof(float));
-  }
-}
-
-template <typename Weight, typename... Args>
-void tile_of(int64_t rows, Args... args) {
-  switch (rows) {
-    case 1:
-      return tile<1, Weight>(args...);
-    case 2:
-      return tile<2, Weight>(args...);
-    case 3:
-      return tile<3, Weight>(args...);
-    case 4:
-      return tile<4, Weight>(args...);
-    case 5:
-      return tile<5, Weight>(args...);
-    case 6:
-      return tile<6, Weight>(args...);
-    default:
-      __builtin_unreachable();
-  }
-}
+// A kernel multiplies up to kRows rows by one panel; `Row` is what one step of x along the row means to it.
 
 template <typename Weight>
-void linear(const Linear& op) {
-  const int64_t M = op.x.shape[0], C = op.x.shape[1], N = op.out.shape[1], panels = op.weight.shape[0];
-  if (M == 0) return;
-  const int64_t tiles = (M + kTileRows - 1) / kTileRows;
+struct FloatKernel {
+#if defined(__AVX512F__)
+  static constexpr int kRows = 12;
+#else
+  static constexpr int kRows = 6;  // 12 sums, 2 weights, 1 broadcast: all 16 vector registers of AVX2
+#endif
+  using Row = float;
+
+  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
+  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * kPanel * sizeof(Weight); }
+
+  template <int R>
+  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    const Weight* weight = reinterpret_cast<const Weight*>(panel);
+    f32x16 sum[R] = {};
+    for (int64_t c = 0; c < row_size; ++c) {
+      __builtin_prefetch(weight + c * kPanel + kAhead / sizeof(Weight));
+      const f32x16 w = load16(weight + c * kPanel);
+      for (int r = 0; r < R; ++r) sum[r] = fmadd(splat16(x[r * row_size + c]), w, sum[r]);
+    }
+    for (int r = 0; r < R; ++r) store16(out[r], sum[r]);
+  }
+};
+
+template <typename Codes>
+struct QuantisedKernel {
+  static constexpr int kRows = Codes::kRows;
+  using Row = RowBlock;
+
+  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
+  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * weight.shape[2]; }
+
+  template <int R>
+  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    Lanes sum[kSlices][R] = {};
+    for (int64_t b = 0; b < row_size; ++b, panel += Codes::kBytes) {
+      for (int64_t line = 0; line < Codes::kBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
+      const RowBlock* block = x + b;
+      for (int slice = 0; slice < kSlices; ++slice) {
+        forget(block);
+        typename Codes::Sum dot[R] = {};
+        for (int group = 0; group < kBlock / 4; ++group) {
+          const auto codes = Codes::load(panel, group, slice);
+          for (int r = 0; r < R; ++r) {
+            Codes::add(dot[r], codes, block[r * row_size].code + 4 * group);
+            settle(dot[r]);
+          }
+        }
+        const Lanes scale = load_lanes(Codes::scales(panel) + slice * kLanesPerSlice);
+        for (int r = 0; r < R; ++r) {
+          const RowBlock& row = block[r * row_size];
+          const Lanes exact = Codes::total(dot[r], row.code_sum);
+          sum[slice][r] = fmadd(exact, scale * splat_lanes(row.scale), sum[slice][r]);
+        }
+        if constexpr (Codes::kHasMinimum) {
+          const Lanes minimum = load_lanes(Codes::scales(panel) + kPanel + slice * kLanesPerSlice);
+          for (int r = 0; r < R; ++r) {
+            sum[slice][r] = fmadd(minimum, splat_lanes(block[r * row_size].sum), sum[slice][r]);
+          }
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int slice = 0; slice < kSlices; ++slice) store_lanes(out[r] + slice * kLanesPerSlice, sum[slice][r]);
+    }
+  }
+};
+
+template <typename Kernel, int R = Kernel::kRows>
+void run_tile(int64_t rows, const typename Kernel::Row* x, int64_t row_size, const uint8_t* panel,
+              float (*out)[kPanel]) {
+  if (rows == R) return Kernel::template run<R>(x, row_size, panel, out);
+  if constexpr (R > 1) run_tile<Kernel, R - 1>(rows, x, row_size, panel, out);
+}
+
+// Calls sink(row, first column, 16 results without bias) for every row and panel.
+template <typename Kernel, typename Sink>
+void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
+  const int64_t M = x.shape[0], panels = weight.shape[0];
+  const int64_t row_size = Kernel::row_size(x), panel_size = Kernel::panel_size(weight);
+  // Rows of a block stay in the second-level cache while the task's panels pass by.
+  constexpr int64_t kCacheBytes = 192 << 10;
+  const int64_t row_bytes = row_size * static_cast<int64_t>(sizeof(typename Kernel::Row));
+  const int64_t block_rows = std::max<int64_t>(Kernel::kRows, kCacheBytes / std::max<int64_t>(1, row_bytes));
   // About eight pieces per thread: enough to even out a disturbed core, few enough to keep the counter cold.
   const int64_t per_task = std::max<int64_t>(1, panels / (8 * num_threads()));
   parallel_for((panels + per_task - 1) / per_task, [&](int64_t task) {
-    for (int64_t p = task * per_task; p < std::min(panels, (task + 1) * per_task); ++p) {
-      const int64_t first = p * kPanel;
-      for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t begin = M * t / tiles, end = M * (t + 1) / tiles;  // tiles of nearly equal height
-        tile_of<Weight>(end - begin, op.x.as<float>() + begin * C, C, op.weight.as<Weight>() + p * C * kPanel,
-                        op.bias.defined() ? op.bias.as<float>() + first : nullptr,
-                        op.out.as<float>() + begin * N + first, N, std::min(kPanel, N - first));
+    for (int64_t first = 0; first < M; first += block_rows) {
+      const int64_t rows = std::min(block_rows, M - first), tiles = (rows + Kernel::kRows - 1) / Kernel::kRows;
+      for (int64_t p = task * per_task; p < std::min(panels, (task + 1) * per_task); ++p) {
+        for (int64_t t = 0; t < tiles; ++t) {  // of nearly equal height
+          const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
+          float result[Kernel::kRows][kPanel];
+          run_tile<Kernel>(end - begin, x.as<typename Kernel::Row>() + begin * row_size, row_size,
+                           weight.as<uint8_t>() + p * panel_size, result);
+          for (int64_t m = begin; m < end; ++m) sink(m, p * kPanel, result[m - begin]);
+        }
       }
     }
   });
 }
 
-template <typename Row, typename Weight>
-void pack(const PackLinear& op) {
-  const int64_t R = op.rows.shape[0], C = op.rows.shape[1];
-  // A task owns one panel: its 16 rows are read side by side, so every cache line of the panel is written once.
-  const int64_t first_panel = op.first / kPanel, last_panel = (op.first + R - 1) / kPanel;
-  if (R == 0) return;
-  parallel_for(last_panel - first_panel + 1, [&](int64_t task) {
-    const int64_t panel = first_panel + task;
-    const int64_t begin = std::max(op.first, panel * kPanel), end = std::min(op.first + R, (panel + 1) * kPanel);
-    Weight* out = op.packed.as<Weight>() + panel * C * kPanel + begin % kPanel;
-    const Row* rows = op.rows.as<Row>() + (begin - op.first) * C;
-    for (int64_t c = 0; c < C; ++c) {
-      for (int64_t n = 0; n < end - begin; ++n) store1(out + c * kPanel + n, load1(rows + n * C + c));
-    }
-  });
-}
-
-template <typename Weight>
-void pack_to(const PackLinear& op) {
-  switch (op.rows.dtype) {
+template <typename Sink>
+void multiply_any(const TensorView& x, const TensorView& weight, const Sink& sink) {
+  switch (weight.dtype) {
     case DType::kFloat32:
-      return pack<float, Weight>(op);
+      return multiply<FloatKernel<float>>(x, weight, sink);
+    case DType::kFloat16:
+      return multiply<FloatKernel<half>>(x, weight, sink);
     case DType::kBFloat16:
-      return pack<bfloat16, Weight>(op);
+      return multiply<FloatKernel<bfloat16>>(x, weight, sink);
     default:
-      return pack<half, Weight>(op);
+      break;
   }
+  if (weight.shape[2] == kQ8Bytes) return multiply<QuantisedKernel<Codes8>>(x, weight, sink);
+  if (weight.shape[2] == kQ4Bytes) return multiply<QuantisedKernel<Codes4<false>>>(x, weight, sink);
+  multiply<QuantisedKernel<Codes4<true>>>(x, weight, sink);
 }
 
-template <typename Weight>
-void gather(const GatherRows& op) {
-  const int64_t M = op.ids.shape[0], C = op.out.shape[1], N = op.weight.shape[0] * kPanel;
-  const int32_t* ids = op.ids.as<int32_t>();
-  for (int64_t m = 0; m < M; ++m) {
-    if (ids[m] < 0 || ids[m] >= N) fail("ids: entry ", m, " is ", ids[m], ", expected 0 to ", N - 1);
-  }
-  for (int64_t m = 0; m < M; ++m) {
-    const Weight* column = op.weight.as<Weight>() + ids[m] / kPanel * C * kPanel + ids[m] % kPanel;
-    for (int64_t c = 0; c < C; ++c) op.out.as<float>()[m * C + c] = load1(column + c * kPanel);
-  }
+// Adds the bias of 16 columns, of which `columns` exist.
+void add_bias(const TensorView& bias, int64_t first, int64_t columns, float* result) {
+  if (!bias.defined()) return;
+  for (int64_t i = 0; i < columns; ++i) result[i] += bias.as<float>()[first + i];
+}
+
+// An integer that orders as the result does, ties by lower column, a NaN above all.
+int64_t key_of(float value, int64_t column) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const int32_t order = value != value ? INT32_MAX : value == 0 ? 0 : bits < 0 ? bits ^ INT32_MAX : bits;
+  return static_cast<int64_t>(order) * (int64_t{1} << 32) + (UINT32_MAX - column);
+}
+
+constexpr int32_t kInfinity = 0x7F800000;
+
+// Whether one of 16 results may have a larger key: most panels do not, and are passed over here.
+bool may_exceed(const float* result, int64_t key) {
+  int32_t bits = static_cast<int32_t>(key >> 32);
+  bits = bits < 0 ? bits ^ INT32_MAX : bits;
+  float top;
+  std::memcpy(&top, &bits, sizeof(top));
+  const i32x8 smaller = (load8(result) < splat(top)) & (load8(result + kLanes) < splat(top));
+  int32_t all = -1;
+  for (int i = 0; i < kLanes; ++i) all &= smaller[i];
+  return all == 0;
 }
 
 }  // namespace
 
-void run(const PackLinear& op) { op.packed.dtype == DType::kFloat32 ? pack_to<float>(op) : pack_to<bfloat16>(op); }
-void run(const Linear& op) { op.weight.dtype == DType::kFloat32 ? linear<float>(op) : linear<bfloat16>(op); }
-void run(const GatherRows& op) { op.weight.dtype == DType::kFloat32 ? gather<float>(op) : gather<bfloat16>(op); }
+void run(const Linear& op) {
+  const int64_t N = op.out.shape[1];
+  multiply_any(op.x, op.weight, [&](int64_t m, int64_t column, float* result) {
+    const int64_t columns = std::min(kPanel, op.rows - column);
+    add_bias(op.bias, op.first + column, columns, result);
+    std::memcpy(op.out.as<float>() + m * N + op.first + column, result, columns * sizeof(float));
+  });
+}
+
+void run(const LinearArgmax& op) {
+  const int64_t M = op.x.shape[0];
+  int64_t* keys = op.keys.as<int64_t>();
+  std::fill(keys, keys + M, INT64_MIN);
+  multiply_any(op.x, op.weight, [&](int64_t m, int64_t column, float* result) {
+    const int64_t columns = std::min(kPanel, op.rows - column);
+    add_bias(op.bias, column, columns, result);
+    std::atomic_ref<int64_t> key(keys[m]);
+    int64_t seen = key.load(std::memory_order_relaxed);
+    if (!may_exceed(result, seen)) return;
+    int64_t best = INT64_MIN;
+    for (int64_t i = 0; i < columns; ++i) best = std::max(best, key_of(result[i], column + i));
+    // The maximum does not depend on the order in which the panels come.
+    while (best > seen && !key.compare_exchange_weak(seen, best, std::memory_order_relaxed)) {
+    }
+  });
+  for (int64_t m = 0; m < M; ++m) {
+    const int32_t order = static_cast<int32_t>(keys[m] >> 32);
+    const bool finite = order < kInfinity && order > -kInfinity - 1;
+    op.ids.as<int32_t>()[m] = finite ? static_cast<int32_t>(UINT32_MAX - (keys[m] & UINT32_MAX)) : -1;
+  }
+}
 
 }  // namespace specengine::SPECENGINE_ISA

@@ -3,15 +3,24 @@
 #include "base/check.h"
 #include "base/isa.h"
 #include "ops/kv_cache.h"
+#include "ops/linear.h"
 
 namespace specengine {
+
+// Rows for the linear layer that follows: float32 [M, C], or quantised (RowBlock) where that is what its weight
+// multiplies.
+inline void check_activation(Checker& check, const TensorView& out, Dim& M, const DimRef& columns) {
+  const int64_t C = columns.dim ? columns.dim->value : columns.fixed;
+  if (out.dtype == DType::kUInt8) return check(out, "out", {DType::kUInt8}, {M, blocks_of(C), kRowBlockBytes});
+  check(out, "out", {DType::kFloat32, DType::kUInt8}, {M, columns});
+}
 
 // residual += delta (where given); out = residual / sqrt(mean(residual^2) + eps) * weight, row by row.
 struct RmsNorm {
   TensorView residual;  // [M, C] float32, written where delta is given
   TensorView delta;     // [M, C] float32, optional
   TensorView weight;    // [C] float32
-  TensorView out;       // [M, C] float32, written
+  TensorView out;       // [M, C] float32, or quantised rows; written
   float eps;
 
   Device validate() const {
@@ -20,7 +29,7 @@ struct RmsNorm {
     check(residual, "residual", {DType::kFloat32}, {M, C});
     check.optional(delta, "delta", {DType::kFloat32}, {M, C});
     check(weight, "weight", {DType::kFloat32}, {C});
-    check(out, "out", {DType::kFloat32}, {M, C});
+    check_activation(check, out, M, C);
     return check.device();
   }
 };
@@ -28,13 +37,14 @@ struct RmsNorm {
 // out = silu(gate) * up, with gate and up side by side in one row.
 struct SiluMul {
   TensorView gate_up;  // [M, 2I] float32
-  TensorView out;      // [M, I] float32, written
+  TensorView out;      // [M, I] float32, or quantised rows; written
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, I{"I"};
-    check(out, "out", {DType::kFloat32}, {M, I});
-    check(gate_up, "gate_up", {DType::kFloat32}, {M, 2 * I});
+    Dim M{"M"}, both{"2I"};
+    check(gate_up, "gate_up", {DType::kFloat32}, {M, both});
+    if (both % 2 != 0) fail("gate_up: expected an even number of columns, got ", both.value);
+    check_activation(check, out, M, both / 2);
     return check.device();
   }
 };
