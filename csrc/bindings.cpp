@@ -1,9 +1,11 @@
 // The op table: every op on one page, grouped by stage of the cycle.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "base/tensor_caster.h"
 #include "base/thread_pool.h"
 #include "ops/compact_kv.h"
+#include "ops/decoder.h"
 #include "ops/expand_backbone.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
@@ -108,6 +110,42 @@ PYBIND11_MODULE(_C, m) {
       nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
       py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"));
 
+  py::class_<Projection>(m, "Projection")
+      .def(py::init([](const std::vector<T>& weights, const std::vector<int64_t>& rows, T bias) {
+             return Projection{weights, rows, bias};
+           }),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::arg("weights"), py::arg("rows"), py::arg("bias"));
+  py::class_<DecoderLayer>(m, "DecoderLayer")
+      .def(py::init([](T attention_norm, const Projection& qkv, T q_norm, T k_norm, const Projection& attention_out,
+                       T mlp_norm, const Projection& gate_up, const Projection& down, int64_t window) {
+             return DecoderLayer{attention_norm, qkv, q_norm, k_norm, attention_out, mlp_norm, gate_up, down, window};
+           }),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 5>(),
+           py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(),
+           py::arg("attention_norm"), py::arg("qkv"), py::arg("q_norm"), py::arg("k_norm"), py::arg("attention_out"),
+           py::arg("mlp_norm"), py::arg("gate_up"), py::arg("down"), py::arg("window"));
+  py::class_<Decoder>(m, "Decoder")
+      .def(py::init([](T embedding, const std::vector<DecoderLayer>& layers, T final_norm, int64_t hidden,
+                       int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, float eps) {
+             Decoder decoder{embedding, layers, final_norm, hidden, heads, kv_heads, head_dim, intermediate, eps};
+             decoder.validate();
+             return decoder;
+           }),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::arg("embedding"),
+           py::arg("layers"), py::arg("final_norm"), py::arg("hidden"), py::arg("heads"), py::arg("kv_heads"),
+           py::arg("head_dim"), py::arg("intermediate"), py::arg("eps"))
+      .def("workspace_bytes", &Decoder::workspace_bytes, py::arg("rows"));
+  m.def(
+      "decoder_pass",
+      [](const Decoder& decoder, T tokens, T depths, T ancestors, T k_cache, T v_cache, T block_table, T lengths,
+         T row_start, T cos, T sin, T features, T workspace) {
+        run_op("decoder_pass", DecoderPass{decoder, tokens, depths, ancestors, k_cache, v_cache, block_table, lengths,
+                                           row_start, cos, sin, features, workspace});
+      },
+      nogil, py::arg("decoder"), py::arg("tokens"), py::arg("depths"), py::arg("ancestors"), py::arg("k_cache"),
+      py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"), py::arg("cos"),
+      py::arg("sin"), py::arg("features"), py::arg("workspace"));
+
   // draft
   m.def(
       "expand_backbone",
@@ -123,11 +161,12 @@ PYBIND11_MODULE(_C, m) {
   // verify and accept
   m.def(
       "verify_tree",
-      [](T logits, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p, T repetition_penalty,
-         T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens, T bias_values, T history,
-         T history_length, T prompt_length, T path, T path_length, T bonus, T scores, T counts,
-         const std::string& rule) {
+      [](T logits, T drawn, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p,
+         T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
+         T bias_values, T history, T history_length, T prompt_length, T path, T path_length, T bonus, T scores,
+         T counts, const std::string& rule) {
         run_op("verify_tree", VerifyTree{logits,
+                                         drawn,
                                          tokens,
                                          parents,
                                          row_start,
@@ -152,11 +191,12 @@ PYBIND11_MODULE(_C, m) {
                                          counts,
                                          rule});
       },
-      nogil, py::arg("logits"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"), py::arg("temperature"),
-      py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"),
-      py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"), py::arg("bias_tokens"),
-      py::arg("bias_values"), py::arg("history"), py::arg("history_length"), py::arg("prompt_length"), py::arg("path"),
-      py::arg("path_length"), py::arg("bonus"), py::arg("scores"), py::arg("counts"), py::arg("rule") = "match");
+      nogil, py::arg("logits"), py::arg("drawn"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"),
+      py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"),
+      py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
+      py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
+      py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
+      py::arg("counts"), py::arg("rule") = "match");
 
   // compact
   m.def(

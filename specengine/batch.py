@@ -21,6 +21,8 @@ class Batch:
         self.params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences])
         self.history = self._history()
         self.workspace = VerifyWorkspace(len(self.sequences), vocab)
+        # Else the most likely token of every node is all there is to know of its logits.
+        self.reads_logits = any(s.params.reads_logits for s in sequences)
 
     def _history(self) -> TokenHistory:
         longest = max((s.prompt_length + s.limit for s in self.sequences), default=1)
@@ -34,11 +36,11 @@ class Batch:
         )
 
     def commit(
-        self, trees: Seq[DraftTree], accepted: Accepted, logits: torch.Tensor, first_rows: Seq[int]
+        self, trees: Seq[DraftTree], accepted: Accepted, scores: torch.Tensor, first_rows: Seq[int]
     ) -> list[list[int]]:
         """Gives every sequence its accepted tokens and bonus; cuts the paths where a sequence ended inside its run.
 
-        Returns the tokens each sequence kept. logits: float32 [M, V]; first_rows: row of each sequence's root.
+        Returns the tokens each sequence kept. scores: of the target's pass; first_rows: row of each sequence's root.
         """
         committed = []
         lengths = accepted.path_length.tolist()
@@ -50,7 +52,7 @@ class Batch:
                 sequence.record_trace(tree, path, len(kept), bonus)
             if sequence.params.logprobs:
                 rows = torch.tensor(path[: len(kept)]) + first_rows[b]
-                sequence.record_logprobs(logits[rows.to(logits.device)].cpu(), kept)
+                sequence.record_logprobs(scores[rows.to(scores.device)].cpu(), kept)
             end = len(sequence.tokens)
             self.history.tokens[b, end - len(kept) : end] = torch.tensor(kept, dtype=torch.int32)
             accepted.path_length[b] = len(kept)

@@ -31,7 +31,7 @@ class Engine:
     model: `smollm2-135m`, a checkpoint folder, a GGUF file, `random:<preset>`, a hub name, or a LoadedModel.
     drafter: `NAME[:PATH][,option=value...]`, or `auto`.  rule: `match`.
     device: `auto` (the CPU, for now), `cpu` or `cuda`.
-    dtype: `auto` (the checkpoint's where it is float32 or bfloat16, else float32), `float32` or `bfloat16`.
+    dtype: `auto` (what the checkpoint has, quantised or not), `float32`, `float16`, `bfloat16`, `int8` or `int4`.
     max_batch_size: sequences that share a cycle; more wait their turn. It does not change what they say.
     Raises ValueError for an argument it cannot honour, FileNotFoundError for a missing file.
     """
@@ -150,12 +150,12 @@ class Engine:
         trees = self.drafter.draft(batch.sequences)
         tree = TreeBatch.of(trees, target.device)
         times.append(time.perf_counter())
-        out = target.forward(tree, self.cache, batch.cache)
+        out = target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
         times.append(time.perf_counter())
         accepted = target.ops.verify_tree(
-            out.logits, tree, batch.params, batch.history, batch.workspace, rule=self.rule.name
+            out.scores, tree, batch.params, batch.history, batch.workspace, rule=self.rule.name
         )
-        committed = batch.commit(trees, accepted, out.logits, tree.row_start.tolist())
+        committed = batch.commit(trees, accepted, out.scores, tree.row_start.tolist())
         times.append(time.perf_counter())
         self.cache.compact(batch.cache, accepted, target.ops)
         times.append(time.perf_counter())

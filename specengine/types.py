@@ -81,6 +81,12 @@ class SamplingParams:
         self._check_stop()
         self._check_logit_bias()
 
+    @property
+    def reads_logits(self) -> bool:
+        """Whether more than the most likely token of the model's own distribution matters."""
+        penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
+        return bool(self.temperature or self.logprobs or self.logit_bias or penalties)
+
     def _check_stop(self) -> None:
         several = self.stop is None or isinstance(self.stop, list | tuple)
         stops = tuple(self.stop or ()) if several else (self.stop,)

@@ -44,7 +44,7 @@ def test_logits_are_those_recorded_from_transformers(model, run):
     cache = model.target.new_cache()
     batch = cache.batch([cache.allocate(len(run["prompt_ids"]))], [0])
     rows = TreeBatch.chains([run["prompt_ids"]], model.target.device)
-    logits = model.target.forward(rows, cache, batch).logits[-1]
+    logits = model.target.forward(rows, cache, batch).scores[-1]
     expected = torch.tensor(run["logits"])
     error = (logits[:: REFERENCE["logit_stride"]] - expected).abs().max()
     assert error / run["highest_logit"] < 2e-3
@@ -93,10 +93,10 @@ def test_tree_logits_have_the_bits_of_plain_decoding(model):
         rows = TreeBatch.chains([prompt[:-1]], target.device)
         target.hidden(rows, cache, cache.batch([own], [0]))
     tree = TreeBatch.of([DraftTree(tokens, parents)], target.device)
-    in_tree = target.forward(tree, cache, cache.batch(pages[:1], [len(prompt) - 1])).logits
+    in_tree = target.forward(tree, cache, cache.batch(pages[:1], [len(prompt) - 1])).scores
     for i, token in enumerate([prompt[-1], *path]):
         row = TreeBatch.chains([[token]], target.device)
-        alone = target.forward(row, cache, cache.batch(pages[1:], [len(prompt) - 1 + i])).logits
+        alone = target.forward(row, cache, cache.batch(pages[1:], [len(prompt) - 1 + i])).scores
         assert torch.equal(alone[0], in_tree[nodes[i]])
 
 

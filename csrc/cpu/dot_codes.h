@@ -30,8 +30,8 @@ inline int32_t four_codes(const int8_t* p) {
   return four;
 }
 
-// GCC reorders the steps of a block, keeps what both slices load of a row, and runs out of registers, which costs half the speed.
-// These two are no instructions: one has a sum computed here, the other makes a pointer look new.
+// GCC reorders the steps of a block, keeps what both slices load of a row, and runs out of registers, which costs half
+// the speed. These two are no instructions: one has a sum computed here, the other makes a pointer look new.
 template <typename Sum>
 void settle(Sum& sum) {
   if constexpr (!std::is_class_v<Sum>) asm volatile("" : "+x"(sum));

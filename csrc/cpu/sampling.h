@@ -21,7 +21,7 @@ struct Sampler {
   Sampler(const VerifyTree& op, int64_t b)
       : op(op),
         b(b),
-        vocab(op.logits.shape[1]),
+        vocab(op.scores.shape[2]),
         scores(op.scores.as<float>() + b * 2 * vocab),
         weights(scores + vocab),
         counts(op.counts.as<int32_t>() + b * vocab) {}

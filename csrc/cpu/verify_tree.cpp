@@ -36,7 +36,7 @@ void check_range(const TensorView& t, const char* name, int64_t b, float low, fl
 }
 
 void check_values(const VerifyTree& op) {
-  const int64_t M = op.logits.shape[0], V = op.logits.shape[1], B = op.bonus.shape[0], T = op.history.shape[1];
+  const int64_t M = op.tokens.shape[0], V = op.scores.shape[2], B = op.bonus.shape[0], T = op.history.shape[1];
   const int32_t* row_start = op.row_start.as<int32_t>();
   const int32_t* bias_start = op.bias_start.as<int32_t>();
   if (row_start[0] != 0 || row_start[B] != M) fail("row_start: expected to run from 0 to M=", M);
@@ -72,13 +72,24 @@ void check_values(const VerifyTree& op) {
     check_range(op.frequency_penalty, "frequency_penalty", b, -1e6f, 1e6f);
   }
   check_ids(op.tokens, "tokens", 0, M, V);
+  for (int64_t m = 0; op.drawn.defined() && m < M; ++m) {
+    const int32_t token = op.drawn.as<int32_t>()[m];
+    if (token < -1 || token >= V) fail("drawn: token ", token, " is not in -1 to ", V - 1);
+  }
   check_ids(op.bias_tokens, "bias_tokens", 0, op.bias_tokens.shape[0], V);
   for (int64_t i = 0; i < op.bias_values.shape[0]; ++i) check_range(op.bias_values, "bias_values", i, -1e6f, 1e6f);
 }
 
+// What the target says at one row; kNoToken where its scores are no distribution.
+int32_t target_token(const VerifyTree& op, const Sampler& sampler, int32_t row, const int32_t* path, int32_t depth) {
+  if (op.drawn.defined()) return op.drawn.as<int32_t>()[row];
+  const float* logits = op.logits.as<float>() + row * op.logits.shape[1];
+  return has_distribution(logits, op.logits.shape[1]) ? sampler.draw(logits, path, depth) : kNoToken;
+}
+
 template <typename Rule>
 void walk(const VerifyTree& op, int64_t b) {
-  const int64_t V = op.logits.shape[1], N = op.path.shape[1];
+  const int64_t N = op.path.shape[1];
   const int32_t first = op.row_start.as<int32_t>()[b], nodes = op.row_start.as<int32_t>()[b + 1] - first;
   const int32_t* tokens = op.tokens.as<int32_t>() + first;
   const int32_t* parents = op.parents.as<int32_t>() + first;
@@ -89,13 +100,13 @@ void walk(const VerifyTree& op, int64_t b) {
   int32_t node = 0, depth = 0;
   while (true) {
     path[depth] = node;
-    const float* logits = op.logits.as<float>() + (first + node) * V;
-    if (!has_distribution(logits, V)) {
+    const int32_t token = target_token(op, sampler, first + node, path_tokens, depth);
+    if (token == kNoToken) {
       // Reported by run(): a task must not throw. The path's last entry says where it happened.
       op.path_length.as<int32_t>()[b] = depth + 1, op.bonus.as<int32_t>()[b] = kNoToken;
       return;
     }
-    const auto step = Rule::step(sampler.draw(logits, path_tokens, depth), node, tokens, parents, nodes);
+    const auto step = Rule::step(token, node, tokens, parents, nodes);
     if (step.child < 0) {
       op.path_length.as<int32_t>()[b] = depth + 1, op.bonus.as<int32_t>()[b] = step.token;
       return;

@@ -10,7 +10,9 @@ namespace specengine {
 constexpr int64_t kNoiseBlock = 64;  // tokens that share one number of the first level of noise
 
 struct VerifyTree {
-  TensorView logits;     // [M, V] float32, one row per node
+  TensorView logits;  // [M, V] float32, one row per node; None where `drawn` is given
+  TensorView
+      drawn;  // [M] int32: the target's token at every node where it is known already (greedy); -1: none there is
   TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of sequence b
   TensorView parents;    // [M] int32, node index within the sequence, an earlier one; -1 for the root
   TensorView row_start;  // [B + 1] int32
@@ -45,7 +47,12 @@ struct VerifyTree {
   Device validate() const {
     Checker check;
     Dim M{"M"}, V{"V"}, B{"B"}, E{"E"}, T{"T"}, N{"N"};
-    check(logits, "logits", {DType::kFloat32}, {M, V});
+    if (drawn.defined()) {
+      check(drawn, "drawn", {DType::kInt32}, {M});
+      if (logits.defined()) fail("drawn: expected None where logits are given");
+    } else {
+      check(logits, "logits", {DType::kFloat32}, {M, V});
+    }
     check(tokens, "tokens", {DType::kInt32}, {M});
     check(parents, "parents", {DType::kInt32}, {M});
     check(temperature, "temperature", {DType::kFloat32}, {B});
@@ -68,7 +75,7 @@ struct VerifyTree {
     check(bonus, "bonus", {DType::kInt32}, {B});
     check(scores, "scores", {DType::kFloat32}, {B, 2, V});
     check(counts, "counts", {DType::kInt32}, {B, V});
-    if (V < 1) fail("logits: expected at least one column");
+    if (V < 1) fail("scores: expected at least one column");
     return check.device();
   }
 };

@@ -72,7 +72,7 @@ def bench(
             )
         weight_bytes, bandwidth = loaded.target.weight_bytes(), read_bandwidth(loaded.target.device)
         rows = run_dicts(runs, rule=rule, temperature=temperature, floor_seconds=weight_bytes / bandwidth)
-        dtype_name = str(loaded.target.dtype).removeprefix("torch.")
+        dtype_name = loaded.dtype
         device_name = str(loaded.target.device)
         title = f"{model}, {dtype_name} on {device_name}, temperature {temperature:g}, {len(asked)} questions"
         # Rich takes a pipe for 80 columns, which would cut the numbers.

@@ -60,11 +60,17 @@ class GGUFCheckpoint(Checkpoint):
             raise ValueError(f"{self.source}: tensor '{_ROPE_FREQS}' must be a vector of type F32")
         return self.file.read_rows(_ROPE_FREQS, 0, tensor.shape[0]).view("<f4").ravel().tolist()
 
-    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
-        stored, rows = self._stored[name], self._stored_rows(name, start, stop)
+    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a quantised tensor as the file has them: uint8 [stop - start, row_bytes]."""
+        return torch.from_numpy(self._stored_bytes(name, start, stop))
+
+    def _stored_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
+        rows = self._stored_rows(name, start, stop)
         first = int(rows.min())
-        data = self.file.read_rows(stored, first, int(rows.max()) + 1)[rows - first]
-        kind = self.file.tensors[stored].type
+        return self.file.read_rows(self._stored[name], first, int(rows.max()) + 1)[rows - first]
+
+    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        data, kind = self._stored_bytes(name, start, stop), self.file.tensors[self._stored[name]].type
         if kind.name in _FLOATS:
             out.copy_(torch.from_numpy(data).view(FLOAT_DTYPES[_FLOATS[kind.name]]).view(out.shape))
         else:

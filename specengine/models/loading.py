@@ -12,11 +12,11 @@ from specengine.hub import resolve_model
 from specengine.models.checkpoint import Checkpoint, GGUFCheckpoint, RandomCheckpoint, open_checkpoint
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
-from specengine.ops import Ops
+from specengine.models.weights import check_dtype
+from specengine.ops import Ops, ops_for
+from specengine.ops.weight import FLOAT_FORMATS
 from specengine.text import Tokenizer
 from specengine.types import SamplingParams
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class LoadedModel:
     """A target ready to run; several engines may share it."""
 
     name: str
+    dtype: str  # of its weights; "auto" where they are quantised as the checkpoint has them
     target: Transformer
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
@@ -34,7 +35,7 @@ class LoadedModel:
 
     def check_place(self, device: str, dtype: str) -> None:
         """Raises ValueError where an engine asks for another device or dtype than this model was loaded with."""
-        loaded = {"device": self.target.device.type, "dtype": str(self.target.dtype).removeprefix("torch.")}
+        loaded = {"device": self.target.device.type, "dtype": self.dtype}
         for name, asked in (("device", device), ("dtype", dtype)):
             if asked not in ("auto", loaded[name]):
                 raise ValueError(f"{name}: this model was loaded with {loaded[name]}, got {asked!r}")
@@ -52,12 +53,15 @@ def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto", 
     """Finds (or fetches) a model and loads it. Raises ValueError, FileNotFoundError or ModelFetchError."""
     check_model(model)
     where = _device(device)
-    _check_dtype(dtype)
+    ops = ops or ops_for(where)
+    check_dtype(dtype, ops)
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = _tokenizer(checkpoint)
-    target = Transformer(checkpoint, _dtype(dtype, checkpoint), where, ops)
+    target = Transformer(checkpoint, dtype, where, ops)
     eos = {*checkpoint.config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())}
-    return LoadedModel(str(model), target, tokenizer, frozenset(eos))
+    if len(target.formats) == 1 and target.formats <= set(FLOAT_FORMATS):
+        (dtype,) = target.formats
+    return LoadedModel(str(model), dtype, target, tokenizer, frozenset(eos))
 
 
 def check_model(model: object) -> None:
@@ -73,18 +77,6 @@ def _device(name: str) -> torch.device:
         raise ValueError("device: cuda was asked for, but PyTorch sees no CUDA device here")
     # auto stays on the CPU until the CUDA ops have kernels of their own: the CPU ops are the fast ones today.
     return torch.device("cuda" if name == "cuda" else "cpu")
-
-
-def _check_dtype(name: str) -> None:
-    if not isinstance(name, str) or name not in ("auto", *DTYPES):
-        raise ValueError(f"dtype: expected auto, {' or '.join(DTYPES)}, got {name!r}")
-
-
-def _dtype(name: str, checkpoint: Checkpoint) -> torch.dtype:
-    """`auto` keeps the checkpoint's own type where the kernels have it; anything else is computed in float32."""
-    if name == "auto":
-        return DTYPES.get(checkpoint.config.dtype or "float32", torch.float32)
-    return DTYPES[name]
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:

@@ -12,47 +12,44 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine import _C
-from specengine.ops import compact_kv, layer, linear, tree_attention, verify_tree
+from specengine.ops import compact_kv, decoder, linear, verify_tree, weight
 
 
 @dataclass(frozen=True)
 class Ops:
-    """The ops a target pass and a cycle are made of; every field has the signature of the function of its name."""
+    """What a target pass and a cycle are made of; every field has the signature of the function or class of its name."""
 
-    empty_weight: Callable[..., torch.Tensor]
+    formats: tuple[str, ...]  # of weights
+    empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
-    gather_rows: Callable[..., None]
-    linear: Callable[..., None]
-    rms_norm: Callable[..., None]
-    silu_mul: Callable[..., None]
-    rope_cache: Callable[..., None]
-    tree_attention: Callable[..., None]
+    pack_blocks: Callable[..., None] | None
+    decoder: Callable[..., Callable[..., torch.Tensor]]
+    linear: Callable[..., torch.Tensor]
+    linear_argmax: Callable[..., torch.Tensor]
     verify_tree: Callable[..., verify_tree.Accepted]
     compact_kv: Callable[..., None]
 
 
 native = Ops(
-    empty_weight=linear.empty_weight,
-    pack_linear=linear.pack_linear,
-    gather_rows=linear.gather_rows,
+    formats=(*weight.FLOAT_FORMATS, *weight.BLOCK_BYTES),
+    empty_weight=weight.empty_weight,
+    pack_linear=weight.pack_linear,
+    pack_blocks=weight.pack_blocks,
+    decoder=decoder.Decoder,
     linear=linear.linear,
-    rms_norm=layer.rms_norm,
-    silu_mul=layer.silu_mul,
-    rope_cache=layer.rope_cache,
-    tree_attention=tree_attention.tree_attention,
+    linear_argmax=linear.linear_argmax,
     verify_tree=verify_tree.verify_tree,
     compact_kv=compact_kv.compact_kv,
 )
 
 reference = Ops(
-    empty_weight=linear.empty_weight_reference,
-    pack_linear=linear.pack_linear_reference,
-    gather_rows=linear.gather_rows_reference,
+    formats=tuple(weight.FLOAT_FORMATS),
+    empty_weight=weight.empty_weight_reference,
+    pack_linear=weight.pack_linear_reference,
+    pack_blocks=None,
+    decoder=decoder.ReferenceDecoder,
     linear=linear.linear_reference,
-    rms_norm=layer.rms_norm_reference,
-    silu_mul=layer.silu_mul_reference,
-    rope_cache=layer.rope_cache_reference,
-    tree_attention=tree_attention.tree_attention_reference,
+    linear_argmax=linear.linear_argmax_reference,
     verify_tree=verify_tree.verify_tree_on_host,
     compact_kv=compact_kv.compact_kv_reference,
 )

@@ -1,6 +1,7 @@
-"""Linear layers over weights prepared once at load.
+"""Linear layers over prepared weights (ops/weight.py).
 
-Shapes: M rows, C input columns, N output columns.
+Shapes: M rows, C input columns, N output columns. A quantised weight multiplies rows quantised to int8 in blocks of 32 columns;
+integers are exact, so a row's bits do not depend on M, on the threads or on the instruction set's way of multiplying.
 """
 
 from __future__ import annotations
@@ -9,45 +10,46 @@ import torch
 import torch.nn.functional as F
 
 from specengine import _C
+from specengine.ops.weight import Linear
 
 
-def empty_weight(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Room for a weight [N, C] in the packed form [ceil(N / 16), C, 16], to be filled by pack_linear."""
-    panels = -(-rows // _C.PANEL)
-    weight = torch.empty(panels, columns, _C.PANEL, dtype=dtype, device=device)
-    weight[-1:].zero_()  # rows past N in the last panel are multiplied too
-    return weight
+def quantise_rows(x: torch.Tensor) -> torch.Tensor:
+    """x float32 [M, C] as uint8 [M, ceil(C / 32), 44]: per block 32 int8 codes, float32 scale and scaled sum, int32 sum."""
+    out = torch.empty(x.shape[0], -(-x.shape[1] // _C.BLOCK), _C.ROW_BLOCK_BYTES, dtype=torch.uint8)
+    _C.quantise_rows(x, out)
+    return out
 
 
-def pack_linear(rows: torch.Tensor, packed: torch.Tensor, first: int) -> None:
-    """Writes weight rows [R, C] (float32, bfloat16, float16) to rows [first, first + R) of a packed weight."""
-    _C.pack_linear(rows, packed, first)
+def linear(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    """x[M, C] @ weight^T + bias, float32 [M, N]; a row's bits do not depend on M."""
+    out, first, rows = torch.empty(x.shape[0], layer.rows), 0, _rows_for(x, layer)
+    for weight in layer.weights:
+        _C.linear(rows, weight.data, layer.bias, out, first, weight.rows)
+        first += weight.rows
+    return out
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """out[M, N] = x[M, C] @ weight^T + bias, all float32 but the weight; a row's bits do not depend on M."""
-    _C.linear(x, weight, bias, out)
+def linear_argmax(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    """int32 [M]: the lowest index of the largest entry of each row of linear(x), which is not stored.
+
+    -1 where the row has a NaN or its largest entry is infinite. The layer has one weight.
+    """
+    (weight,) = layer.weights
+    ids, keys = torch.empty(x.shape[0], dtype=torch.int32), torch.empty(x.shape[0], dtype=torch.int64)
+    _C.linear_argmax(_rows_for(x, layer), weight.data, layer.bias, ids, keys, weight.rows)
+    return ids
 
 
-def gather_rows(weight: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
-    """out[M, C] = rows `ids` (int32 [M]) of a packed weight. Raises ValueError for an id out of range."""
-    _C.gather_rows(weight, ids, out)
+def _rows_for(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    return quantise_rows(x) if layer.weights[0].quantised else x
 
 
-def empty_weight_reference(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The reference keeps a weight as it is: [N, C]."""
-    return torch.empty(rows, columns, dtype=dtype, device=device)
+def linear_reference(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    out = torch.cat([F.linear(x.to(weight.data.dtype), weight.data).float() for weight in layer.weights], dim=1)
+    return out if layer.bias is None else out + layer.bias
 
 
-def pack_linear_reference(rows: torch.Tensor, packed: torch.Tensor, first: int) -> None:
-    packed[first : first + rows.shape[0]] = rows.to(packed.dtype)
-
-
-def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    out.copy_(F.linear(x.to(weight.dtype), weight))
-    if bias is not None:
-        out.add_(bias)
-
-
-def gather_rows_reference(weight: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(weight[ids.long()])
+def linear_argmax_reference(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+    scores = linear_reference(x, layer)
+    top, ids = scores.max(dim=1)  # torch takes the lowest index of equal maxima, and a NaN for the largest
+    return torch.where(top.isfinite(), ids, -1).int()

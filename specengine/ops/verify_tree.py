@@ -83,7 +83,7 @@ class VerifyWorkspace:
 
 
 def verify_tree(
-    logits: torch.Tensor,
+    scores: torch.Tensor,
     tree: TreeBatch,
     params: SamplingTable,
     history: TokenHistory,
@@ -92,10 +92,12 @@ def verify_tree(
 ) -> Accepted:
     """Walks every tree by a rule; `match` draws the target's token at each node and follows it while the tree has it.
 
-    logits: float32 [M, V]. The drawn token depends on (seed, position, distribution) alone, so the tokens committed
-    are those of plain decoding. Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
+    scores: logits float32 [M, V], or the target's token at every node, int32 [M], where it is known already (greedy
+    decoding; -1 for a row that has none; this needs a workspace). The drawn token depends on (seed, position, distribution) alone, so the tokens
+    committed are those of plain decoding. Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
     """
     batch, nodes = len(params.seed), int(tree.row_start.diff().max()) if len(params.seed) else 0
+    logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
     workspace = workspace or VerifyWorkspace(batch, logits.shape[1])
     accepted = Accepted(
         path=torch.empty(batch, nodes, dtype=torch.int32),
@@ -104,6 +106,7 @@ def verify_tree(
     )
     _C.verify_tree(
         logits,
+        drawn,
         tree.tokens,
         tree.parents,
         tree.row_start,
@@ -131,10 +134,10 @@ def verify_tree(
     return accepted
 
 
-def verify_tree_on_host(logits, tree, params, history, workspace=None, rule="match") -> Accepted:
-    """verify_tree for logits on another device: copies them to the host, where tree and history are read anyway."""
+def verify_tree_on_host(scores, tree, params, history, workspace=None, rule="match") -> Accepted:
+    """verify_tree for scores on another device: copies them to the host, where tree and history are read anyway."""
     host = TreeBatch(tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu(), tree.row_start.cpu(), None)
-    return verify_tree(logits.cpu(), host, params, history, workspace, rule)
+    return verify_tree(scores.cpu(), host, params, history, workspace, rule)
 
 
 def verify_tree_reference(logits, tree, params, history, workspace=None) -> Accepted:

@@ -73,7 +73,7 @@ def our_logits(folder, ids):
     loaded = load_model(folder, device="cpu", dtype="float32")
     cache = loaded.target.new_cache()
     batch = cache.batch([cache.allocate(len(ids))], [0])
-    return loaded.target.forward(TreeBatch.chains([ids], loaded.target.device), cache, batch).logits
+    return loaded.target.forward(TreeBatch.chains([ids], loaded.target.device), cache, batch).scores
 
 
 def test_logits_are_those_of_transformers(pair):

@@ -1,0 +1,176 @@
+#include "ops/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ops/layer.h"
+#include "ops/tree_attention.h"
+
+namespace specengine {
+namespace {
+
+TensorView tensor(void* data, DType dtype, std::initializer_list<int64_t> shape) {
+  TensorView view;
+  view.data = data, view.dtype = dtype, view.device = Device::kCpu, view.ndim = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape);
+  int64_t stride = 1;
+  for (int i = view.ndim - 1; i >= 0; --i) view.strides[i] = stride, stride *= view.shape[i];
+  return view;
+}
+
+// Activations one after the other in the caller's memory; with none, it only counts bytes.
+class Workspace {
+ public:
+  explicit Workspace(uint8_t* data) : data_(data) {}
+
+  TensorView floats(std::initializer_list<int64_t> shape) { return place(DType::kFloat32, sizeof(float), shape); }
+  // Rows of C columns as the projection that reads them wants them.
+  TensorView rows(int64_t M, int64_t C, const Projection& reader) {
+    return reader.quantised() ? place(DType::kUInt8, 1, {M, blocks_of(C), kRowBlockBytes}) : floats({M, C});
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  TensorView place(DType dtype, int64_t size, std::initializer_list<int64_t> shape) {
+    TensorView view = tensor(data_ ? data_ + used_ : nullptr, dtype, shape);
+    used_ += (view.numel() * size + 63) / 64 * 64;
+    return view;
+  }
+
+  uint8_t* data_;
+  int64_t used_ = 0;
+};
+
+struct Activations {
+  TensorView residual, delta, qkv, q, attended, gate_up;
+  TensorView attention_in, out_in, mlp_in, down_in;  // of the projections, quantised where their weights are
+
+  Activations(const Decoder& d, const DecoderLayer& layer, int64_t M, Workspace& space)
+      : residual(space.floats({M, d.C})),
+        delta(space.floats({M, d.C})),
+        qkv(space.floats({M, (d.H + 2 * d.K) * d.D})),
+        q(space.floats({M, d.H, d.D})),
+        attended(space.floats({M, d.H * d.D})),
+        gate_up(space.floats({M, 2 * d.I})),
+        attention_in(space.rows(M, d.C, layer.qkv)),
+        out_in(layer.attention_out.quantised() ? space.rows(M, d.H * d.D, layer.attention_out) : attended),
+        mlp_in(space.rows(M, d.C, layer.gate_up)),
+        down_in(space.rows(M, d.I, layer.down)) {}
+};
+
+void project(const TensorView& x, const Projection& projection, const TensorView& out) {
+  int64_t first = 0;
+  for (size_t i = 0; i < projection.weights.size(); ++i) {
+    run_cpu(Linear{x, projection.weights[i], projection.bias, out, first, projection.rows[i]});
+    first += projection.rows[i];
+  }
+}
+
+TensorView layer_of(const TensorView& cache, int64_t layer) {
+  TensorView view = cache;
+  view.ndim = 4;
+  for (int i = 0; i < 4; ++i) view.shape[i] = cache.shape[i + 1], view.strides[i] = cache.strides[i + 1];
+  const int64_t bytes = cache.dtype == DType::kFloat32 ? 4 : 2;
+  view.data = cache.as<uint8_t>() + layer * cache.numel() / std::max<int64_t>(1, cache.shape[0]) * bytes;
+  return view;
+}
+
+void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns) {
+  if (p.weights.empty() || p.weights.size() != p.rows.size()) fail(name, ": expected one row count per weight");
+  for (size_t i = 0; i < p.weights.size(); ++i) {
+    Dim P{"P"}, C{"C", columns, "the model"};
+    check_weight(check, p.weights[i], name, P, C);
+    if (p.rows[i] < 1 || (p.rows[i] + kPanel - 1) / kPanel != P) {
+      fail(name, ": ", p.rows[i], " rows do not match ", P.value, " panels of 16");
+    }
+    if ((p.weights[i].dtype == DType::kUInt8) != p.quantised()) fail(name, ": quantised and float weights are mixed");
+  }
+  if (p.total_rows() != rows) fail(name, ": expected ", rows, " rows, got ", p.total_rows());
+  check.optional(p.bias, name, {DType::kFloat32}, {rows});
+}
+
+}  // namespace
+
+void Decoder::validate() const {
+  Checker check;
+  Dim P{"P"}, columns{"C", C, "the model"};
+  if (C < 1 || H < 1 || K < 1 || D < 1 || I < 1 || H % K != 0)
+    fail("decoder: sizes must be positive, H a multiple of K");
+  check_weight(check, embedding, "embedding", P, columns);
+  check(final_norm, "final_norm", {DType::kFloat32}, {columns});
+  for (const DecoderLayer& layer : layers) {
+    check(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
+    check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
+    check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {D});
+    check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {D});
+    check_projection(check, layer.qkv, "qkv", (H + 2 * K) * D, C);
+    check_projection(check, layer.attention_out, "attention_out", C, H * D);
+    check_projection(check, layer.gate_up, "gate_up", 2 * I, C);
+    check_projection(check, layer.down, "down", C, I);
+  }
+}
+
+int64_t Decoder::workspace_bytes(int64_t rows) const {
+  int64_t most = 0;
+  for (const DecoderLayer& layer : layers) {
+    Workspace space(nullptr);
+    Activations(*this, layer, rows, space);
+    most = std::max(most, space.used());
+  }
+  return most;
+}
+
+Device DecoderPass::validate() const {
+  Checker check;
+  const Decoder& d = decoder;
+  const int64_t layers = static_cast<int64_t>(d.layers.size());
+  Dim M{"M"}, P{"P"}, W{"W"}, B{"B"}, max_pages{"max_pages"}, T{"T"}, bytes{"bytes"};
+  check(tokens, "tokens", {DType::kInt32}, {M});
+  check(depths, "depths", {DType::kInt32}, {M});
+  check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
+  check(k_cache, "k_cache", {DType::kFloat32, DType::kFloat16, DType::kBFloat16}, {layers, P, d.K, kPageSize, d.D});
+  check(v_cache, "v_cache", {k_cache.dtype}, {layers, P, d.K, kPageSize, d.D});
+  check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
+  check(lengths, "lengths", {DType::kInt32}, {B});
+  check(row_start, "row_start", {DType::kInt32}, {B + 1});
+  check(cos, "cos", {DType::kFloat32}, {T, d.D / 2});
+  check(sin, "sin", {DType::kFloat32}, {T, d.D / 2});
+  check(features, "features", {DType::kFloat32}, {M, d.C});
+  check(workspace, "workspace", {DType::kUInt8}, {bytes});
+  if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
+  return check.device();
+}
+
+void run_cpu(const DecoderPass& op) {
+  const Decoder& d = op.decoder;
+  const int64_t M = op.tokens.shape[0];
+  TensorView delta;  // what the last block adds to the residual; nothing yet
+  Workspace first(op.workspace.as<uint8_t>());
+  const TensorView residual = first.floats({M, d.C});  // where every layer's activations begin
+  run_cpu(GatherRows{d.embedding, op.tokens, residual});
+  for (size_t i = 0; i < d.layers.size(); ++i) {
+    const DecoderLayer& layer = d.layers[i];
+    Workspace space(op.workspace.as<uint8_t>());
+    const Activations a(d, layer, M, space);
+    const KvCacheView cache{
+        layer_of(op.k_cache, i), layer_of(op.v_cache, i), op.block_table, op.lengths, op.row_start, d.K, d.D,
+        op.lengths.shape[0]};
+    run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, a.attention_in, d.eps});
+    project(a.attention_in, layer.qkv, a.qkv);
+    run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
+    TensorView heads = a.attended;
+    heads.ndim = 3, heads.shape[1] = d.H, heads.shape[2] = d.D, heads.strides[1] = d.D, heads.strides[2] = 1;
+    run_cpu(TreeAttention{a.q, cache, op.ancestors, heads,
+                          static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.D))), layer.window});
+    if (layer.attention_out.quantised()) run_cpu(QuantiseRows{a.attended, a.out_in});
+    project(a.out_in, layer.attention_out, a.delta);
+    run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, a.mlp_in, d.eps});
+    project(a.mlp_in, layer.gate_up, a.gate_up);
+    run_cpu(SiluMul{a.gate_up, a.down_in});
+    project(a.down_in, layer.down, a.delta);
+    delta = a.delta;
+  }
+  run_cpu(RmsNorm{residual, delta, d.final_norm, op.features, d.eps});
+}
+
+}  // namespace specengine

@@ -1,0 +1,67 @@
+// One pass of all decoder layers in one call: rows of a TreeBatch in, features out. It only calls the ops of a layer in
+// order (csrc/decoder.cpp), so that Python and dispatch cost nothing per layer.
+#pragma once
+#include <vector>
+
+#include "base/check.h"
+#include "ops/kv_cache.h"
+#include "ops/linear.h"
+
+namespace specengine {
+
+// The rows of several weights one after the other, as one projection; all quantised or none.
+struct Projection {
+  std::vector<TensorView> weights;
+  std::vector<int64_t> rows;  // of each weight
+  TensorView bias;            // [sum of rows] float32, optional
+
+  int64_t total_rows() const {
+    int64_t total = 0;
+    for (int64_t r : rows) total += r;
+    return total;
+  }
+  bool quantised() const { return weights.at(0).dtype == DType::kUInt8; }
+};
+
+struct DecoderLayer {
+  TensorView attention_norm;  // [C] float32
+  Projection qkv;
+  TensorView q_norm, k_norm;  // [D] float32, optional
+  Projection attention_out;
+  TensorView mlp_norm;  // [C] float32
+  Projection gate_up, down;
+  int64_t window;  // 0: none
+};
+
+// The weights of a model, checked once.
+struct Decoder {
+  TensorView embedding;  // packed [V, C]
+  std::vector<DecoderLayer> layers;
+  TensorView final_norm;  // [C] float32
+  int64_t C, H, K, D, I;  // hidden size, query heads, key/value heads, head dim, intermediate size
+  float eps;
+
+  void validate() const;
+  int64_t workspace_bytes(int64_t rows) const;
+};
+
+struct DecoderPass {
+  const Decoder& decoder;
+  TensorView tokens;       // [M] int32
+  TensorView depths;       // [M] int32, root 0
+  TensorView ancestors;    // [M, W] int32 bits; None: chains
+  TensorView k_cache;      // [layers, P, K, 64, D]; rows of the nodes are written
+  TensorView v_cache;      // the same
+  TensorView block_table;  // [B, max_pages] int32
+  TensorView lengths;      // [B] int32
+  TensorView row_start;    // [B + 1] int32
+  TensorView cos, sin;     // [T, D/2] float32
+  TensorView features;     // [M, C] float32, written: states after the final norm
+  TensorView workspace;    // uint8 [workspace_bytes(M)]
+
+  Device validate() const;
+};
+
+void run_cpu(const DecoderPass& op);
+
+}  // namespace specengine

@@ -1,0 +1,110 @@
+"""From a checkpoint's tensors to prepared weights, block by block, so that little is held twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from specengine.models.checkpoint import Checkpoint
+from specengine.models.checkpoint_gguf import GGUFCheckpoint
+from specengine.ops import Ops
+from specengine.ops.decoder import Layer
+from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Linear, Weight
+
+# `auto` keeps what the checkpoint has; int4 holds embedding and head in 8 bits, as the files of that size do.
+DTYPES = ("auto", *FLOAT_FORMATS, "int8", "int4")
+
+_STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size
+
+
+class WeightLoader:
+    """Reads and packs one checkpoint. formats: those the weights read so far are held in."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops) -> None:
+        self.checkpoint, self.dtype, self.device, self.ops = checkpoint, dtype, device, ops
+        self.formats: set[str] = set()
+
+    def layer(self, index: int) -> Layer:
+        prefix, config = f"model.layers.{index}", self.checkpoint.config
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        return Layer(
+            attention_norm=self.vector(f"{prefix}.input_layernorm.weight"),
+            qkv=self.linear(*(f"{attention}.{x}_proj" for x in "qkv")),
+            q_norm=self.vector(f"{attention}.q_norm.weight") if config.qk_norm else None,
+            k_norm=self.vector(f"{attention}.k_norm.weight") if config.qk_norm else None,
+            attention_out=self.linear(f"{attention}.o_proj"),
+            mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
+            gate_up=self.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            down=self.linear(f"{mlp}.down_proj"),
+            window=config.layer_window(index) or 0,
+        )
+
+    def vector(self, name: str) -> torch.Tensor:
+        return self.checkpoint.read(name).float().to(self.device)
+
+    def linear(self, *names: str) -> Linear:
+        """One projection of the rows of all `names`, in order; neighbours of one format share a weight."""
+        runs: list[tuple[str, list[str]]] = []
+        for name, form in zip(names, self._formats(names), strict=True):
+            if runs and runs[-1][0] == form:
+                runs[-1][1].append(name)
+            else:
+                runs.append((form, [name]))
+        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self.checkpoint.tensors]
+        bias = torch.cat([self.vector(b) for b in biases]) if biases else None
+        return Linear(tuple(self._weight(run, form) for form, run in runs), bias)
+
+    def _formats(self, names: tuple[str, ...]) -> list[str]:
+        """The format of each tensor of a projection: all quantised, or all one float type."""
+        formats = [self._format(name) for name in names]
+        floats = [form for form in formats if form in FLOAT_FORMATS]
+        return [floats[0] if floats else form for form in formats]
+
+    def _format(self, name: str) -> str:
+        stored = self.checkpoint.tensors[f"{name}.weight"].dtype
+        if self.dtype == "int4":
+            return "q8" if name in ("model.embed_tokens", "lm_head") else "q4_min"
+        if self.dtype == "int8":
+            return "q8"
+        if self.dtype != "auto":
+            return self.dtype
+        if stored in FLOAT_FORMATS:
+            return stored
+        kept = PACKED_BLOCKS.get(stored, "q8")  # blocks of 5 and 6 bits are requantised to 8
+        return kept if kept in self.ops.formats else "float32"
+
+    def _rows(self, name: str) -> int:
+        return self.checkpoint.tensors[f"{name}.weight"].shape[0]
+
+    def _weight(self, names: list[str], form: str) -> Weight:
+        columns = self.checkpoint.tensors[f"{names[0]}.weight"].shape[1]
+        weight = self.ops.empty_weight(sum(map(self._rows, names)), columns, form, self.device)
+        self.formats.add(form)
+        first = 0
+        for name in names:
+            for start, stop in _steps(self._rows(name), columns):
+                self._pack(f"{name}.weight", start, stop, weight, first + start)
+            first += self._rows(name)
+        return weight
+
+    def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
+        kind = self.checkpoint.tensors[name].dtype
+        if PACKED_BLOCKS.get(kind) == weight.format and isinstance(self.checkpoint, GGUFCheckpoint):
+            self.ops.pack_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
+        else:
+            self.ops.pack_linear(self.checkpoint.read_rows(name, start, stop).to(self.device), weight, first)
+
+
+def check_dtype(dtype: object, ops: Ops) -> None:
+    """Raises ValueError for a dtype that is none, or that these ops have no arithmetic for."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype!r}")
+    if dtype in ("int8", "int4") and not set(BLOCK_BYTES) <= set(ops.formats):
+        raise ValueError(f"dtype: {dtype} weights run on the CPU only")
+
+
+def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    step = max(1, _STEP_BYTES // (4 * columns))
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)

@@ -1,0 +1,115 @@
+"""One pass of all decoder layers: one native call, or the same ops one by one in PyTorch.
+
+Shapes: M rows of a TreeBatch, B sequences, H query heads, K key/value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specengine import _C
+from specengine.models.config import ModelConfig
+from specengine.ops import layer as ops
+from specengine.ops.linear import linear_reference
+from specengine.ops.tree_attention import tree_attention_reference
+from specengine.ops.weight import Linear, Weight, gather_rows_reference
+from specengine.tree import TreeBatch
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer; q, k, v and gate, up are fused to one projection each. window: 0 for none."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    attention_out: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    window: int
+
+
+class Decoder:
+    """The layers of a model on the CPU.  RmsNorm, quantisation of activations and residual adds are fused in the native pass."""
+
+    def __init__(self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor) -> None:
+        self._hidden = config.hidden_size
+        self._native = _C.Decoder(
+            embedding=embedding.data,
+            layers=[_native_layer(layer) for layer in layers],
+            final_norm=final_norm,
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            eps=config.rms_norm_eps,
+        )
+
+    def __call__(self, tree: TreeBatch, k_cache, v_cache, block_table, lengths, cos, sin) -> torch.Tensor:
+        """Features float32 [M, hidden], after the final norm; keys and values of row r go to slot length + node index.
+
+        k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D].  block_table: int32 [B, max_pages].  lengths: int32 [B].
+        cos, sin: [positions, D/2]. Raises ValueError where a slot has no page or a position no row in cos.
+        """
+        rows = len(tree.tokens)
+        features = torch.empty(rows, self._hidden)
+        _C.decoder_pass(
+            *(self._native, tree.tokens, tree.depths, tree.ancestors, k_cache, v_cache, block_table, lengths),
+            *(tree.row_start, cos, sin, features),
+            torch.empty(self._native.workspace_bytes(rows), dtype=torch.uint8),
+        )
+        return features
+
+
+class ReferenceDecoder:
+    """The same in PyTorch, on any device."""
+
+    def __init__(self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor) -> None:
+        self.config, self.embedding, self.layers, self.final_norm = config, embedding, layers, final_norm
+
+    def __call__(self, tree: TreeBatch, k_cache, v_cache, block_table, lengths, cos, sin) -> torch.Tensor:
+        c, rows = self.config, len(tree.tokens)
+        residual = torch.empty(rows, c.hidden_size, device=tree.tokens.device)
+        gather_rows_reference(self.embedding, tree.tokens, residual)
+        normed, delta = torch.empty_like(residual), None
+        q = residual.new_empty(rows, c.num_heads, c.head_dim)
+        attended = torch.empty_like(q)
+        gated = residual.new_empty(rows, c.intermediate_size)
+        place = (block_table, lengths, tree.row_start)
+        for layer, keys, values in zip(self.layers, k_cache, v_cache, strict=True):
+            ops.rms_norm_reference(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+            qkv = linear_reference(normed, layer.qkv)
+            norms = (layer.q_norm, layer.k_norm)
+            ops.rope_cache_reference(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
+            scale = c.head_dim**-0.5
+            tree_attention_reference(q, keys, values, *place, tree.ancestors, attended, scale, layer.window)
+            delta = linear_reference(attended.view(rows, -1), layer.attention_out)
+            ops.rms_norm_reference(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
+            ops.silu_mul_reference(linear_reference(normed, layer.gate_up), gated)
+            delta = linear_reference(gated, layer.down)
+        ops.rms_norm_reference(residual, delta, self.final_norm, normed, c.rms_norm_eps)
+        return normed
+
+
+def _native_layer(layer: Layer) -> _C.DecoderLayer:
+    return _C.DecoderLayer(
+        attention_norm=layer.attention_norm,
+        qkv=_projection(layer.qkv),
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+        attention_out=_projection(layer.attention_out),
+        mlp_norm=layer.mlp_norm,
+        gate_up=_projection(layer.gate_up),
+        down=_projection(layer.down),
+        window=layer.window,
+    )
+
+
+def _projection(linear: Linear) -> _C.Projection:
+    return _C.Projection(tuple(w.data for w in linear.weights), tuple(w.rows for w in linear.weights), linear.bias)
