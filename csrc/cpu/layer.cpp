@@ -161,7 +161,14 @@ void run(const RopeCache& op) {
       if (length + depth >= T) fail("lengths: position ", length + depth, " is past the ", T, " rows of cos");
     }
   }
-  op.cache.k.dtype == DType::kFloat32 ? rope_cache<float>(op) : rope_cache<bfloat16>(op);
+  switch (op.cache.k.dtype) {
+    case DType::kFloat32:
+      return rope_cache<float>(op);
+    case DType::kBFloat16:
+      return rope_cache<bfloat16>(op);
+    default:
+      return rope_cache<half>(op);
+  }
 }
 
 }  // namespace specengine::SPECENGINE_ISA

@@ -123,10 +123,19 @@ inline float fmadd(float a, float b, float c) {
 typedef float f32x16 __attribute__((vector_size(64)));
 inline f32x16 splat16(float x) { return _mm512_set1_ps(x); }
 inline f32x16 load16(const float* p) { return _mm512_loadu_ps(p); }
-inline f32x16 load16(const half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+// Not the plain intrinsic and not those of integers: GCC 12 warns of an uninitialised operand inside them.
+inline f32x16 load16(const half* p) {
+  return _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 inline f32x16 load16(const bfloat16* p) {
-  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  typedef uint16_t u16x16 __attribute__((vector_size(32)));
+  typedef uint32_t u32x16 __attribute__((vector_size(64)));
+  u16x16 bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  const u32x16 wide = __builtin_convertvector(bits, u32x16) << 16;
+  f32x16 v;
+  std::memcpy(&v, &wide, sizeof(v));
+  return v;
 }
 inline void store16(float* p, f32x16 v) { _mm512_storeu_ps(p, v); }
 inline f32x16 fmadd(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
@@ -147,6 +156,41 @@ inline f32x16 operator+(f32x16 a, f32x16 b) { return {a.low + b.low, a.high + b.
 inline f32x16 operator*(f32x16 a, f32x16 b) { return {a.low * b.low, a.high * b.high}; }
 #endif
 
+// The native register of the instruction set, for code that only asks for many lanes; a float is the vector of one
+// lane, for what is left of a row.
+#if defined(__AVX512F__)
+typedef f32x16 Vector;
+#else
+typedef f32x8 Vector;
+#endif
+template <typename V>
+constexpr int kLanesOf = sizeof(V) / sizeof(float);
+
+template <typename V, typename T>
+V load(const T* p) {
+  if constexpr (kLanesOf<V> == 16) {
+    return load16(p);
+  } else if constexpr (kLanesOf<V> == 8) {
+    return load8(p);
+  } else {
+    return load1(p);
+  }
+}
+template <typename V>
+void store(float* p, V v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+template <typename V>
+V splat_of(float x) {
+  if constexpr (kLanesOf<V> == 16) {
+    return splat16(x);
+  } else if constexpr (kLanesOf<V> == 8) {
+    return splat(x);
+  } else {
+    return x;
+  }
+}
+
 inline f32x8 max8(f32x8 a, f32x8 b) { return a > b ? a : b; }
 
 // Fixed order: ((0+4)+(2+6)) + ((1+5)+(3+7)).
@@ -156,6 +200,40 @@ inline float sum8(f32x8 v) {
   const f32x4 four = halves[0] + halves[1];
   const f32x4 two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
   return two[0] + two[1];
+}
+
+// sum8 of eight vectors at once, lane i that of v[i].
+inline f32x8 sum8_of_each(const f32x8* v) {
+  f32x8 four[4], two[2];
+  for (int i = 0; i < 4; ++i) {
+    four[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) +
+              __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  for (int i = 0; i < 2; ++i) {
+    two[i] = __builtin_shufflevector(four[2 * i], four[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
+             __builtin_shufflevector(four[2 * i], four[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+  return __builtin_shufflevector(two[0], two[1], 0, 2, 8, 10, 4, 6, 12, 14) +
+         __builtin_shufflevector(two[0], two[1], 1, 3, 9, 11, 5, 7, 13, 15);
+}
+
+// v[i][j] becomes v[j][i].
+inline void transpose8(f32x8* v) {
+  f32x8 twos[8], fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    twos[i] = __builtin_shufflevector(v[i], v[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    twos[i + 1] = __builtin_shufflevector(v[i], v[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = __builtin_shufflevector(twos[i + j], twos[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      fours[i + 2 * j + 1] = __builtin_shufflevector(twos[i + j], twos[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    v[i] = __builtin_shufflevector(fours[i], fours[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    v[i + 4] = __builtin_shufflevector(fours[i], fours[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
 }
 
 inline float max_of(f32x8 v) {
@@ -177,28 +255,33 @@ inline int64_t argmax(const float* x, int64_t size) {
 }
 
 // exp with a relative error below 2e-7; exactly 0 below -87.3 (so exp(-inf) = 0); infinity above 88.
-inline f32x8 exp8(f32x8 x) {
-  const f32x8 low = splat(-87.3f);
-  const f32x8 clamped = x > splat(88.0f) ? splat(88.0f) : (x < low ? low : x);  // a NaN stays a NaN
-  const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const f32x8 shifted = fmadd(clamped, splat(1.44269504088896341f), magic);
-  const f32x8 n = shifted - magic;
-  f32x8 r = fmadd(n, splat(-0.693359375f), clamped);
+template <typename V>
+V exp_of(V x) {
+  using Ints = decltype(x > x);
+  const auto splat = [](float value) { return splat_of<V>(value); };
+  const V low = splat(-87.3f);
+  const V clamped = x > splat(88.0f) ? splat(88.0f) : (x < low ? low : x);  // a NaN stays a NaN
+  const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const V shifted = fmadd(clamped, splat(1.44269504088896341f), magic);
+  const V n = shifted - magic;
+  V r = fmadd(n, splat(-0.693359375f), clamped);
   r = fmadd(n, splat(2.12194440e-4f), r);
-  f32x8 p = splat(1.9875691500e-4f);
+  V p = splat(1.9875691500e-4f);
   p = fmadd(p, r, splat(1.3981999507e-3f));
   p = fmadd(p, r, splat(8.3334519073e-3f));
   p = fmadd(p, r, splat(4.1665795894e-2f));
   p = fmadd(p, r, splat(1.6666665459e-1f));
   p = fmadd(p, r, splat(5.0000001201e-1f));
   p = fmadd(p, r * r, r + splat(1.0f));
-  i32x8 exponent;
+  Ints exponent;
   std::memcpy(&exponent, &shifted, sizeof(exponent));
   exponent = (exponent << 23) + 0x3F800000;  // the low bits of `shifted` are n
-  f32x8 power;
+  V power;
   std::memcpy(&power, &exponent, sizeof(power));
   return x < low ? splat(0.0f) : (x > splat(88.0f) ? splat(INFINITY) : p * power);
 }
+
+inline f32x8 exp8(f32x8 x) { return exp_of(x); }
 
 inline float exp1(float x) { return exp8(splat(x))[0]; }
 

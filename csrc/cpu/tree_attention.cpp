@@ -1,8 +1,11 @@
-// One task owns one row (node) and a run of query heads that share a key/value head. Keys are walked in the order of
-// their *positions* in blocks of 64 positions: the prefix first, then the node's path, gathered from where its nodes
-// lie in the cache. So a node reduces exactly as the same token does in plain decoding or in prefill: equal bits
-// whatever the tree, the batch or the number of threads.
+// One task owns a tile of rows (nodes) of one sequence and query heads that share a key/value head. It walks the cache
+// in blocks of 64 slots, one page of that head each, and shares every key and value among its (row, head) pairs. What a
+// row reduces is in the order of its *positions*, in blocks of 64: in the prefix and in chains a position is its slot; a
+// tree's scores are kept by slot until each row gathers those of its path. So a node reduces exactly as the same token
+// does in plain decoding or in prefill: equal bits whatever the tree, the batch or the number of threads.
 #include "ops/tree_attention.h"
+
+#include <vector>
 
 #include "cpu/simd.h"
 
@@ -10,128 +13,368 @@ namespace specengine::SPECENGINE_ISA {
 namespace {
 
 constexpr int kBlock = 64;
+static_assert(kBlock == kPageSize);
+constexpr int kTilePairs = 6;       // share their operands in registers: 6 x 2 sums, as in the linear layers
+constexpr int kTaskPairs = 48;      // share a block of the cache while it is near
+constexpr int kTransposePairs = 6;  // more than this many repay turning the keys
+constexpr int kGatherSlots = kMaxNodes + kBlock;  // from the block in which a tree's nodes begin
+constexpr int kScores = kBlock + 16;              // a row of scores: room for whole vectors behind its end
 
-// Cache slots of the positions one row sees: slot = position in the prefix, else prefix length + node index.
-struct Path {
-  int64_t length;  // of the prefix
-  int64_t depth;   // of the row's node
-  bool chain;
-  uint8_t nodes[kMaxNodes];  // node index by depth, trees only
-
-  int64_t slot(int64_t position) const {
-    if (position < length || chain) return position;
-    return length + nodes[position - length];
+template <typename Body>
+void with_count(int count, const Body& body) {
+  static_assert(kTilePairs == 6);
+  switch (count) {
+    case 1:
+      return body(std::integral_constant<int, 1>());
+    case 2:
+      return body(std::integral_constant<int, 2>());
+    case 3:
+      return body(std::integral_constant<int, 3>());
+    case 4:
+      return body(std::integral_constant<int, 4>());
+    case 5:
+      return body(std::integral_constant<int, 5>());
+    case 6:
+      return body(std::integral_constant<int, 6>());
+    default:
+      __builtin_unreachable();
   }
-};
-
-inline f32x8 load_up_to8(const float* p, int64_t count) {
-  if (count >= kLanes) return load8(p);
-  float padded[kLanes] = {};
-  for (int64_t i = 0; i < count; ++i) padded[i] = p[i];
-  return load8(padded);
 }
-inline f32x8 load_up_to8(const bfloat16* p, int64_t count) {
+
+// A score is eight chains of multiply-adds, chain j over d = j, j + 8, ..., added by the tree of sum8. The two functions
+// below differ in what lies side by side in a vector, the chains or the keys, and agree bit for bit.
+
+template <typename T>
+f32x8 load_up_to8(const T* p, int64_t count) {
   if (count >= kLanes) return load8(p);
   float padded[kLanes] = {};
   for (int64_t i = 0; i < count; ++i) padded[i] = load1(p + i);
   return load8(padded);
 }
 
-// Eight dot products at a time; each is eight lanes over D, then the fixed tree of sum8.
+// keys: [count, dim].  scores: [count], written up to the next multiple of 8.
 template <typename Cache>
-f32x8 dot8(const float* q, const Cache* const* keys, int64_t dim) {
-  f32x8 sum[kLanes] = {};
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const f32x8 x = load_up_to8(q + d, dim - d);
-    for (int i = 0; i < kLanes; ++i) sum[i] = fmadd(x, load_up_to8(keys[i] + d, dim - d), sum[i]);
-  }
-  f32x8 dots;
-  for (int i = 0; i < kLanes; ++i) dots[i] = sum8(sum[i]);
-  return dots;
-}
-
-// out[D] = out * rescale + sum over keys of weight * value, keys in order.
-template <typename Cache>
-void accumulate(float* out, float rescale, const float* weights, const Cache* const* values, int count, int64_t dim) {
-  constexpr int kVectors = 8;
-  int64_t d = 0;
-  for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes) {
-    f32x8 sum[kVectors];
-    for (int i = 0; i < kVectors; ++i) sum[i] = load8(out + d + i * kLanes) * splat(rescale);
-    for (int k = 0; k < count; ++k) {
-      const f32x8 w = splat(weights[k]);
-      for (int i = 0; i < kVectors; ++i) sum[i] = fmadd(w, load8(values[k] + d + i * kLanes), sum[i]);
+void score_rows(const float* q, const Cache* keys, int count, int64_t dim, float scale, float* scores) {
+  for (int first = 0; first < count; first += kLanes) {
+    const Cache* key[kLanes];
+    for (int i = 0; i < kLanes; ++i) key[i] = keys + std::min(first + i, count - 1) * dim;
+    f32x8 sum[kLanes] = {};
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const f32x8 x = load_up_to8(q + d, dim - d);
+      for (int i = 0; i < kLanes; ++i) sum[i] = fmadd(x, load_up_to8(key[i] + d, dim - d), sum[i]);
     }
-    for (int i = 0; i < kVectors; ++i) store8(out + d + i * kLanes, sum[i]);
-  }
-  for (; d < dim; ++d) {
-    float sum = out[d] * rescale;
-    for (int k = 0; k < count; ++k) sum = fmadd(weights[k], load1(values[k] + d), sum);
-    out[d] = sum;
+    store8(scores + first, sum8_of_each(sum) * splat(scale));
   }
 }
 
+// out: [dim][64] of keys [count, dim]. No slot past `count` is read: it may never have been written.
 template <typename Cache>
-void attend(const TreeAttention& op, int64_t row, int64_t b, const Path& path, int64_t first_head, int64_t heads) {
-  const int64_t H = op.q.shape[1], D = op.q.shape[2], kv_head = first_head / (H / op.cache.K);
-  const int64_t position = path.length + path.depth;
-  const int64_t first = op.window > 0 ? std::max<int64_t>(0, position - op.window + 1) : 0;
-  const float* q = op.q.as<float>() + (row * H + first_head) * D;
-  float* out = op.out.as<float>() + (row * H + first_head) * D;
-  float highest[TreeAttention::kMaxGroup], total[TreeAttention::kMaxGroup];
-  for (int64_t h = 0; h < heads; ++h) highest[h] = -INFINITY, total[h] = 0;
-  std::memset(out, 0, heads * D * sizeof(float));
-
-  for (int64_t block = first / kBlock * kBlock; block <= position; block += kBlock) {
-    const Cache *keys[kBlock], *values[kBlock];
-    int count = 0;
-    for (int64_t p = std::max(first, block); p <= std::min(position, block + kBlock - 1); ++p, ++count) {
-      const int64_t offset = op.cache.offset(b, path.slot(p), kv_head);
-      keys[count] = op.cache.k.as<Cache>() + offset;
-      values[count] = op.cache.v.as<Cache>() + offset;
+void transpose(const Cache* keys, int count, int64_t dim, float* out) {
+  for (int first = 0; first < count; first += kLanes) {
+    const Cache* key[kLanes];
+    for (int i = 0; i < kLanes; ++i) key[i] = keys + std::min(first + i, count - 1) * dim;
+    int64_t d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      f32x8 square[kLanes];
+      for (int i = 0; i < kLanes; ++i) square[i] = load8(key[i] + d);
+      transpose8(square);
+      for (int i = 0; i < kLanes; ++i) store8(out + (d + i) * kBlock + first, square[i]);
     }
-    const int padded = (count + kLanes - 1) / kLanes * kLanes;
-    for (int i = count; i < padded; ++i) keys[i] = keys[count - 1];
-    for (int64_t h = 0; h < heads; ++h) {
-      float scores[kBlock];
-      float top = highest[h];
-      for (int i = 0; i < padded; i += kLanes) {
-        store8(scores + i, dot8(q + h * D, keys + i, D) * splat(op.scale));
+    for (; d < dim; ++d) {
+      for (int i = 0; i < kLanes; ++i) out[d * kBlock + first + i] = load1(key[i] + d);
+    }
+  }
+}
+
+// keys: [dim][64].  scores: rows of `stride`, each written up to the next whole vectors behind `count`.
+template <int kPairs>
+void score_columns(const float* const* q, const float* keys, int count, int64_t dim, float scale, float* scores,
+                   int64_t stride) {
+  constexpr int kVectors = 2, kWidth = kLanesOf<Vector>;
+  struct Sums {
+    Vector of[kPairs][kVectors];
+  };
+  for (int first = 0; first < count; first += kVectors * kWidth) {
+    const auto chain = [&](int j) {
+      Sums sum = {};
+      for (int64_t d = j; d < dim; d += kLanes) {
+        const float* key = keys + d * kBlock + first;
+        const Vector k0 = load<Vector>(key), k1 = load<Vector>(key + kWidth);
+        for (int r = 0; r < kPairs; ++r) {
+          const Vector x = splat_of<Vector>(q[r][d]);
+          sum.of[r][0] = fmadd(x, k0, sum.of[r][0]);
+          sum.of[r][1] = fmadd(x, k1, sum.of[r][1]);
+        }
       }
-      for (int i = 0; i < count; ++i) top = scores[i] > top ? scores[i] : top;
-      for (int i = count; i < padded; ++i) scores[i] = -INFINITY;
+      return sum;
+    };
+    const auto add = [](Sums& a, const Sums& b) {
+      for (int r = 0; r < kPairs; ++r) {
+        for (int v = 0; v < kVectors; ++v) a.of[r][v] = a.of[r][v] + b.of[r][v];
+      }
+    };
+    const auto half = [&](int j) {
+      Sums four = chain(j), rest = chain(j + 2);
+      add(four, chain(j + 4));
+      add(rest, chain(j + 6));
+      add(four, rest);
+      return four;
+    };
+    Sums sum = half(0);
+    add(sum, half(1));
+    for (int r = 0; r < kPairs; ++r) {
+      for (int v = 0; v < kVectors; ++v) {
+        store(scores + r * stride + first + v * kWidth, sum.of[r][v] * splat_of<Vector>(scale));
+      }
+    }
+  }
+}
+
+// out[r][D] = out[r] * rescale[r] + sum over i in [begin, end) of weights[r][i] * values[i], in order: from column d on,
+// kVectors of V at a time; returns the first column left.
+template <typename V, int kPairs, int kVectors, typename Cache>
+int64_t accumulate_columns(int64_t d, float* const* out, const float* rescale, const float* weights,
+                           const Cache* const* values, int begin, int end, int64_t dim) {
+  constexpr int kWidth = kLanesOf<V>;
+  for (; d + kVectors * kWidth <= dim; d += kVectors * kWidth) {
+    V sum[kPairs][kVectors];
+    for (int r = 0; r < kPairs; ++r) {
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = load<V>(out[r] + d + v * kWidth) * splat_of<V>(rescale[r]);
+    }
+    for (int i = begin; i < end; ++i) {
+      V value[kVectors];
+      for (int v = 0; v < kVectors; ++v) value[v] = load<V>(values[i] + d + v * kWidth);
+      for (int r = 0; r < kPairs; ++r) {
+        const V weight = splat_of<V>(weights[r * kScores + i]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = fmadd(weight, value[v], sum[r][v]);
+      }
+    }
+    for (int r = 0; r < kPairs; ++r) {
+      for (int v = 0; v < kVectors; ++v) store(out[r] + d + v * kWidth, sum[r][v]);
+    }
+  }
+  return d;
+}
+
+template <int kPairs, typename Cache>
+void accumulate(float* const* out, const float* rescale, const float* weights, const Cache* const* values, int begin,
+                int end, int64_t dim) {
+  constexpr int kMost = kPairs == 1 ? 8 : kPairs <= 3 ? 4 : 2;  // at least eight sums hide the latency of one
+  const auto columns = [&]<typename V, int kVectors>(int64_t d) {
+    return accumulate_columns<V, kPairs, kVectors>(d, out, rescale, weights, values, begin, end, dim);
+  };
+  int64_t d = columns.template operator()<Vector, kMost>(0);
+  if constexpr (kMost > 4) d = columns.template operator()<Vector, 4>(d);
+  if constexpr (kMost > 2) d = columns.template operator()<Vector, 2>(d);
+  d = columns.template operator()<Vector, 1>(d);
+  if constexpr (kLanesOf<Vector> > kLanes) d = columns.template operator()<f32x8, 1>(d);
+  columns.template operator()<float, 1>(d);
+}
+
+// Rows of one sequence and query heads of one group. Pair p is row p / heads with head p % heads.
+struct Tile {
+  int64_t b, first_row, rows, kv_head, first_head, heads;
+};
+
+struct Seen {  // of a block's 64 positions
+  int begin, end;
+};
+
+template <typename Cache>
+class Attention {
+ public:
+  Attention(const TreeAttention& op, const Tile& tile, std::vector<float>& scratch)
+      : op_(op), tile_(tile), dim_(op.q.shape[2]), pairs_(static_cast<int>(tile.rows * tile.heads)) {
+    const int64_t H = op.q.shape[1], start = op.cache.row_start.as<int32_t>()[tile.b];
+    length_ = op.cache.lengths.as<int32_t>()[tile.b];
+    first_node_ = tile.first_row - start;
+    slots_ = length_ + first_node_ + tile.rows;  // no row of the tile sees more
+    chain_ = !op.ancestors.defined() || slots_ == length_ + 1;
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      const int64_t depth = chain_ ? first_node_ + row : depth_of(tile.first_row + row);
+      last_[row] = length_ + depth;
+      first_[row] = op.window > 0 ? std::max<int64_t>(0, last_[row] - op.window + 1) : 0;
+    }
+    for (int p = 0; p < pairs_; ++p) {
+      const int64_t offset = ((tile.first_row + p / tile.heads) * H + tile.first_head + p % tile.heads) * dim_;
+      q_[p] = op.q.as<float>() + offset;
+      out_[p] = op.out.as<float>() + offset;
+      highest_[p] = -INFINITY, total_[p] = 0;
+      std::memset(out_[p], 0, dim_ * sizeof(float));
+    }
+    transposed_ = pairs_ > kTransposePairs;
+    const int64_t keys = transposed_ ? dim_ * kBlock : 0, gathered = chain_ ? 0 : pairs_ * kGatherSlots;
+    if (static_cast<int64_t>(scratch.size()) < keys + gathered) scratch.resize(keys + gathered);
+    keys_ = scratch.data(), by_slot_ = scratch.data() + keys;
+  }
+
+  void run() {
+    const int64_t first = *std::min_element(first_, first_ + tile_.rows) / kBlock * kBlock;
+    const int64_t gather = chain_ ? slots_ : length_ / kBlock * kBlock;  // slots before it are positions
+    for (int64_t block = first; block < slots_; block += kBlock) {
+      const int64_t offset = op_.cache.offset(tile_.b, block, tile_.kv_head);
+      const Cache* keys = op_.cache.k.template as<Cache>() + offset;
+      const int count = static_cast<int>(std::min<int64_t>(kBlock, slots_ - block));
+      if (transposed_) transpose(keys, count, dim_, keys_);
+      if (block < gather) {
+        const Cache* values[kBlock];
+        for (int i = 0; i < kBlock; ++i) values[i] = op_.cache.v.template as<Cache>() + offset + i * dim_;
+        consume_block(block, keys, values);
+      } else {
+        for_tiles(0, pairs_, [&](int p, int n) {
+          score(p, n, keys, count, by_slot_ + p * kGatherSlots + block - gather, kGatherSlots);
+        });
+      }
+    }
+    if (!chain_) {
+      for (int64_t row = 0; row < tile_.rows; ++row) gather_path(row, gather);
+    }
+    for (int p = 0; p < pairs_; ++p) {
+      const float inverse = 1.0f / total_[p];
+      for (int64_t d = 0; d < dim_; ++d) out_[p][d] *= inverse;
+    }
+  }
+
+ private:
+  int64_t depth_of(int64_t row) const {
+    const int64_t words = op_.ancestors.shape[1];
+    int64_t nodes = 0;
+    for (int64_t w = 0; w < words; ++w) nodes += __builtin_popcount(op_.ancestors.as<uint32_t>()[row * words + w]);
+    return nodes - 1;
+  }
+
+  // body(p, n) for runs of up to kTilePairs pairs, of nearly equal length.
+  template <typename Body>
+  static void for_tiles(int first, int count, const Body& body) {
+    const int tiles = (count + kTilePairs - 1) / kTilePairs;
+    for (int t = 0; t < tiles; ++t) {
+      const int begin = count * t / tiles, end = count * (t + 1) / tiles;
+      body(first + begin, end - begin);
+    }
+  }
+
+  Seen seen(int64_t row, int64_t block) const {
+    const auto within = [&](int64_t p) { return static_cast<int>(std::clamp<int64_t>(p - block, 0, kBlock)); };
+    return {within(first_[row]), within(last_[row] + 1)};
+  }
+
+  // Scores of pairs p, p + 1, ..., p + n - 1 with the block's first `count` keys.
+  void score(int p, int n, const Cache* keys, int count, float* scores, int64_t stride) const {
+    if (transposed_) {
+      with_count(n, [&](auto pairs) {
+        score_columns<pairs.value>(q_ + p, keys_, count, dim_, op_.scale, scores, stride);
+      });
+    } else {
+      for (int r = 0; r < n; ++r) score_rows(q_[p + r], keys, count, dim_, op_.scale, scores + r * stride);
+    }
+  }
+
+  // A block whose positions are slots.
+  void consume_block(int64_t block, const Cache* keys, const Cache* const* values) {
+    for_tiles(0, pairs_, [&](int p, int n) {
+      Seen range[kTilePairs];
+      int count = 0;
+      for (int r = 0; r < n; ++r) {
+        range[r] = seen((p + r) / tile_.heads, block);
+        count = std::max(count, range[r].begin < range[r].end ? range[r].end : 0);
+      }
+      if (count == 0) return;
+      float scores[kTilePairs * kScores];
+      score(p, n, keys, count, scores, kScores);
+      consume(p, n, scores, range, values);
+    });
+  }
+
+  // What a row sees from position `from` on: the rest of the prefix, then its path.
+  void gather_path(int64_t row, int64_t from) {
+    const int64_t words = op_.ancestors.shape[1];
+    const uint32_t* bits = op_.ancestors.as<uint32_t>() + (tile_.first_row + row) * words;
+    int slot[kGatherSlots];  // less `from`, by position less `from`
+    int positions = static_cast<int>(length_ - from);
+    for (int i = 0; i < positions; ++i) slot[i] = i;
+    for (int64_t w = 0, prefix = length_ - from; w < words; ++w) {
+      for (uint32_t rest = bits[w]; rest != 0; rest &= rest - 1) {
+        slot[positions++] = static_cast<int>(prefix + 32 * w + __builtin_ctz(rest));
+      }
+    }
+    for (int64_t block = std::max(from, first_[row] / kBlock * kBlock); block <= last_[row]; block += kBlock) {
+      const Seen range = seen(row, block);
+      const int* slots = slot + (block - from);
+      const Cache* values[kBlock];
+      for (int i = range.begin; i < range.end; ++i) {
+        values[i] = op_.cache.v.template as<Cache>() + op_.cache.offset(tile_.b, from + slots[i], tile_.kv_head);
+      }
+      for_tiles(static_cast<int>(row * tile_.heads), static_cast<int>(tile_.heads), [&](int p, int n) {
+        float scores[kTilePairs * kScores];
+        Seen ranges[kTilePairs];
+        for (int r = 0; r < n; ++r) {
+          ranges[r] = range;
+          const float* by_slot = by_slot_ + (p + r) * kGatherSlots;
+          for (int i = range.begin; i < range.end; ++i) scores[r * kScores + i] = by_slot[slots[i]];
+        }
+        consume(p, n, scores, ranges, values);
+      });
+    }
+  }
+
+  // The online softmax: takes a block's scores (overwritten) and values into the sums of n pairs. Scores and values that
+  // a row does not see are not read.
+  void consume(int p, int n, float* scores, const Seen* seen, const Cache* const* values) {
+    constexpr int kWidth = kLanesOf<Vector>;
+    float change[kLanes] = {};
+    for (int r = 0; r < n; ++r) {
+      const int count = seen[r].end - seen[r].begin;
+      if (count <= 0) continue;
+      float* s = scores + r * kScores + seen[r].begin;
+      f32x8 best = splat(highest_[p + r]);
+      int padded = count;
+      for (; padded % kWidth != 0; ++padded) s[padded] = -INFINITY;
+      for (int i = 0; i < padded; i += kLanes) best = max8(load8(s + i), best);
+      const float top = max_of(best);
       f32x8 sum = {};
-      for (int i = 0; i < padded; i += kLanes) {
-        const f32x8 weight = exp8(load8(scores + i) - splat(top));
-        store8(scores + i, weight);
-        sum = sum + weight;
+      for (int i = 0; i < padded; i += kWidth) {
+        store(s + i, exp_of(load<Vector>(s + i) - splat_of<Vector>(top)));
+        for (int part = 0; part < kWidth; part += kLanes) sum = sum + load8(s + i + part);
       }
-      const float rescale = exp1(highest[h] - top);
-      total[h] = fmadd(total[h], rescale, sum8(sum));
-      highest[h] = top;
-      accumulate(out + h * D, rescale, scores, values, count, D);
+      change[r] = highest_[p + r] - top;
+      sums_[r] = sum8(sum);
+      highest_[p + r] = top;
     }
+    float rescale[kLanes];
+    store8(rescale, exp8(load8(change)));
+    int begin = 0, end = kBlock;  // what all of them see
+    for (int r = 0; r < n; ++r) {
+      if (seen[r].begin < seen[r].end) total_[p + r] = fmadd(total_[p + r], rescale[r], sums_[r]);
+      begin = std::max(begin, seen[r].begin), end = std::min(end, seen[r].end);
+    }
+    end = std::max(begin, end);
+    const auto alone = [&](int r, int from, int to) {
+      if (from >= to) return;
+      accumulate<1>(out_ + p + r, rescale + r, scores + r * kScores, values, from, to, dim_);
+      rescale[r] = 1;
+    };
+    for (int r = 0; r < n; ++r) alone(r, seen[r].begin, std::min(begin, seen[r].end));
+    if (begin < end) {
+      with_count(n, [&](auto pairs) {
+        accumulate<pairs.value>(out_ + p, rescale, scores, values, begin, end, dim_);
+        for (int r = 0; r < pairs; ++r) rescale[r] = 1;
+      });
+    }
+    for (int r = 0; r < n; ++r) alone(r, std::max(end, seen[r].begin), seen[r].end);
   }
-  for (int64_t h = 0; h < heads; ++h) {
-    const float inverse = 1.0f / total[h];
-    for (int64_t d = 0; d < D; ++d) out[h * D + d] *= inverse;
-  }
-}
 
-Path path_of(const TreeAttention& op, int64_t row, int64_t b) {
-  const int64_t node = row - op.cache.row_start.as<int32_t>()[b];
-  Path path{op.cache.lengths.as<int32_t>()[b], node, !op.ancestors.defined(), {}};
-  if (path.chain) return path;
-  const int64_t words = op.ancestors.shape[1];
-  int64_t count = 0;
-  for (int64_t w = 0; w < words; ++w) {
-    for (uint32_t bits = op.ancestors.as<uint32_t>()[row * words + w]; bits != 0; bits &= bits - 1) {
-      path.nodes[count++] = static_cast<uint8_t>(32 * w + __builtin_ctz(bits));
-    }
-  }
-  path.depth = count - 1;
-  return path;
-}
+  const TreeAttention& op_;
+  const Tile& tile_;
+  int64_t dim_, length_, first_node_, slots_;
+  int pairs_;
+  bool chain_, transposed_;
+  int64_t first_[kTaskPairs], last_[kTaskPairs];  // the positions a row sees
+  const float* q_[kTaskPairs];
+  float* out_[kTaskPairs];
+  float highest_[kTaskPairs], total_[kTaskPairs], sums_[kTilePairs];
+  float* keys_;     // [D][64]
+  float* by_slot_;  // [pairs][kGatherSlots]
+};
 
 void check_ancestors(const TreeAttention& op) {
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
@@ -154,14 +397,39 @@ void check_ancestors(const TreeAttention& op) {
   }
 }
 
+// Tiles of nearly equal height. Few rows are cut finer, in the end into single heads: every thread has something to do.
+std::vector<Tile> tiles_of(const TreeAttention& op) {
+  const int64_t K = op.cache.K, group = op.q.shape[1] / K, enough = 3 * num_threads();
+  const int32_t* row_start = op.cache.row_start.as<int32_t>();
+  const auto tiles = [&](int64_t b, int64_t height) { return (row_start[b + 1] - row_start[b] + height - 1) / height; };
+  const auto tasks = [&](int64_t height) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < op.cache.B; ++b) count += K * tiles(b, height);
+    return count;
+  };
+  int64_t heads = std::min<int64_t>(group, kTaskPairs), height = kTaskPairs / heads;
+  while (height > 1 && tasks(height) < enough) height = (height + 1) / 2;
+  if (tasks(height) < enough) heads = 1;
+  std::vector<Tile> result;
+  for (int64_t b = 0; b < op.cache.B; ++b) {
+    const int64_t rows = row_start[b + 1] - row_start[b], count = tiles(b, height);
+    for (int64_t head = 0; head < op.q.shape[1]; head += heads) {
+      // The later rows of a chain see more: the longest tasks first, so that none is left alone at the end.
+      for (int64_t t = count - 1; t >= 0; --t) {
+        const int64_t begin = rows * t / count, end = rows * (t + 1) / count;
+        result.push_back({b, row_start[b] + begin, end - begin, head / group, head, heads});
+      }
+    }
+  }
+  return result;
+}
+
 template <typename Cache>
 void tree_attention(const TreeAttention& op) {
-  const int64_t M = op.q.shape[0], H = op.q.shape[1], group = H / op.cache.K;
-  // Heads of a group share their keys through the cache; with few rows every head is a task of its own instead.
-  const int64_t heads = M * op.cache.K >= 4 * num_threads() ? group : 1, runs = H / heads;
-  parallel_for(M * runs, [&](int64_t task) {
-    const int64_t row = task / runs, b = sequence_of(op.cache.row_start.as<int32_t>(), row);
-    attend<Cache>(op, row, b, path_of(op, row, b), task % runs * heads, heads);
+  const std::vector<Tile> tiles = tiles_of(op);
+  parallel_for(static_cast<int64_t>(tiles.size()), [&](int64_t task) {
+    thread_local std::vector<float> scratch;
+    Attention<Cache>(op, tiles[task], scratch).run();
   });
 }
 
@@ -170,7 +438,14 @@ void tree_attention(const TreeAttention& op) {
 void run(const TreeAttention& op) {
   op.cache.validate_rows(op.q.shape[0]);
   if (op.ancestors.defined()) check_ancestors(op);
-  op.cache.k.dtype == DType::kFloat32 ? tree_attention<float>(op) : tree_attention<bfloat16>(op);
+  switch (op.cache.k.dtype) {
+    case DType::kFloat32:
+      return tree_attention<float>(op);
+    case DType::kBFloat16:
+      return tree_attention<bfloat16>(op);
+    default:
+      return tree_attention<half>(op);
+  }
 }
 
 }  // namespace specengine::SPECENGINE_ISA

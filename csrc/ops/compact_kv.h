@@ -9,7 +9,7 @@ namespace specengine {
 // Slot lengths[b] + path[b, j] becomes slot lengths[b] + j for j < path_length[b]. Path entries ascend, so a row is
 // always read before it is overwritten. The caller advances lengths afterwards.
 struct CompactKv {
-  TensorView k;            // [layers, P, K, 64, D] float32 | bfloat16, written
+  TensorView k;            // [layers, P, K, 64, D] float32 | bfloat16 | float16, written
   TensorView v;            // as k, written
   TensorView block_table;  // [B, max_pages] int32
   TensorView lengths;      // [B] int32
@@ -19,7 +19,7 @@ struct CompactKv {
   Device validate() const {
     Checker check;
     Dim layers{"layers"}, P{"P"}, K{"K"}, D{"D"}, B{"B"}, max_pages{"max_pages"}, N{"N"};
-    check(k, "k_cache", {DType::kFloat32, DType::kBFloat16}, {layers, P, K, kPageSize, D});
+    check(k, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, K, kPageSize, D});
     check(v, "v_cache", {k.dtype}, {layers, P, K, kPageSize, D});
     check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
     check(lengths, "lengths", {DType::kInt32}, {B});

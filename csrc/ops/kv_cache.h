@@ -10,7 +10,7 @@ constexpr int64_t kMaxNodes = 256;
 
 // One layer of the cache, with the batch it serves: rows [row_start[b], row_start[b + 1]) belong to sequence b.
 struct KvCacheView {
-  TensorView k;            // [P, K, 64, D] float32 | bfloat16
+  TensorView k;            // [P, K, 64, D] float32 | bfloat16 | float16
   TensorView v;            // [P, K, 64, D], dtype of k
   TensorView block_table;  // [B, max_pages] int32
   TensorView lengths;      // [B] int32, tokens in the prefix
@@ -19,7 +19,7 @@ struct KvCacheView {
 
   Device validate(Checker& check) const {
     Dim pages{"P"}, heads{"K"}, dim{"D"}, batch{"B"}, max_pages{"max_pages"};
-    check(k, "k_cache", {DType::kFloat32, DType::kBFloat16}, {pages, heads, kPageSize, dim});
+    check(k, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {pages, heads, kPageSize, dim});
     check(v, "v_cache", {k.dtype}, {pages, heads, kPageSize, dim});
     check(block_table, "block_table", {DType::kInt32}, {batch, max_pages});
     check(lengths, "lengths", {DType::kInt32}, {batch});

@@ -17,7 +17,7 @@ def tree_attention(
 ) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
-    q: float32 [M, H, D].  k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D], float32 or bfloat16.
+    q: float32 [M, H, D].  k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D], float32, bfloat16 or float16.
     block_table: int32 [B, max_pages].  lengths: int32 [B].  row_start: int32 [B + 1].
     ancestors: int32 bits [M, W], bit j set where node j is on the row's path; None: every sequence is a chain.
     window: keys at most window - 1 positions back are visible; 0: all.
