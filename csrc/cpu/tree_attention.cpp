@@ -1,8 +1,8 @@
 // One task owns a tile of rows (nodes) of one sequence and query heads that share a key/value head. It walks the cache
 // in blocks of 64 slots, one page of that head each, and shares every key and value among its (row, head) pairs. What a
-// row reduces is in the order of its *positions*, in blocks of 64: in the prefix and in chains a position is its slot; a
-// tree's scores are kept by slot until each row gathers those of its path. So a node reduces exactly as the same token
-// does in plain decoding or in prefill: equal bits whatever the tree, the batch or the number of threads.
+// row reduces is in the order of its *positions*, in blocks of 64: in the prefix and in chains a position is its slot;
+// a tree's scores are kept by slot until each row gathers those of its path. So a node reduces exactly as the same
+// token does in plain decoding or in prefill: equal bits whatever the tree, the batch or the number of threads.
 #include "ops/tree_attention.h"
 
 #include <vector>
@@ -41,8 +41,8 @@ void with_count(int count, const Body& body) {
   }
 }
 
-// A score is eight chains of multiply-adds, chain j over d = j, j + 8, ..., added by the tree of sum8. The two functions
-// below differ in what lies side by side in a vector, the chains or the keys, and agree bit for bit.
+// A score is eight chains of multiply-adds, chain j over d = j, j + 8, ..., added by the tree of sum8. The two
+// functions below differ in what lies side by side in a vector, the chains or the keys, and agree bit for bit.
 
 template <typename T>
 f32x8 load_up_to8(const T* p, int64_t count) {
@@ -130,8 +130,8 @@ void score_columns(const float* const* q, const float* keys, int count, int64_t 
   }
 }
 
-// out[r][D] = out[r] * rescale[r] + sum over i in [begin, end) of weights[r][i] * values[i], in order: from column d on,
-// kVectors of V at a time; returns the first column left.
+// out[r][D] = out[r] * rescale[r] + sum over i in [begin, end) of weights[r][i] * values[i], in order: from column d
+// on, kVectors of V at a time; returns the first column left.
 template <typename V, int kPairs, int kVectors, typename Cache>
 int64_t accumulate_columns(int64_t d, float* const* out, const float* rescale, const float* weights,
                            const Cache* const* values, int begin, int end, int64_t dim) {
@@ -261,9 +261,8 @@ class Attention {
   // Scores of pairs p, p + 1, ..., p + n - 1 with the block's first `count` keys.
   void score(int p, int n, const Cache* keys, int count, float* scores, int64_t stride) const {
     if (transposed_) {
-      with_count(n, [&](auto pairs) {
-        score_columns<pairs.value>(q_ + p, keys_, count, dim_, op_.scale, scores, stride);
-      });
+      with_count(
+          n, [&](auto pairs) { score_columns<pairs.value>(q_ + p, keys_, count, dim_, op_.scale, scores, stride); });
     } else {
       for (int r = 0; r < n; ++r) score_rows(q_[p + r], keys, count, dim_, op_.scale, scores + r * stride);
     }
@@ -317,8 +316,8 @@ class Attention {
     }
   }
 
-  // The online softmax: takes a block's scores (overwritten) and values into the sums of n pairs. Scores and values that
-  // a row does not see are not read.
+  // The online softmax: takes a block's scores (overwritten) and values into the sums of n pairs. Scores and values
+  // that a row does not see are not read.
   void consume(int p, int n, float* scores, const Seen* seen, const Cache* const* values) {
     constexpr int kWidth = kLanesOf<Vector>;
     float change[kLanes] = {};

@@ -37,9 +37,9 @@ class Transformer:
         loader = WeightLoader(checkpoint, dtype, device, self.ops)
         embedding = loader.linear("model.embed_tokens")
         self._layers = [loader.layer(i) for i in range(self.config.num_layers)]
-        final_norm = loader.vector("model.norm.weight")
+        self.final_norm = loader.vector("model.norm.weight")
         self.head = embedding if self.config.tie_embeddings else loader.linear("lm_head")
-        self._decoder = self.ops.decoder(self.config, embedding.weights[0], self._layers, final_norm)
+        self._decoder = self.ops.decoder(self.config, embedding.weights[0], self._layers, self.final_norm)
         self.formats = loader.formats
         self._rope = (torch.empty(0), torch.empty(0))  # cos and sin; replaced only by a longer pair
         self._rope_lock = threading.Lock()

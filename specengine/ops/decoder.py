@@ -37,7 +37,9 @@ class Layer:
 class Decoder:
     """The layers of a model on the CPU.  RmsNorm, quantisation of activations and residual adds are fused in the native pass."""
 
-    def __init__(self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor) -> None:
+    def __init__(
+        self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor
+    ) -> None:
         self._hidden = config.hidden_size
         self._native = _C.Decoder(
             embedding=embedding.data,
@@ -70,7 +72,9 @@ class Decoder:
 class ReferenceDecoder:
     """The same in PyTorch, on any device."""
 
-    def __init__(self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor) -> None:
+    def __init__(
+        self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor
+    ) -> None:
         self.config, self.embedding, self.layers, self.final_norm = config, embedding, layers, final_norm
 
     def __call__(self, tree: TreeBatch, k_cache, v_cache, block_table, lengths, cos, sin) -> torch.Tensor:

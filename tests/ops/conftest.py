@@ -8,7 +8,6 @@ import torch
 
 from specengine import _C
 
-
 NARROW = [name for name in _C.instruction_sets if name in ("portable", "avx2")]
 
 
