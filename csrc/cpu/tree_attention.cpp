@@ -14,14 +14,14 @@ namespace {
 
 constexpr int kBlock = 64;
 static_assert(kBlock == kPageSize);
-constexpr int kTilePairs = 6;   // share their operands in registers: 6 x 2 sums, as in the linear layers
+constexpr int kRunPairs = 6;    // share their operands in registers: 6 x 2 sums, as in the linear layers
 constexpr int kTaskPairs = 48;  // share a block of the cache while it is near
 constexpr int kGatherSlots = kMaxNodes + kBlock;  // from the block in which a tree's nodes begin
 constexpr int kScores = kBlock + 16;              // a row of scores: room for whole vectors behind its end
 
 template <typename Body>
 void with_count(int count, const Body& body) {
-  static_assert(kTilePairs == 6);
+  static_assert(kRunPairs == 6);
   switch (count) {
     case 1:
       return body(std::integral_constant<int, 1>());
@@ -176,9 +176,8 @@ class Attention {
         for (int i = 0; i < kBlock; ++i) values[i] = op_.cache.v.template as<Cache>() + offset + i * dim_;
         consume_block(block, values);
       } else {
-        for_tiles(0, pairs_, [&](int p, int n) {
-          score(p, n, count, by_slot_ + p * kGatherSlots + block - gather, kGatherSlots);
-        });
+        for_runs(0, pairs_,
+                 [&](int p, int n) { score(p, n, count, by_slot_ + p * kGatherSlots + block - gather, kGatherSlots); });
       }
     }
     if (!chain_) {
@@ -198,12 +197,12 @@ class Attention {
     return nodes - 1;
   }
 
-  // body(p, n) for runs of up to kTilePairs pairs, of nearly equal length.
+  // body(p, n) for runs of up to kRunPairs pairs, of nearly equal length.
   template <typename Body>
-  static void for_tiles(int first, int count, const Body& body) {
-    const int tiles = (count + kTilePairs - 1) / kTilePairs;
-    for (int t = 0; t < tiles; ++t) {
-      const int begin = count * t / tiles, end = count * (t + 1) / tiles;
+  static void for_runs(int first, int count, const Body& body) {
+    const int runs = (count + kRunPairs - 1) / kRunPairs;
+    for (int i = 0; i < runs; ++i) {
+      const int begin = count * i / runs, end = count * (i + 1) / runs;
       body(first + begin, end - begin);
     }
   }
@@ -220,15 +219,15 @@ class Attention {
 
   // A block whose positions are slots.
   void consume_block(int64_t block, const Cache* const* values) {
-    for_tiles(0, pairs_, [&](int p, int n) {
-      Seen range[kTilePairs];
+    for_runs(0, pairs_, [&](int p, int n) {
+      Seen range[kRunPairs];
       int count = 0;
       for (int r = 0; r < n; ++r) {
         range[r] = seen((p + r) / tile_.heads, block);
         count = std::max(count, range[r].begin < range[r].end ? range[r].end : 0);
       }
       if (count == 0) return;
-      float scores[kTilePairs * kScores];
+      float scores[kRunPairs * kScores];
       score(p, n, count, scores, kScores);
       consume(p, n, scores, range, values);
     });
@@ -253,9 +252,9 @@ class Attention {
       for (int i = range.begin; i < range.end; ++i) {
         values[i] = op_.cache.v.template as<Cache>() + op_.cache.offset(tile_.b, from + slots[i], tile_.kv_head);
       }
-      for_tiles(static_cast<int>(row * tile_.heads), static_cast<int>(tile_.heads), [&](int p, int n) {
-        float scores[kTilePairs * kScores];
-        Seen ranges[kTilePairs];
+      for_runs(static_cast<int>(row * tile_.heads), static_cast<int>(tile_.heads), [&](int p, int n) {
+        float scores[kRunPairs * kScores];
+        Seen ranges[kRunPairs];
         for (int r = 0; r < n; ++r) {
           ranges[r] = range;
           const float* by_slot = by_slot_ + (p + r) * kGatherSlots;
@@ -320,7 +319,7 @@ class Attention {
   int64_t first_[kTaskPairs], last_[kTaskPairs];  // the positions a row sees
   const float* q_[kTaskPairs];
   float* out_[kTaskPairs];
-  float highest_[kTaskPairs], total_[kTaskPairs], sums_[kTilePairs];
+  float highest_[kTaskPairs], total_[kTaskPairs], sums_[kRunPairs];
   float* keys_;     // [D][64]
   float* by_slot_;  // [pairs][kGatherSlots]
 };
