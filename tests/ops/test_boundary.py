@@ -69,7 +69,7 @@ def test_a_wrong_dtype_is_refused(op, name):
     arguments = OPS[op]()
     taken = [arguments[name].dtype]
     if (op, name) != ("rms_norm", "weight") and name in ("weight", "k_cache", "packed", "rows"):
-        taken += [torch.bfloat16, torch.float16][: 2 if name == "rows" else 1]
+        taken += [torch.bfloat16, torch.float16][: 2 if name in ("rows", "k_cache") else 1]
     expected = str(taken[0]).removeprefix("torch.")
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool):
         if dtype not in taken:
