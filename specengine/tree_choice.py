@@ -51,18 +51,24 @@ class Acceptance:
 
 
 def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, prefix: float = 0.0) -> list[int]:
-    """How many nodes beside its root each sequence of a batch should draft: most expected tokens per second.
+    """How many nodes beside its root each sequence of a batch should draft: the least expected time per token.
 
     probabilities: per sequence, that the target's text runs through each candidate node, falling, so that any
-    number of first ones is a tree. The rows of all sequences are one pass, so they compete: the likeliest nodes of
-    the batch are taken, as many as pay. prefix: tokens in the cache, the mean of the batch.
+    number of first ones is a tree. prefix: tokens in the cache, the mean of the batch.
+
+    The rows of all sequences are one pass, so they compete. What is made small is the mean over the sequences, not the
+    time per token of all of them together: that would let one that copies take rows for which all the others wait.
     """
     sequences = len(probabilities)
-    each = np.array([p for nodes in probabilities for p in nodes], dtype=np.float64)
-    owner = np.repeat(np.arange(sequences), [len(nodes) for nodes in probabilities])
-    order = np.argsort(-each, kind="stable")  # equal ones in drafting order
-    tokens = sequences + np.concatenate(([0.0], np.cumsum(each[order])))
-    seconds = costs(np.arange(sequences, sequences + len(each) + 1), prefix) + CYCLE_SECONDS
+    gains, owners = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
+    for owner, nodes in enumerate(probabilities):
+        cycles = 1 / (1 + np.cumsum((0.0, *nodes)))  # per token, with the first 0, 1, ... nodes
+        gains.append(cycles[:-1] - cycles[1:])
+        owners.append(np.full(len(nodes), owner))
+    gain, owner = np.concatenate(gains), np.concatenate(owners)
+    order = np.argsort(-gain, kind="stable")  # equal ones in drafting order
+    cycles = sequences - np.concatenate(([0.0], np.cumsum(gain[order])))
+    seconds = costs(np.arange(sequences, sequences + len(gain) + 1), prefix) + CYCLE_SECONDS
     seconds[1:] += DRAFT_SECONDS
-    taken = int(np.argmax(tokens / seconds))  # the fewest of equals
+    taken = int(np.argmin(cycles * seconds))  # the fewest of equals
     return np.bincount(owner[order[:taken]], minlength=sequences).tolist()

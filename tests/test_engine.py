@@ -54,7 +54,7 @@ def test_trees_chosen_by_cost_change_nothing(params, batch):
     for _ in range(2):  # the second time with what was learned
         speculative = engine.generate(PROMPTS, traced)
         assert ids(speculative) == ids(plain)
-        assert len({len(cycle.tokens) for output in speculative for cycle in output.trace}) > 3
+        assert len({len(cycle.tokens) for output in speculative for cycle in output.trace}) > 2
 
 
 def test_bfloat16_weights_are_lossless_too():

@@ -1,5 +1,7 @@
 """How many nodes pay: acceptance as running averages, and the choice by costs."""
 
+import random
+
 import pytest
 
 from specengine.cost_model import CostModel
@@ -61,10 +63,17 @@ def test_a_dear_row_may_pay_together_with_those_after_it():
 
 
 def test_sequences_of_a_batch_compete_for_the_rows():
-    assert choose_nodes([[0.9, 0.5], [0.2], [0.8, 0.7]], CostModel((1, 6, 7, 64), (1.0, 1.0, 4.0, 400.0))) == [1, 0, 2]
+    assert choose_nodes([[0.9, 0.8], [0.1], [0.8, 0.7]], CostModel((1, 5, 6, 64), (1.0, 1.0, 4.0, 400.0))) == [1, 0, 1]
+    assert choose_nodes([[0.9, 0.8], [0.1], [0.8, 0.7]], CostModel((1, 7, 8, 64), (1.0, 1.0, 4.0, 400.0))) == [2, 0, 2]
     alone = choose_nodes([[0.9] * 6], STEP)
     together = choose_nodes([[0.9] * 6] * 4, STEP)  # four roots fill the cheap rows
     assert alone == [3] and together == [0] * 4
+
+
+def test_one_sequence_takes_no_rows_for_which_many_others_wait():
+    costs = CostModel((1, 64), (1.0, 7.3))
+    assert choose_nodes([[0.99] * 15], costs) == [15]
+    assert choose_nodes([[0.99] * 15, *[[]] * 15], costs)[0] < 3
 
 
 def test_a_long_prefix_makes_trees_smaller():
@@ -75,15 +84,13 @@ def test_a_long_prefix_makes_trees_smaller():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_choice_is_the_best_of_all_there_are(seed):
-    import random
-
     draw = random.Random(seed)
     nodes = [sorted((draw.random() for _ in range(4)), reverse=True) for _ in range(2)]
     costs = CostModel((1, 2, 4, 8, 16), tuple(sorted(draw.uniform(1, 4) for _ in range(5))))
 
     def value(counts):
-        tokens = 2 + sum(sum(each[:count]) for each, count in zip(nodes, counts, strict=True))
-        return tokens / float(costs(2 + sum(counts)))
+        cycles = sum(1 / (1 + sum(each[:count])) for each, count in zip(nodes, counts, strict=True))
+        return cycles * float(costs(2 + sum(counts)))
 
-    best = max(((a, b) for a in range(5) for b in range(5)), key=value)
+    best = min(((a, b) for a in range(5) for b in range(5)), key=value)
     assert value(choose_nodes(nodes, costs)) == pytest.approx(value(best), rel=1e-3)  # host time aside

@@ -51,32 +51,56 @@ class Config:
         check_range("matches", self.matches, 1, 1024)
 
 
-@dataclass
 class NgramIndex:
-    """Where each n-gram of a sequence ended: position of the token after it, oldest first. Grows with the sequence."""
+    """Where each n-gram of a sequence ended, as chains from the newest back; grows with the sequence.
 
-    after: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-    indexed: int = 0  # tokens indexed so far
+    An n-gram's end is the position of the token after it. Integers only: an object per n-gram would wake the garbage
+    collector in the middle of a prompt.
+    """
 
-    def extend(self, tokens: Sequence[int], min_ngram: int, max_ngram: int) -> None:
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self.lengths = range(min_ngram, max_ngram + 1)
+        self._newest: dict[int, dict[int, int]] = {n: {} for n in self.lengths}  # n-gram -> newest end
+        self._earlier: dict[int, list[int]] = {n: [0] for n in self.lengths}  # end -> the one before, 0: none
+        self._indexed = 0  # tokens indexed so far
+
+    def extend(self, tokens: Sequence[int]) -> None:
         """Indexes the n-grams that end before the last token: the last one has no continuation yet."""
-        for end in range(self.indexed + 1, len(tokens)):
-            for n in range(min_ngram, min(max_ngram, end) + 1):
-                self.after.setdefault(tuple(tokens[end - n : end]), []).append(end)
-        self.indexed = max(self.indexed, len(tokens) - 1)
+        for end in range(self._indexed + 1, len(tokens)):
+            for n, key in zip(self.lengths, self._keys(tokens, end), strict=True):
+                self._earlier[n].append(self._newest[n].get(key, 0))
+                if n <= end:
+                    self._newest[n][key] = end
+        self._indexed = max(self._indexed, len(tokens) - 1)
 
-    def matches(self, tokens: list[int], config: Config) -> list[tuple[int, int]]:
-        """(position of the next token, length of the match) of earlier occurrences, longest first, then newest."""
+    def matches(self, tokens: Sequence[int], most: int) -> list[tuple[int, int]]:
+        """(end, length of the match) where the last tokens occurred before, longest first, then newest.
+
+        most: occurrences looked at per n-gram length.
+        """
         found: dict[int, int] = {}
         count = len(tokens)
-        for n in range(min(config.max_ngram, count), config.min_ngram - 1, -1):
-            for end in self.after.get(tuple(tokens[-n:]), ())[-config.matches :]:
+        for n, key in zip(self.lengths, self._keys(tokens, count), strict=True):
+            end = self._newest[n].get(key, 0) if n <= count else 0
+            for _ in range(most):
+                if not end:
+                    break
                 if end not in found:
                     length = n
                     while length < min(LONGEST, end) and tokens[end - length - 1] == tokens[count - length - 1]:
                         length += 1
                     found[end] = length
+                end = self._earlier[n][end]
         return sorted(found.items(), key=lambda match: (-match[1], -match[0]))
+
+    def _keys(self, tokens: Sequence[int], end: int) -> list[int]:
+        """The n-grams before `end` as integers, one per length; meaningless where n is more than end."""
+        keys, key = [], 0
+        for n in range(1, self.lengths[-1] + 1):
+            key = key << 32 | tokens[end - n] if n <= end else 0
+            if n >= self.lengths[0]:
+                keys.append(key)
+        return keys
 
 
 @dataclass
@@ -148,10 +172,10 @@ class PromptLookup(Drafter):
         config, tokens = self.config, sequence.tokens
         if sequence.drafter_state is None:
             acceptance = Acceptance(self.acceptance, weight=8, memory=50)
-            sequence.drafter_state = State(NgramIndex(), acceptance)
+            sequence.drafter_state = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
         state = sequence.drafter_state
-        state.index.extend(tokens, config.min_ngram, config.max_ngram)
-        state.found, state.length = state.index.matches(tokens, config), len(tokens)
+        state.index.extend(tokens)
+        state.found, state.length = state.index.matches(tokens, config.matches), len(tokens)
         rates = state.acceptance.rates()
         least = 0.0 if self.costs is None else UNLIKELY
         deepest = min(config.length, sequence.draft_limit)
