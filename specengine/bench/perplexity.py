@@ -57,7 +57,7 @@ def perplexities(model: str, *, device: str = "auto", dtype: str = "auto") -> li
         try:
             loaded = load_model(model, device=device, dtype=name)
         except ValueError as error:
-            if name in (REFERENCE, dtype):
+            if name == REFERENCE or dtype != "auto":
                 raise
             rows.append({"dtype": name, "reason": str(error)})
             continue
