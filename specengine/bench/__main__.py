@@ -104,7 +104,8 @@ def bench(
         for each in tables:
             console.print(each)
         if (results.get("others_cpu") or 0) > _QUIET:
-            note(f"other processes took {results['others_cpu']:.1f} cores meanwhile; engines with OpenMP suffer most")
+            used = f"other processes took {results['others_cpu']:.1f} cores meanwhile"
+            console.print(f"not a quiet machine: {used}, and engines whose threads wait for each other suffer most")
         for mode, why in results.get("peers_left_out", {}).items():
             note(f"left out: {mode}: {why}")
         if json_file:
