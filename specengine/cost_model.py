@@ -165,8 +165,8 @@ def _key(target: Transformer) -> dict[str, Any]:
     build = build_info()
     return {
         "model": repr(target.config),
-        "weights": f"{target.dtype}, {target.weight_bytes()} bytes",
-        "ops": [op.__name__ for op in (target.ops.linear, target.ops.tree_attention)],
+        "weights": f"{', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
+        "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__],
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
         **{name: build[name] for name in ("version", "instruction_set", "threads")},
         "core": os.stat(_C.__file__).st_mtime_ns,  # kernels change without a new version while one works on them

@@ -113,9 +113,9 @@ def test_a_context_too_short_for_two_prefixes_is_measured_at_one():
 def test_a_real_target_runs_the_rows_and_prefixes_it_was_asked_for(target, monkeypatch):
     seen, original = set(), target.forward
 
-    def forward(tree, cache, batch):
+    def forward(tree, cache, batch, greedy):
         seen.add((len(tree.tokens), int(batch.lengths[0])))
-        return original(tree, cache, batch)
+        return original(tree, cache, batch, greedy)
 
     monkeypatch.setattr(target, "forward", forward)
     far = target.config.max_position - 64  # shorter than FAR

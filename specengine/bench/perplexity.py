@@ -11,8 +11,8 @@ import torch
 from rich.table import Table
 
 from specengine.models.loading import load_model
-from specengine.models.weights import DTYPES
 from specengine.models.transformer import Transformer
+from specengine.models.weights import DTYPES
 from specengine.tree import TreeBatch
 
 TEXT = Path(__file__).with_name("text.txt")

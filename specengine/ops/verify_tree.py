@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -97,7 +98,8 @@ def verify_tree(
     distribution) alone, so the tokens committed are those of plain decoding.
     Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
     """
-    batch, nodes = len(params.seed), int(tree.row_start.diff().max()) if len(params.seed) else 0
+    batch, starts = len(params.seed), tree.row_start.tolist()
+    nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
     workspace = workspace or VerifyWorkspace(batch, logits.shape[1])
     accepted = Accepted(

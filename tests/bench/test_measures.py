@@ -18,7 +18,8 @@ from specengine.bench.questions import Question, load_files
 from specengine.bench.report import run_dicts, table
 from specengine.bench.rows import time_rows
 from specengine.bench.run import measure
-from specengine.models.loading import DTYPES, load_model
+from specengine.models.loading import load_model
+from specengine.models.weights import DTYPES
 from specengine.tree import TreeBatch
 from specengine.types import SamplingParams
 
@@ -83,7 +84,7 @@ def test_perplexity_is_that_of_each_chunk_by_itself(tiny):
         cache = tiny.target.new_cache()
         tiny.target.ensure_positions(len(chunk))
         view = cache.batch([cache.allocate(len(chunk))], [0])
-        logits = tiny.target.forward(TreeBatch.chains([chunk], tiny.target.device), cache, view).logits.double()
+        logits = tiny.target.forward(TreeBatch.chains([chunk], tiny.target.device), cache, view).scores.double()
         for row, token in zip(logits, chunk[1:], strict=False):
             nats += (row.logsumexp(0) - row[token]).item()
             count += 1
