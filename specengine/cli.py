@@ -61,7 +61,7 @@ Model = Annotated[str, typer.Option(help="Embedded name, checkpoint folder, GGUF
 Drafter = Annotated[str, typer.Option(help="NAME[:PATH][,option=value...]: auto, none, prompt_lookup, ...")]
 Rule = Annotated[str, typer.Option(help="Verification rule.")]
 Device = Annotated[str, typer.Option(help="auto (the CPU, for now), cpu or cuda.")]
-DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+DType = Annotated[str, typer.Option(help="auto (as stored), float32, float16, bfloat16, int8 or int4.")]
 System = Annotated[str | None, typer.Option(help="System message of the chat.")]
 MaxNewTokens = Annotated[int, typer.Option(help="At most this many tokens.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]
