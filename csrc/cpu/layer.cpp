@@ -26,6 +26,9 @@ void for_rows(int64_t rows, const Body& body) {
   });
 }
 
+// Entries up to this become 0: the inverse of a scale below it is infinite.
+constexpr float kTiny = 1e-35f;
+
 // One row of C floats to int8 with a scale per 32 columns, rounded to nearest even.
 void quantise_row(const float* x, int64_t columns, RowBlock* out) {
   for (int64_t first = 0; first < columns; first += kBlock, ++out) {
@@ -35,13 +38,19 @@ void quantise_row(const float* x, int64_t columns, RowBlock* out) {
       std::memcpy(padded, block, (columns - first) * sizeof(float));
       block = padded;
     }
-    f32x8 largest = {}, poison = {};
+    f32x8 largest = {}, poison = {};  // max8 passes over a NaN
     for (int64_t c = 0; c < kBlock; c += kLanes) {
       const f32x8 v = load8(block + c);
       largest = max8(v < 0.0f ? -v : v, largest);
       poison = poison + v * 0.0f;  // 0, or NaN if an entry is not finite
     }
-    const float top = max_of(largest), inverse = top > 0 ? 127.0f / top : 0.0f;
+    out->scale = max_of(largest) * (1.0f / 127.0f) + sum8(poison);
+    if (out->scale != out->scale) {  // codes of such a block would be any bytes, and their sum overflow
+      std::memset(out->code, 0, sizeof(out->code));
+      out->sum = out->scale, out->code_sum = 0;
+      continue;
+    }
+    const float top = max_of(largest), inverse = top > kTiny ? 127.0f / top : 0.0f;
     const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, found in the low bits
     i32x8 total = {};
     for (int64_t c = 0; c < kBlock; c += kLanes) {
@@ -55,7 +64,6 @@ void quantise_row(const float* x, int64_t columns, RowBlock* out) {
     }
     out->code_sum = 0;
     for (int i = 0; i < kLanes; ++i) out->code_sum += total[i];
-    out->scale = top * (1.0f / 127.0f) + sum8(poison);
     out->sum = out->scale * static_cast<float>(out->code_sum);
   }
 }
@@ -149,18 +157,8 @@ void run(const QuantiseRows& op) {
 }
 
 void run(const RopeCache& op) {
-  const int64_t M = op.q.shape[0], T = op.cos.shape[0];
-  op.cache.validate_rows(M);
-  for (int64_t b = 0; b < op.cache.B; ++b) {
-    const int32_t* row_start = op.cache.row_start.as<int32_t>();
-    const int64_t length = op.cache.lengths.as<int32_t>()[b];
-    for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
-      const int64_t depth = op.depths.as<int32_t>()[m];
-      if (depth < 0 || depth > m - row_start[b])
-        fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
-      if (length + depth >= T) fail("lengths: position ", length + depth, " is past the ", T, " rows of cos");
-    }
-  }
+  op.cache.validate_rows(op.q.shape[0]);
+  check_depths(op.cache, op.depths, op.cos.shape[0]);
   switch (op.cache.k.dtype) {
     case DType::kFloat32:
       return rope_cache<float>(op);

@@ -82,7 +82,7 @@ struct LinearArgmax {
     check.optional(bias, "bias", {DType::kFloat32}, {N});
     check(ids, "ids", {DType::kInt32}, {M});
     check(keys, "keys", {DType::kInt64}, {M});
-    if (rows < 1 || (rows + kPanel - 1) / kPanel != P) {
+    if (rows < 1 || (rows - 1) / kPanel + 1 != P) {
       fail("rows: ", rows, " rows do not match ", P.value, " panels of 16");
     }
     return check.device();

@@ -44,9 +44,17 @@ inline void check_rows_fit(int64_t first, int64_t rows, int64_t panels) {
   }
 }
 
+// Host-readable tensors only.
+inline void check_ids(const TensorView& ids, const char* name, int64_t rows) {
+  for (int64_t m = 0; m < ids.shape[0]; ++m) {
+    const int32_t id = ids.as<int32_t>()[m];
+    if (id < 0 || id >= rows) fail(name, ": entry ", m, " is ", id, ", expected 0 to ", rows - 1);
+  }
+}
+
 // Writes rows [first, first + R) of a weight into its packed form; rows past N in the last panel stay as they are.
 // The quantised formats with a scale alone round to the nearest code of absmax / 127; kQ4MinBytes spans minimum to
-// maximum.
+// maximum. A row's block with an entry that is not finite, or too large for a float16 scale, becomes NaN.
 struct PackLinear {
   TensorView rows;    // [R, C] float32 | bfloat16 | float16
   TensorView packed;  // any format but kQ4Bytes, written
