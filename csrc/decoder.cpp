@@ -170,7 +170,7 @@ Device DecoderPass::validate() const {
   check(tokens, "tokens", {DType::kInt32}, {M});
   check(depths, "depths", {DType::kInt32}, {M});
   check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
-  check(k_cache, "k_cache", {DType::kFloat32, DType::kFloat16, DType::kBFloat16}, {layers, P, d.K, kPageSize, d.D});
+  check(k_cache, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, d.K, kPageSize, d.D});
   check(v_cache, "v_cache", {k_cache.dtype}, {layers, P, d.K, kPageSize, d.D});
   check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
   check(lengths, "lengths", {DType::kInt32}, {B});

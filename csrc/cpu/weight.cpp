@@ -52,8 +52,8 @@ int nearest(float x, int low, int high) {
 
 // The codes are chosen for the scale as float16 keeps it.
 void quantise(const float* x, const BlockColumn& out) {
-  float low = 0, high = 0;  // zero is among the values: padding stays exact
-  float poison = 0;         // NaN where an entry is not finite
+  float low = 0, high = 0;
+  float poison = 0;  // NaN where an entry is not finite
   for (int64_t c = 0; c < kBlock; ++c) {
     low = std::min(low, x[c]), high = std::max(high, x[c]), poison += x[c] * 0.0f;
   }

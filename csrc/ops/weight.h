@@ -6,8 +6,8 @@
 //     kQ4Bytes    codes 0..15, then 16 float16 scales:               weight = scale * (code - 8)
 //     kQ4MinBytes codes 0..15, 16 float16 scales, 16 float16 minima: weight = scale * code + minimum
 // Codes lie as [column / 4][16][column % 4], so that one load holds four columns of every output; a byte of the 4-bit
-// formats holds column c in its low half and column c + 16 in its high half. C is padded to whole blocks with zero
-// weights.
+// formats holds column c in its low half and column c + 16 in its high half. C is padded to whole blocks; the
+// rows they multiply are padded with zeros.
 #pragma once
 #include <string>
 
