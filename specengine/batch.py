@@ -43,9 +43,11 @@ class Batch:
         Returns the tokens each sequence kept. scores: of the target's pass; first_rows: row of each sequence's root.
         """
         committed = []
-        lengths = accepted.path_length.tolist()
+        # numpy writes a few integers in a fraction of the time that a tensor takes
+        history, lengths = self.history.tokens.numpy(), accepted.path_length.numpy()
+        paths, bonuses = accepted.path.tolist(), accepted.bonus.tolist()
         for b, (sequence, tree) in enumerate(zip(self.sequences, trees, strict=True)):
-            path, bonus = accepted.path[b, : lengths[b]].tolist(), int(accepted.bonus[b])
+            path, bonus = paths[b][: lengths[b]], bonuses[b]
             kept = sequence.commit([tree.tokens[node] for node in path[1:]], bonus)
             sequence.count_cycle(tree, min(len(kept), len(path) - 1))
             if sequence.params.trace:
@@ -54,8 +56,8 @@ class Batch:
                 rows = torch.tensor(path[: len(kept)]) + first_rows[b]
                 sequence.record_logprobs(scores[rows.to(scores.device)].cpu(), kept)
             end = len(sequence.tokens)
-            self.history.tokens[b, end - len(kept) : end] = torch.tensor(kept, dtype=torch.int32)
-            accepted.path_length[b] = len(kept)
+            history[b, end - len(kept) : end] = kept
+            lengths[b] = len(kept)
             committed.append(kept)
         self.history.length.add_(accepted.path_length)
         return committed

@@ -85,7 +85,9 @@ class KVCache:
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
         """Keeps the accepted path of every sequence of a batch and advances its length by it."""
-        path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
+        path, count = (
+            t if self.device.type == "cpu" else t.to(self.device) for t in (accepted.path, accepted.path_length)
+        )
         ops.compact_kv(self.k, self.v, batch.block_table, batch.lengths, path, count)
         batch.lengths.add_(count)
 

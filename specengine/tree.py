@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ class TreeBatch:
                 depths.append(depths[first + parent] + 1 if node else 0)
                 masks.append((masks[first + parent] if node else 0) | 1 << node)
         ancestors = None if chain else _pack(masks, max(len(tree.tokens) for tree in trees))
-        starts = np.cumsum([0, *(len(tree.tokens) for tree in trees)])
+        starts = list(accumulate((len(tree.tokens) for tree in trees), initial=0))
         return TreeBatch._on(device, tokens, parents, depths, starts, ancestors)
 
     @staticmethod
@@ -67,13 +68,14 @@ class TreeBatch:
         """Lays out one chain per sequence, of any length: prefill."""
         tokens = [token for run in runs for token in run]
         depths = [depth for run in runs for depth in range(len(run))]
-        starts = np.cumsum([0, *(len(run) for run in runs)])
+        starts = list(accumulate((len(run) for run in runs), initial=0))
         return TreeBatch._on(device, tokens, [depth - 1 for depth in depths], depths, starts, None)
 
     @staticmethod
     def _on(device, tokens, parents, depths, starts, ancestors) -> TreeBatch:
         def put(values) -> torch.Tensor:
-            return torch.from_numpy(np.array(values, dtype=np.int32)).to(device)
+            host = torch.from_numpy(np.array(values, dtype=np.int32))
+            return host if device.type == "cpu" else host.to(device)
 
         return TreeBatch(
             put(tokens), put(parents), put(depths), put(starts), None if ancestors is None else put(ancestors)

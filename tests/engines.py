@@ -17,8 +17,10 @@ def tiny_model(name: str = "random:tiny-llama", dtype: str = "float32") -> Loade
     return load_model(name, device="cpu", dtype=dtype)
 
 
-def tiny_engine(drafter: str = "prompt_lookup,min_ngram=1", *, eos: frozenset[int] = frozenset(), **options) -> Engine:
-    """A random model without tokenizer."""
+def tiny_engine(
+    drafter: str = "prompt_lookup,adaptive=false", *, eos: frozenset[int] = frozenset(), **options
+) -> Engine:
+    """A random model without tokenizer; its drafter drafts whatever a pass costs here."""
     return Engine(dataclasses.replace(tiny_model(), eos_token_ids=eos), drafter=drafter, **options)
 
 

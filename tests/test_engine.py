@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams, generate
+from specengine.cost_model import CostModel
 from tests.engines import oracle_engine, tiny_engine, tiny_model
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 90)), [11, 12, 11, 12, 11, 12, 11], [200] * 9]
@@ -30,7 +31,7 @@ def ids(outputs):
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_speculative_output_is_the_plain_output_in_any_batch(params, batch):
     plain = ids(tiny_engine("none", max_batch_size=1).generate(PROMPTS, params))
-    speculative = tiny_engine("prompt_lookup,min_ngram=1,nodes=12", max_batch_size=batch).generate(PROMPTS, params)
+    speculative = tiny_engine("prompt_lookup,nodes=12,adaptive=false", max_batch_size=batch).generate(PROMPTS, params)
     assert ids(speculative) == plain
 
 
@@ -44,10 +45,22 @@ def test_accepting_much_of_many_trees_changes_nothing(params, seed):
     assert min(output.stats.tau for output in speculative) > 1.5
 
 
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_trees_chosen_by_cost_change_nothing(params, batch):
+    traced, engine = dataclasses.replace(params, trace=True), tiny_engine("prompt_lookup", max_batch_size=batch)
+    engine.drafter.costs = CostModel((1, 4, 16), (1.0, 1.1, 2.0))
+    plain = tiny_engine("none").generate(PROMPTS, params)
+    for _ in range(2):  # the second time with what was learned
+        speculative = engine.generate(PROMPTS, traced)
+        assert ids(speculative) == ids(plain)
+        assert len({len(cycle.tokens) for output in speculative for cycle in output.trace}) > 2
+
+
 def test_bfloat16_weights_are_lossless_too():
     model = tiny_model(dtype="bfloat16")
     plain, speculative = (
-        Engine(model, drafter=d).generate(PROMPTS, SAMPLED) for d in ("none", "prompt_lookup,min_ngram=1")
+        Engine(model, drafter=d).generate(PROMPTS, SAMPLED) for d in ("none", "prompt_lookup,adaptive=false")
     )
     assert ids(plain) == ids(speculative)
 
@@ -55,7 +68,7 @@ def test_bfloat16_weights_are_lossless_too():
 @pytest.mark.parametrize("name", ["tiny-llama3", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
 def test_every_family_is_lossless(name):
     model = tiny_model(f"random:{name}")
-    drafters = ("none", "prompt_lookup,min_ngram=1,nodes=20")
+    drafters = ("none", "prompt_lookup,nodes=20,adaptive=false")
     plain, speculative = (Engine(model, drafter=d).generate(PROMPTS, GREEDY) for d in drafters)
     assert ids(plain) == ids(speculative)
 
@@ -328,7 +341,7 @@ def test_the_reference_ops_agree_with_the_native_ones():
     from specengine.ops import reference
 
     model = load_model("random:tiny-llama", device="cpu", ops=reference)
-    engine = Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter="prompt_lookup,min_ngram=1")
+    engine = Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter="prompt_lookup,adaptive=false")
     native, other = (e.generate(PROMPTS, dataclasses.replace(GREEDY, logprobs=1)) for e in (tiny_engine(), engine))
     for a, b in zip(native, other, strict=True):
         for x, y in zip(a.logprobs, b.logprobs, strict=True):

@@ -20,17 +20,33 @@ float inverse_rms(const float* x, int64_t columns, float eps) {
 // Small row counts are not worth waking a worker for.
 template <typename Body>
 void for_rows(int64_t rows, const Body& body) {
-  constexpr int64_t kRowsPerTask = 8;
+  constexpr int64_t kRowsPerTask = 4;
   parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
     for (int64_t m = task * kRowsPerTask; m < std::min(rows, (task + 1) * kRowsPerTask); ++m) body(m);
   });
 }
 
-// Entries up to this become 0: the inverse of a scale below it is infinite.
-constexpr float kTiny = 1e-35f;
+int32_t reduce(i32x8 v, i32x8 (*combine)(i32x8, i32x8)) {
+  v = combine(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = combine(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  return combine(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6))[0];
+}
+
+void store_codes(int8_t* out, const i32x8 (&codes)[4]) {
+#if defined(__AVX2__)
+  const auto wide = [&](int i) { return reinterpret_cast<__m256i>(codes[i]); };
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(wide(0), wide(1)), _mm256_packs_epi32(wide(2), wide(3)));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing keeps the 128-bit halves apart
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permutevar8x32_epi32(bytes, order));
+#else
+  for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i / kLanes][i % kLanes]);
+#endif
+}
 
 // One row of C floats to int8 with a scale per 32 columns, rounded to nearest even.
 void quantise_row(const float* x, int64_t columns, RowBlock* out) {
+  constexpr int kVectors = kBlock / kLanes;
+  constexpr float kTiny = 1e-35f;  // entries up to this become 0: the inverse of such a scale may be infinite
   for (int64_t first = 0; first < columns; first += kBlock, ++out) {
     float padded[kBlock] = {};
     const float* block = x + first;
@@ -38,32 +54,29 @@ void quantise_row(const float* x, int64_t columns, RowBlock* out) {
       std::memcpy(padded, block, (columns - first) * sizeof(float));
       block = padded;
     }
-    f32x8 largest = {}, poison = {};  // max8 passes over a NaN
-    for (int64_t c = 0; c < kBlock; c += kLanes) {
-      const f32x8 v = load8(block + c);
-      largest = max8(v < 0.0f ? -v : v, largest);
-      poison = poison + v * 0.0f;  // 0, or NaN if an entry is not finite
+    i32x8 largest = {};  // of the magnitudes as integers, which order as the floats do, what is not finite above all
+    for (int i = 0; i < kVectors; ++i) {
+      i32x8 bits;
+      std::memcpy(&bits, block + i * kLanes, sizeof(bits));
+      bits &= INT32_MAX;
+      largest = bits > largest ? bits : largest;
     }
-    out->scale = max_of(largest) * (1.0f / 127.0f) + sum8(poison);
-    if (out->scale != out->scale) {  // codes of such a block would be any bytes, and their sum overflow
-      std::memset(out->code, 0, sizeof(out->code));
-      out->sum = out->scale, out->code_sum = 0;
-      continue;
-    }
-    const float top = max_of(largest), inverse = top > kTiny ? 127.0f / top : 0.0f;
+    const int32_t top_bits = reduce(largest, [](i32x8 a, i32x8 b) { return a > b ? a : b; });
+    float top;
+    std::memcpy(&top, &top_bits, sizeof(top));
+    const bool finite = top_bits < 0x7F800000;
+    const f32x8 inverse = splat(finite && top > kTiny ? 127.0f / top : 0.0f);
     const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, found in the low bits
-    i32x8 total = {};
-    for (int64_t c = 0; c < kBlock; c += kLanes) {
-      const f32x8 shifted = load8(block + c) * splat(inverse) + magic;
-      i32x8 code;
-      std::memcpy(&code, &shifted, sizeof(code));
-      code -= 0x4B400000;
-      total += code;
-      const i8x8 narrow = __builtin_convertvector(code, i8x8);
-      std::memcpy(out->code + c, &narrow, sizeof(narrow));
+    i32x8 codes[kVectors], total = {};
+    for (int i = 0; i < kVectors; ++i) {
+      const f32x8 shifted = load8(block + i * kLanes) * inverse + magic;
+      std::memcpy(&codes[i], &shifted, sizeof(shifted));
+      codes[i] = finite ? codes[i] - 0x4B400000 : i32x8{};
+      total += codes[i];
     }
-    out->code_sum = 0;
-    for (int i = 0; i < kLanes; ++i) out->code_sum += total[i];
+    store_codes(out->code, codes);
+    out->code_sum = reduce(total, [](i32x8 a, i32x8 b) { return a + b; });
+    out->scale = finite ? top * (1.0f / 127.0f) : NAN;
     out->sum = out->scale * static_cast<float>(out->code_sum);
   }
 }

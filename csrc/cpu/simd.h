@@ -38,12 +38,17 @@ inline f32x8 load8(const float* p) {
 }
 
 inline f32x8 load8(const bfloat16* p) {
+#if defined(__AVX2__)
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+#else
   u16x8 half;
   std::memcpy(&half, p, sizeof(half));
   const u32x8 wide = __builtin_convertvector(half, u32x8) << 16;
   f32x8 v;
   std::memcpy(&v, &wide, sizeof(v));
   return v;
+#endif
 }
 
 inline void store8(float* p, f32x8 v) { std::memcpy(p, &v, sizeof(v)); }
@@ -123,19 +128,14 @@ inline float fmadd(float a, float b, float c) {
 typedef float f32x16 __attribute__((vector_size(64)));
 inline f32x16 splat16(float x) { return _mm512_set1_ps(x); }
 inline f32x16 load16(const float* p) { return _mm512_loadu_ps(p); }
-// Not the plain intrinsic and not those of integers: GCC 12 warns of an uninitialised operand inside them.
+// Masks of all lanes, because GCC 12 warns of an uninitialised operand inside the plain intrinsics.
 inline f32x16 load16(const half* p) {
   return _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline f32x16 load16(const bfloat16* p) {
-  typedef uint16_t u16x16 __attribute__((vector_size(32)));
-  typedef uint32_t u32x16 __attribute__((vector_size(64)));
-  u16x16 bits;
-  std::memcpy(&bits, p, sizeof(bits));
-  const u32x16 wide = __builtin_convertvector(bits, u32x16) << 16;
-  f32x16 v;
-  std::memcpy(&v, &wide, sizeof(v));
-  return v;
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xFFFF, bits);
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, wide, 16));
 }
 inline void store16(float* p, f32x16 v) { _mm512_storeu_ps(p, v); }
 inline f32x16 fmadd(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
@@ -200,21 +200,6 @@ inline float sum8(f32x8 v) {
   const f32x4 four = halves[0] + halves[1];
   const f32x4 two = four + __builtin_shufflevector(four, four, 2, 3, 0, 1);
   return two[0] + two[1];
-}
-
-// sum8 of eight vectors at once, lane i that of v[i].
-inline f32x8 sum8_of_each(const f32x8* v) {
-  f32x8 four[4], two[2];
-  for (int i = 0; i < 4; ++i) {
-    four[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) +
-              __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-  }
-  for (int i = 0; i < 2; ++i) {
-    two[i] = __builtin_shufflevector(four[2 * i], four[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
-             __builtin_shufflevector(four[2 * i], four[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
-  }
-  return __builtin_shufflevector(two[0], two[1], 0, 2, 8, 10, 4, 6, 12, 14) +
-         __builtin_shufflevector(two[0], two[1], 1, 3, 9, 11, 5, 7, 13, 15);
 }
 
 // v[i][j] becomes v[j][i].

@@ -14,15 +14,14 @@ namespace {
 
 constexpr int kBlock = 64;
 static_assert(kBlock == kPageSize);
-constexpr int kTilePairs = 6;       // share their operands in registers: 6 x 2 sums, as in the linear layers
-constexpr int kTaskPairs = 48;      // share a block of the cache while it is near
-constexpr int kTransposePairs = 6;  // more than this many repay turning the keys
+constexpr int kRunPairs = 6;    // share their operands in registers: 6 x 2 sums, as in the linear layers
+constexpr int kTaskPairs = 48;  // share a block of the cache while it is near
 constexpr int kGatherSlots = kMaxNodes + kBlock;  // from the block in which a tree's nodes begin
 constexpr int kScores = kBlock + 16;              // a row of scores: room for whole vectors behind its end
 
 template <typename Body>
 void with_count(int count, const Body& body) {
-  static_assert(kTilePairs == 6);
+  static_assert(kRunPairs == 6);
   switch (count) {
     case 1:
       return body(std::integral_constant<int, 1>());
@@ -41,31 +40,8 @@ void with_count(int count, const Body& body) {
   }
 }
 
-// A score is eight chains of multiply-adds, chain j over d = j, j + 8, ..., added by the tree of sum8. The two
-// functions below differ in what lies side by side in a vector, the chains or the keys, and agree bit for bit.
-
-template <typename T>
-f32x8 load_up_to8(const T* p, int64_t count) {
-  if (count >= kLanes) return load8(p);
-  float padded[kLanes] = {};
-  for (int64_t i = 0; i < count; ++i) padded[i] = load1(p + i);
-  return load8(padded);
-}
-
-// keys: [count, dim].  scores: [count], written up to the next multiple of 8.
-template <typename Cache>
-void score_rows(const float* q, const Cache* keys, int count, int64_t dim, float scale, float* scores) {
-  for (int first = 0; first < count; first += kLanes) {
-    const Cache* key[kLanes];
-    for (int i = 0; i < kLanes; ++i) key[i] = keys + std::min(first + i, count - 1) * dim;
-    f32x8 sum[kLanes] = {};
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      const f32x8 x = load_up_to8(q + d, dim - d);
-      for (int i = 0; i < kLanes; ++i) sum[i] = fmadd(x, load_up_to8(key[i] + d, dim - d), sum[i]);
-    }
-    store8(scores + first, sum8_of_each(sum) * splat(scale));
-  }
-}
+// How many vectors of each of `pairs` pairs are summed side by side: at least eight sums hide the latency of one.
+constexpr int vectors_of(int pairs) { return pairs == 1 ? 8 : pairs <= 3 ? 4 : 2; }
 
 // out: [dim][64] of keys [count, dim]. No slot past `count` is read: it may never have been written.
 template <typename Cache>
@@ -86,45 +62,25 @@ void transpose(const Cache* keys, int count, int64_t dim, float* out) {
   }
 }
 
-// keys: [dim][64].  scores: rows of `stride`, each written up to the next whole vectors behind `count`.
+// keys: [dim][64].  scores: rows of `stride`, written in whole vectors, past `count` too. A score is one chain of fused
+// multiply-adds in the order of the dimensions.
 template <int kPairs>
-void score_columns(const float* const* q, const float* keys, int count, int64_t dim, float scale, float* scores,
-                   int64_t stride) {
-  constexpr int kVectors = 2, kWidth = kLanesOf<Vector>;
-  struct Sums {
-    Vector of[kPairs][kVectors];
-  };
+void score_block(const float* const* q, const float* keys, int count, int64_t dim, float scale, float* scores,
+                 int64_t stride) {
+  constexpr int kWidth = kLanesOf<Vector>, kVectors = std::min(vectors_of(kPairs), kBlock / kWidth);
   for (int first = 0; first < count; first += kVectors * kWidth) {
-    const auto chain = [&](int j) {
-      Sums sum = {};
-      for (int64_t d = j; d < dim; d += kLanes) {
-        const float* key = keys + d * kBlock + first;
-        const Vector k0 = load<Vector>(key), k1 = load<Vector>(key + kWidth);
-        for (int r = 0; r < kPairs; ++r) {
-          const Vector x = splat_of<Vector>(q[r][d]);
-          sum.of[r][0] = fmadd(x, k0, sum.of[r][0]);
-          sum.of[r][1] = fmadd(x, k1, sum.of[r][1]);
-        }
-      }
-      return sum;
-    };
-    const auto add = [](Sums& a, const Sums& b) {
+    Vector sum[kPairs][kVectors] = {};
+    for (int64_t d = 0; d < dim; ++d) {
+      Vector key[kVectors];
+      for (int v = 0; v < kVectors; ++v) key[v] = load<Vector>(keys + d * kBlock + first + v * kWidth);
       for (int r = 0; r < kPairs; ++r) {
-        for (int v = 0; v < kVectors; ++v) a.of[r][v] = a.of[r][v] + b.of[r][v];
+        const Vector x = splat_of<Vector>(q[r][d]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = fmadd(x, key[v], sum[r][v]);
       }
-    };
-    const auto half = [&](int j) {
-      Sums four = chain(j), rest = chain(j + 2);
-      add(four, chain(j + 4));
-      add(rest, chain(j + 6));
-      add(four, rest);
-      return four;
-    };
-    Sums sum = half(0);
-    add(sum, half(1));
+    }
     for (int r = 0; r < kPairs; ++r) {
       for (int v = 0; v < kVectors; ++v) {
-        store(scores + r * stride + first + v * kWidth, sum.of[r][v] * splat_of<Vector>(scale));
+        store(scores + r * stride + first + v * kWidth, sum[r][v] * splat_of<Vector>(scale));
       }
     }
   }
@@ -159,7 +115,7 @@ int64_t accumulate_columns(int64_t d, float* const* out, const float* rescale, c
 template <int kPairs, typename Cache>
 void accumulate(float* const* out, const float* rescale, const float* weights, const Cache* const* values, int begin,
                 int end, int64_t dim) {
-  constexpr int kMost = kPairs == 1 ? 8 : kPairs <= 3 ? 4 : 2;  // at least eight sums hide the latency of one
+  constexpr int kMost = vectors_of(kPairs);
   const auto columns = [&]<typename V, int kVectors>(int64_t d) {
     return accumulate_columns<V, kPairs, kVectors>(d, out, rescale, weights, values, begin, end, dim);
   };
@@ -202,10 +158,9 @@ class Attention {
       highest_[p] = -INFINITY, total_[p] = 0;
       std::memset(out_[p], 0, dim_ * sizeof(float));
     }
-    transposed_ = pairs_ > kTransposePairs;
-    const int64_t keys = transposed_ ? dim_ * kBlock : 0, gathered = chain_ ? 0 : pairs_ * kGatherSlots;
+    const int64_t keys = dim_ * kBlock, gathered = chain_ ? 0 : pairs_ * kGatherSlots;
     if (static_cast<int64_t>(scratch.size()) < keys + gathered) scratch.resize(keys + gathered);
-    keys_ = scratch.data(), by_slot_ = scratch.data() + keys;
+    keys_ = scratch.data(), by_slot_ = keys_ + keys;
   }
 
   void run() {
@@ -215,15 +170,14 @@ class Attention {
       const int64_t offset = op_.cache.offset(tile_.b, block, tile_.kv_head);
       const Cache* keys = op_.cache.k.template as<Cache>() + offset;
       const int count = static_cast<int>(std::min<int64_t>(kBlock, slots_ - block));
-      if (transposed_) transpose(keys, count, dim_, keys_);
+      transpose(keys, count, dim_, keys_);
       if (block < gather) {
         const Cache* values[kBlock];
         for (int i = 0; i < kBlock; ++i) values[i] = op_.cache.v.template as<Cache>() + offset + i * dim_;
-        consume_block(block, keys, values);
+        consume_block(block, values);
       } else {
-        for_tiles(0, pairs_, [&](int p, int n) {
-          score(p, n, keys, count, by_slot_ + p * kGatherSlots + block - gather, kGatherSlots);
-        });
+        for_runs(0, pairs_,
+                 [&](int p, int n) { score(p, n, count, by_slot_ + p * kGatherSlots + block - gather, kGatherSlots); });
       }
     }
     if (!chain_) {
@@ -243,12 +197,12 @@ class Attention {
     return nodes - 1;
   }
 
-  // body(p, n) for runs of up to kTilePairs pairs, of nearly equal length.
+  // body(p, n) for runs of up to kRunPairs pairs, of nearly equal length.
   template <typename Body>
-  static void for_tiles(int first, int count, const Body& body) {
-    const int tiles = (count + kTilePairs - 1) / kTilePairs;
-    for (int t = 0; t < tiles; ++t) {
-      const int begin = count * t / tiles, end = count * (t + 1) / tiles;
+  static void for_runs(int first, int count, const Body& body) {
+    const int runs = (count + kRunPairs - 1) / kRunPairs;
+    for (int i = 0; i < runs; ++i) {
+      const int begin = count * i / runs, end = count * (i + 1) / runs;
       body(first + begin, end - begin);
     }
   }
@@ -258,28 +212,23 @@ class Attention {
     return {within(first_[row]), within(last_[row] + 1)};
   }
 
-  // Scores of pairs p, p + 1, ..., p + n - 1 with the block's first `count` keys.
-  void score(int p, int n, const Cache* keys, int count, float* scores, int64_t stride) const {
-    if (transposed_) {
-      with_count(
-          n, [&](auto pairs) { score_columns<pairs.value>(q_ + p, keys_, count, dim_, op_.scale, scores, stride); });
-    } else {
-      for (int r = 0; r < n; ++r) score_rows(q_[p + r], keys, count, dim_, op_.scale, scores + r * stride);
-    }
+  // Scores of pairs p, p + 1, ..., p + n - 1 with the first `count` of keys_.
+  void score(int p, int n, int count, float* scores, int64_t stride) const {
+    with_count(n, [&](auto pairs) { score_block<pairs.value>(q_ + p, keys_, count, dim_, op_.scale, scores, stride); });
   }
 
   // A block whose positions are slots.
-  void consume_block(int64_t block, const Cache* keys, const Cache* const* values) {
-    for_tiles(0, pairs_, [&](int p, int n) {
-      Seen range[kTilePairs];
+  void consume_block(int64_t block, const Cache* const* values) {
+    for_runs(0, pairs_, [&](int p, int n) {
+      Seen range[kRunPairs];
       int count = 0;
       for (int r = 0; r < n; ++r) {
         range[r] = seen((p + r) / tile_.heads, block);
         count = std::max(count, range[r].begin < range[r].end ? range[r].end : 0);
       }
       if (count == 0) return;
-      float scores[kTilePairs * kScores];
-      score(p, n, keys, count, scores, kScores);
+      float scores[kRunPairs * kScores];
+      score(p, n, count, scores, kScores);
       consume(p, n, scores, range, values);
     });
   }
@@ -303,9 +252,9 @@ class Attention {
       for (int i = range.begin; i < range.end; ++i) {
         values[i] = op_.cache.v.template as<Cache>() + op_.cache.offset(tile_.b, from + slots[i], tile_.kv_head);
       }
-      for_tiles(static_cast<int>(row * tile_.heads), static_cast<int>(tile_.heads), [&](int p, int n) {
-        float scores[kTilePairs * kScores];
-        Seen ranges[kTilePairs];
+      for_runs(static_cast<int>(row * tile_.heads), static_cast<int>(tile_.heads), [&](int p, int n) {
+        float scores[kRunPairs * kScores];
+        Seen ranges[kRunPairs];
         for (int r = 0; r < n; ++r) {
           ranges[r] = range;
           const float* by_slot = by_slot_ + (p + r) * kGatherSlots;
@@ -366,36 +315,37 @@ class Attention {
   const Tile& tile_;
   int64_t dim_, length_, first_node_, slots_;
   int pairs_;
-  bool chain_, transposed_;
+  bool chain_;
   int64_t first_[kTaskPairs], last_[kTaskPairs];  // the positions a row sees
   const float* q_[kTaskPairs];
   float* out_[kTaskPairs];
-  float highest_[kTaskPairs], total_[kTaskPairs], sums_[kTilePairs];
+  float highest_[kTaskPairs], total_[kTaskPairs], sums_[kRunPairs];
   float* keys_;     // [D][64]
   float* by_slot_;  // [pairs][kGatherSlots]
 };
 
-// Tiles of nearly equal height. Few rows are cut finer, in the end into single heads: every thread has something to do.
+// Tiles of nearly equal height; few rows are cut finer, and their heads too, to give every thread about two tasks.
 std::vector<Tile> tiles_of(const TreeAttention& op) {
-  const int64_t K = op.cache.K, group = op.q.shape[1] / K, enough = 3 * num_threads();
+  const int64_t H = op.q.shape[1], group = H / op.cache.K, enough = num_threads() > 1 ? 2 * num_threads() : 1;
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
-  const auto tiles = [&](int64_t b, int64_t height) { return (row_start[b + 1] - row_start[b] + height - 1) / height; };
-  const auto tasks = [&](int64_t height) {
-    int64_t count = 0;
-    for (int64_t b = 0; b < op.cache.B; ++b) count += K * tiles(b, height);
-    return count;
-  };
   int64_t heads = std::min<int64_t>(group, kTaskPairs), height = kTaskPairs / heads;
-  while (height > 1 && tasks(height) < enough) height = (height + 1) / 2;
-  if (tasks(height) < enough) heads = 1;
+  const auto tiles = [&](int64_t b) { return (row_start[b + 1] - row_start[b] + height - 1) / height; };
+  const auto few = [&] {
+    int64_t count = 0;
+    for (int64_t b = 0; b < op.cache.B; ++b) count += tiles(b);
+    return count * op.cache.K * ((group + heads - 1) / heads) < enough;
+  };
+  while (height > 1 && few()) height = (height + 1) / 2;
+  while (heads > 1 && few()) heads = (heads + 1) / 2;
   std::vector<Tile> result;
   for (int64_t b = 0; b < op.cache.B; ++b) {
-    const int64_t rows = row_start[b + 1] - row_start[b], count = tiles(b, height);
-    for (int64_t head = 0; head < op.q.shape[1]; head += heads) {
+    const int64_t rows = row_start[b + 1] - row_start[b], count = tiles(b);
+    for (int64_t head = 0, end = 0; head < H; head = end) {
+      end = std::min(head + heads, (head / group + 1) * group);
       // The later rows of a chain see more: the longest tasks first, so that none is left alone at the end.
       for (int64_t t = count - 1; t >= 0; --t) {
-        const int64_t begin = rows * t / count, end = rows * (t + 1) / count;
-        result.push_back({b, row_start[b] + begin, end - begin, head / group, head, heads});
+        const int64_t first = rows * t / count, last = rows * (t + 1) / count;
+        result.push_back({b, row_start[b] + first, last - first, head / group, head, end - head});
       }
     }
   }

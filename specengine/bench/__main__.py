@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
+from rich.table import Table
 
-from specengine.bench.machine import commit, machine, read_bandwidth, versions
-from specengine.bench.questions import BUILT_IN, load_questions
-from specengine.bench.report import run_dicts, table, write_json
-from specengine.bench.run import calls_of, measure, split_drafters
-from specengine.console import one_line_errors
+from specengine.bench.machine import commit, machine, versions
+from specengine.bench.peers import split_peers
+from specengine.bench.perplexity import perplexities, perplexity_table
+from specengine.bench.prefill import prefill_table
+from specengine.bench.questions import BUILT_IN, load_files
+from specengine.bench.report import peers_table, table, write_json
+from specengine.bench.rows import rows_table
+from specengine.bench.run import split_drafters
+from specengine.bench.session import Plan, run_plan
+from specengine.console import note, one_line_errors
 from specengine.models.loading import load_model
 from specengine.types import SamplingParams
 
-_PIPE_WIDTH = 160  # columns
-_COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
+_PIPE_WIDTH = 200  # columns
+_QUIET = 0.1  # cores that others may use before it is worth a word
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,13 +41,24 @@ def bench(
             "none,prompt_lookup,nodes=16. none is always there."
         ),
     ] = "none,prompt_lookup",
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="Other engines in the same race, at batch 1: transformers, llama.cpp; a weight format after a colon: "
+            "llama.cpp:Q8_0, transformers:bfloat16. What cannot run is left out with a reason."
+        ),
+    ] = "",
     questions: Annotated[
-        Path | None,
-        typer.Option(help="JSONL in MT-bench form, one object with `turns` per line; else built-in ones."),
+        str | None,
+        typer.Option(
+            help="JSONL files in MT-bench form, comma-separated: one object with `turns` per line, and a `category` "
+            "(else the file's name); else built-in ones."
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many questions.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many questions of each file.")] = None,
+    per_class: Annotated[int | None, typer.Option(help="Only the first so many questions of each class.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Per turn.")] = 128,
-    temperature: float = 0.0,
+    temperature: Annotated[float, typer.Option(help="Peers draw with their own samplers.")] = 0.0,
     batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
     repetitions: int = 3,
     rule: str = "match",
@@ -49,57 +66,69 @@ def bench(
     device: str = "auto",
     seed: int = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Every answer gets all its tokens.")] = False,
+    prefill: Annotated[int | None, typer.Option(help="Also time a prompt of so many tokens.")] = None,
+    rows: Annotated[str, typer.Option(help="Also time a pass by its rows: 1,2,4,8,16,32.")] = "",
+    perplexity: Annotated[
+        bool, typer.Option("--perplexity", help="Only this: the model's perplexity in every dtype (or in --dtype).")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")] = None,
 ) -> None:
-    """Measure drafters against plain decoding on the same questions, and compare their answers."""
+    """Measure drafters, and other engines, against plain decoding on the same questions, and compare their answers."""
     with one_line_errors():
         if json_file and not (json_file.absolute().parent.is_dir() and os.access(json_file.absolute().parent, os.W_OK)):
             raise ValueError(f"json: cannot write {str(json_file)!r}, its folder does not exist or is read-only")
-        names, sizes = split_drafters(drafters), _sizes(batch)
-        asked = load_questions(questions or BUILT_IN, limit)
-        params = SamplingParams(
-            max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
-        )
-        loaded = load_model(model, device=device, dtype=dtype)
-        with Progress(*_COLUMNS, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("measuring", total=calls_of(asked, len(names), sizes, repetitions))
-            runs = measure(
-                *(loaded, names, asked, params),
-                batches=sizes,
+        results: dict[str, Any] = {"machine": machine(), "versions": versions(), "commit": commit(), "model": model}
+        if perplexity:
+            results["perplexity"] = perplexities(model, device=device, dtype=dtype)
+            tables = [perplexity_table(results["perplexity"], f"{model}, perplexity of the text in the package")]
+        else:
+            plan = Plan(
+                drafters=split_drafters(drafters),
+                peers=split_peers(peers),
+                batches=_numbers("batch", batch),
                 repetitions=repetitions,
                 rule=rule,
-                advance=lambda: bar.advance(task),
+                prefill=prefill,
+                rows=_numbers("rows", rows) if rows else [],
             )
-        weight_bytes, bandwidth = loaded.target.weight_bytes(), read_bandwidth(loaded.target.device)
-        rows = run_dicts(runs, rule=rule, temperature=temperature, floor_seconds=weight_bytes / bandwidth)
-        dtype_name = loaded.dtype
-        device_name = str(loaded.target.device)
-        title = f"{model}, {dtype_name} on {device_name}, temperature {temperature:g}, {len(asked)} questions"
+            files = [Path(part.strip()) for part in questions.split(",")] if questions else [BUILT_IN]
+            asked = load_files(files, limit, per_class)
+            params = SamplingParams(
+                max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
+            )
+            results["questions_file"] = questions or "built-in"
+            results |= run_plan(plan, load_model(model, device=device, dtype=dtype), asked, params)
+            tables = _tables(results)
         # Rich takes a pipe for 80 columns, which would cut the numbers.
-        wide = None if sys.stdout.isatty() else _PIPE_WIDTH
-        Console(width=wide, highlight=False).print(table(rows, title))
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        for each in tables:
+            console.print(each)
+        if (results.get("others_cpu") or 0) > _QUIET:
+            used = f"other processes took {results['others_cpu']:.1f} cores meanwhile"
+            console.print(f"not a quiet machine: {used}, and engines whose threads wait for each other suffer most")
+        for mode, why in results.get("peers_left_out", {}).items():
+            note(f"left out: {mode}: {why}")
         if json_file:
-            settings = {
-                "questions_file": str(questions) if questions else "built-in",
-                "questions": len(asked),
-                "max_new_tokens": max_new_tokens,
-                "seed": seed,
-                "ignore_eos": ignore_eos,
-                "repetitions": repetitions,
-                "dtype": dtype_name,
-                "device": device_name,
-                "weight_bytes": weight_bytes,
-                "read_bytes_per_second": bandwidth,
-            }
-            about = {"machine": machine(), "versions": versions(), "commit": commit(), "model": model}
-            write_json(json_file, {**about, **settings, "runs": rows})
+            write_json(json_file, results)
 
 
-def _sizes(text: str) -> list[int]:
+def _tables(results: dict[str, Any]) -> Iterator[Table]:
+    runs = results["runs"]
+    what = f"{results['dtype']} on {results['device']}, temperature {runs[0]['temperature']:g}"
+    yield table(runs, f"{results['model']}, {what}, {results['questions']} questions")
+    if any(row["speedup_over"] for row in runs):
+        yield peers_table(runs)
+    if results["prefill"]:
+        yield prefill_table(results["prefill"])
+    if results["rows"]:
+        yield rows_table(results["rows"])
+
+
+def _numbers(name: str, text: str) -> list[int]:
     try:
-        return list(dict.fromkeys(int(size) for size in text.split(",")))
+        return list(dict.fromkeys(int(number) for number in text.split(",")))
     except ValueError:
-        raise ValueError(f"batch: expected sizes separated by commas, got {text!r}") from None
+        raise ValueError(f"{name}: expected numbers separated by commas, got {text!r}") from None
 
 
 if __name__ == "__main__":

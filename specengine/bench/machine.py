@@ -62,6 +62,29 @@ def read_bandwidth(device: torch.device) -> float:
     return best
 
 
+class OthersCPU:
+    """How many cores other processes keep busy, on average since this was made; None where it cannot be known."""
+
+    def __init__(self) -> None:
+        self._begin = self._now()
+
+    def cores(self) -> float | None:
+        (wall, busy, own), (wall_then, busy_then, own_then) = self._now(), self._begin
+        if busy is None or busy_then is None or wall == wall_then:
+            return None
+        return max(0.0, (busy - busy_then) - (own - own_then)) / (wall - wall_then)
+
+    @staticmethod
+    def _now() -> tuple[float, float | None, float]:
+        """Seconds: of the clock, of all processes' work, of this process's."""
+        own = os.times()
+        busy = None
+        with suppress(OSError, ValueError, IndexError):
+            user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+            busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+        return own.elapsed, busy, own.user + own.system + own.children_user + own.children_system
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(

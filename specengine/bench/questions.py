@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specengine.models.loading import LoadedModel
@@ -17,21 +17,34 @@ RANDOM_TOKENS = 32  # of a turn asked of a model without tokenizer
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation's user turns; name is for messages."""
+    """One conversation's user turns; name is for messages, category is its class."""
 
     name: str
     turns: tuple[str, ...]
     category: str = ""
 
 
+def load_files(
+    paths: Sequence[Path] = (BUILT_IN,), limit: int | None = None, per_class: int | None = None
+) -> list[Question]:
+    """The first questions of several files, `limit` of each file and `per_class` of each class (None: all)."""
+    _check_count("per_class", per_class)
+    questions = []
+    for path in paths:
+        for question in load_questions(path, limit):
+            name = question.name if len(paths) == 1 else f"{path.stem}:{question.name}"
+            if per_class is None or sum(q.category == question.category for q in questions) < per_class:
+                questions.append(replace(question, name=name))
+    return questions
+
+
 def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Question]:
     """The first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`.
 
-    `question_id` and `category` are kept where they are given, other keys ignored, blank lines skipped.
-    Raises FileNotFoundError, or ValueError naming file and line.
+    `question_id` and `category` are kept where they are given (else line number and file name), other keys
+    ignored, blank lines skipped. Raises FileNotFoundError, or ValueError naming file and line.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit: expected a positive number of questions, got {limit}")
+    _check_count("limit", limit)
     if not path.is_file():
         raise FileNotFoundError(f"questions: no such file {str(path)!r}")
     try:
@@ -39,13 +52,19 @@ def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Ques
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text, byte {error.start} is not") from None
-    questions = [_parse(f"{path}, line {n}", n, line) for n, line in enumerate(lines, start=1) if line.strip()]
+    questions = [_parse(path, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
     if not questions:
         raise ValueError(f"{path}: holds no questions")
     return questions[:limit]
 
 
-def _parse(where: str, number: int, line: str) -> Question:
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{name}: expected a positive number of questions, got {value}")
+
+
+def _parse(path: Path, number: int, line: str) -> Question:
+    where = f"{path}, line {number}"
     try:
         data = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -55,7 +74,7 @@ def _parse(where: str, number: int, line: str) -> Question:
     turns = data["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
         raise ValueError(f'{where}: "turns" must be a list of one or more non-empty strings, got {str(turns)[:60]!r}')
-    return Question(str(data.get("question_id", number)), tuple(turns), str(data.get("category", "")))
+    return Question(str(data.get("question_id", number)), tuple(turns), str(data.get("category") or path.stem))
 
 
 def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0) -> Prompt:

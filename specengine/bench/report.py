@@ -19,7 +19,12 @@ CAPTION = (
     "speedup: tokens/s over that of {base} at the same batch. tau: tokens per cycle, bonus token included. "
     "acceptance: share of the cycles drafting to depth 1, 2, ... that accepted a node there. "
     "draft to host: ms per cycle. prefill: share of the wall time. "
-    "identical: answers with the tokens of {base}'s in every repetition."
+    "identical: answers with the tokens of {base}'s in every repetition. "
+    "slowest class: the class of questions with the least speedup, of more than one."
+)
+PEER_CAPTION = (
+    "peers: same weights, prompt ids, threads and limits, in the same run, one question at a time. Their arithmetic "
+    "differs, so identical is information; their prefill ends with the first token{sampling}."
 )
 
 
@@ -30,21 +35,27 @@ def run_dicts(
 
     floor_seconds: what reading the weights once takes; `floor_fraction` is its share of a verification.
     """
-    bases = {run.batch: run.median.tokens_per_second for run in reversed(runs) if run.drafter == BASE}
+    bases = {run.batch: run for run in reversed(runs) if run.drafter == BASE and run.peer is None}
+    peers = {run.peer: run.median.tokens_per_second for run in runs if run.peer}
     rows = []
     for run in runs:
-        tally, ms = run.median, run.median.ms_per_cycle
+        tally, base = run.median, bases[run.batch]
+        # What a peer spends its time on is not known.
+        ms = None if run.peer else tally.ms_per_cycle
+        floored = floor_seconds and ms and ms["verify"]
+        rivals = peers if run.peer is None and run.batch == 1 else {}
         speeds = [each.tokens_per_second for each in run.repetitions]
         rows.append(
             {
-                "peer": None,
+                "peer": run.peer,
                 "drafter": run.drafter,
                 "rule": rule,
                 "temperature": temperature,
                 "batch": run.batch,
                 "tokens_per_second": tally.tokens_per_second,
                 "tokens_per_second_spread": [min(speeds), max(speeds)],
-                "speedup": tally.tokens_per_second / bases[run.batch],
+                "speedup": tally.tokens_per_second / base.median.tokens_per_second,
+                "speedup_over": {mode: tally.tokens_per_second / speed for mode, speed in rivals.items()},
                 "tau": tally.tau,
                 "acceptance_by_depth": tally.acceptance_by_depth,
                 "ms_per_cycle": ms,
@@ -55,10 +66,25 @@ def run_dicts(
                 "seconds": tally.seconds,
                 "seconds_by_repetition": [each.seconds for each in run.repetitions],
                 "prefill_seconds": tally.prefill_seconds,
-                "floor_fraction": 1e3 * floor_seconds / ms["verify"] if floor_seconds and ms["verify"] else None,
+                "floor_fraction": 1e3 * floor_seconds / ms["verify"] if floored else None,
+                "by_class": _by_class(run, base),
             }
         )
     return rows
+
+
+def _by_class(run: Run, base: Run) -> dict[str, dict[str, Any]]:
+    """Each class's repetition of median time, against the base's."""
+    bases = base.median_by_class
+    return {
+        name: {
+            "tokens_per_second": tally.tokens_per_second,
+            "speedup": tally.tokens_per_second / bases[name].tokens_per_second,
+            "tokens": tally.tokens,
+            "seconds": tally.seconds,
+        }
+        for name, tally in run.median_by_class.items()
+    }
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -73,26 +99,54 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """The rows of `run_dicts` for reading."""
-    out = Table(title=title, title_justify="left", caption=CAPTION.format(base=BASE), caption_justify="left")
-    out.add_column("drafter", overflow="fold", min_width=13)
+    caption = CAPTION.format(base=BASE)
+    if any(row["peer"] for row in rows):
+        sampled = rows[0]["temperature"] > 0
+        caption += " " + PEER_CAPTION.format(sampling="; they draw with their own samplers" if sampled else "")
+    out = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    widest = max(len(row["peer"] or "") for row in rows)
+    out.add_column("drafter", overflow="fold", min_width=max(13, widest))
     for name in ("batch", "tokens/s", "speedup", "tau"):
         out.add_column(name, justify="right", no_wrap=True)
     out.add_column("acceptance", no_wrap=True)
     for name in (*PHASES, "prefill", "identical"):
         out.add_column(name, justify="right", no_wrap=True)
+    classes = any(len(row["by_class"]) > 1 for row in rows)
+    if classes:
+        out.add_column("slowest class")
     for row in rows:
         low, high = row["tokens_per_second_spread"]
-        depths = row["acceptance_by_depth"]
+        depths, ms = row["acceptance_by_depth"], row["ms_per_cycle"]
         more = " ..." if len(depths) > _DEPTHS_SHOWN else ""
         out.add_row(
-            row["drafter"],
+            row["peer"] or row["drafter"],
             str(row["batch"]),
             f"{row['tokens_per_second']:.1f} ({low:.1f}-{high:.1f})",
             f"{row['speedup']:.2f}x",
-            f"{row['tau']:.2f}",
+            f"{row['tau']:.2f}" if row["tau"] else "",
             " ".join(f"{share:.2f}" for share in depths[:_DEPTHS_SHOWN]) + more,
-            *(f"{row['ms_per_cycle'][phase]:.2f}" for phase in PHASES),
+            *(f"{ms[phase]:.2f}" if ms else "" for phase in PHASES),
             f"{row['prefill_seconds'] / row['seconds']:.0%}",
             row["identical"],
+            *([_slowest(row["by_class"])] if classes else []),
         )
+    return out
+
+
+def _slowest(classes: dict[str, dict[str, Any]]) -> str:
+    if len(classes) < 2:
+        return ""
+    name = min(classes, key=lambda name: classes[name]["speedup"])
+    return f"{classes[name]['speedup']:.2f}x {name}"
+
+
+def peers_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """How many times as fast as each peer our drafters were: a row per drafter, a column per peer."""
+    ours = [row for row in rows if row["speedup_over"]]
+    out = Table(title="tokens/s over those of the peers", title_justify="left")
+    out.add_column("drafter")
+    for mode in ours[0]["speedup_over"]:
+        out.add_column(mode, justify="right")
+    for row in ours:
+        out.add_row(row["drafter"], *(f"{ratio:.2f}x" for ratio in row["speedup_over"].values()))
     return out

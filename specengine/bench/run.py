@@ -1,7 +1,8 @@
 """The measurement: every configuration does the same work, one right after the other.
 
 For every question and repetition all drafters run in turn, in an order that rotates from call to call, so
-that a slow spell of the machine falls on all of them. The base's answers are every drafter's history.
+that a slow spell of the machine falls on all of them. The base's answers are everybody's history. Peers
+take their turns among the drafters, at batch 1.
 """
 
 from __future__ import annotations
@@ -12,30 +13,48 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 
+from specengine.bench.peers.base import Peer
 from specengine.bench.questions import Question, prompt_of
 from specengine.bench.tally import Tally
 from specengine.engine import Engine
 from specengine.models.loading import LoadedModel
-from specengine.types import GenerationOutput, Prompt, SamplingParams
+from specengine.prompts import encode_prompt
+from specengine.types import GenerationOutput, SamplingParams
 
 BASE = "none"
 _WARM_UP_TOKENS = 16
+# Before every call of a race with peers: OpenMP's threads spin for some milliseconds after their last loop, which
+# would fall on whoever comes next.
+REST_SECONDS = 0.02
 
 
 @dataclass
 class Run:
-    """What one drafter did at one batch size; identical: per answer, if every repetition gave the base's."""
+    """What one drafter did at one batch size; identical: per answer, if every repetition gave the base's.
+
+    peer: the mode of another engine that did it, None for ours.
+    """
 
     drafter: str
     batch: int
     repetitions: list[Tally] = field(default_factory=list)
     identical: dict[tuple[int, int, int], bool] = field(default_factory=dict)
+    peer: str | None = None
 
     @property
     def median(self) -> Tally:
         """The repetition with the median time (the lower middle one of an even number)."""
-        seconds = median_low(tally.seconds for tally in self.repetitions)
-        return next(tally for tally in self.repetitions if tally.seconds == seconds)
+        return _median(self.repetitions)
+
+    @property
+    def median_by_class(self) -> dict[str, Tally]:
+        """Each class's own repetition with the median time."""
+        return {name: _median([t.by_class[name] for t in self.repetitions]) for name in self.repetitions[0].by_class}
+
+
+def _median(tallies: Sequence[Tally]) -> Tally:
+    seconds = median_low(tally.seconds for tally in tallies)
+    return next(tally for tally in tallies if tally.seconds == seconds)
 
 
 def split_drafters(text: str) -> list[str]:
@@ -65,12 +84,14 @@ def measure(
     batches: Sequence[int] = (1,),
     repetitions: int = 3,
     rule: str = "match",
+    peers: Sequence[Peer] = (),
     advance: Callable[[], None] = lambda: None,
 ) -> list[Run]:
     """One Run per batch size and drafter; drafters must hold the base, `advance` is called after every call.
 
     A batch takes as many questions, starting over at the first so that the last batch is full; a question
-    whose turns are over leaves its batch. Raises ValueError naming the question that cannot be asked.
+    whose turns are over leaves its batch. A Run per peer too, at batch 1 and unless it failed on the way.
+    Raises ValueError naming the question that cannot be asked.
     """
     if repetitions < 1:
         raise ValueError(f"repetitions: expected a positive number, got {repetitions}")
@@ -80,19 +101,27 @@ def measure(
     engines = [Engine(model, drafter=name, rule=rule, max_batch_size=max(batches)) for name in drafters]
     runs = []
     for batch, groups in grouped.items():
-        bench = _Bench(engines, drafters.index(BASE), groups, params)
+        racing = peers if batch == 1 else ()
+        bench = _Bench(model, [*engines, *racing], drafters.index(BASE), groups, params)
         bench.warm_up()
         tallies = [bench.repetition(advance) for _ in range(repetitions)]
-        for position, name in enumerate(drafters):
-            same = {key: flags[position] for key, flags in bench.identical.items()}
-            runs.append(Run(name, batch, [each[position] for each in tallies], same))
+        named = [(name, None) for name in drafters] + [(peer.drafter, peer) for peer in racing]
+        for position, (name, peer) in enumerate(named):
+            if peer is None or not peer.failed:
+                same = {key: flags[position] for key, flags in bench.identical.items()}
+                runs.append(Run(name, batch, [each[position] for each in tallies], same, peer and peer.mode))
     return runs
 
 
-def calls_of(questions: Sequence[Question], drafters: int, batches: Sequence[int], repetitions: int) -> int:
+def calls_of(
+    questions: Sequence[Question], drafters: int, batches: Sequence[int], repetitions: int, peers: int = 0
+) -> int:
     """How often `measure` calls `advance`."""
-    turns = sum(max(len(q.turns) for q in group) for batch in batches for group in _batches(questions, batch))
-    return turns * drafters * repetitions
+    return repetitions * sum(
+        max(len(q.turns) for q in group) * (drafters + (peers if batch == 1 else 0))
+        for batch in batches
+        for group in _batches(questions, batch)
+    )
 
 
 def _batches(questions: Sequence[Question], size: int) -> list[list[Question]]:
@@ -102,15 +131,38 @@ def _batches(questions: Sequence[Question], size: int) -> list[list[Question]]:
     return [[questions[(start + i) % count] for i in range(size)] for start in range(0, count, size)]
 
 
+def rest_of(engines: Sequence[Engine | Peer]) -> float:
+    """Seconds of rest before each call of these engines."""
+    return REST_SECONDS if any(isinstance(engine, Peer) for engine in engines) else 0.0
+
+
+def ask(
+    engine: Engine | Peer, prompts: list[list[int]], params: SamplingParams, rest: float
+) -> tuple[list[GenerationOutput], float]:
+    """The answers (none from a peer that failed) and the seconds they took."""
+    if isinstance(engine, Peer):
+        engine.make_room(prompts, params)
+    time.sleep(rest)
+    begin = time.perf_counter()
+    outputs = engine.generate(prompts, params)
+    return outputs, time.perf_counter() - begin
+
+
 class _Bench:
     """All engines at one batch size."""
 
     def __init__(
-        self, engines: Sequence[Engine], base: int, groups: list[list[Question]], params: SamplingParams
+        self,
+        model: LoadedModel,
+        engines: Sequence[Engine | Peer],
+        base: int,
+        groups: list[list[Question]],
+        params: SamplingParams,
     ) -> None:
-        self.engines, self.base, self.groups, self.params = engines, base, groups, params
+        self.model, self.engines, self.base, self.groups, self.params = model, engines, base, groups, params
         self.answers: list[list[list[GenerationOutput]]] = [[[] for _ in group] for group in groups]
         self.identical: dict[tuple[int, int, int], list[bool]] = {}  # (group, place, turn) -> one flag per engine
+        self.rest = rest_of(engines)
         self._calls = 0
 
     def warm_up(self) -> None:
@@ -118,7 +170,7 @@ class _Bench:
         tokens = min(_WARM_UP_TOKENS, self.params.max_new_tokens)
         prompts = self._prompts(0, list(range(len(self.groups[0]))), 0)
         for engine in self.engines:
-            self._ask(engine, self.groups[0], prompts, replace(self.params, max_new_tokens=tokens))
+            ask(engine, prompts, replace(self.params, max_new_tokens=tokens), self.rest)
 
     def repetition(self, advance: Callable[[], None]) -> list[Tally]:
         """All questions once; one tally per engine."""
@@ -127,31 +179,30 @@ class _Bench:
             for turn in range(max(len(question.turns) for question in group)):
                 places = [i for i, question in enumerate(group) if turn < len(question.turns)]
                 prompts = self._prompts(number, places, turn)
+                classes = {group[place].category for place in places}
                 outputs: dict[int, list[GenerationOutput]] = {}
                 self._calls += 1
                 for step in range(len(self.engines)):
                     position = (self._calls + step) % len(self.engines)
-                    asked = [group[place] for place in places]
-                    outputs[position], seconds = self._ask(self.engines[position], asked, prompts, self.params)
-                    tallies[position].add(outputs[position], seconds)
+                    outputs[position], seconds = ask(self.engines[position], prompts, self.params, self.rest)
+                    if outputs[position]:
+                        category = next(iter(classes)) if len(classes) == 1 else ""
+                        tallies[position].add(outputs[position], seconds, category)
                     advance()
                 self._compare(number, turn, places, outputs)
         return tallies
 
-    def _prompts(self, number: int, places: list[int], turn: int) -> list[Prompt]:
-        group, answers, model = self.groups[number], self.answers[number], self.engines[0].model
-        return [prompt_of(group[place], answers[place][:turn], model, self.params.seed) for place in places]
-
-    def _ask(
-        self, engine: Engine, questions: list[Question], prompts: list[Prompt], params: SamplingParams
-    ) -> tuple[list[GenerationOutput], float]:
-        begin = time.perf_counter()
-        try:
-            outputs = engine.generate(prompts, params)
-        except ValueError as error:
-            names = ", ".join(dict.fromkeys(question.name for question in questions))
-            raise ValueError(f"question {names}: {error}") from error
-        return outputs, time.perf_counter() - begin
+    def _prompts(self, number: int, places: list[int], turn: int) -> list[list[int]]:
+        """Token ids, so that all engines are given the same ones."""
+        prompts = []
+        for place in places:
+            question, answers = self.groups[number][place], self.answers[number][place][:turn]
+            try:
+                prompt = prompt_of(question, answers, self.model, self.params.seed)
+                prompts.append(encode_prompt(prompt, self.model.tokenizer, self.model.config))
+            except ValueError as error:
+                raise ValueError(f"question {question.name}: {error}") from error
+        return prompts
 
     def _compare(self, number: int, turn: int, places: list[int], outputs: dict[int, list[GenerationOutput]]) -> None:
         """Keeps the base's first answers as the history, and counts who gave the same tokens."""
@@ -162,4 +213,4 @@ class _Bench:
             expected = history[turn].token_ids
             flags = self.identical.setdefault((number, place, turn), [True] * len(self.engines))
             for position, found in outputs.items():
-                flags[position] &= found[index].token_ids == expected
+                flags[position] &= bool(found) and found[index].token_ids == expected

@@ -10,7 +10,10 @@ from specengine.types import PHASES, CycleTrace, GenerationOutput
 
 @dataclass
 class Tally:
-    """Sums over calls. passes: cycles of the whole batch; cycles: those of every sequence."""
+    """Sums over calls. passes: cycles of the whole batch; cycles: those of every sequence.
+
+    by_class: the calls whose questions are all of one class, by class.
+    """
 
     seconds: float = 0.0
     prefill_seconds: float = 0.0
@@ -20,9 +23,12 @@ class Tally:
     tokens: int = 0
     drafted: list[int] = field(default_factory=list)  # cycles that drafted to depth d + 1
     accepted: list[int] = field(default_factory=list)  # cycles that accepted a node there
+    by_class: dict[str, Tally] = field(default_factory=dict)
 
-    def add(self, outputs: Sequence[GenerationOutput], seconds: float) -> None:
+    def add(self, outputs: Sequence[GenerationOutput], seconds: float, category: str = "") -> None:
         """One call: traced outputs that ran as one batch, all admitted before its first cycle."""
+        if category:
+            self.by_class.setdefault(category, Tally()).add(outputs, seconds)
         # The sequence that ran longest took part in every pass, so its phases are the batch's.
         longest = max(outputs, key=lambda output: output.stats.cycles).stats
         prefill = sum(output.stats.prefill_seconds for output in outputs)
@@ -37,12 +43,13 @@ class Tally:
         for output in outputs:
             self.cycles += output.stats.cycles
             self.tokens += len(output.token_ids)
-            for cycle in output.trace:
+            for cycle in output.trace or ():
                 self._add_cycle(cycle)
 
     @property
-    def tau(self) -> float:
-        return self.tokens / self.cycles
+    def tau(self) -> float | None:
+        """Tokens per cycle; None for a peer that does not say how many it took."""
+        return self.tokens / self.cycles if self.cycles else None
 
     @property
     def tokens_per_second(self) -> float:

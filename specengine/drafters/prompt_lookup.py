@@ -1,35 +1,43 @@
 """Prompt lookup: what followed the last few tokens when they occurred before (Saxena 2023).
 
-Several earlier occurrences are merged into one tree, longest match first, newest first, so that a continuation that
-varied is drafted in its variants. The tree grows and shrinks with what this sequence accepted lately: rows that are
-not accepted cost time, and text that copies does so for a while.
+Several earlier occurrences are merged into one tree, likeliest node first. How likely depends on how long the match
+is, counting the drafted tokens that lead to the node; what the text does is compared with what was or would have been
+drafted in every cycle, so the rates are learned without drafting. The tree is as large as pays by them.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from specengine._C import MAX_NODES
+from specengine.cost_model import CostModel, costs_of
 from specengine.drafters.base import Drafter
 from specengine.options import check_range
 from specengine.tree import DraftTree
+from specengine.tree_choice import Acceptance, choose_nodes
 
-RECENT = 0.3  # weight of the newest cycle in the running mean
+# A node's kind: bits of the match's length (1, 2-3, 4-7, 8-15, 16 or more tokens), then first branch or a later one.
+LONGEST = 16
+KINDS = 2 * LONGEST.bit_length()
+PRIOR = (0.2, 0.06, 0.5, 0.1, 0.7, 0.1, 0.8, 0.1, 0.9, 0.1)  # rounded from chats and code of a small model
+UNLIKELY = 0.01  # below this no row is worth its cost
 
 
 @dataclass(frozen=True)
 class Config:
     """Lengths in tokens. nodes: largest tree, root included.  length: longest continuation drafted.
     matches: most occurrences looked at per n-gram length.
-    adaptive: draft fewer nodes where few are accepted (any choice is lossless under the rule `match`)."""
+    adaptive: draft as many nodes as pay (any choice is lossless under the rule `match`), else always the largest tree.
+    """
 
     max_ngram: int = 4
-    min_ngram: int = 2
-    nodes: int = 12
-    length: int = 11
+    min_ngram: int = 1
+    nodes: int = 16
+    length: int = 15
     matches: int = 4
     adaptive: bool = True
 
@@ -43,85 +51,160 @@ class Config:
         check_range("matches", self.matches, 1, 1024)
 
 
-@dataclass
 class NgramIndex:
-    """Where each n-gram of a sequence ended: position of the token after it, oldest first. Grows with the sequence."""
+    """Where each n-gram of a sequence ended, as chains from the newest back; grows with the sequence.
 
-    after: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-    indexed: int = 0  # tokens indexed so far
+    An n-gram's end is the position of the token after it. Integers only: an object per n-gram would wake the garbage
+    collector in the middle of a prompt.
+    """
 
-    def extend(self, tokens: Sequence[int], min_ngram: int, max_ngram: int) -> None:
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self.lengths = range(min_ngram, max_ngram + 1)
+        self._newest: dict[int, dict[int, int]] = {n: {} for n in self.lengths}  # n-gram -> newest end
+        self._earlier: dict[int, list[int]] = {n: [0] for n in self.lengths}  # end -> the one before, 0: none
+        self._indexed = 0  # tokens indexed so far
+
+    def extend(self, tokens: Sequence[int]) -> None:
         """Indexes the n-grams that end before the last token: the last one has no continuation yet."""
-        for end in range(self.indexed + 1, len(tokens)):
-            for n in range(min_ngram, min(max_ngram, end) + 1):
-                self.after.setdefault(tuple(tokens[end - n : end]), []).append(end)
-        self.indexed = max(self.indexed, len(tokens) - 1)
+        for end in range(self._indexed + 1, len(tokens)):
+            for n, key in zip(self.lengths, self._keys(tokens, end), strict=True):
+                self._earlier[n].append(self._newest[n].get(key, 0))
+                if n <= end:
+                    self._newest[n][key] = end
+        self._indexed = max(self._indexed, len(tokens) - 1)
+
+    def matches(self, tokens: Sequence[int], most: int) -> list[tuple[int, int]]:
+        """(end, length of the match) where the last tokens occurred before, longest first, then newest.
+
+        most: occurrences looked at per n-gram length.
+        """
+        found: dict[int, int] = {}
+        count = len(tokens)
+        for n, key in zip(self.lengths, self._keys(tokens, count), strict=True):
+            end = self._newest[n].get(key, 0) if n <= count else 0
+            for _ in range(most):
+                if not end:
+                    break
+                if end not in found:
+                    length = n
+                    while length < min(LONGEST, end) and tokens[end - length - 1] == tokens[count - length - 1]:
+                        length += 1
+                    found[end] = length
+                end = self._earlier[n][end]
+        return sorted(found.items(), key=lambda match: (-match[1], -match[0]))
+
+    def _keys(self, tokens: Sequence[int], end: int) -> list[int]:
+        """The n-grams before `end` as integers, one per length; meaningless where n is more than end."""
+        keys, key = [], 0
+        for n in range(1, self.lengths[-1] + 1):
+            key = key << 32 | tokens[end - n] if n <= end else 0
+            if n >= self.lengths[0]:
+                keys.append(key)
+        return keys
 
 
 @dataclass
 class State:
-    """What the drafter remembers of one sequence. accepted: running mean per drafting cycle."""
+    """What the drafter remembers of one sequence. found: the matches of the last cycle, at `length` tokens."""
 
     index: NgramIndex
-    accepted: float
-    drafted: int = 0  # nodes of the last tree beside the root
+    acceptance: Acceptance
+    found: list[tuple[int, int]] = field(default_factory=list)
+    length: int = 0
 
-    def budget(self, nodes: int) -> int:
-        """Nodes worth drafting: twice what is accepted, root included, never nothing."""
-        return min(nodes, max(2, round(2 * self.accepted + 1.5)))
+
+@dataclass
+class Candidates:
+    """A tree in drafting order; probabilities: that the text runs through each node beside the root, falling."""
+
+    tokens: list[int]
+    parents: list[int]
+    probabilities: list[float]
+
+    def tree(self, nodes: int) -> DraftTree:
+        """The root and the likeliest nodes."""
+        return DraftTree(self.tokens[: nodes + 1], self.parents[: nodes + 1])
 
 
 class PromptLookup(Drafter):
-    """Drafts copies of earlier text; costs nothing and pays where the text repeats itself.
+    """Drafts copies of earlier text; costs little and pays where the text repeats itself.
 
     Example: after 1 2 3 9 1 2 4 1 2 with 2-grams, the tree is 2 -> 4 -> 1 -> 2 and 2 -> 3 -> 9 -> 1.
+    costs: what rows cost; by default the target's, measured.
     """
 
     name = "prompt_lookup"
     Config = Config
+
+    def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
+        super().__init__(config, path, target)
+        self.costs = costs or costs_of(target) if config.adaptive else None
+        self.acceptance = Acceptance(PRIOR, weight=20, memory=200)  # of all requests
 
     @property
     def max_nodes(self) -> int:
         return self.config.nodes
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
-        return [self._draft_one(sequence) for sequence in sequences]
-
-    def _draft_one(self, sequence) -> DraftTree:
-        config, tokens = self.config, sequence.tokens
-        if sequence.drafter_state is None:
-            sequence.drafter_state = State(NgramIndex(), accepted=config.nodes / 2)  # the first tree is a full one
-        state = sequence.drafter_state
-        tree = self._tree(state.index, tokens, sequence.draft_limit, self._budget(state))
-        state.drafted = len(tree.tokens) - 1
-        return tree
-
-    def _budget(self, state: State) -> int:
-        return state.budget(self.config.nodes) if self.config.adaptive else self.config.nodes
+        candidates = [self._candidates(sequence) for sequence in sequences]
+        if self.costs is None:
+            return [each.tree(len(each.probabilities)) for each in candidates]
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+        nodes = choose_nodes([each.probabilities for each in candidates], self.costs, prefix)
+        return [each.tree(count) for each, count in zip(candidates, nodes, strict=True)]
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: torch.Tensor | None) -> None:
+        if self.costs is None:
+            return
         for sequence, tokens in zip(sequences, committed, strict=True):
             state = sequence.drafter_state
-            if state.drafted:
-                state.accepted += RECENT * (len(tokens) - 1 - state.accepted)
+            matches = state.found
+            for token in tokens:
+                branches = _branches(matches, sequence.tokens, state.length)
+                for kind, branch, _ in branches:
+                    state.acceptance.observe(kind, branch == token)
+                matches = next((rest for _, branch, rest in branches if branch == token), None)
+                if not matches:
+                    break
 
-    def _tree(self, index: NgramIndex, tokens: list[int], limit: int, budget: int) -> DraftTree:
-        config = self.config
-        index.extend(tokens, config.min_ngram, config.max_ngram)
-        length = min(config.length, limit)
-        node_tokens, parents = [tokens[-1]], [-1]
-        children: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        for n in range(min(config.max_ngram, len(tokens)), config.min_ngram - 1, -1):
-            ends = index.after.get(tuple(tokens[-n:]), ())
-            for end in reversed(ends[-config.matches :]):
-                node = 0
-                for token in tokens[end : end + length]:
-                    key = (node, token)
-                    if key not in children:
-                        if len(node_tokens) == budget:
-                            return DraftTree(node_tokens, parents)
-                        children[key] = len(node_tokens)
-                        node_tokens.append(token)
-                        parents.append(node)
-                    node = children[key]
-        return DraftTree(node_tokens, parents)
+    def _candidates(self, sequence) -> Candidates:
+        """The largest tree there is, best first."""
+        config, tokens = self.config, sequence.tokens
+        if sequence.drafter_state is None:
+            acceptance = Acceptance(self.acceptance, weight=8, memory=50)
+            sequence.drafter_state = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
+        state = sequence.drafter_state
+        state.index.extend(tokens)
+        state.found, state.length = state.index.matches(tokens, config.matches), len(tokens)
+        rates = state.acceptance.rates()
+        least = 0.0 if self.costs is None else UNLIKELY
+        deepest = min(config.length, sequence.draft_limit)
+        tree = Candidates([tokens[-1]], [-1], [])
+        waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, matches)
+        node, depth, probability, matches, number = 0, 0, 1.0, state.found, 0
+        while len(tree.tokens) < config.nodes:
+            if depth < deepest:
+                for kind, token, rest in _branches(matches, tokens, state.length):
+                    number += 1  # equals in the order they came
+                    heapq.heappush(waiting, (-probability * rates[kind], number, node, depth + 1, token, rest))
+            if not waiting or -waiting[0][0] < least:
+                break
+            probability, _, parent, depth, token, matches = heapq.heappop(waiting)
+            probability, node = -probability, len(tree.tokens)
+            tree.tokens.append(token), tree.parents.append(parent), tree.probabilities.append(probability)
+        return tree
+
+
+def _branches(
+    matches: list[tuple[int, int]], tokens: Sequence[int], count: int
+) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """(kind, token, its matches one token further) of each token that follows a match in tokens[:count]."""
+    following: dict[int, list[tuple[int, int]]] = {}
+    for end, length in matches:
+        if end < count:
+            following.setdefault(tokens[end], []).append((end + 1, length + 1))
+    branches = []
+    for token, rest in following.items():
+        bits = min(LONGEST, rest[0][1] - 1).bit_length()
+        branches.append((2 * (bits - 1) + bool(branches), token, rest))
+    return branches

@@ -22,7 +22,7 @@ from specengine.tree import TreeBatch
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """scores: logits float32 [M, V], or greedy tokens int32 [M].  features: float32 [M, hidden], after the final norm."""
+    """scores: logits float32 [M, V] or greedy tokens int32 [M].  features: float32 [M, hidden], normed."""
 
     scores: torch.Tensor
     features: torch.Tensor
@@ -79,5 +79,5 @@ class Transformer:
 
     @torch.inference_mode()
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
-        """Features float32 [M, hidden] without logits: prefill. Keys and values of row r go to slot length + node index."""
+        """Features float32 [M, hidden] without logits; keys and values of row r go to slot length + node index."""
         return self._decoder(tree, cache.k, cache.v, batch.block_table, batch.lengths, *self._rope)

@@ -17,7 +17,7 @@ from specengine.ops import compact_kv, decoder, linear, verify_tree, weight
 
 @dataclass(frozen=True)
 class Ops:
-    """What a target pass and a cycle are made of; every field has the signature of the function or class of its name."""
+    """What a target pass and a cycle are made of; a field has the signature of the function or class of its name."""
 
     formats: tuple[str, ...]  # of weights
     empty_weight: Callable[..., weight.Weight]

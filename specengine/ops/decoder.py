@@ -35,7 +35,7 @@ class Layer:
 
 
 class Decoder:
-    """The layers of a model on the CPU.  RmsNorm, quantisation of activations and residual adds are fused in the native pass."""
+    """The layers of a model on the CPU."""
 
     def __init__(
         self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor

@@ -1,7 +1,7 @@
 """Linear layers over prepared weights (ops/weight.py).
 
-Shapes: M rows, C input columns, N output columns. A quantised weight multiplies rows quantised to int8 in blocks of 32 columns;
-integers are exact, so a row's bits do not depend on M, on the threads or on the instruction set's way of multiplying.
+Shapes: M rows, C input columns, N output columns. A quantised weight multiplies rows quantised to int8 in blocks of 32
+columns; integers are exact, so a row's bits do not depend on M, on the threads or on how an instruction set multiplies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specengine.ops.weight import Linear
 
 
 def quantise_rows(x: torch.Tensor) -> torch.Tensor:
-    """x float32 [M, C] as uint8 [M, ceil(C / 32), 44]: per block 32 int8 codes, float32 scale and scaled sum, int32 sum."""
+    """x float32 [M, C] as uint8 [M, ceil(C / 32), 44]: 32 int8 codes, float32 scale and scaled sum, int32 sum."""
     out = torch.empty(x.shape[0], -(-x.shape[1] // _C.BLOCK), _C.ROW_BLOCK_BYTES, dtype=torch.uint8)
     _C.quantise_rows(x, out)
     return out

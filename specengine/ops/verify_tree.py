@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -93,12 +94,17 @@ def verify_tree(
     """Walks every tree by a rule; `match` draws the target's token at each node and follows it while the tree has it.
 
     scores: logits float32 [M, V], or the target's token at every node, int32 [M], where it is known already (greedy
-    decoding; -1 for a row that has none; this needs a workspace). The drawn token depends on (seed, position, distribution) alone, so the tokens
-    committed are those of plain decoding. Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
+    decoding; -1 for a row that has none; this needs a workspace). The drawn token depends on (seed, position,
+    distribution) alone, so the tokens committed are those of plain decoding.
+    Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
     """
-    batch, nodes = len(params.seed), int(tree.row_start.diff().max()) if len(params.seed) else 0
+    batch, starts = len(params.seed), tree.row_start.tolist()
+    nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
-    workspace = workspace or VerifyWorkspace(batch, logits.shape[1])
+    if workspace is None:
+        if logits is None:
+            raise ValueError("workspace: tokens instead of logits need one, which has the size of the vocabulary")
+        workspace = VerifyWorkspace(batch, logits.shape[1])
     accepted = Accepted(
         path=torch.empty(batch, nodes, dtype=torch.int32),
         path_length=torch.empty(batch, dtype=torch.int32),

@@ -1,7 +1,7 @@
 """Weights as the linear layers read them, prepared once at load.
 
-A weight [N, C] is held in panels of 16 rows: floats as [ceil(N / 16), C, 16], the quantised formats in blocks of 32 columns as
-uint8 [ceil(N / 16), ceil(C / 32), bytes] (csrc/ops/weight.h has the layout).
+A weight [N, C] is held in panels of 16 rows: floats as [ceil(N / 16), C, 16], the quantised formats in blocks of 32
+columns as uint8 [ceil(N / 16), ceil(C / 32), bytes] (csrc/ops/weight.h has the layout).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def pack_linear(rows: torch.Tensor, weight: Weight, first: int) -> None:
 
 
 def pack_blocks(rows: torch.Tensor, weight: Weight, first: int, kind: str) -> None:
-    """Writes rows of a GGUF file (uint8 [R, row_bytes], blocks of type `kind`, one of PACKED_BLOCKS) with codes and scales kept."""
+    """Writes rows of a GGUF file with codes and scales kept: uint8 [R, row_bytes], of a type in PACKED_BLOCKS."""
     _C.pack_blocks(rows, weight.data, first, kind)
 
 

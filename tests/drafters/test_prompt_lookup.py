@@ -2,13 +2,36 @@ from types import SimpleNamespace
 
 import pytest
 
-from specengine.drafters.prompt_lookup import Config, PromptLookup
+from specengine.cost_model import CostModel
+from specengine.drafters.prompt_lookup import KINDS, Config, PromptLookup
+
+FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
+CHEAP = CostModel((1, 2, 4, 8, 16, 32), (1.0, 1.15, 1.4, 2.2, 4.0, 7.5))
+DEAR = CostModel((1, 64), (1.0, 64.0))
+LOOP = [*range(1, 20)]
+
+
+def sequence_of(tokens, limit=100):
+    return SimpleNamespace(tokens=list(tokens), draft_limit=limit, drafter_state=None)
+
+
+def drafter_of(costs=CHEAP, **options):
+    return PromptLookup(Config(**options), None, None, costs)
 
 
 def draft(tokens, *, limit=100, **options):
-    sequence = SimpleNamespace(tokens=tokens, draft_limit=limit, drafter_state=None)
-    (tree,) = PromptLookup(Config(**options), None, None).draft([sequence])
+    (tree,) = drafter_of(adaptive=False, **options).draft([sequence_of(tokens, limit)])
     return tree
+
+
+def say(drafter, sequence, tokens):
+    """Tree sizes while the target says `tokens`, one per cycle (what is accepted does not matter to the drafter)."""
+    sizes = []
+    for token in tokens:
+        sizes.append(len(drafter.draft([sequence])[0].tokens))
+        sequence.tokens.append(token)
+        drafter.observe([sequence], [[token]], None)
+    return sizes
 
 
 def paths(tree):
@@ -62,36 +85,97 @@ def test_a_repeated_token_is_drafted_as_a_run():
     assert paths(draft([9] * 6, nodes=4)) == [[9, 9, 9]]
 
 
+def test_likelier_nodes_come_first():
+    tokens = [1, 2, 3, 4, 5, 9, 3, 7, 8, 1, 2, 3]  # 1 2 3 -> 4 5, 3 -> 7 8
+    tree = draft(tokens, min_ngram=1, nodes=16, length=2)
+    assert tree.tokens == [3, 4, 5, 7, 8] and tree.parents == [-1, 0, 1, 0, 3]
+
+
 def test_the_index_grows_with_the_sequence():
-    sequence = SimpleNamespace(tokens=[1, 2, 3], draft_limit=9, drafter_state=None)
-    drafter = PromptLookup(Config(), None, None)
+    sequence, drafter = sequence_of([1, 2, 3], 9), drafter_of(adaptive=False)
     assert drafter.draft([sequence])[0].tokens == [3]
     sequence.tokens += [1, 2]
-    whole = SimpleNamespace(tokens=list(sequence.tokens), draft_limit=9, drafter_state=None)
-    assert drafter.draft([sequence]) == drafter.draft([whole])
+    assert drafter.draft([sequence]) == drafter.draft([sequence_of(sequence.tokens, 9)])
     assert paths(drafter.draft([sequence])[0]) == [[3, 1, 2]]
 
 
-def test_the_tree_shrinks_where_nothing_is_accepted_and_grows_back():
-    tokens = [*range(1, 20), 1, 2]
-    sequence = SimpleNamespace(tokens=tokens, draft_limit=100, drafter_state=None)
-    drafter = PromptLookup(Config(nodes=12), None, None)
-    sizes = []
-    for accepted in [0] * 12 + [9] * 6:
-        (tree,) = drafter.draft([sequence])
-        sizes.append(len(tree.tokens))
-        drafter.observe([sequence], [[0] * (accepted + 1)], None)
-    assert sizes[0] == 12 and sizes[12] == 2 and sizes[-1] == 12
-    assert sizes[:13] == sorted(sizes[:13], reverse=True)
+def test_free_rows_give_the_full_tree_and_dear_ones_the_root_alone():
+    repeating = LOOP * 4
+    assert say(drafter_of(FREE), sequence_of(repeating), LOOP * 2) == [16] * 38
+    assert say(drafter_of(DEAR), sequence_of(repeating), LOOP * 2) == [1] * 38
 
 
-def test_a_fixed_tree_does_not_shrink():
-    sequence = SimpleNamespace(tokens=[*range(1, 20), 1, 2], draft_limit=100, drafter_state=None)
+def test_text_that_never_repeats_drafts_nothing():
+    assert say(drafter_of(FREE), sequence_of(range(100)), range(100, 200)) == [1] * 100
+
+
+PAIRS = [token for i in range(20) for token in (100 + i, 200 + i, 300 + i)]  # 100 + i is followed by 200 + i
+
+
+def kept_and_broken(kept, count, first):
+    """100 + i again, followed by 200 + i where `kept`, else by something new; what is new is always followed by new."""
+    return [
+        token
+        for n in range(first, first + count)
+        for token in (100 + n % 20, 200 + n % 20 if kept else 1000 + n, 5000 + n)
+    ]
+
+
+def test_the_tree_shrinks_to_the_root_where_matches_mislead_and_grows_back_without_a_probe():
+    drafter, sequence = drafter_of(), sequence_of(PAIRS)
+    assert say(drafter, sequence, [9, 100])[-1] == 1
+    assert len(drafter.draft([sequence])[0].tokens) > 1
+    say(drafter, sequence, [9])
+    sizes = say(drafter, sequence, kept_and_broken(False, 40, first=0))
+    assert sizes[-30:] == [1] * 30
+    sizes = say(drafter, sequence, kept_and_broken(True, 60, first=40))
+    assert max(sizes[-3:]) > 1  # nothing was drafted meanwhile: what would have been is what counts
+
+
+def test_what_one_request_accepts_is_where_the_next_one_starts():
+    drafter, asked = drafter_of(), [*PAIRS, 9, 100]
+    (naive,) = drafter.draft([sequence_of(asked)])
+    say(drafter, sequence_of(PAIRS), kept_and_broken(False, 60, first=0))
+    (taught,) = drafter.draft([sequence_of(asked)])
+    assert len(taught.tokens) == 1 < len(naive.tokens)
+
+
+def test_equal_observations_give_equal_trees():
+    text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3, 2, 7, 9, 5] * 3
+    first, second = (say(drafter_of(), sequence_of(text[:40]), text[40:]) for _ in range(2))
+    assert first == second and len(set(first)) > 2
+
+
+def test_several_tokens_committed_at_once_are_learned_like_one_after_the_other():
+    at_once, drafter = sequence_of(LOOP * 3), drafter_of()
+    drafter.draft([at_once])
+    at_once.tokens += LOOP[:5]
+    drafter.observe([at_once], [LOOP[:5]], None)
+    one_by_one, other = sequence_of(LOOP * 3), drafter_of()
+    say(other, one_by_one, LOOP[:5])
+    assert drafter.acceptance.rates() == other.acceptance.rates()
+
+
+def test_a_batch_shares_the_rows():
+    alone, drafter = sequence_of(LOOP * 4), drafter_of()
+    (tree,) = drafter.draft([alone])
+    trees = drafter.draft([sequence_of(LOOP * 4) for _ in range(8)])
+    assert 1 <= max(len(each.tokens) for each in trees) < len(tree.tokens)
+    first, last = drafter.draft([sequence_of(LOOP * 4), sequence_of(range(50))])
+    assert len(last.tokens) == 1 < len(first.tokens)
+
+
+def test_a_fixed_tree_does_not_shrink_and_asks_for_no_costs():
     drafter = PromptLookup(Config(nodes=12, adaptive=False), None, None)
-    for _ in range(9):
-        (tree,) = drafter.draft([sequence])
-        assert len(tree.tokens) == 12
-        drafter.observe([sequence], [[0]], None)
+    misled = [token for i in range(9) for token in (1000 + i, 1, 2)]
+    assert say(drafter, sequence_of([*LOOP * 4, 1, 2]), misled)[::3] == [12] * 9
+
+
+def test_a_match_of_any_length_has_a_rate():
+    for length in (1, 2, 15, 16, 17, 40):
+        (tree,) = drafter_of(FREE, nodes=64, length=63, max_ngram=32).draft([sequence_of([*range(length), 99] * 2)])
+        assert tree.tokens[0] == 99
+    assert len(drafter_of().acceptance.rates()) == KINDS
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ NODE_COUNTS = (1, 2, 31, 32, 33, 63, 64, 65, 256)
 PREFIX_LENGTHS = (0, 1, 62, 63, 64, 65, 127, 128, 129, 200)
 HEADS = ((4, 4), (6, 2), (8, 2), (4, 1))  # (H, K): every head its own, groups of 3 and of 4, one for all
 HEAD_DIMS = (8, 20, 64, 80, 96, 128, 256)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16)
+CACHE_DTYPES = (*DTYPES, torch.float16)
 
 Parents = list[int]
 

@@ -7,7 +7,7 @@ import torch
 
 from specengine import _C
 from specengine.ops.compact_kv import compact_kv, compact_kv_reference
-from tests.ops.cases import DTYPES, HEAD_DIMS, PREFIX_LENGTHS
+from tests.ops.cases import CACHE_DTYPES, HEAD_DIMS, PREFIX_LENGTHS
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -58,7 +58,7 @@ def test_paths_across_page_edges_match_the_reference(length, nodes):
     check([length], [[nodes - 1]], nodes)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 @pytest.mark.parametrize("layers, kv_heads", [(1, 1), (3, 4)])
 def test_every_shape_of_the_cache_matches_the_reference(layers, kv_heads, dim, dtype):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specengine.ops.compact_kv import compact_kv
 from specengine.ops.tree_attention import tree_attention
 from specengine.ops.verify_tree import verify_tree
-from tests.ops.cases import Cache, ancestor_bits, chain, comb, make_cache, randn, random_tree, star
+from tests.ops.cases import CACHE_DTYPES, Cache, ancestor_bits, chain, comb, make_cache, randn, random_tree, star
 from tests.ops.verifying import PARAMS, make_batch
 
 SHAPES = (random_tree, chain, star, comb)
@@ -28,7 +28,7 @@ def attend(cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None) -> tor
     return out
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(batch=batches, seed=st.integers(0, 2**32))
 def test_a_cycle_leaves_what_plain_decoding_would_have_left(dtype, batch, seed):

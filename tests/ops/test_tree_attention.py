@@ -6,7 +6,7 @@ import torch
 from specengine import _C
 from specengine.ops.tree_attention import tree_attention, tree_attention_reference
 from tests.ops.cases import (
-    DTYPES,
+    CACHE_DTYPES,
     HEAD_DIMS,
     HEADS,
     NODE_COUNTS,
@@ -47,7 +47,7 @@ def check(trees, lengths, heads=4, kv_heads=2, dim=16, dtype=torch.float32, wind
     torch.testing.assert_close(attend(cache, q, ancestors, window), expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("nodes", NODE_COUNTS)
 def test_every_node_count_matches_the_reference(nodes, dtype):
     for shape in (chain, star, comb, random_tree):
@@ -60,13 +60,18 @@ def test_every_prefix_length_matches_the_reference(length):
     check([random_tree(37, length)], [length], dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("heads, kv_heads", HEADS)
 def test_every_head_grouping_matches_the_reference(heads, kv_heads, dtype):
     check(*MIXED, heads=heads, kv_heads=kv_heads, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [5, 7, 50, 256])
+def test_groups_of_any_size_match_the_reference(group):
+    check([comb(9), chain(3)], [70, 3], heads=2 * group, kv_heads=2, dim=8)
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_every_head_dim_matches_the_reference(dim, dtype):
     check([comb(20), random_tree(9)], [100, 3], dim=dim, dtype=dtype)
@@ -124,7 +129,7 @@ def decoded(cache: Cache, trees, lengths, q: torch.Tensor, window: int) -> torch
     return attend(plain, q, None, window)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("heads, kv_heads, dim", [(4, 4, 8), (6, 2, 20), (4, 1, 64), (8, 2, 96)])
 @pytest.mark.parametrize("window", [0, 70])
 def test_a_node_has_the_bits_of_the_same_token_in_plain_decoding(heads, kv_heads, dim, dtype, window):
@@ -134,21 +139,36 @@ def test_a_node_has_the_bits_of_the_same_token_in_plain_decoding(heads, kv_heads
     assert torch.equal(attend(cache, q, ancestor_bits(trees), window), decoded(cache, trees, lengths, q, window))
 
 
-def test_a_token_has_the_same_bits_in_prefill_and_in_decoding():
-    trees, lengths = [chain(140)], [0]
-    cache = make_cache(trees, lengths, 2, 20, torch.bfloat16)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads, dim", [(3, 3, 8), (6, 2, 20), (9, 3, 64), (7, 1, 72)])
+@pytest.mark.parametrize("window", [0, 1, 50])
+def test_a_token_has_the_same_bits_in_prefill_and_in_decoding(heads, kv_heads, dim, dtype, window):
+    trees, lengths = [chain(140), chain(2), chain(65)], [0, 63, 130]
+    cache = make_cache(trees, lengths, kv_heads, dim, dtype)
+    q = queries(cache, heads)
+    assert torch.equal(attend(cache, q, None, window), decoded(cache, trees, lengths, q, window))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 16, 17, 33, 100])
+def test_a_prompt_in_pieces_of_any_size_has_the_bits_of_the_whole(rows):
+    cache = make_cache([chain(150)], [70], 2, 20, torch.float32)
     q = queries(cache, 6)
-    assert torch.equal(attend(cache, q, None), decoded(cache, trees, lengths, q, 0))
+    whole = attend(cache, q, None)
+    for first in range(0, 150, rows):
+        piece = q[first : first + rows].contiguous()
+        start = torch.tensor([0, len(piece)], dtype=torch.int32)
+        part = Cache(cache.k, cache.v, cache.block_table, cache.lengths + first, start)
+        assert torch.equal(attend(part, piece, None), whole[first : first + rows])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 def test_neither_batch_nor_threads_change_a_bit(dtype):
     trees, lengths = MIXED
     cache = make_cache(trees, lengths, 2, 20, dtype)
     q, ancestors, starts = queries(cache, 6), ancestor_bits(trees), cache.row_start.tolist()
     _C.set_num_threads(1)
     together = attend(cache, q, ancestors)
-    for threads in (2, 3):
+    for threads in (2, 3, 16):
         _C.set_num_threads(threads)
         assert torch.equal(attend(cache, q, ancestors), together)
     for b, tree in enumerate(trees):
@@ -173,6 +193,23 @@ def test_a_nan_in_the_cache_reaches_exactly_the_nodes_that_see_it(which):
     assert torch.equal(out[:, :2], clean[:, :2]), "the other key/value head"
     assert torch.equal(out[~sees], clean[~sees])
     assert out[sees][:, 2:, 19].isnan().all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("window", [0, 40])
+def test_what_a_slot_holds_does_not_change_the_rows_of_a_prompt_that_do_not_see_it(window, which, value):
+    rows, length, slot = 90, 30, 77
+    cache = make_cache([chain(rows)], [length], 2, 20, torch.float32)
+    q = queries(cache, 6)
+    clean = attend(cache, q, None, window)
+    getattr(cache, which)[int(cache.block_table[0, slot // 64]), 1, slot % 64, :] = value
+    out = attend(cache, q, None, window)
+    position = length + torch.arange(rows)
+    sees = (position >= slot) & (position - slot < (window or rows))
+    assert torch.equal(out[:, :3], clean[:, :3]), "the other key/value head"
+    assert torch.equal(out[~sees], clean[~sees])
+    assert 0 < sees.sum() < rows and (out[sees] != clean[sees])[:, 3:].any(dim=(1, 2)).all()
 
 
 def test_a_nan_query_makes_its_head_nan_and_no_other():

@@ -1,0 +1,74 @@
+"""Writes the tables of README.md from recorded runs: python bench/readme_table.py [RESULT.json]
+
+A table stands between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`. An argument replaces the file
+of the first table, which is then written like the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+README = HERE.parent / "README.md"
+BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
+PHASES = ("draft", "verify", "accept", "compact", "host")
+
+
+def rewritten(text: str) -> str:
+    """README text with every table made anew from its file. Raises ValueError where there is none."""
+    if not BLOCK.search(text):
+        raise ValueError("README.md: no table between <!-- bench: FILE --> and <!-- bench end -->")
+    return BLOCK.sub(lambda found: _block(found["file"]), text)
+
+
+def with_file(text: str, name: str) -> str:
+    """README text whose first table is to come from another file."""
+    return re.sub(r"(?<=<!-- bench: )\S+(?= -->)", lambda _: name, text, count=1)
+
+
+def _block(name: str) -> str:
+    data = json.loads((HERE / name).read_text(encoding="utf-8"))
+    return "\n".join([f"<!-- bench: {name} -->", *_lines(data, name), "<!-- bench end -->"])
+
+
+def _lines(data: dict[str, Any], name: str) -> list[str]:
+    machine, runs = data["machine"], data["runs"]
+    turns = runs[0]["identical"].partition("/")[2]
+    temperature = runs[0]["temperature"]
+    drawn = f"temperature {temperature:g}" if temperature else "greedy"
+    asked = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
+    where = f"{machine['cores']} cores ({machine['instruction_set']}, {machine['cpu']})"
+    what = f"{Path(data['model']).name} in {data['dtype']}, {data['questions']} {asked} ({turns} turns)"
+    return [
+        f"{where}, {what}, {data['max_new_tokens']} new tokens, {drawn}:",
+        "",
+        f"| drafter | tokens/s | speedup | tau | ms per cycle: {', '.join(PHASES)} | outputs identical |",
+        "|---|---|---|---|---|---|",
+        *(_row(row) for row in runs),
+        "",
+        f"Absolute figures move with the machine, ratios are from one run (`bench/{name}`).",
+    ]
+
+
+def _row(row: dict[str, Any]) -> str:
+    ms = ", ".join(f"{row['ms_per_cycle'][phase]:.2f}" for phase in PHASES) if row["ms_per_cycle"] else ""
+    tau = f"{row['tau']:.2f}" if row["tau"] else ""
+    who = f"`{row['drafter']}`" if row["peer"] is None else row["peer"].replace("+", ", ")
+    who += f", batch {row['batch']}" if row["batch"] > 1 else ""
+    speeds = f"{row['tokens_per_second']:.1f} | {row['speedup']:.2f}x"
+    return f"| {who} | {speeds} | {tau} | {ms} | {row['identical']} |"
+
+
+def main(arguments: list[str]) -> None:
+    text = README.read_text(encoding="utf-8")
+    if arguments:
+        text = with_file(text, Path(arguments[0]).resolve().relative_to(HERE).as_posix())
+    README.write_text(rewritten(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

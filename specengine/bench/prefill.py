@@ -1,0 +1,69 @@
+"""How long a prompt takes: prefill and first token, for all engines in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from specengine.bench.peers.base import Peer
+from specengine.bench.run import BASE, ask, rest_of
+from specengine.engine import Engine
+from specengine.models.loading import LoadedModel
+from specengine.types import SamplingParams
+
+TEXT = Path(__file__).with_name("text.txt")
+_REPETITIONS = 3  # at least
+
+
+def long_prompt(model: LoadedModel, count: int) -> list[int]:
+    """`count` token ids of the text that comes with the package, over and over; numbers without a tokenizer."""
+    if not 1 <= count < model.config.max_position:
+        raise ValueError(f"prefill: expected 1 to {model.config.max_position - 1} tokens, got {count}")
+    if model.tokenizer is None:
+        return [i % model.config.vocab_size for i in range(count)]
+    return list(islice(cycle(model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))), count))
+
+
+def time_prefill(
+    model: LoadedModel, drafters: Sequence[str], peers: Sequence[Peer], ids: list[int], repetitions: int
+) -> list[dict[str, Any]]:
+    """Median seconds to the first token after the prompt `ids`, per drafter and peer that did not fail."""
+    engines: list[Engine | Peer] = [*(Engine(model, drafter=name) for name in drafters), *peers]
+    params = SamplingParams(max_new_tokens=1, ignore_eos=True)
+    seconds: list[list[float]] = [[] for _ in engines]
+    for turn in range(max(_REPETITIONS, repetitions) + 1):
+        for step in range(len(engines)):
+            position = (turn + step) % len(engines)
+            _, spent = ask(engines[position], [ids], params, rest_of(engines))
+            if turn:  # the first is a warm-up
+                seconds[position].append(spent)
+    rows = [
+        {"peer": peer and peer.mode, "drafter": name, "tokens": len(ids), "seconds": median(spent)}
+        for (name, peer), spent in zip(
+            [*((name, None) for name in drafters), *((peer.drafter, peer) for peer in peers)], seconds, strict=True
+        )
+        if not (peer and peer.failed)
+    ]
+    base = next(row["seconds"] for row in rows if row["drafter"] == BASE and row["peer"] is None)
+    return [{**row, "tokens_per_second": len(ids) / row["seconds"], "ratio": row["seconds"] / base} for row in rows]
+
+
+def prefill_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows of `time_prefill` for reading."""
+    out = Table(title=f"a prompt of {rows[0]['tokens']} tokens and the first token after it", title_justify="left")
+    out.add_column("drafter")
+    for name in ("ms", "prompt tokens/s", f"time over {BASE}"):
+        out.add_column(name, justify="right")
+    for row in rows:
+        out.add_row(
+            row["peer"] or row["drafter"],
+            f"{1e3 * row['seconds']:.1f}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['ratio']:.2f}x",
+        )
+    return out

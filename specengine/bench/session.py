@@ -1,0 +1,94 @@
+"""One run: everything that is measured on one loaded model, as JSON values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from specengine.bench.machine import OthersCPU, read_bandwidth
+from specengine.bench.peers import Peer, open_peers
+from specengine.bench.prefill import long_prompt, time_prefill
+from specengine.bench.questions import Question
+from specengine.bench.report import run_dicts
+from specengine.bench.rows import time_rows
+from specengine.bench.run import calls_of, measure
+from specengine.build import build_info
+from specengine.models.loading import LoadedModel
+from specengine.types import SamplingParams
+
+_COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. prefill: tokens of a prompt to time, None for none.  rows: row counts to time."""
+
+    drafters: Sequence[str]
+    peers: Sequence[str]
+    batches: Sequence[int]
+    repetitions: int
+    rule: str
+    prefill: int | None
+    rows: Sequence[int]
+
+
+def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
+    """All results and the settings that belong to them. Raises ValueError for a plan that cannot be carried out."""
+    others = OthersCPU()
+    # What is cheap to refuse is refused before anything runs for minutes.
+    prompt = long_prompt(model, plan.prefill) if plan.prefill is not None else None
+    passes = time_rows(model.target, plan.rows) if plan.rows else []
+    with TemporaryDirectory(prefix="specengine-bench-") as scratch:
+        peers, left_out = _peers(plan, model, Path(scratch))
+        calls = calls_of(questions, len(plan.drafters), plan.batches, plan.repetitions, len(peers))
+        with _progress(calls) as advance:
+            runs = measure(
+                *(model, plan.drafters, questions, params),
+                batches=plan.batches,
+                repetitions=plan.repetitions,
+                rule=plan.rule,
+                peers=peers,
+                advance=advance,
+            )
+        prefills = time_prefill(model, plan.drafters, peers, prompt, plan.repetitions) if prompt else []
+    others_cpu = others.cores()
+    weight_bytes, bandwidth = model.target.weight_bytes(), read_bandwidth(model.target.device)
+    floor = weight_bytes / bandwidth
+    return {
+        "questions": len(questions),
+        "max_new_tokens": params.max_new_tokens,
+        "seed": params.seed,
+        "ignore_eos": params.ignore_eos,
+        "repetitions": plan.repetitions,
+        "dtype": model.dtype,
+        "device": str(model.target.device),
+        "weight_bytes": weight_bytes,
+        "read_bytes_per_second": bandwidth,
+        "others_cpu": others_cpu,
+        "peers": {peer.mode: peer.about for peer in peers if not peer.failed},
+        "peers_left_out": {**left_out, **{peer.mode: peer.failed for peer in peers if peer.failed}},
+        "runs": run_dicts(runs, rule=plan.rule, temperature=params.temperature, floor_seconds=floor),
+        "prefill": prefills,
+        "rows": passes,
+    }
+
+
+def _peers(plan: Plan, model: LoadedModel, scratch: Path) -> tuple[list[Peer], dict[str, str]]:
+    if 1 in plan.batches:
+        return open_peers(plan.peers, model, build_info()["threads"], scratch)
+    return [], dict.fromkeys(plan.peers, "peers are measured at batch 1, which this run has not")
+
+
+@contextmanager
+def _progress(calls: int) -> Iterator[Callable[[], None]]:
+    with Progress(*_COLUMNS, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("measuring", total=calls)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,74 @@
+"""How large a tree pays: the probability that a node is accepted against what its row costs.
+
+Whatever is learned here changes the speed only: under the rule `match` every tree gives the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specengine.cost_model import CostModel
+
+CYCLE_SECONDS = 2e-4  # of a cycle beside its pass: host, sampling
+DRAFT_SECONDS = 2e-4  # more where anything is drafted: its rows in every stage. Generous, so that doubt drafts nothing
+
+
+class Acceptance:
+    """Running averages of how often a node of each kind is accepted once its parent is.
+
+    A kind is a small integer that a drafter gives a meaning: a depth, the strength of a match.
+    prior: what is believed before anything is seen: one rate per kind, or another Acceptance, which then learns
+    whatever this one sees (a request's averages lean on those of all requests).
+    weight: observations the prior counts for.  memory: observations after which an old one counts a third.
+    """
+
+    def __init__(self, prior: Sequence[float] | Acceptance, weight: float, memory: float) -> None:
+        self.prior, self.weight = prior, weight
+        self._keep = 1 - 1 / memory
+        kinds = prior.kinds if isinstance(prior, Acceptance) else len(prior)
+        self._seen = [0.0] * kinds
+        self._accepted = [0.0] * kinds
+
+    @property
+    def kinds(self) -> int:
+        return len(self._seen)
+
+    def rates(self) -> list[float]:
+        """The probability of acceptance of each kind."""
+        prior = self.prior.rates() if isinstance(self.prior, Acceptance) else self.prior
+        weight = self.weight
+        counts = zip(self._accepted, self._seen, prior, strict=True)
+        return [(accepted + weight * rate) / (seen + weight) for accepted, seen, rate in counts]
+
+    def observe(self, kind: int, accepted: bool) -> None:
+        """Counts one node whose parent was accepted."""
+        self._seen[kind] = self._seen[kind] * self._keep + 1
+        self._accepted[kind] = self._accepted[kind] * self._keep + accepted
+        if isinstance(self.prior, Acceptance):
+            self.prior.observe(kind, accepted)
+
+
+def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, prefix: float = 0.0) -> list[int]:
+    """How many nodes beside its root each sequence of a batch should draft: the least expected time per token.
+
+    probabilities: per sequence, that the target's text runs through each candidate node, falling, so that any
+    number of first ones is a tree. prefix: tokens in the cache, the mean of the batch.
+
+    The rows of all sequences are one pass, so they compete. What is made small is the mean over the sequences, not the
+    time per token of all of them together: that would let one that copies take rows for which all the others wait.
+    """
+    sequences = len(probabilities)
+    gains, owners = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
+    for owner, nodes in enumerate(probabilities):
+        cycles = 1 / (1 + np.cumsum((0.0, *nodes)))  # per token, with the first 0, 1, ... nodes
+        gains.append(cycles[:-1] - cycles[1:])
+        owners.append(np.full(len(nodes), owner))
+    gain, owner = np.concatenate(gains), np.concatenate(owners)
+    order = np.argsort(-gain, kind="stable")  # equal ones in drafting order
+    cycles = sequences - np.concatenate(([0.0], np.cumsum(gain[order])))
+    seconds = costs(np.arange(sequences, sequences + len(gain) + 1), prefix) + CYCLE_SECONDS
+    seconds[1:] += DRAFT_SECONDS
+    taken = int(np.argmin(cycles * seconds))  # the fewest of equals
+    return np.bincount(owner[order[:taken]], minlength=sequences).tolist()

@@ -1,0 +1,53 @@
+"""README.md shows what the recorded runs say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "bench" / "readme_table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_readme_agrees_with_the_recorded_runs(script):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert script.rewritten(text) == text, "run: python bench/readme_table.py"
+
+
+def test_a_changed_figure_is_put_right(script):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    wrong = text.replace("| 1.00x |", "| 9.00x |")
+    assert wrong != text and script.rewritten(wrong) == text
+
+
+def test_the_table_may_come_from_another_file(script):
+    text = script.with_file((ROOT / "README.md").read_text(encoding="utf-8"), "results/other.json")
+    assert "<!-- bench: results/other.json -->" in text
+    with pytest.raises(FileNotFoundError, match=r"other\.json"):
+        script.rewritten(text)
+
+
+def test_a_readme_without_a_table_is_refused(script):
+    with pytest.raises(ValueError, match="no table"):
+        script.rewritten("# nothing")
+
+
+def test_peers_have_rows_without_phases(script):
+    row = {
+        "peer": "llama.cpp:Q8_0+prompt_lookup",
+        "drafter": "prompt_lookup",
+        "batch": 1,
+        "tokens_per_second": 50.0,
+        "speedup": 0.5,
+        "tau": 1.25,
+        "ms_per_cycle": None,
+        "identical": "3/4",
+    }
+    assert script._row(row) == "| llama.cpp:Q8_0, prompt_lookup | 50.0 | 0.50x | 1.25 |  | 3/4 |"
