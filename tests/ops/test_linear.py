@@ -310,9 +310,10 @@ def test_negative_zero_ties_with_zero():
     assert argmax_of(scores) == 30
     scores[20], scores[30] = 0.0, -0.0
     assert linear_argmax(torch.ones(1, 8), layer).tolist() == [20]
-    # Products that vanish keep their sign: no bias adds a zero here.
-    signs = torch.tensor([-1.0, 1.0] * 20)[:, None]
-    assert linear_argmax(torch.zeros(2, 1), Linear((packed(signs, "float32"),), None)).tolist() == [0, 0]
+    # A product that underflows keeps its sign, and no bias turns it into zero here.
+    layer = Linear((packed(torch.tensor([-1e-30, 1e-30] * 20)[:, None], "float32"),), None)
+    assert torch.signbit(linear(torch.tensor([[1e-30]]), layer)[0, :2]).tolist() == [True, False]
+    assert linear_argmax(torch.tensor([[1e-30], [-1e-30]]), layer).tolist() == [0, 0]
 
 
 @every_instruction_set
