@@ -94,8 +94,22 @@ void run_tile(int64_t rows, const typename Kernel::Row* x, int64_t row_size, con
   if constexpr (R > 1) run_tile<Kernel, R - 1>(rows, x, row_size, panel, out);
 }
 
-// Calls sink(row, first column, 16 results without bias) for every row and panel.
-template <typename Kernel, typename Sink>
+// What becomes of the 16 results of a row and panel, bias not added. Not a template parameter: the kernels would be
+// compiled twice.
+template <typename Op>
+void take(const Op& op, int64_t row, int64_t column, float* result);
+
+struct Sink {
+  template <typename Op>
+  explicit Sink(const Op& op)
+      : op(&op), call([](const void* op, int64_t row, int64_t column, float* result) {
+          take(*static_cast<const Op*>(op), row, column, result);
+        }) {}
+  const void* op;
+  void (*call)(const void*, int64_t, int64_t, float*);
+};
+
+template <typename Kernel>
 void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
   const int64_t M = x.shape[0], panels = weight.shape[0];
   const int64_t row_size = Kernel::row_size(x), panel_size = Kernel::panel_size(weight);
@@ -114,14 +128,13 @@ void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
           float result[Kernel::kRows][kPanel];
           run_tile<Kernel>(end - begin, x.as<typename Kernel::Row>() + begin * row_size, row_size,
                            weight.as<uint8_t>() + p * panel_size, result);
-          for (int64_t m = begin; m < end; ++m) sink(m, p * kPanel, result[m - begin]);
+          for (int64_t m = begin; m < end; ++m) sink.call(sink.op, m, p * kPanel, result[m - begin]);
         }
       }
     }
   });
 }
 
-template <typename Sink>
 void multiply_any(const TensorView& x, const TensorView& weight, const Sink& sink) {
   switch (weight.dtype) {
     case DType::kFloat32:
@@ -166,33 +179,36 @@ bool may_exceed(const float* result, int64_t key) {
   return all == 0;
 }
 
+template <>
+void take(const Linear& op, int64_t row, int64_t column, float* result) {
+  const int64_t columns = std::min(kPanel, op.rows - column);
+  add_bias(op.bias, op.first + column, columns, result);
+  std::memcpy(op.out.as<float>() + row * op.out.shape[1] + op.first + column, result, columns * sizeof(float));
+}
+
+template <>
+void take(const LinearArgmax& op, int64_t row, int64_t column, float* result) {
+  const int64_t columns = std::min(kPanel, op.rows - column);
+  add_bias(op.bias, column, columns, result);
+  std::atomic_ref<int64_t> key(op.keys.as<int64_t>()[row]);
+  int64_t seen = key.load(std::memory_order_relaxed);
+  if (!may_exceed(result, seen)) return;
+  int64_t best = INT64_MIN;
+  for (int64_t i = 0; i < columns; ++i) best = std::max(best, key_of(result[i], column + i));
+  // The maximum does not depend on the order in which the panels come.
+  while (best > seen && !key.compare_exchange_weak(seen, best, std::memory_order_relaxed)) {
+  }
+}
+
 }  // namespace
 
-void run(const Linear& op) {
-  const int64_t N = op.out.shape[1];
-  multiply_any(op.x, op.weight, [&](int64_t m, int64_t column, float* result) {
-    const int64_t columns = std::min(kPanel, op.rows - column);
-    add_bias(op.bias, op.first + column, columns, result);
-    std::memcpy(op.out.as<float>() + m * N + op.first + column, result, columns * sizeof(float));
-  });
-}
+void run(const Linear& op) { multiply_any(op.x, op.weight, Sink(op)); }
 
 void run(const LinearArgmax& op) {
   const int64_t M = op.x.shape[0];
   int64_t* keys = op.keys.as<int64_t>();
   std::fill(keys, keys + M, INT64_MIN);
-  multiply_any(op.x, op.weight, [&](int64_t m, int64_t column, float* result) {
-    const int64_t columns = std::min(kPanel, op.rows - column);
-    add_bias(op.bias, column, columns, result);
-    std::atomic_ref<int64_t> key(keys[m]);
-    int64_t seen = key.load(std::memory_order_relaxed);
-    if (!may_exceed(result, seen)) return;
-    int64_t best = INT64_MIN;
-    for (int64_t i = 0; i < columns; ++i) best = std::max(best, key_of(result[i], column + i));
-    // The maximum does not depend on the order in which the panels come.
-    while (best > seen && !key.compare_exchange_weak(seen, best, std::memory_order_relaxed)) {
-    }
-  });
+  multiply_any(op.x, op.weight, Sink(op));
   for (int64_t m = 0; m < M; ++m) {
     const int32_t order = static_cast<int32_t>(keys[m] >> 32);
     const bool finite = order < kInfinity && order > -kInfinity - 1;
