@@ -75,12 +75,37 @@ TensorView layer_of(const TensorView& cache, int64_t layer) {
   return view;
 }
 
+KvCacheView cache_of(const DecoderPass& op, int64_t layer) {
+  return {layer_of(op.k_cache, layer),
+          layer_of(op.v_cache, layer),
+          op.block_table,
+          op.lengths,
+          op.row_start,
+          op.decoder.K,
+          op.decoder.D,
+          op.lengths.shape[0]};
+}
+
+// What the ops of every layer check again: here nothing is written yet.
+void check_values(const DecoderPass& op) {
+  const KvCacheView cache = cache_of(op, 0);
+  check_ids(op.tokens, "tokens", op.decoder.embedding.shape[0] * kPanel);
+  cache.validate_rows(op.tokens.shape[0]);
+  check_depths(cache, op.depths, op.cos.shape[0]);
+  if (op.ancestors.defined()) check_ancestors(cache, op.ancestors);
+}
+
+void check_size(const char* name, int64_t size) {
+  constexpr int64_t kMost = 1 << 24;  // products of two sizes stay far from overflow
+  if (size < 1 || size > kMost) fail(name, ": expected 1 to ", kMost, ", got ", size);
+}
+
 void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns) {
   if (p.weights.empty() || p.weights.size() != p.rows.size()) fail(name, ": expected one row count per weight");
   for (size_t i = 0; i < p.weights.size(); ++i) {
-    Dim P{"P"}, C{"C", columns, "the model"};
+    Dim P{"P"}, C{"C", columns, "the sizes"};
     check_weight(check, p.weights[i], name, P, C);
-    if (p.rows[i] < 1 || (p.rows[i] + kPanel - 1) / kPanel != P) {
+    if (p.rows[i] < 1 || (p.rows[i] - 1) / kPanel + 1 != P) {
       fail(name, ": ", p.rows[i], " rows do not match ", P.value, " panels of 16");
     }
     if ((p.weights[i].dtype == DType::kUInt8) != p.quantised()) fail(name, ": quantised and float weights are mixed");
@@ -92,22 +117,39 @@ void check_projection(Checker& check, const Projection& p, const char* name, int
 }  // namespace
 
 void Decoder::validate() const {
+  check_size("hidden", C), check_size("heads", H), check_size("kv_heads", K);
+  check_size("head_dim", D), check_size("intermediate", I);
+  if (D % 2 != 0) fail("head_dim: expected an even number, got ", D);
+  if (H % K != 0) fail("heads: ", H, " heads are no multiple of kv_heads=", K);
+  if (H / K > TreeAttention::kMaxGroup) {
+    fail("heads: at most ", TreeAttention::kMaxGroup, " query heads per key/value head are supported");
+  }
+  if (layers.empty()) fail("layers: expected at least one");
   Checker check;
-  Dim P{"P"}, columns{"C", C, "the model"};
-  if (C < 1 || H < 1 || K < 1 || D < 1 || I < 1 || H % K != 0)
-    fail("decoder: sizes must be positive, H a multiple of K");
+  Dim P{"P"}, columns{"C", C, "hidden"};
   check_weight(check, embedding, "embedding", P, columns);
   check(final_norm, "final_norm", {DType::kFloat32}, {columns});
-  for (const DecoderLayer& layer : layers) {
-    check(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
-    check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
-    check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {D});
-    check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {D});
-    check_projection(check, layer.qkv, "qkv", (H + 2 * K) * D, C);
-    check_projection(check, layer.attention_out, "attention_out", C, H * D);
-    check_projection(check, layer.gate_up, "gate_up", 2 * I, C);
-    check_projection(check, layer.down, "down", C, I);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    try {
+      validate_layer(check, layers[i]);
+    } catch (const std::invalid_argument& error) {
+      fail("layers: layer ", i, ": ", error.what());
+    }
   }
+  if (check.device() != Device::kCpu) fail("embedding: expected a tensor on cpu, got ", name_of(check.device()));
+}
+
+void Decoder::validate_layer(Checker& check, const DecoderLayer& layer) const {
+  Dim columns{"C", C, "hidden"};
+  check(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
+  check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
+  check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {D});
+  check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {D});
+  check_projection(check, layer.qkv, "qkv", (H + 2 * K) * D, C);
+  check_projection(check, layer.attention_out, "attention_out", C, H * D);
+  check_projection(check, layer.gate_up, "gate_up", 2 * I, C);
+  check_projection(check, layer.down, "down", C, I);
+  if (layer.window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", layer.window);
 }
 
 int64_t Decoder::workspace_bytes(int64_t rows) const {
@@ -128,7 +170,7 @@ Device DecoderPass::validate() const {
   check(tokens, "tokens", {DType::kInt32}, {M});
   check(depths, "depths", {DType::kInt32}, {M});
   check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
-  check(k_cache, "k_cache", {DType::kFloat32, DType::kFloat16, DType::kBFloat16}, {layers, P, d.K, kPageSize, d.D});
+  check(k_cache, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, d.K, kPageSize, d.D});
   check(v_cache, "v_cache", {k_cache.dtype}, {layers, P, d.K, kPageSize, d.D});
   check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
   check(lengths, "lengths", {DType::kInt32}, {B});
@@ -142,6 +184,7 @@ Device DecoderPass::validate() const {
 }
 
 void run_cpu(const DecoderPass& op) {
+  check_values(op);
   const Decoder& d = op.decoder;
   const int64_t M = op.tokens.shape[0];
   TensorView delta;  // what the last block adds to the residual; nothing yet
@@ -152,9 +195,7 @@ void run_cpu(const DecoderPass& op) {
     const DecoderLayer& layer = d.layers[i];
     Workspace space(op.workspace.as<uint8_t>());
     const Activations a(d, layer, M, space);
-    const KvCacheView cache{
-        layer_of(op.k_cache, i), layer_of(op.v_cache, i), op.block_table, op.lengths, op.row_start, d.K, d.D,
-        op.lengths.shape[0]};
+    const KvCacheView cache = cache_of(op, static_cast<int64_t>(i));
     run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, a.attention_in, d.eps});
     project(a.attention_in, layer.qkv, a.qkv);
     run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});

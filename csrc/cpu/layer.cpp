@@ -46,6 +46,7 @@ void store_codes(int8_t* out, const i32x8 (&codes)[4]) {
 // One row of C floats to int8 with a scale per 32 columns, rounded to nearest even.
 void quantise_row(const float* x, int64_t columns, RowBlock* out) {
   constexpr int kVectors = kBlock / kLanes;
+  constexpr float kTiny = 1e-35f;  // entries up to this become 0: the inverse of such a scale may be infinite
   for (int64_t first = 0; first < columns; first += kBlock, ++out) {
     float padded[kBlock] = {};
     const float* block = x + first;
@@ -64,7 +65,7 @@ void quantise_row(const float* x, int64_t columns, RowBlock* out) {
     float top;
     std::memcpy(&top, &top_bits, sizeof(top));
     const bool finite = top_bits < 0x7F800000;
-    const f32x8 inverse = splat(finite && top > 0 ? 127.0f / top : 0.0f);
+    const f32x8 inverse = splat(finite && top > kTiny ? 127.0f / top : 0.0f);
     const f32x8 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, found in the low bits
     i32x8 codes[kVectors], total = {};
     for (int i = 0; i < kVectors; ++i) {
@@ -169,18 +170,8 @@ void run(const QuantiseRows& op) {
 }
 
 void run(const RopeCache& op) {
-  const int64_t M = op.q.shape[0], T = op.cos.shape[0];
-  op.cache.validate_rows(M);
-  for (int64_t b = 0; b < op.cache.B; ++b) {
-    const int32_t* row_start = op.cache.row_start.as<int32_t>();
-    const int64_t length = op.cache.lengths.as<int32_t>()[b];
-    for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
-      const int64_t depth = op.depths.as<int32_t>()[m];
-      if (depth < 0 || depth > m - row_start[b])
-        fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
-      if (length + depth >= T) fail("lengths: position ", length + depth, " is past the ", T, " rows of cos");
-    }
-  }
+  op.cache.validate_rows(op.q.shape[0]);
+  check_depths(op.cache, op.depths, op.cos.shape[0]);
   switch (op.cache.k.dtype) {
     case DType::kFloat32:
       return rope_cache<float>(op);

@@ -324,27 +324,6 @@ class Attention {
   float* by_slot_;  // [pairs][kGatherSlots]
 };
 
-void check_ancestors(const TreeAttention& op) {
-  const int32_t* row_start = op.cache.row_start.as<int32_t>();
-  const int64_t words = op.ancestors.shape[1];
-  for (int64_t b = 0; b < op.cache.B; ++b) {
-    const int64_t nodes = row_start[b + 1] - row_start[b];
-    if (nodes > kMaxNodes)
-      fail("row_start: sequence ", b, " has ", nodes, " nodes, at most ", kMaxNodes, " are supported");
-    if (nodes > 32 * words) fail("ancestors: ", words, " words cannot hold the ", nodes, " nodes of sequence ", b);
-    for (int64_t node = 0; node < nodes; ++node) {
-      const uint32_t* bits = op.ancestors.as<uint32_t>() + (row_start[b] + node) * words;
-      const bool sees_root = bits[0] & 1, sees_itself = bits[node / 32] >> (node % 32) & 1;
-      bool sees_later = (static_cast<uint64_t>(bits[node / 32]) >> (node % 32)) > 1;
-      for (int64_t w = node / 32 + 1; w < words; ++w) sees_later = sees_later || bits[w] != 0;
-      if (!sees_root || !sees_itself || sees_later) {
-        fail("ancestors: row ", row_start[b] + node, " (node ", node, " of sequence ", b,
-             ") must contain the root and itself, and no later node");
-      }
-    }
-  }
-}
-
 // Tiles of nearly equal height; few rows are cut finer, and their heads too, to give every thread about two tasks.
 std::vector<Tile> tiles_of(const TreeAttention& op) {
   const int64_t H = op.q.shape[1], group = H / op.cache.K, enough = num_threads() > 1 ? 2 * num_threads() : 1;
@@ -386,7 +365,7 @@ void tree_attention(const TreeAttention& op) {
 
 void run(const TreeAttention& op) {
   op.cache.validate_rows(op.q.shape[0]);
-  if (op.ancestors.defined()) check_ancestors(op);
+  if (op.ancestors.defined()) check_ancestors(op.cache, op.ancestors);
   switch (op.cache.k.dtype) {
     case DType::kFloat32:
       return tree_attention<float>(op);

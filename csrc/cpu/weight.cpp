@@ -52,13 +52,21 @@ int nearest(float x, int low, int high) {
 
 // The codes are chosen for the scale as float16 keeps it.
 void quantise(const float* x, const BlockColumn& out) {
-  float low = 0, high = 0;  // zero is among the values: padding stays exact
-  for (int64_t c = 0; c < kBlock; ++c) low = std::min(low, x[c]), high = std::max(high, x[c]);
+  float low = 0, high = 0;
+  float poison = 0;  // NaN where an entry is not finite
+  for (int64_t c = 0; c < kBlock; ++c) {
+    low = std::min(low, x[c]), high = std::max(high, x[c]), poison += x[c] * 0.0f;
+  }
   const bool four = out.four_bits();
-  store1(out.scale(), four ? (high - low) / 15.0f : std::max(high, -low) / 127.0f);
-  const float scale = load1(out.scale()), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  store1(out.scale(), poison + (four ? (high - low) / 15.0f : std::max(high, -low) / 127.0f));
   if (four) store1(out.minimum(), low);
-  const float offset = four ? load1(out.minimum()) : 0.0f;
+  const float scale = load1(out.scale()), offset = four ? load1(out.minimum()) : 0.0f;
+  if (!std::isfinite(scale) || !std::isfinite(offset)) {
+    store1(out.scale(), NAN);
+    for (int64_t c = 0; c < kBlock; ++c) out.set_code(c, 0);
+    return;
+  }
+  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
   for (int64_t c = 0; c < kBlock; ++c) {
     out.set_code(c, nearest((x[c] - offset) * inverse, four ? 0 : -127, four ? 15 : 127));
   }
@@ -187,11 +195,7 @@ void run(const PackBlocks& op) {
 }
 
 void run(const GatherRows& op) {
-  const int64_t M = op.ids.shape[0], N = op.weight.shape[0] * kPanel;
-  for (int64_t m = 0; m < M; ++m) {
-    const int32_t id = op.ids.as<int32_t>()[m];
-    if (id < 0 || id >= N) fail("ids: entry ", m, " is ", id, ", expected 0 to ", N - 1);
-  }
+  check_ids(op.ids, "ids", op.weight.shape[0] * kPanel);
   switch (op.weight.dtype) {
     case DType::kFloat32:
       return gather<float>(op);

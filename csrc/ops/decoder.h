@@ -42,6 +42,7 @@ struct Decoder {
   float eps;
 
   void validate() const;
+  void validate_layer(Checker& check, const DecoderLayer& layer) const;
   int64_t workspace_bytes(int64_t rows) const;
 };
 

@@ -49,6 +49,22 @@ struct SiluMul {
   }
 };
 
+// Host-readable tensors only; after validate_rows.
+inline void check_depths(const KvCacheView& cache, const TensorView& depths, int64_t positions) {
+  const int32_t* row_start = cache.row_start.as<int32_t>();
+  for (int64_t b = 0; b < cache.B; ++b) {
+    const int64_t length = cache.lengths.as<int32_t>()[b];
+    for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
+      const int64_t depth = depths.as<int32_t>()[m];
+      if (depth < 0 || depth > m - row_start[b])
+        fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
+      if (length + depth >= positions) {
+        fail("lengths: position ", length + depth, " is past the ", positions, " rows of cos");
+      }
+    }
+  }
+}
+
 // Splits the rows of one fused projection, normalises heads (Qwen3), rotates q and k to the node's position
 // (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
 struct RopeCache {

@@ -32,14 +32,11 @@ struct QuantiseRows {
 
 // Rows as a weight of this kind wants them: float32 [M, C], or uint8 [M, C / 32, 44].
 inline void check_linear_rows(Checker& check, const TensorView& x, const TensorView& weight, Dim& M, Dim& P) {
-  Dim C{"C"}, blocks{"C/32"}, bytes{"bytes"};
-  if (weight.dtype != DType::kUInt8) {
-    check(x, "x", {DType::kFloat32}, {M, C});
-    return check_weight(check, weight, "weight", P, C);
-  }
-  check(x, "x", {DType::kUInt8}, {M, blocks, kRowBlockBytes});
+  Dim C{"C"};
   check_weight(check, weight, "weight", P, C);
-  check(weight, "weight", {DType::kUInt8}, {P, blocks, bytes});
+  if (weight.dtype != DType::kUInt8) return check(x, "x", {DType::kFloat32}, {M, C});
+  Dim blocks{"C/32", weight.shape[1], "weight"};
+  check(x, "x", {DType::kUInt8}, {M, blocks, kRowBlockBytes});
 }
 
 struct Linear {
@@ -82,7 +79,7 @@ struct LinearArgmax {
     check.optional(bias, "bias", {DType::kFloat32}, {N});
     check(ids, "ids", {DType::kInt32}, {M});
     check(keys, "keys", {DType::kInt64}, {M});
-    if (rows < 1 || (rows + kPanel - 1) / kPanel != P) {
+    if (rows < 1 || (rows - 1) / kPanel + 1 != P) {
       fail("rows: ", rows, " rows do not match ", P.value, " panels of 16");
     }
     return check.device();

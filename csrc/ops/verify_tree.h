@@ -47,11 +47,11 @@ struct VerifyTree {
   Device validate() const {
     Checker check;
     Dim M{"M"}, V{"V"}, B{"B"}, E{"E"}, T{"T"}, N{"N"};
-    if (drawn.defined()) {
-      check(drawn, "drawn", {DType::kInt32}, {M});
-      if (logits.defined()) fail("drawn: expected None where logits are given");
-    } else {
+    check.optional(drawn, "drawn", {DType::kInt32}, {M});
+    if (!drawn.defined()) {
       check(logits, "logits", {DType::kFloat32}, {M, V});
+    } else if (logits.defined() || !logits.not_a_tensor.empty()) {
+      fail("drawn: expected None where logits are given");
     }
     check(tokens, "tokens", {DType::kInt32}, {M});
     check(parents, "parents", {DType::kInt32}, {M});

@@ -6,8 +6,8 @@
 //     kQ4Bytes    codes 0..15, then 16 float16 scales:               weight = scale * (code - 8)
 //     kQ4MinBytes codes 0..15, 16 float16 scales, 16 float16 minima: weight = scale * code + minimum
 // Codes lie as [column / 4][16][column % 4], so that one load holds four columns of every output; a byte of the 4-bit
-// formats holds column c in its low half and column c + 16 in its high half. C is padded to whole blocks with zero
-// weights.
+// formats holds column c in its low half and column c + 16 in its high half. C is padded to whole blocks; the
+// rows they multiply are padded with zeros.
 #pragma once
 #include <string>
 
@@ -44,9 +44,17 @@ inline void check_rows_fit(int64_t first, int64_t rows, int64_t panels) {
   }
 }
 
+// Host-readable tensors only.
+inline void check_ids(const TensorView& ids, const char* name, int64_t rows) {
+  for (int64_t m = 0; m < ids.shape[0]; ++m) {
+    const int32_t id = ids.as<int32_t>()[m];
+    if (id < 0 || id >= rows) fail(name, ": entry ", m, " is ", id, ", expected 0 to ", rows - 1);
+  }
+}
+
 // Writes rows [first, first + R) of a weight into its packed form; rows past N in the last panel stay as they are.
 // The quantised formats with a scale alone round to the nearest code of absmax / 127; kQ4MinBytes spans minimum to
-// maximum.
+// maximum. A row's block with an entry that is not finite, or too large for a float16 scale, becomes NaN.
 struct PackLinear {
   TensorView rows;    // [R, C] float32 | bfloat16 | float16
   TensorView packed;  // any format but kQ4Bytes, written

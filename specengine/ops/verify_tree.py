@@ -101,7 +101,10 @@ def verify_tree(
     batch, starts = len(params.seed), tree.row_start.tolist()
     nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
-    workspace = workspace or VerifyWorkspace(batch, logits.shape[1])
+    if workspace is None:
+        if logits is None:
+            raise ValueError("workspace: tokens instead of logits need one, which has the size of the vocabulary")
+        workspace = VerifyWorkspace(batch, logits.shape[1])
     accepted = Accepted(
         path=torch.empty(batch, nodes, dtype=torch.int32),
         path_length=torch.empty(batch, dtype=torch.int32),

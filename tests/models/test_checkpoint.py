@@ -17,43 +17,9 @@ from specengine.models.checkpoint import (
     open_checkpoint,
 )
 from specengine.models.presets import PRESETS
+from tests.models.files import CONFIG_JSON, random_state, write_folder
 
-CONFIG_JSON = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "eos_token_id": 2,
-}
-
-
-def random_state(preset="tiny-llama", dtype=torch.float32):
-    random = RandomCheckpoint(PRESETS[preset])
-    return {name: random.read(name).to(dtype) for name in random.tensors}
-
-
-def write_folder(folder, state, kind="safetensors", shards=1):
-    """A checkpoint folder of the tiny LLaMA; with several shards the tensors are dealt out in turn."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG_JSON))
-    stem, ending = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
-    save = save_file if kind == "safetensors" else torch.save
-    if shards == 1:
-        save(state, folder / f"{stem}.{ending}")
-        return folder
-    weight_map = {}
-    for shard in range(shards):
-        part = {name: tensor for i, (name, tensor) in enumerate(state.items()) if i % shards == shard}
-        file = f"{stem}-{shard + 1:05}-of-{shards:05}.{ending}"
-        save(part, folder / file)
-        weight_map |= dict.fromkeys(part, file)
-    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return folder
+TINY = PRESETS["tiny-llama"]
 
 
 def assert_reads_back(checkpoint, state):
@@ -76,7 +42,7 @@ def one_line_error(kind, match, call, *arguments):
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_folder_reads_back_what_was_written(tmp_path, kind, shards, dtype):
-    state = random_state(dtype=dtype)
+    state = random_state(TINY, dtype=dtype)
     checkpoint = open_checkpoint(write_folder(tmp_path, state, kind, shards))
     assert isinstance(checkpoint, SafetensorsCheckpoint if kind == "safetensors" else TorchBinCheckpoint)
     assert checkpoint.config.num_layers == 2
@@ -111,14 +77,14 @@ def test_what_transformers_saves_is_what_is_read(tmp_path, family, shard_size):
 
 
 def test_safetensors_are_preferred_to_pickles(tmp_path):
-    state = random_state()
+    state = random_state(TINY)
     write_folder(tmp_path, state, "bin")
     write_folder(tmp_path, state, "safetensors")
     assert isinstance(open_checkpoint(tmp_path), SafetensorsCheckpoint)
 
 
 def test_rows_are_copies_that_outlive_the_file(tmp_path):
-    state = random_state()
+    state = random_state(TINY)
     checkpoint = open_checkpoint(write_folder(tmp_path, state))
     rows = checkpoint.read_rows("lm_head.weight", 0, 5)
     (tmp_path / "model.safetensors").unlink()
@@ -127,7 +93,7 @@ def test_rows_are_copies_that_outlive_the_file(tmp_path):
 
 
 def test_rows_outside_a_tensor_are_refused(tmp_path):
-    checkpoint = open_checkpoint(write_folder(tmp_path, random_state()))
+    checkpoint = open_checkpoint(write_folder(tmp_path, random_state(TINY)))
     one_line_error(ValueError, "lm_head.weight", checkpoint.read_rows, "lm_head.weight", 0, 321)
     one_line_error(ValueError, "lm_head.weight", checkpoint.read_rows, "lm_head.weight", -1, 3)
     one_line_error(ValueError, "no tensor 'head'", checkpoint.read, "head")
@@ -142,7 +108,7 @@ def test_integer_tables_of_draft_heads_keep_their_type(tmp_path):
 
 
 def test_rotary_buffers_and_a_copy_of_tied_embeddings_are_ignored(tmp_path):
-    state = random_state()
+    state = random_state(TINY)
     state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     write_folder(tmp_path, state)
     open_checkpoint(tmp_path)
@@ -166,7 +132,7 @@ def test_rotary_buffers_and_a_copy_of_tied_embeddings_are_ignored(tmp_path):
     ],
 )
 def test_a_tensor_that_does_not_fit_the_model_is_named(tmp_path, kind, name, value):
-    state = random_state()
+    state = random_state(TINY)
     state.pop(name, None)
     if value is not None:
         state[name] = value
@@ -176,7 +142,7 @@ def test_a_tensor_that_does_not_fit_the_model_is_named(tmp_path, kind, name, val
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_truncated_file_is_named(tmp_path, kind, shards):
-    write_folder(tmp_path, random_state(), kind, shards)
+    write_folder(tmp_path, random_state(TINY), kind, shards)
     path = max(tmp_path.glob(f"*.{kind}"))
     content = path.read_bytes()
     for length in (0, 5, 100, len(content) // 2, len(content) - 1):
@@ -185,7 +151,7 @@ def test_a_truncated_file_is_named(tmp_path, kind, shards):
 
 
 def test_a_corrupt_safetensors_header_is_named(tmp_path):
-    write_folder(tmp_path, random_state())
+    write_folder(tmp_path, random_state(TINY))
     path = tmp_path / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[8:20] = b"\xff" * 12
@@ -194,7 +160,7 @@ def test_a_corrupt_safetensors_header_is_named(tmp_path):
 
 
 def test_a_missing_shard_is_named(tmp_path):
-    write_folder(tmp_path, random_state(), shards=2)
+    write_folder(tmp_path, random_state(TINY), shards=2)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     one_line_error(ValueError, "model-00002-of-00002.safetensors", open_checkpoint, tmp_path)
 
@@ -209,7 +175,7 @@ def test_a_missing_shard_is_named(tmp_path):
     ],
 )
 def test_an_index_that_misleads_is_refused(tmp_path, index, match):
-    write_folder(tmp_path, random_state(), shards=2)
+    write_folder(tmp_path, random_state(TINY), shards=2)
     (tmp_path / "model.safetensors.index.json").write_text(index)
     one_line_error(ValueError, match, open_checkpoint, tmp_path)
 
@@ -226,7 +192,7 @@ class _Touch:
 
 def test_pickled_code_is_refused_and_never_run(tmp_path):
     marker = tmp_path / "executed"
-    write_folder(tmp_path, {**random_state(), "payload": _Touch(marker)}, "bin")
+    write_folder(tmp_path, {**random_state(TINY), "payload": _Touch(marker)}, "bin")
     one_line_error(ValueError, "pytorch_model.bin", open_checkpoint, tmp_path)
     assert not marker.exists()
 
@@ -281,7 +247,7 @@ def test_random_weights_have_the_configured_type():
 def test_random_models_give_logits_that_are_neither_flat_nor_one_hot():
     transformers = pytest.importorskip("transformers")
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG_JSON, head_dim=16))
-    model.load_state_dict(random_state())
+    model.load_state_dict(random_state(TINY))
     with torch.no_grad():
         logits = model(torch.arange(40)[None] * 7).logits
     assert 1.0 < logits.std() < 4.0
@@ -311,9 +277,9 @@ print(total, peak() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 @pytest.mark.parametrize(("kind", "share"), [("safetensors", 0.15), ("bin", 0.25)])
 def test_reading_in_blocks_keeps_memory_far_below_the_model(tmp_path, kind, share):
-    small = write_folder(tmp_path / "small", random_state(), kind)
+    small = write_folder(tmp_path / "small", random_state(TINY), kind)
     wide = {**CONFIG_JSON, "vocab_size": 400_000}
-    state = random_state()
+    state = random_state(TINY)
     state |= {name: torch.ones(400_000, 64) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     folder = write_folder(tmp_path / "large", state, kind)
     (folder / "config.json").write_text(json.dumps(wide))

@@ -1,4 +1,7 @@
-"""Valid arguments of every op of the extension, by name, for tests that spoil one of them."""
+"""Valid arguments of every op of the extension, by name, for tests that spoil one of them.
+
+An op that takes floats as well as quantised blocks has a case of each; the word after the op's name tells them apart.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import torch
 
+from specengine import _C
 from tests.ops.cases import ancestor_bits, comb, depths_of, make_cache, randn
 from tests.ops.verifying import PARAMS, make_batch
 
@@ -20,24 +24,75 @@ def ints(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+def blocks(count: int, bytes: int) -> torch.Tensor:
+    """Packed blocks [2, count, bytes] of a quantised weight: no code of theirs is 0, no scale NaN or infinite."""
+    return torch.full((2, count, bytes), 0x11, dtype=torch.uint8)
+
+
+def quantised(rows: int, columns: int) -> torch.Tensor:
+    out = torch.zeros(rows, columns // _C.BLOCK, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)
+    _C.quantise_rows(randn(rows, columns), out)
+    return out
+
+
 def pack_linear() -> Arguments:
     return {"rows": randn(5, 6), "packed": torch.zeros(2, 6, 16), "first": 3}
+
+
+def pack_linear_quantised() -> Arguments:
+    return {"rows": randn(5, 64), "packed": blocks(2, _C.Q8_BYTES), "first": 3}
+
+
+def pack_blocks() -> Arguments:
+    rows = torch.full((5, 40), 7, dtype=torch.uint8)
+    return {"rows": rows, "packed": blocks(2, _C.Q4_MIN_BYTES), "first": 3, "type": "Q4_1"}
 
 
 def gather_rows() -> Arguments:
     return {"weight": randn(2, 6, 16), "ids": ints(0, 31, 7), "out": torch.zeros(3, 6)}
 
 
+def gather_rows_quantised() -> Arguments:
+    return {"weight": blocks(2, _C.Q4_BYTES), "ids": ints(0, 31, 7), "out": torch.zeros(3, 64)}
+
+
+def quantise_rows() -> Arguments:
+    return {"x": randn(3, 64), "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)}
+
+
 def linear() -> Arguments:
-    return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(20), "out": torch.zeros(3, 20)}
+    part = {"first": 4, "rows": 20}
+    return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(30), "out": torch.zeros(3, 30), **part}
+
+
+def linear_quantised() -> Arguments:
+    return {**linear(), "x": quantised(3, 64), "weight": blocks(2, _C.Q4_MIN_BYTES)}
+
+
+def linear_argmax() -> Arguments:
+    out = {"ids": ints(-7, -7, -7), "keys": torch.zeros(3, dtype=torch.int64), "rows": 20}
+    return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(20), **out}
+
+
+def linear_argmax_quantised() -> Arguments:
+    return {**linear_argmax(), "x": quantised(3, 64), "weight": blocks(2, _C.Q8_BYTES)}
 
 
 def rms_norm() -> Arguments:
     return {"residual": randn(3, 6), "delta": randn(3, 6), "weight": randn(6), "out": torch.zeros(3, 6), "eps": 1e-5}
 
 
+def rms_norm_quantised() -> Arguments:
+    x = {"residual": randn(3, 64), "delta": randn(3, 64), "weight": randn(64)}
+    return {**x, "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8), "eps": 1e-5}
+
+
 def silu_mul() -> Arguments:
     return {"gate_up": randn(3, 12), "out": torch.zeros(3, 6)}
+
+
+def silu_mul_quantised() -> Arguments:
+    return {"gate_up": randn(3, 128), "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)}
 
 
 def rope_cache() -> Arguments:
@@ -50,6 +105,48 @@ def tree_attention() -> Arguments:
     cache = dict(zip(PLACE, make_cache(TREES, LENGTHS, 2, 8, torch.float32).place(), strict=True))
     rest = {"ancestors": ancestor_bits(TREES), "out": torch.zeros(8, 4, 8), "scale": 0.3, "window": 0}
     return {"q": randn(8, 4, 8), **cache, **rest}
+
+
+def projection(rows: int, columns: int, seed: int) -> _C.Projection:
+    return _C.Projection((randn(-(-rows // 16), columns, 16, seed=seed),), (rows,), randn(rows, seed=seed))
+
+
+def decoder_layer() -> Arguments:
+    """Arguments of DecoderLayer for hidden 6, heads 4, kv_heads 2, head_dim 8, intermediate 10."""
+    return {
+        "attention_norm": randn(6),
+        "qkv": projection(64, 6, 1),
+        "q_norm": randn(8),
+        "k_norm": randn(8),
+        "attention_out": projection(6, 32, 2),
+        "mlp_norm": randn(6),
+        "gate_up": projection(20, 6, 3),
+        "down": projection(6, 10, 4),
+        "window": 0,
+    }
+
+
+def decoder() -> Arguments:
+    sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5}
+    layers = [_C.DecoderLayer(**decoder_layer()) for _ in range(2)]
+    return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes}
+
+
+def decoder_pass() -> Arguments:
+    native = _C.Decoder(**decoder())
+    layers = [make_cache(TREES, LENGTHS, 2, 8, torch.float32).place() for _ in range(2)]
+    (k, v, *place), (other_k, other_v, *_) = layers
+    return {
+        "decoder": native,
+        "tokens": ints(*range(8)),
+        "depths": depths_of(TREES),
+        "ancestors": ancestor_bits(TREES),
+        **dict(zip(PLACE, (torch.stack([k, other_k]), torch.stack([v, other_v]), *place), strict=True)),
+        "cos": randn(90, 4),
+        "sin": randn(90, 4),
+        "features": torch.zeros(8, 6),
+        "workspace": torch.zeros(native.workspace_bytes(8), dtype=torch.uint8),
+    }
 
 
 def expand_backbone() -> Arguments:
@@ -73,6 +170,7 @@ def verify_tree() -> Arguments:
     tree, history = batch.tree, batch.history
     return {
         "logits": batch.logits,
+        "drawn": None,
         **{name: getattr(tree, name) for name in ("tokens", "parents", "row_start")},
         **vars(batch.params),
         "history": history.tokens,
@@ -86,6 +184,11 @@ def verify_tree() -> Arguments:
     }
 
 
+def verify_tree_drawn() -> Arguments:
+    arguments = verify_tree()
+    return {**arguments, "logits": None, "drawn": arguments["logits"].argmax(dim=1).int()}
+
+
 def compact_kv() -> Arguments:
     cache = {"k_cache": randn(2, 5, 2, 64, 8), "v_cache": randn(2, 5, 2, 64, 8, seed=2)}
     table = {"block_table": ints([4, 2], [0, 1]), "lengths": ints(62, 3)}
@@ -93,16 +196,23 @@ def compact_kv() -> Arguments:
 
 
 OPS: dict[str, Callable[[], Arguments]] = {
-    op.__name__: op
+    op.__name__.replace("_quantised", " quantised").replace("_drawn", " drawn"): op
     for op in (
-        *(pack_linear, gather_rows, linear, rms_norm, silu_mul, rope_cache),
-        *(tree_attention, expand_backbone, verify_tree, compact_kv),
+        *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
+        *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
+        *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
+        *(expand_backbone, verify_tree, verify_tree_drawn, compact_kv),
     )
 }
 OPTIONAL = {
-    *(("linear", "bias"), ("rms_norm", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
-    ("tree_attention", "ancestors"),
+    *((op, "bias") for op in OPS if op.startswith("linear")),
+    *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
+    *(("tree_attention", "ancestors"), ("decoder_pass", "ancestors")),
 }
+
+
+def call(op: str, arguments: Arguments) -> None:
+    getattr(_C, op.partition(" ")[0])(**arguments)
 
 
 def tensors_of(arguments: Arguments) -> dict[str, torch.Tensor]:

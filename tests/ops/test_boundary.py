@@ -15,14 +15,21 @@ from tests.ops.arguments import (
     TENSORS,
     Arguments,
     ancestor_bits,
+    blocks,
+    call,
     comb,
+    decoder,
+    decoder_layer,
     ints,
     make_cache,
+    projection,
+    quantised,
     randn,
     tensors_of,
 )
 
-NOT_OPS = {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
+CLASSES = {"Projection", "DecoderLayer", "Decoder"}
+NOT_OPS = CLASSES | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 
 
 def refuse(op: str, arguments: Arguments, message: str) -> None:
@@ -30,7 +37,7 @@ def refuse(op: str, arguments: Arguments, message: str) -> None:
     real = {name: value for name, value in tensors_of(arguments).items() if type(value) is torch.Tensor}
     before = {n: t.detach().clone() for n, t in real.items() if t.device.type == "cpu" and not t.is_sparse}
     with pytest.raises(ValueError, match=f"^{message}") as error:
-        getattr(_C, op)(**arguments)
+        call(op, arguments)
     assert "\n" not in str(error.value)
     for name, tensor in before.items():
         torch.testing.assert_close(arguments[name], tensor, rtol=0, atol=0, equal_nan=True, msg=f"{name} was written")
@@ -38,42 +45,62 @@ def refuse(op: str, arguments: Arguments, message: str) -> None:
 
 def test_the_table_covers_every_op():
     functions = {name for name, value in inspect.getmembers(_C) if callable(value) and not name.startswith("_")}
-    assert functions - NOT_OPS == set(OPS)
+    assert functions - NOT_OPS == {op.partition(" ")[0] for op in OPS}
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     arguments = OPS[op]()
     before = {name: value.clone() for name, value in tensors_of(arguments).items()}
-    getattr(_C, op)(**arguments)
+    call(op, arguments)
     written = {name for name, value in before.items() if not torch.allclose(value, arguments[name], equal_nan=True)}
     outputs = {"packed", "out", "residual", "q", "k_cache", "v_cache", "tokens", "parents", "depths", "scores"}
     outputs |= {"ancestors", "node_counts", "top_tokens", "top_scores", "path", "path_length", "bonus"}
-    assert written and written <= outputs
-    if op in ("tree_attention", "verify_tree"):
-        assert written <= {"out", "path", "path_length", "bonus", "scores"}
+    outputs |= {"keys", "features", "workspace"}
+    only = {
+        "tree_attention": {"out"},
+        "verify_tree": {"path", "path_length", "bonus", "scores"},
+        "verify_tree drawn": {"path", "path_length", "bonus"},
+        "decoder_pass": {"k_cache", "v_cache", "features", "workspace"},
+        "linear_argmax": {"ids", "keys"},
+        "linear_argmax quantised": {"ids", "keys"},
+    }
+    assert written and written <= only.get(op, outputs)
 
 
 @pytest.mark.parametrize("op, name", TENSORS)
 def test_what_is_no_tensor_is_refused(op, name):
     for value in (3, "text", [1.0], object()):
         refuse(op, {**OPS[op](), name: value}, f"{name}: expected a tensor, got {type(value).__name__}")
-    if (op, name) in OPTIONAL:
-        getattr(_C, op)(**{**OPS[op](), name: None})
+    if op == "verify_tree drawn":  # one of the two must be given
+        refuse(op, {**OPS[op](), name: None}, "(logits|drawn|[a-z_]+): expected a tensor, got None")
+    elif (op, name) in OPTIONAL:
+        call(op, {**OPS[op](), name: None})
     else:
         refuse(op, {**OPS[op](), name: None}, f"{name}: expected a tensor, got None")
+
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+FORMATS = [torch.float32, torch.float16, torch.bfloat16, torch.uint8]
+TAKEN = {  # dtypes of the arguments that may have several, as the message lists them
+    ("pack_linear", "rows"): FLOATS,
+    ("pack_linear", "packed"): FORMATS,
+    **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
+    **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
+    **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
+    ("decoder_pass", "k_cache"): FLOATS,
+}
 
 
 @pytest.mark.parametrize("op, name", TENSORS)
 def test_a_wrong_dtype_is_refused(op, name):
     arguments = OPS[op]()
-    taken = [arguments[name].dtype]
-    if (op, name) != ("rms_norm", "weight") and name in ("weight", "k_cache", "packed", "rows"):
-        taken += [torch.bfloat16, torch.float16][: 2 if name in ("rows", "k_cache") else 1]
-    expected = str(taken[0]).removeprefix("torch.")
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool):
+    taken = TAKEN.get((op.partition(" ")[0], name), [arguments[name].dtype])
+    expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in taken)
+    floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for dtype in (*floats, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool):
         if dtype not in taken:
-            refuse(op, {**arguments, name: arguments[name].to(dtype)}, f"{name}: expected dtype {expected}")
+            refuse(op, {**arguments, name: arguments[name].to(dtype)}, f"{name}: expected dtype {expected}, got ")
 
 
 @pytest.mark.parametrize("op, name", TENSORS)
@@ -87,10 +114,12 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 
 
 GROWS = {  # sizes that are free: larger than needed is fine
-    *(("pack_linear", "packed", 0), ("pack_linear", "rows", 0), ("gather_rows", "weight", 0)),
-    *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
-    *(("verify_tree", "history", 1), ("verify_tree", "path", 1), ("compact_kv", "path", 1)),
-    *(("tree_attention", "ancestors", 1), ("expand_backbone", "logits", 2)),
+    *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
+    *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0), ("decoder_pass", "workspace", 0)),
+    *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "decoder_pass", "compact_kv")),
+    *((op, name, 1) for op in ("verify_tree", "verify_tree drawn") for name in ("history", "path")),
+    *(("tree_attention", "ancestors", 1), ("decoder_pass", "ancestors", 1), ("compact_kv", "path", 1)),
+    ("expand_backbone", "logits", 2),
 }
 
 
@@ -103,7 +132,7 @@ def test_a_wrong_size_is_refused_by_the_argument_or_the_one_it_disagrees_with(op
         larger = arguments[name].new_zeros(shape)
         larger[tuple(map(slice, arguments[name].shape))] = arguments[name]
         if (op, name, dim) in GROWS:
-            getattr(_C, op)(**{**arguments, name: larger})
+            call(op, {**arguments, name: larger})
         else:
             refuse(op, {**arguments, name: larger}, f"({'|'.join(arguments)}): ")
 
@@ -132,7 +161,7 @@ def test_a_tensor_that_requires_grad_is_refused(op, name):
         wanting = arguments[name].clone().requires_grad_()
         refuse(op, {**arguments, name: wanting}, f"{name}: expected a tensor, got .*requires grad")
         with torch.inference_mode():
-            getattr(_C, op)(**{**arguments, name: wanting.detach()})
+            call(op, {**arguments, name: wanting.detach()})
 
 
 @pytest.mark.parametrize("op, name", TENSORS)
@@ -146,8 +175,8 @@ def test_a_read_only_array_is_refused(op, name):
 def test_numpy_arrays_are_tensors(op):
     expected, arrays = OPS[op](), OPS[op]()
     arrays.update({name: value.numpy().copy() for name, value in tensors_of(arrays).items()})
-    getattr(_C, op)(**expected)
-    getattr(_C, op)(**arrays)
+    call(op, expected)
+    call(op, arrays)
     for name, value in tensors_of(expected).items():
         np.testing.assert_array_equal(arrays[name], value.numpy(), err_msg=name)
 
@@ -161,6 +190,18 @@ def test_objects_with_a_broken_dlpack_method_are_refused():
 
 
 # (op, argument, entry, value, message): the entry of the valid argument is replaced.
+POSITION_VALUES = [
+    ("depths", 0, -1, "depths: row 0"),
+    ("depths", 2, 3, "depths: row 2"),
+    ("depths", 5, 2**31 - 1, "depths: row 5"),
+    ("lengths", 1, 89, "lengths: position 90 is past the 90 rows"),
+]
+ANCESTOR_VALUES = [
+    ("ancestors", (3, 0), 0b1010, r"ancestors: row 3 \(node 3 of sequence 0\)"),
+    ("ancestors", (3, 0), 0b0011, "ancestors: row 3"),
+    ("ancestors", (3, 0), 0b11001, "ancestors: row 3"),
+    ("ancestors", (5, 0), -(2**31) + 1, r"ancestors: row 5 \(node 0 of sequence 1\)"),
+]
 CACHE_VALUES = [
     ("block_table", (0, 0), -1, r"block_table: page -1 of sequence 0"),
     ("block_table", (0, 1), 2**31 - 1, r"block_table: page \d+ of sequence 0"),
@@ -176,15 +217,14 @@ CACHE_VALUES = [
 VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
+    *(("decoder_pass", *case) for case in CACHE_VALUES),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
-    ("rope_cache", "depths", 0, -1, "depths: row 0"),
-    ("rope_cache", "depths", 2, 3, "depths: row 2"),
-    ("rope_cache", "depths", 5, 2**31 - 1, "depths: row 5"),
-    ("rope_cache", "lengths", 1, 89, "lengths: position 90 is past the 90 rows"),
-    ("tree_attention", "ancestors", (3, 0), 0b1010, r"ancestors: row 3 \(node 3 of sequence 0\)"),
-    ("tree_attention", "ancestors", (3, 0), 0b0011, "ancestors: row 3"),
-    ("tree_attention", "ancestors", (3, 0), 0b11001, "ancestors: row 3"),
-    ("tree_attention", "ancestors", (5, 0), -(2**31) + 1, r"ancestors: row 5 \(node 0 of sequence 1\)"),
+    *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],
+    *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
+    *((op, *case) for op in ("rope_cache", "decoder_pass") for case in POSITION_VALUES),
+    *((op, *case) for op in ("tree_attention", "decoder_pass") for case in ANCESTOR_VALUES),
+    ("verify_tree drawn", "drawn", 2, -2, "drawn: token -2 is not in -1 to 19"),
+    ("verify_tree drawn", "drawn", 2, 20, "drawn: token 20"),
     ("expand_backbone", "widths", 0, 4, "widths: entry 0"),
     ("expand_backbone", "widths", 2, 0, "widths: entry 2"),
     ("expand_backbone", "thresholds", 0, 0.6, "thresholds: entry 1"),
@@ -236,6 +276,23 @@ def test_a_value_out_of_range_is_refused(op, name, entry, value, message):
     refuse(op, arguments, message)
 
 
+LINEAR_CHANGES = [
+    *((op, {"x": quantised(3, 64)}, "x: expected dtype float32, got uint8") for op in ("linear", "linear_argmax")),
+    *(
+        (f"{op} quantised", {"x": randn(3, 64)}, "x: expected dtype uint8, got float32")
+        for op in ("linear", "linear_argmax")
+    ),
+    *(
+        (f"{op} quantised", {"x": quantised(3, 96)}, "x: expected shape .*C/32=2 .from weight.")
+        for op in ("linear", "linear_argmax")
+    ),
+    *(
+        (f"{op} quantised", {"weight": blocks(2, 300)}, "weight: blocks of 300 bytes are of no known format")
+        for op in ("linear", "linear_argmax")
+    ),
+]
+
+
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize(
     "op, changes, message",
@@ -243,8 +300,29 @@ def test_a_value_out_of_range_is_refused(op, name, entry, value, message):
         ("pack_linear", {"first": -1}, "first: "),
         ("pack_linear", {"first": 28}, "first: 5 rows from 28 on do not fit in 32"),
         ("pack_linear", {"first": 2**63 - 1}, "first: "),
-        ("linear", {"out": torch.zeros(3, 16), "bias": None}, "out: N=16 columns do not match 2 panels"),
-        ("linear", {"out": torch.zeros(3, 33), "bias": None}, "out: N=33 columns do not match 2 panels"),
+        ("pack_linear quantised", {"packed": blocks(2, _C.Q4_BYTES)}, "packed: floats are quantised to blocks of 544"),
+        ("pack_linear quantised", {"packed": blocks(2, 300)}, "packed: blocks of 300 bytes are of no known format"),
+        ("pack_linear quantised", {"packed": blocks(3, _C.Q8_BYTES)}, "packed: expected shape .*C/32=2 .from rows."),
+        ("pack_blocks", {"first": 28}, "first: 5 rows from 28 on do not fit in 32"),
+        ("pack_blocks", {"first": -1}, "first: "),
+        ("pack_blocks", {"first": 2**63 - 1}, "first: "),
+        ("pack_blocks", {"type": "Q6_K"}, "type: expected Q8_0, Q4_0, Q4_1 or Q4_K, got 'Q6_K'"),
+        ("pack_blocks", {"type": "Q4_0"}, "rows: 40 bytes are no whole number of Q4_0 blocks"),
+        ("pack_blocks", {"packed": blocks(2, _C.Q4_BYTES)}, "packed: expected shape"),
+        ("pack_blocks", {"packed": blocks(3, _C.Q4_MIN_BYTES)}, "packed: expected shape"),
+        ("gather_rows quantised", {"weight": blocks(2, 300)}, "weight: blocks of 300 bytes are of no known format"),
+        ("gather_rows quantised", {"out": torch.zeros(3, 65)}, "weight: expected shape .*C/32=3 .from out."),
+        *LINEAR_CHANGES,
+        ("linear", {"out": torch.zeros(3, 23), "bias": None}, "first: 20 columns from 4 on are not in out's N=23"),
+        ("linear", {"first": -1}, "first: "),
+        ("linear", {"first": 11}, "first: 20 columns from 11 on are not in out's N=30"),
+        ("linear", {"first": 2**63 - 1}, "first: "),
+        *[("linear", {"rows": rows, "first": 0}, f"(rows|first): {rows} ") for rows in (-1, 0, 16, 2**63 - 1)],
+        *[("linear_argmax", {"rows": rows, "bias": None}, f"rows: {rows} ") for rows in (0, -1, 16, 33, 2**63 - 1)],
+        ("linear_argmax", {"rows": 21}, "bias: expected shape .N. with N=21 .from rows., got .20."),
+        ("rms_norm", {"out": torch.zeros(3, 1, 44, dtype=torch.uint8)[:2]}, "out: expected shape"),
+        ("rms_norm quantised", {"out": torch.zeros(3, 3, 44, dtype=torch.uint8)}, "out: expected shape"),
+        ("silu_mul quantised", {"out": torch.zeros(3, 2, 40, dtype=torch.uint8)}, "out: expected shape"),
         ("rope_cache", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected D/2=4 columns"),
         ("rope_cache", {"block_table": ints([0], [1])}, "block_table: sequence 0 needs 2 pages"),
         ("tree_attention", {"window": -1}, "window: "),
@@ -253,6 +331,15 @@ def test_a_value_out_of_range_is_refused(op, name, entry, value, message):
         ("tree_attention", {"q": randn(8, 514, 8), "out": torch.zeros(8, 514, 8)}, "q: at most 256 query heads"),
         ("tree_attention", {"ancestors": torch.zeros(8, 0, dtype=torch.int32)}, "ancestors: 0 words cannot hold"),
         ("expand_backbone", {"root": ints()}, "root: expected shape"),
+        ("decoder_pass", {"workspace": torch.zeros(64, dtype=torch.uint8)}, r"workspace: expected \d+ bytes, got 64"),
+        ("decoder_pass", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected shape .*4"),
+        ("decoder_pass", {"cos": randn(61, 4), "sin": randn(61, 4)}, "lengths: position 61 is past the 61 rows of cos"),
+        ("decoder_pass", {"block_table": ints([0], [1])}, "block_table: sequence 0 needs 2 pages"),
+        ("decoder_pass", {"ancestors": torch.zeros(8, 0, dtype=torch.int32)}, "ancestors: 0 words cannot hold"),
+        ("verify_tree", {"drawn": ints(*[0] * 8)}, "drawn: expected None where logits are given"),
+        ("verify_tree", {"drawn": 3}, "drawn: expected a tensor, got int"),
+        ("verify_tree drawn", {"logits": 3}, "drawn: expected None where logits are given"),
+        ("verify_tree", {"rule": "hope"}, "rule: there is no rule 'hope'"),
         ("verify_tree", {"path": torch.zeros(2, 4, dtype=torch.int32)}, "path: 4 columns cannot hold a path of 5"),
         (
             "verify_tree",  # a wide path must not let the first sequence reach behind the rows there are
@@ -279,8 +366,101 @@ def test_trees_too_large_for_their_masks_are_refused(nodes, words, message):
 
 
 def test_the_message_names_where_an_expected_size_comes_from():
-    message = r"out: expected shape \[M, N\] with M=3 \(from x\), got \[4, 20\]"
-    refuse("linear", {**OPS["linear"](), "out": torch.zeros(4, 20)}, message)
+    message = r"out: expected shape \[M, N\] with M=3 \(from x\), got \[4, 30\]"
+    refuse("linear", {**OPS["linear"](), "out": torch.zeros(4, 30)}, message)
+
+
+FLOAT_WEIGHT, Q8_WEIGHT = randn(4, 6, 16), blocks(1, _C.Q8_BYTES)
+BAD_LAYERS = [  # what replaces arguments of a layer, and the message
+    *[
+        ({name: randn(7)}, rf"{name}: expected shape \[C\] with C=6 \(from hidden\)")
+        for name in ("attention_norm", "mlp_norm")
+    ],
+    *[({name: None}, f"{name}: expected a tensor, got None") for name in ("attention_norm", "mlp_norm")],
+    *[
+        ({name: 3}, f"{name}: expected a tensor, got int")
+        for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")
+    ],
+    *[({name: randn(6)}, f"{name}: expected shape .8., got .6.") for name in ("q_norm", "k_norm")],
+    *[({name: randn(8).double()}, f"{name}: expected dtype float32") for name in ("q_norm", "k_norm")],
+    ({"qkv": projection(63, 6, 1)}, "qkv: expected 64 rows, got 63"),
+    ({"qkv": projection(64, 7, 1)}, "qkv: expected shape .*C=6 "),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (48,), None)}, "qkv: 48 rows do not match 4 panels of 16"),
+    (
+        {"qkv": _C.Projection((FLOAT_WEIGHT,), (2**63 - 1,), None)},
+        "qkv: 9223372036854775807 rows do not match 4 panels",
+    ),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (-1,), None)}, "qkv: -1 rows do not match 4 panels"),
+    ({"qkv": _C.Projection((), (), None)}, "qkv: expected one row count per weight"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (32, 32), None)}, "qkv: expected one row count per weight"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), randn(63))}, "qkv: expected shape .64., got .63."),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), 3)}, "qkv: expected a tensor, got int"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT.double(),), (64,), None)}, "qkv: expected dtype float32"),
+    ({"qkv": _C.Projection((None,), (64,), None)}, "qkv: expected a tensor, got None"),
+    ({"qkv": _C.Projection((blocks(2, _C.Q8_BYTES),), (32,), None)}, "qkv: expected shape .*C/32=1"),
+    ({"qkv": _C.Projection((blocks(1, 300),), (32,), None)}, "qkv: blocks of 300 bytes are of no known format"),
+    (
+        {"qkv": _C.Projection((FLOAT_WEIGHT[:2], Q8_WEIGHT), (32, 32), None)},
+        "qkv: quantised and float weights are mixed",
+    ),
+    (
+        {"qkv": _C.Projection((Q8_WEIGHT, FLOAT_WEIGHT[:2]), (32, 32), None)},
+        "qkv: quantised and float weights are mixed",
+    ),
+    ({"attention_out": projection(6, 24, 2)}, "attention_out: expected shape .*C=32 "),
+    ({"gate_up": projection(18, 6, 3)}, "gate_up: expected 20 rows, got 18"),
+    ({"down": projection(6, 20, 4)}, "down: expected shape .*C=10 "),
+    ({"down": projection(7, 10, 4)}, "down: expected 6 rows, got 7"),
+    ({"window": -1}, "window: expected 0 "),
+]
+
+
+@pytest.mark.parametrize("changes, message", BAD_LAYERS)
+def test_a_decoder_refuses_a_layer_that_does_not_fit(changes, message):
+    good, bad = _C.DecoderLayer(**decoder_layer()), _C.DecoderLayer(**{**decoder_layer(), **changes})
+    for layers in ([bad, good], [good, bad]):
+        with pytest.raises(ValueError, match=f"^layers: layer {layers.index(bad)}: {message}"):
+            _C.Decoder(**{**decoder(), "layers": layers})
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"layers": []}, "layers: expected at least one"),
+        ({"embedding": None}, "embedding: expected a tensor, got None"),
+        ({"embedding": "text"}, "embedding: expected a tensor, got str"),
+        ({"embedding": randn(2, 7, 16)}, r"embedding: expected shape \[P, C, 16\] with C=6 \(from hidden\)"),
+        ({"embedding": randn(2, 6, 16).double()}, "embedding: expected dtype float32 or float16 or bfloat16 or uint8"),
+        ({"embedding": blocks(2, _C.Q8_BYTES)}, "embedding: expected shape"),
+        ({"final_norm": randn(7)}, "final_norm: expected shape"),
+        ({"final_norm": None}, "final_norm: expected a tensor, got None"),
+        *[
+            ({name: value}, f"{name}: expected 1 to 16777216, got {value}")
+            for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")
+            for value in (0, -1, 2**24 + 1, 2**63 - 1)
+        ],
+        ({"heads": 3}, "heads: 3 heads are no multiple of kv_heads=2"),
+        ({"heads": 514}, "heads: at most 256 query heads"),
+        ({"head_dim": 7}, "head_dim: expected an even number, got 7"),
+        ({"intermediate": 11}, "layers: layer 0: gate_up: expected 22 rows, got 20"),
+        ({"kv_heads": 4}, "layers: layer 0: qkv: expected 96 rows, got 64"),
+    ],
+)
+def test_a_decoder_refuses_sizes_and_tensors_that_do_not_fit(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        _C.Decoder(**{**decoder(), **changes})
+
+
+def test_a_decoder_keeps_its_weights_alive():
+    import gc
+
+    arguments = OPS["decoder_pass"]()
+    gc.collect()  # nothing but the decoder refers to its weights here
+    filler = [torch.full((4, 6, 16), torch.nan) for _ in range(200)]
+    expected = OPS["decoder_pass"]()
+    for case in (arguments, expected):
+        call("decoder_pass", case)
+    assert torch.equal(arguments["features"], expected["features"]) and len(filler) == 200
 
 
 def test_an_unknown_instruction_set_is_refused():

@@ -12,6 +12,7 @@ from specengine.ops.layer import (
     silu_mul,
     silu_mul_reference,
 )
+from specengine.ops.linear import quantise_rows
 from tests.ops.cases import (
     CACHE_DTYPES,
     HEAD_DIMS,
@@ -87,6 +88,26 @@ def test_silu_mul_holds_over_the_whole_range_of_gates():
     silu_mul(gate_up, out)
     silu_mul_reference(gate_up, expected)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, 40])
+@pytest.mark.parametrize("columns", [1, 20, 32, 33, 576])
+def test_rows_for_a_quantised_weight_are_the_quantised_rows_of_the_float_output(rows, columns):
+    weight, delta, residual = randn(columns, seed=2), randn(rows, columns, seed=3), randn(rows, columns)
+    gate_up = 4 * randn(rows, 2 * columns)
+    if rows > 7:
+        delta[7, 0], gate_up[7, columns - 1] = torch.nan, torch.inf
+    normed, gated = torch.empty(rows, columns), torch.empty(rows, columns)
+    rms_norm(residual.clone(), delta, weight, normed, EPS)
+    silu_mul(gate_up, gated)
+    out, again = quantise_rows(normed), residual.clone()
+    out.fill_(77)
+    rms_norm(again, delta, weight, out, EPS)
+    assert torch.equal(out, quantise_rows(normed))
+    torch.testing.assert_close(again, residual + delta, rtol=0, atol=0, equal_nan=True)
+    out.fill_(77)
+    silu_mul(gate_up, out)
+    assert torch.equal(out, quantise_rows(gated))
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)

@@ -1,127 +1,366 @@
-"""linear, pack_linear and gather_rows against PyTorch, and the bits of a row whatever it is computed with."""
+"""linear, quantise_rows and linear_argmax against plain arithmetic; a row has its bits whatever it is computed with."""
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 
 from specengine import _C
 from specengine.ops.linear import (
-    empty_weight,
-    empty_weight_reference,
-    gather_rows,
-    gather_rows_reference,
+    Linear,
     linear,
+    linear_argmax,
+    linear_argmax_reference,
     linear_reference,
-    pack_linear,
-    pack_linear_reference,
+    quantise_rows,
 )
-from tests.ops.cases import DTYPES, randn
+from specengine.ops.weight import FLOAT_FORMATS, Weight, empty_weight, pack_blocks, pack_linear
+from tests.ops.cases import randn
+from tests.ops.packing import CPU, FORMATS, QUANTISED, packed, row_blocks, values_of, values_of_rows
 
-pytestmark = pytest.mark.usefixtures("wide_instruction_set")
+ROW_COUNTS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 70)
+COLUMNS = (1, 31, 32, 33, 96, 576)
 
-CPU = torch.device("cpu")
-SHAPES = [(1, 1), (7, 5), (16, 8), (17, 30), (33, 100), (50, 257), (160, 64)]  # (N, C)
-
-
-def packed_weight(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    weight = empty_weight(*rows.shape, dtype, CPU)
-    pack_linear(rows, weight, 0)
-    return weight
+every_instruction_set = pytest.mark.usefixtures("wide_instruction_set")
+every_format = pytest.mark.parametrize("form", FORMATS)
 
 
-def run_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, columns: int) -> torch.Tensor:
-    out = torch.full((len(x), columns), torch.nan)
-    linear(x, weight, bias, out)
-    return out
+def layer_of(rows: int, columns: int, form: str, *, bias: bool = False, seed: int = 2) -> Linear:
+    return Linear((packed(randn(rows, columns, seed=seed), form),), randn(rows, seed=seed + 1) if bias else None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("rows, columns", SHAPES)
-def test_linear_matches_float64_for_every_row_count(rows, columns, with_bias, dtype):
-    weight = randn(rows, columns, seed=2).to(dtype)
-    bias = randn(rows, seed=3) if with_bias else None
-    packed = packed_weight(weight, dtype)
-    for m in (0, 1, 2, 5, 6, 7, 12, 13, 70):
-        x = randn(m, columns, seed=m)
-        expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
-        torch.testing.assert_close(run_linear(x, packed, bias, rows).double(), expected, atol=1e-4, rtol=1e-5)
+def expected_of(x: torch.Tensor, layer: Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """float64 x @ weight^T + bias from what x and weight stand for, and the sum of the sizes of its terms."""
+    weight = torch.cat([values_of(part, x.shape[1]) for part in layer.weights]).double()
+    values = values_of_rows(x) if layer.weights[0].quantised else x.double()
+    bias = torch.zeros(layer.rows) if layer.bias is None else layer.bias
+    return values @ weight.T + bias, values.abs() @ weight.abs().T + bias.abs()
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
-def test_linear_and_its_reference_agree_through_the_same_calls(dtype, tolerance):
-    rows, bias, x = randn(37, 30, seed=2), randn(37, seed=3), randn(9, 30)
-    native, reference = empty_weight(37, 30, dtype, CPU), empty_weight_reference(37, 30, dtype, CPU)
-    for first, block in ((0, rows[:10]), (10, rows[10:])):
-        pack_linear(block, native, first)
-        pack_linear_reference(block, reference, first)
-    out, expected = torch.empty(9, 37), torch.empty(9, 37)
-    linear(x, native, bias, out)
-    linear_reference(x, reference, bias, expected)
-    torch.testing.assert_close(out, expected, atol=10 * tolerance, rtol=tolerance)
-    ids = torch.tensor([36, 0, 15, 16, 16], dtype=torch.int32)
-    out, expected = torch.empty(5, 30), torch.empty(5, 30)
-    gather_rows(native, ids, out)
-    gather_rows_reference(reference, ids, expected)
-    assert torch.equal(out, expected)
+def check(x: torch.Tensor, layer: Linear) -> None:
+    expected, size = expected_of(x, layer)
+    out = linear(x, layer)
+    assert out.dtype == torch.float32 and out.shape == (len(x), layer.rows)
+    error = (out - expected).abs()
+    assert (error <= 1e-5 * size + 1e-7).all(), f"M={len(x)}: error of {float((error / (size + 1e-30)).max()):.1e}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(dtype):
-    packed, bias, x = packed_weight(randn(50, 93, seed=2), dtype), randn(50, seed=3), randn(70, 93)
-    alone = torch.cat([run_linear(row[None], packed, bias, 50) for row in x])
+@every_instruction_set
+@every_format
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_linear_is_the_product_of_what_rows_and_weight_stand_for(form, columns):
+    for rows, bias in ((1, True), (17, False), (50, True)):
+        layer = layer_of(rows, columns, form, bias=bias)
+        for m in ROW_COUNTS:
+            check(randn(m, columns, seed=m), layer)
+
+
+@every_instruction_set
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_blocks_of_a_file_multiply_as_their_values_do(kind):
+    form = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min"}[kind]
+    blocks = quants.quantize(randn(37, 96).numpy(), GGMLQuantizationType[kind])
+    weight = empty_weight(37, 96, form, CPU)
+    pack_blocks(torch.from_numpy(blocks), weight, 0, kind)
+    x = randn(9, 96, seed=2)
+    expected = values_of_rows(x) @ torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind])).double().T
+    torch.testing.assert_close(linear(x, Linear((weight,), None)).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_quantised_arithmetic_is_close_to_that_of_floats(form):
+    weight, x = randn(64, 576, seed=2), randn(16, 576)
+    exact = x.double() @ weight.double().T
+    error = (linear(x, Linear((packed(weight, form),), None)) - exact).std() / exact.std()
+    assert error < (0.02 if form == "q8" else 0.15)
+
+
+@every_instruction_set
+@every_format
+def test_a_row_has_the_same_bits_alone_and_among_any_number_of_rows(form):
+    layer, x = layer_of(50, 93, form, bias=True), randn(70, 93)
+    alone = torch.cat([linear(row[None], layer) for row in x])
     for m in range(1, 71):
-        assert torch.equal(run_linear(x[:m].contiguous(), packed, bias, 50), alone[:m]), f"M={m}"
-        assert torch.equal(run_linear(x[70 - m :].contiguous(), packed, bias, 50), alone[70 - m :]), f"last {m}"
+        assert torch.equal(linear(x[:m], layer), alone[:m]), f"M={m}"
+        assert torch.equal(linear(x[70 - m :], layer), alone[70 - m :]), f"last {m}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_number_of_threads_does_not_change_a_bit(dtype):
-    packed, x = packed_weight(randn(330, 40, seed=2), dtype), randn(13, 40)
+@every_instruction_set
+@every_format
+def test_rows_that_outgrow_the_cache_keep_their_bits(form):
+    layer, x = layer_of(33, 3000, form), randn(100, 3000)
+    alone = torch.cat([linear(row[None], layer) for row in x])
+    assert torch.equal(linear(x, layer), alone)
+
+
+@every_instruction_set
+@every_format
+def test_the_number_of_threads_does_not_change_a_bit(form):
+    layer, x = layer_of(330, 40, form, bias=True), randn(13, 40)
     results = []
     for threads in (1, 2, 3):
         _C.set_num_threads(threads)
-        results.append(run_linear(x, packed, None, 330))
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+        results.append((linear(x, layer), linear_argmax(x, layer)))
+    for scores, ids in results[1:]:
+        assert torch.equal(scores, results[0][0]) and torch.equal(ids, results[0][1])
 
 
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_pack_linear_writes_exactly_its_rows_of_the_panels(source, dtype):
-    rows = randn(21, 6, seed=4).to(source)
-    packed = torch.full((3, 6, 16), 7.0, dtype=dtype)
-    pack_linear(rows, packed, 13)
-    flat = packed.transpose(1, 2).reshape(48, 6)
-    assert torch.equal(flat[13:34], rows.to(dtype))
-    assert (flat[:13] == 7).all() and (flat[34:] == 7).all()
-    untouched = packed.clone()
-    pack_linear(rows[:0], packed, 48)
-    assert torch.equal(packed, untouched)
+@every_format
+@pytest.mark.parametrize("columns", [33, 576])
+def test_instruction_sets_with_a_fused_multiply_add_agree_to_the_bit(form, columns):
+    layer, x, before = layer_of(50, columns, form, bias=True), randn(19, columns), _C.instruction_set()
+    results = {}
+    for name in _C.instruction_sets:
+        _C.set_instruction_set(name)
+        results[name] = linear(x, layer)
+    _C.set_instruction_set(before)
+    portable = results.pop("portable")
+    for name, result in results.items():
+        assert torch.equal(result, next(iter(results.values()))), name
+        torch.testing.assert_close(result, portable, rtol=1e-4, atol=1e-4)
 
 
-def test_every_float16_value_is_read_as_torch_reads_it():
-    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).short()
-    halves = bits.view(torch.float16).view(-1, 16).contiguous()
-    weight = packed_weight(halves, torch.float32)
-    flat = weight.transpose(1, 2).reshape(-1, 16)
-    torch.testing.assert_close(flat, halves.float(), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(torch.signbit(flat[halves == 0]), torch.signbit(halves[halves == 0]))
+@every_instruction_set
+@pytest.mark.parametrize(
+    "form, others", [("q8", ("q4_min", "q4")), ("q4_min", ("q8", "q8")), ("float32", ("bfloat16", "float16"))]
+)
+def test_a_projection_of_several_weights_is_that_of_each_beside_the_others(form, others):
+    parts = [layer_of(n, 64, f, bias=True, seed=n) for n, f in ((21, form), (16, others[0]), (5, others[1]))]
+    fused = Linear(tuple(part.weights[0] for part in parts), torch.cat([part.bias for part in parts]))
+    assert fused.rows == 42 and fused.nbytes == sum(part.nbytes for part in parts)
+    for m in (1, 9):
+        x = randn(m, 64)
+        assert torch.equal(linear(x, fused), torch.cat([linear(x, part) for part in parts], dim=1))
+        check(x, fused)
 
 
-def test_float32_is_rounded_to_bfloat16_as_torch_rounds_it():
-    bits = torch.randint(-(1 << 31), 1 << 31, (4096, 16), generator=torch.Generator().manual_seed(5)).int()
-    edges = [0x3F808000, 0x3F818000, 0x3F807FFF, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF, 0x00008000]
-    bits[0, :8] = torch.tensor(edges, dtype=torch.int64).int()
-    rows = bits.view(torch.float32)
-    flat = packed_weight(rows, torch.bfloat16).transpose(1, 2).reshape(-1, 16)
-    torch.testing.assert_close(flat, rows.to(torch.bfloat16), rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 3e-3), ("bfloat16", 2e-2)])
+def test_linear_and_its_reference_agree_through_the_same_calls(dtype, tolerance):
+    rows, bias, x = randn(37, 30, seed=2), randn(37, seed=3), randn(9, 30)
+    native = Linear((packed(rows[:20], dtype), packed(rows[20:], dtype)), bias)
+    held = rows.to(FLOAT_FORMATS[dtype])
+    reference = Linear((Weight(held[:20], 20, dtype), Weight(held[20:], 17, dtype)), bias)
+    torch.testing.assert_close(linear(x, native), linear_reference(x, reference), atol=10 * tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nan_reaches_every_output_it_should_and_no_other(dtype):
-    packed, x = packed_weight(randn(20, 9, seed=2), dtype), randn(8, 9)
-    clean = run_linear(x, packed, None, 20)
-    x[3, 4] = torch.nan
-    out = run_linear(x, packed, None, 20)
-    assert out[3].isnan().all()
-    others = [m for m in range(8) if m != 3]
-    assert torch.equal(out[others], clean[others])
+@every_instruction_set
+@every_format
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
+def test_what_is_not_finite_reaches_every_output_of_its_row_and_no_other(form, bad):
+    layer, x = layer_of(20, 70, form), randn(8, 70)
+    clean = linear(x, layer)
+    for column in (4, 69):
+        poisoned = x.clone()
+        poisoned[3, column] = bad
+        out = linear(poisoned, layer)
+        assert not out[3].isfinite().any()
+        assert out[3].isnan().all() or (form in FLOAT_FORMATS and abs(bad) == torch.inf)
+        others = [m for m in range(8) if m != 3]
+        assert torch.equal(out[others], clean[others])
+        assert linear_argmax(poisoned, layer).tolist()[3] == -1
+
+
+@every_instruction_set
+@pytest.mark.parametrize("form", ["q8", "q4_min"])
+def test_a_weight_that_is_not_finite_reaches_its_output_and_no_other(form):
+    rows, x = randn(20, 70, seed=2), randn(5, 70)
+    clean = linear(x, Linear((packed(rows, form),), None))
+    rows[7, 40] = torch.inf
+    out = linear(x, Linear((packed(rows, form),), None))
+    assert out[:, 7].isnan().all()
+    assert torch.equal(out[:, [n for n in range(20) if n != 7]], clean[:, [n for n in range(20) if n != 7]])
+
+
+EXTREMES = {  # codes as the file has them, by column
+    "Q8_0": [
+        lambda c: -128 + 0 * c,
+        lambda c: 127 + 0 * c,
+        lambda c: np.where(c % 2, -128, 127),
+        lambda c: -c % 256 - 128,
+    ],
+    "Q4_0": [lambda c: 0 * c, lambda c: 15 + 0 * c, lambda c: c % 2 * 15],
+    "Q4_1": [lambda c: 0 * c, lambda c: 15 + 0 * c, lambda c: c % 2 * 15],
+}
+
+
+@every_instruction_set
+@pytest.mark.parametrize("kind", EXTREMES)
+def test_extreme_codes_do_not_overflow(kind):
+    column = np.arange(576)
+    form = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min"}[kind]
+    rows = []
+    for codes in EXTREMES[kind]:
+        blocks = codes(column).astype(np.int64).reshape(-1, 32) & 255
+        data = blocks if kind == "Q8_0" else blocks[:, :16] | blocks[:, 16:] << 4
+        head = np.array([1.0] if kind != "Q4_1" else [1.0, -20.0], np.float16).view(np.uint8)
+        rows.append(np.concatenate([np.tile(head, (len(data), 1)), data.astype(np.uint8)], axis=1).ravel())
+    blocks = np.stack(rows)
+    weight = empty_weight(len(rows), 576, form, CPU)
+    pack_blocks(torch.from_numpy(blocks), weight, 0, kind)
+    values = quants.dequantize(blocks, GGMLQuantizationType[kind]).astype(np.float64)
+    assert np.array_equal(values_of(weight, 576).numpy(), values) and abs(values).max() >= 8
+    signs = torch.from_numpy(column % 2 * 2 - 1)
+    x = 127.0 * torch.stack([torch.ones(576), -torch.ones(576), signs, -signs, (signs + 1) // 2])
+    assert set(row_blocks(x)["code"].ravel().tolist()) <= {127, -127, 0}
+    expected = x.double() @ torch.from_numpy(values).T
+    torch.testing.assert_close(linear(x, Linear((weight,), None)).double(), expected, rtol=1e-5, atol=1e-2)
+
+
+def quantise_model(x: np.ndarray) -> dict[str, np.ndarray]:
+    """quantise_rows in numpy, float32 as it is: blocks of 32, absmax / 127, rounded half to even."""
+    blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % 32))).reshape(len(x), -1, 32)
+    finite = np.isfinite(blocks).all(axis=2)
+    blocks = np.where(finite[..., None], blocks, 0)
+    top = np.abs(blocks).max(axis=2)
+    inverse = np.divide(np.float32(127), top, where=top > np.float32(1e-35), out=np.zeros_like(top))
+    code = np.rint(blocks * inverse[..., None]).astype(np.int8)
+    code_sum = code.sum(axis=2, dtype=np.int32)
+    scale = np.where(finite, top * (np.float32(1) / np.float32(127)), np.float32(np.nan))
+    with np.errstate(over="ignore"):
+        total = scale * code_sum.astype(np.float32)
+    return {"code": code, "scale": scale, "sum": total, "code_sum": code_sum}
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("columns", [*COLUMNS, 7, 64, 65])
+def test_quantise_rows_matches_its_model(columns):
+    x = randn(23, columns) * torch.logspace(-30, 30, 23)[:, None]
+    x[2], x[3], x[4] = 0, -0.0, 1e-40
+    x[5, 0], x[6, -1], x[7, columns // 2] = torch.nan, torch.inf, -torch.inf
+    x[8] = (torch.arange(columns) % 255 - 127).float() / 2  # halves: every code is a tie where absmax is 63.5
+    x[8, 0] = 63.5
+    x[9], x[10] = 3e38, -3e38
+    blocks, model = row_blocks(x), quantise_model(x.numpy())
+    for name, expected in model.items():
+        np.testing.assert_array_equal(blocks[name], expected, err_msg=name)
+    assert quantise_rows(x[:0]).shape == (0, -(-columns // 32), 44)
+
+
+def test_rounding_is_half_to_even():
+    x = torch.zeros(1, 32)
+    x[0, :8] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5])
+    assert row_blocks(x)["code"][0, 0, :8].tolist() == [127, 0, 2, 2, 0, -2, -2, 126]
+
+
+def test_rows_are_quantised_to_the_same_bytes_by_every_instruction_set_and_any_number_of_threads():
+    x, before, results = randn(40, 100), _C.instruction_set(), []
+    for name in _C.instruction_sets:
+        _C.set_instruction_set(name)
+        for threads in (1, 3):
+            _C.set_num_threads(threads)
+            results.append(quantise_rows(x))
+    _C.set_instruction_set(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert torch.equal(torch.cat([quantise_rows(row[None]) for row in x]), results[0])
+
+
+@every_instruction_set
+@every_format
+@pytest.mark.parametrize("rows", [1, 16, 37, 1000])
+def test_linear_argmax_is_the_argmax_of_linear(form, rows):
+    for bias in (False, True):
+        layer = layer_of(rows, 33, form, bias=bias)
+        for m in (0, 1, 9, 40):
+            x = randn(m, 33, seed=m)
+            ids = linear_argmax(x, layer)
+            assert ids.dtype == torch.int32
+            assert ids.tolist() == linear(x, layer).argmax(dim=1).tolist()
+
+
+@every_instruction_set
+@every_format
+def test_padding_does_not_win_where_all_scores_are_negative(form):
+    weight = Linear((packed(-1 - randn(37, 33).abs(), form),), None)
+    x = 1 + randn(9, 33).abs()
+    scores = linear(x, weight)
+    assert (scores < 0).all()
+    assert linear_argmax(x, weight).tolist() == scores.argmax(dim=1).tolist()
+
+
+def argmax_of(scores: torch.Tensor) -> int:
+    """linear_argmax where the scores are these: they are the bias of a weight of zeros."""
+    layer = Linear((empty_weight(len(scores), 8, "float32", CPU),), scores)
+    layer.weights[0].data.zero_()
+    assert torch.equal(linear(torch.ones(1, 8), layer)[0].nan_to_num(7), (scores + 0).nan_to_num(7))
+    (found,) = linear_argmax(torch.ones(1, 8), layer).tolist()
+    reference = Linear((Weight(torch.zeros(len(scores), 8), len(scores), "float32"),), scores)
+    assert linear_argmax_reference(torch.ones(1, 8), reference).tolist() == [found]
+    return found
+
+
+@every_instruction_set
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_ties_go_to_the_lower_id(threads):
+    _C.set_num_threads(threads)
+    for count in (1, 16, 17, 1000):
+        assert argmax_of(torch.zeros(count)) == 0
+        assert argmax_of(torch.full((count,), -5.0)) == 0
+        scores = randn(count).mul(2).round()
+        assert argmax_of(scores) == int((scores == scores.max()).nonzero()[0])
+    scores = torch.full((1000,), -1.0)
+    scores[[300, 17, 999]] = 2.0
+    assert argmax_of(scores) == 17
+
+
+def test_negative_zero_ties_with_zero(wide_instruction_set):
+    scores = torch.full((40,), -1.0)
+    scores[30], scores[35] = -0.0, 0.0
+    layer = Linear((packed(torch.zeros(40, 8), "float32"),), scores)
+    assert argmax_of(scores) == 30
+    scores[20], scores[30] = 0.0, -0.0
+    assert linear_argmax(torch.ones(1, 8), layer).tolist() == [20]
+    # A fused product that underflows keeps its sign, and no bias turns it into zero here.
+    layer = Linear((packed(torch.tensor([-1e-30, 1e-30] * 20)[:, None], "float32"),), None)
+    assert torch.signbit(linear(torch.tensor([[1e-30]]), layer)[0, :2]).tolist() == [
+        wide_instruction_set != "portable",
+        False,
+    ]
+    assert linear_argmax(torch.tensor([[1e-30], [-1e-30]]), layer).tolist() == [0, 0]
+
+
+@every_instruction_set
+@pytest.mark.parametrize("place", [0, 5, 16, 36])
+def test_scores_without_a_finite_maximum_have_no_argmax(place):
+    scores = randn(37)
+    best = int(scores.argmax())
+    for bad in (torch.nan, -torch.nan, torch.inf):
+        poisoned = scores.clone()
+        poisoned[place] = bad
+        assert argmax_of(poisoned) == -1
+        poisoned[(place + 20) % 37] = torch.inf
+        assert argmax_of(poisoned) == -1
+    masked = scores.clone()
+    masked[[i for i in range(37) if i != best and i % 3 == place % 3]] = -torch.inf
+    assert argmax_of(masked) == best
+    masked[:] = -torch.inf
+    assert argmax_of(masked) == -1
+    masked[place] = -3e38
+    assert argmax_of(masked) == place
+    masked[place] = 3e38
+    assert argmax_of(masked) == place
+
+
+def test_many_threads_agree_on_one_maximum():
+    layer, x = layer_of(5000, 16, "float32", bias=True), randn(7, 16)
+    layer.bias[4000:] = 50.0
+    expected = linear(x, layer).argmax(dim=1).tolist()
+    for threads in (1, 2, 3, 8):
+        _C.set_num_threads(threads)
+        for _ in range(20):
+            assert linear_argmax(x, layer).tolist() == expected
+
+
+@every_instruction_set
+def test_an_output_outside_the_written_columns_is_left_alone():
+    out, weight, x = torch.full((3, 30), 7.0), packed(randn(20, 32), "q8"), randn(3, 32)
+    _C.linear(quantise_rows(x), weight.data, None, out, 4, 20)
+    assert torch.equal(out[:, 4:24], linear(x, Linear((weight,), None)))
+    assert (out[:, :4] == 7).all() and (out[:, 24:] == 7).all()
+
+
+def test_a_weight_may_be_refilled_between_calls():
+    weight, x = packed(randn(20, 32), "q8"), randn(3, 32)
+    pack_linear(randn(20, 32, seed=9), weight, 0)
+    assert torch.equal(
+        linear(x, Linear((weight,), None)), linear(x, Linear((packed(randn(20, 32, seed=9), "q8"),), None))
+    )

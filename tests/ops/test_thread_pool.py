@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from specengine import _C
-from specengine.ops.linear import linear
+from specengine.ops.linear import Linear, linear
+from specengine.ops.weight import Weight
 from tests.ops.cases import randn
 
 COLUMNS, ROWS = 64, 4000
@@ -22,7 +23,7 @@ from specengine import _C
 x, weight = torch.ones(7, {COLUMNS}), torch.ones({ROWS // 16}, {COLUMNS}, 16)
 def works():
     out = torch.zeros(7, {ROWS})
-    _C.linear(x, weight, None, out)
+    _C.linear(x, weight, None, out, 0, {ROWS})
     return bool((out == {COLUMNS}).all())
 """
 
@@ -39,9 +40,7 @@ def run_python(code: str, **environment: str) -> str:
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    out = torch.empty(len(x), ROWS)
-    linear(x, weight, None, out)
-    return out
+    return linear(x, Linear((Weight(weight, ROWS, "float32"),), None))
 
 
 def test_the_number_of_threads_is_what_was_set():

@@ -185,3 +185,36 @@ def test_a_reused_workspace_and_any_number_of_threads_give_the_same():
         _C.set_num_threads(threads)
         assert equal(verify_tree(*batch.arguments(), workspace), expected)
     assert equal(verify_tree_on_host(*batch.arguments()), expected)
+
+
+@pytest.mark.parametrize("shape", [random_tree, chain, star, comb])
+def test_tokens_that_are_known_give_the_walk_of_their_logits(shape):
+    batch = make_batch([shape(n) for n in (1, 2, 33, 70)], [SamplingParams()] * 4, 40, seed=6)
+    expected = verify_tree(*batch.arguments())
+    drawn, workspace = batch.logits.argmax(dim=1).int(), VerifyWorkspace(4, 40)
+    for verify in (verify_tree, verify_tree_on_host):
+        assert equal(verify(drawn, *batch.arguments()[1:], workspace), expected)
+    assert expected.path_length.max() > 1
+
+
+def test_a_row_without_a_token_is_refused_where_the_walk_meets_it():
+    batch = make_batch([chain(4), comb(9)], [SamplingParams()] * 2, 20, seed=2)
+    workspace, drawn = VerifyWorkspace(2, 20), batch.logits.argmax(dim=1).int()
+    reached = verify_tree(drawn, *batch.arguments()[1:], workspace)
+    visited = reached.path[1, : int(reached.path_length[1])].tolist()
+    assert 1 < len(visited) < 9
+    for node in range(9):
+        unknown = drawn.clone()
+        unknown[4 + node] = -1
+        if node in visited:
+            position = int(batch.history.length[1]) + visited.index(node)
+            with pytest.raises(ValueError, match=rf"^logits: row {4 + node} \(sequence 1, position {position}\)"):
+                verify_tree(unknown, *batch.arguments()[1:], workspace)
+        else:
+            assert equal(verify_tree(unknown, *batch.arguments()[1:], workspace), reached)
+
+
+def test_known_tokens_need_a_workspace_which_says_how_large_the_vocabulary_is():
+    batch = make_batch([chain(4)], [SamplingParams()], 20)
+    with pytest.raises(ValueError, match=r"^workspace: "):
+        verify_tree(batch.logits.argmax(dim=1).int(), *batch.arguments()[1:])

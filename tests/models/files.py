@@ -1,0 +1,97 @@
+"""Checkpoint files of random weights, as converters would write them."""
+
+import json
+import re
+
+import gguf
+import torch
+from safetensors.torch import save_file
+
+from specengine.models.checkpoint import RandomCheckpoint
+
+Type = gguf.GGMLQuantizationType
+
+CONFIG_JSON = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+}
+
+
+def random_state(config, dtype=torch.float32):
+    checkpoint = RandomCheckpoint(config)
+    return {name: checkpoint.read(name).to(dtype) for name in checkpoint.tensors}
+
+
+def permuted(name, tensor, config):
+    """What the llama.cpp converter does to q and k: interleave the two rotary halves of each head."""
+    if config.architecture != "llama" or not re.search(r"\.[qk]_proj\.", name):
+        return tensor
+    heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
+    halves = tensor.reshape(heads, 2, config.head_dim // 2, *tensor.shape[1:])
+    return halves.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def write_gguf(path, config, state, metadata=(), extra=()):
+    """The file a converter would make of `state`: Hugging Face names to tensors or (bytes, block type)."""
+    writer = gguf.GGUFWriter(path, config.architecture)
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_token_list([f"tok{index}é" for index in range(config.vocab_size)])
+    writer.add_tokenizer_model("llama")
+    writer.add_token_scores([-float(index) for index in range(config.vocab_size)])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_ids[0])
+    for key, value, type_ in metadata:
+        writer.add_key_value(key, value, type_)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.architecture.upper()], config.num_layers)
+    stored = {names.get_name(name, (".weight", ".bias")): (name, value) for name, value in state.items()}
+    stored |= {name: (name, value) for name, value in extra}
+    for gguf_name, (name, value) in stored.items():
+        if isinstance(value, tuple):
+            writer.add_tensor(gguf_name, value[0], raw_dtype=value[1])
+            continue
+        value = permuted(name, value, config).contiguous()
+        if value.dtype == torch.bfloat16:
+            writer.add_tensor(gguf_name, value.view(torch.uint8).numpy(), raw_dtype=Type.BF16)
+        else:
+            writer.add_tensor(gguf_name, value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_folder(folder, state, kind="safetensors", shards=1):
+    """A checkpoint folder of the tiny LLaMA; with several shards the tensors are dealt out in turn."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG_JSON))
+    stem, ending = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
+    save = save_file if kind == "safetensors" else torch.save
+    if shards == 1:
+        save(state, folder / f"{stem}.{ending}")
+        return folder
+    weight_map = {}
+    for shard in range(shards):
+        part = {name: tensor for i, (name, tensor) in enumerate(state.items()) if i % shards == shard}
+        file = f"{stem}-{shard + 1:05}-of-{shards:05}.{ending}"
+        save(part, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder

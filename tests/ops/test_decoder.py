@@ -1,0 +1,273 @@
+"""The native pass of all layers: against its reference, against its own ops one by one, and the bits of a row."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from specengine import _C
+from specengine.models.config import ModelConfig
+from specengine.ops import native
+from specengine.ops.decoder import Decoder, Layer, ReferenceDecoder
+from specengine.ops.layer import rms_norm, rope_cache, silu_mul
+from specengine.ops.linear import Linear, linear
+from specengine.ops.tree_attention import tree_attention
+from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows
+from specengine.tree import DraftTree, TreeBatch
+from tests.ops.cases import CACHE_DTYPES, chain, comb, make_cache, path_to, randn, random_tree
+from tests.ops.packing import CPU, FORMATS, QUANTISED, packed, values_of
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=50,
+    hidden_size=40,
+    intermediate_size=72,
+    num_layers=3,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=12,
+    rms_norm_eps=1e-5,
+    max_position=300,
+)
+OPTIONS = {
+    "plain": {},
+    "biases": {"biases": True},
+    "norms": {"norms": True},
+    "windows": {"windows": (0, 16, 70)},
+    "heads of their own": {"config": {"num_kv_heads": 6}},
+    "one head for all": {"config": {"num_kv_heads": 1}, "biases": True, "norms": True},
+    "two of a head": {"config": {"num_heads": 4, "head_dim": 20}, "windows": (5, 0, 5)},
+}
+TREES, LENGTHS = [random_tree(20), comb(40), chain(7), [-1]], [70, 0, 62, 130]
+
+
+class Model:
+    """A decoder of random weights in one format, or in several by projection."""
+
+    def __init__(self, form="float32", *, biases=False, norms=False, windows=(0, 0, 0), config=None, mixed=None):
+        c = self.config = dataclasses.replace(CONFIG, **(config or {}))
+        self.form, self.mixed, self.seed = form, mixed or {}, 0
+        q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self.embedding = packed(self._random(c.vocab_size, c.hidden_size), form)
+        self.layers = [
+            Layer(
+                attention_norm=1 + self._random(c.hidden_size),
+                qkv=self._linear("qkv", (q, kv, kv), c.hidden_size, biases),
+                q_norm=1 + self._random(c.head_dim) if norms else None,
+                k_norm=1 + self._random(c.head_dim) if norms else None,
+                attention_out=self._linear("attention_out", (c.hidden_size,), q, biases),
+                mlp_norm=1 + self._random(c.hidden_size),
+                gate_up=self._linear("gate_up", (c.intermediate_size,) * 2, c.hidden_size, biases),
+                down=self._linear("down", (c.hidden_size,), c.intermediate_size, biases),
+                window=window,
+            )
+            for window in windows
+        ]
+        self.final_norm = 1 + self._random(c.hidden_size)
+        angle = torch.arange(c.max_position)[:, None] / 100.0 ** (torch.arange(c.head_dim // 2) / (c.head_dim // 2))
+        self.rope = angle.cos().contiguous(), angle.sin().contiguous()
+        self.native = Decoder(c, self.embedding, self.layers, self.final_norm)
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        self.seed += 1
+        return 0.2 * randn(*shape, seed=self.seed)
+
+    def _linear(self, name: str, rows: tuple[int, ...], columns: int, bias: bool) -> Linear:
+        forms = self.mixed.get(name, (self.form,) * len(rows))
+        weights = tuple(packed(self._random(n, columns), form) for n, form in zip(rows, forms, strict=True))
+        return Linear(weights, self._random(sum(rows)) if bias else None)
+
+    def reference(self) -> ReferenceDecoder:
+        """The same weights as float32."""
+
+        def plain(weight: Weight, columns: int) -> Weight:
+            return Weight(values_of(weight, columns), weight.rows, "float32")
+
+        def plain_linear(layer: Linear, columns: int) -> Linear:
+            return Linear(tuple(plain(weight, columns) for weight in layer.weights), layer.bias)
+
+        c = self.config
+        columns = {
+            "qkv": c.hidden_size,
+            "attention_out": c.num_heads * c.head_dim,
+            "gate_up": c.hidden_size,
+            "down": c.intermediate_size,
+        }
+        layers = [
+            dataclasses.replace(layer, **{n: plain_linear(getattr(layer, n), size) for n, size in columns.items()})
+            for layer in self.layers
+        ]
+        return ReferenceDecoder(c, plain(self.embedding, c.hidden_size), layers, self.final_norm)
+
+    def caches(self, trees, lengths, dtype=torch.float32) -> list[torch.Tensor]:
+        """k_cache and v_cache [layers, pages, K, 64, D] with random prefixes, block_table, lengths."""
+        c = self.config
+        made = [make_cache(trees, lengths, c.num_kv_heads, c.head_dim, dtype, seed=7) for _ in self.layers]
+        for i, cache in enumerate(made):
+            cache.k.mul_(1 + i)  # every layer has a prefix of its own
+        k, v = torch.stack([cache.k for cache in made]), torch.stack([cache.v for cache in made])
+        return [k, v, made[0].block_table, made[0].lengths]
+
+
+def tree_batch(trees, seed: int = 3) -> TreeBatch:
+    count = sum(map(len, trees))
+    tokens = torch.randint(0, CONFIG.vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    starts = [sum(map(len, trees[:b])) for b in range(len(trees))]
+    return TreeBatch.of([DraftTree(tokens[s : s + len(t)], t) for s, t in zip(starts, trees, strict=True)], CPU)
+
+
+def step_by_step(model: Model, tree: TreeBatch, k_cache, v_cache, block_table, lengths) -> torch.Tensor:
+    """The pass as its native ops, called one after the other."""
+    c, rows = model.config, len(tree.tokens)
+    residual = torch.empty(rows, c.hidden_size)
+    gather_rows(model.embedding, tree.tokens, residual)
+    normed, delta = torch.empty_like(residual), None
+    q, attended = torch.empty(rows, c.num_heads, c.head_dim), torch.empty(rows, c.num_heads, c.head_dim)
+    gated = torch.empty(rows, c.intermediate_size)
+    place = (block_table, lengths, tree.row_start)
+    for layer, keys, values in zip(model.layers, k_cache, v_cache, strict=True):
+        rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+        norms = (layer.q_norm, layer.k_norm)
+        qkv = linear(normed, layer.qkv)
+        rope_cache(qkv, *model.rope, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
+        tree_attention(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
+        delta = linear(attended.view(rows, -1), layer.attention_out)
+        rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
+        silu_mul(linear(normed, layer.gate_up), gated)
+        delta = linear(gated, layer.down)
+    rms_norm(residual, delta, model.final_norm, normed, c.rms_norm_eps)
+    return normed
+
+
+MIXED = {"qkv": ("q4_min", "q4_min", "q8"), "gate_up": ("q8", "q4"), "down": ("float16",)}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("batch", ["trees", "chains", "roots"])
+def test_a_pass_is_that_of_its_reference(options, batch):
+    model = Model(**OPTIONS[options])
+    trees = {"trees": TREES, "chains": [chain(70), chain(3)], "roots": [[-1]] * 3}[batch]
+    lengths = [70, 0, 62, 130][: len(trees)]
+    tree = tree_batch(trees)
+    assert (tree.ancestors is None) == (batch != "trees")
+    cache, expected_cache = model.caches(trees, lengths), model.caches(trees, lengths)
+    features = model.native(tree, *cache, *model.rope)
+    expected = model.reference()(tree, *expected_cache, *model.rope)
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
+    for got, wanted in zip(cache, expected_cache, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("form", FLOAT_FORMATS)
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+def test_a_pass_of_any_float_weights_and_cache_is_that_of_its_reference(form, cache_dtype):
+    model, tree = Model(form, biases=True), tree_batch(TREES)
+    cache, expected_cache = (model.caches(TREES, LENGTHS, cache_dtype) for _ in range(2))
+    features = model.native(tree, *cache, *model.rope)
+    expected = model.reference()(tree, *expected_cache, *model.rope)
+    # A key may fall on the other side of a rounding boundary of the cache.
+    tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[cache_dtype]
+    torch.testing.assert_close(features, expected, rtol=tolerance, atol=tolerance)
+    for got, wanted in zip(cache, expected_cache, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("form, most", [("q8", 0.03), ("q4", 0.03), ("q4_min", 0.03)])
+def test_a_pass_of_quantised_weights_is_near_that_of_the_values_they_hold(form, most):
+    model, tree = Model(form), tree_batch(TREES)
+    features = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
+    expected = model.reference()(tree, *model.caches(TREES, LENGTHS), *model.rope)
+    assert (features - expected).std() < most * expected.std()
+
+
+@pytest.mark.usefixtures("wide_instruction_set")
+@pytest.mark.parametrize("form", [*FORMATS, "mixed"])
+@pytest.mark.parametrize("options", ["plain", "one head for all"])
+def test_a_pass_is_its_ops_one_by_one_to_the_bit(form, options):
+    mixed = MIXED if form == "mixed" else None
+    model = Model("q8" if mixed else form, mixed=mixed, **OPTIONS[options])
+    for trees, lengths in ((TREES, LENGTHS), ([chain(9)], [64])):
+        tree, cache, expected_cache = tree_batch(trees), model.caches(trees, lengths), model.caches(trees, lengths)
+        features = model.native(tree, *cache, *model.rope)
+        assert torch.equal(features, step_by_step(model, tree, *expected_cache))
+        for got, wanted in zip(cache, expected_cache, strict=True):
+            assert torch.equal(got.nan_to_num(9), wanted.nan_to_num(9))
+
+
+@pytest.mark.usefixtures("wide_instruction_set")
+@pytest.mark.parametrize("form", [*FORMATS, "mixed"])
+def test_a_node_has_the_bits_of_its_token_in_plain_decoding(form):
+    """The rows of a batch of trees, on any number of threads, against one row per pass along the path of each node."""
+    mixed = MIXED if form == "mixed" else None
+    model = Model("q8" if mixed else form, mixed=mixed, biases=True, windows=(0, 16, 0))
+    trees, lengths = [random_tree(9, 4), comb(12)], [62, 5]
+    tree = tree_batch(trees)
+    _C.set_num_threads(1)
+    features = model.native(tree, *model.caches(trees, lengths), *model.rope)
+    for threads in (2, 3):
+        _C.set_num_threads(threads)
+        assert torch.equal(model.native(tree, *model.caches(trees, lengths), *model.rope), features)
+    _C.set_num_threads(1)
+    for b, parents in enumerate(trees):
+        first = int(tree.row_start[b])
+        for node in (1, len(parents) // 2, len(parents) - 1):
+            k, v, table, _ = model.caches(trees, lengths)
+            path = path_to(parents, node)
+            for depth, step in enumerate(path):
+                root = TreeBatch.chains([[int(tree.tokens[first + step])]], CPU)
+                length = torch.tensor([lengths[b] + depth], dtype=torch.int32)
+                plain = model.native(root, k, v, table[b : b + 1].contiguous(), length, *model.rope)
+                assert torch.equal(plain[0], features[first + step]), f"node {step} of sequence {b}"
+
+
+@pytest.mark.parametrize("form", ["float32", "q8", "q4_min"])
+def test_a_sequence_has_its_bits_alone_and_in_a_batch(form):
+    model, tree = Model(form), tree_batch(TREES)
+    features = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
+    for b, parents in enumerate(TREES):
+        first = int(tree.row_start[b])
+        k, v, table, lengths = model.caches(TREES, LENGTHS)
+        own = slice(first, first + len(parents))
+        alone = TreeBatch.of([DraftTree(tree.tokens[own].tolist(), parents)], CPU)
+        got = model.native(alone, k, v, table[b : b + 1].contiguous(), lengths[b : b + 1], *model.rope)
+        assert torch.equal(got, features[own])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_instruction_sets_agree_as_far_as_their_arithmetic_does(form):
+    model, tree, before = Model(form), tree_batch(TREES), _C.instruction_set()
+    results = {}
+    for name in _C.instruction_sets:
+        _C.set_instruction_set(name)
+        results[name] = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
+    _C.set_instruction_set(before)
+    portable = results["portable"]
+    for name, result in results.items():
+        assert (result - portable).std() < (0.02 if form in QUANTISED else 1e-5) * portable.std(), name
+    for wide, narrow in (("avxvnni", "avx2"), ("avx512vnni", "avx512")):  # they differ in integer products only
+        if wide in results:
+            assert torch.equal(results[wide], results[narrow])
+
+
+def test_an_empty_batch_has_no_features():
+    model = Model("q8")
+    k, v, *_ = model.caches([[-1]], [0])
+    table, lengths = torch.empty(0, 1, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+    features = model.native(TreeBatch.of([], CPU), k, v, table, lengths, *model.rope)
+    assert features.shape == (0, CONFIG.hidden_size)
+
+
+def test_the_workspace_grows_with_the_rows_and_is_what_the_pass_asks_for():
+    c = native.decoder(CONFIG, Model().embedding, Model("q8").layers, Model().final_norm)._native
+    sizes = [c.workspace_bytes(rows) for rows in (0, 1, 2, 64, 1000)]
+    assert sizes[0] == 0 and sizes == sorted(set(sizes))
+
+
+def test_features_that_are_not_finite_stay_with_their_sequence():
+    model, trees = Model("q8"), [chain(4), chain(4)]
+    tree, caches = tree_batch(trees), model.caches(trees, [10, 10])
+    clean = model.native(tree, *model.caches(trees, [10, 10]), *model.rope)
+    page = int(caches[2][0, 0])
+    caches[1][0, page, :, 3] = torch.nan  # a value of the first sequence's prefix, in the first layer
+    features = model.native(tree, *caches, *model.rope)
+    assert features[:4].isnan().all() and torch.equal(features[4:], clean[4:])
