@@ -121,7 +121,7 @@ def _tables(results: dict[str, Any]) -> Iterator[Table]:
     if results["prefill"]:
         yield prefill_table(results["prefill"])
     if results["rows"]:
-        yield rows_table(results["rows"])
+        yield rows_table(results["rows"], results["one_row_linear"])
 
 
 def _numbers(name: str, text: str) -> list[int]:

@@ -1,9 +1,10 @@
-"""What more rows cost: one target pass by the number of rows it verifies."""
+"""What rows cost: one target pass by the number of rows it verifies, and a linear layer of one row against memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from rich.table import Table
 
 from specengine.models.transformer import Transformer
+from specengine.ops.weight import Linear
 from specengine.tree import DraftTree, TreeBatch
 
 PREFIX = 128  # tokens in the cache
 _PASSES = 15
+_PANEL = 16  # rows of a weight
 
 
 def time_rows(target: Transformer, counts: Sequence[int]) -> list[dict[str, Any]]:
@@ -46,9 +49,41 @@ def time_rows(target: Transformer, counts: Sequence[int]) -> list[dict[str, Any]
     return [{"rows": n, "ms": each, "ratio": each / ms[0]} for n, each in zip(counts, ms, strict=True)]
 
 
-def rows_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows of `time_rows` for reading."""
-    out = Table(title=f"one target pass by rows, {PREFIX} tokens cached", title_justify="left")
+def time_linear(target: Transformer, mib: int = 256) -> list[dict[str, Any]]:
+    """Bytes of weights per second that a linear layer of one row reads, and a plain sum of as much memory, in turns.
+
+    One entry per format of the target's weights; each weight is larger than the caches. Medians.
+    """
+    columns = target.config.intermediate_size  # as long a row as the model has: the output stays small
+    x, found = torch.randn(1, columns, device=target.device), []
+    plain = torch.ones(mib << 18, device=target.device)
+    for form in sorted(target.formats):
+        one = target.ops.empty_weight(_PANEL, columns, form, target.device).data.nbytes
+        weight = target.ops.empty_weight(_PANEL * max(1, (mib << 20) // one), columns, form, target.device)
+        weight.data.view(torch.uint8).fill_(1)  # touched, and no special values
+        layer = Linear((weight,), None)
+        layer_seconds, plain_seconds = [], []
+        for _ in range(_PASSES):
+            for run, seconds in ((partial(target.ops.linear, x, layer), layer_seconds), (plain.sum, plain_seconds)):
+                begin = time.perf_counter()
+                run()
+                if target.device.type == "cuda":
+                    torch.cuda.synchronize(target.device)
+                seconds.append(time.perf_counter() - begin)
+        speed, reading = weight.data.nbytes / median(layer_seconds), plain.nbytes / median(plain_seconds)
+        found.append({"format": form, "bytes_per_second": speed, "read_bytes_per_second": reading})
+    return found
+
+
+def rows_table(rows: Sequence[dict[str, Any]], linears: Sequence[dict[str, Any]]) -> Table:
+    """The results of `time_rows` and `time_linear` for reading."""
+    read = ", ".join(
+        f"{each['format']} {each['bytes_per_second'] / 1e9:.0f} of {each['read_bytes_per_second'] / 1e9:.0f} GB/s"
+        for each in linears
+    )
+    caption = f"a linear layer of one row reads, of what a plain sum reads: {read}"
+    title = f"one target pass by rows, {PREFIX} tokens cached"
+    out = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for name in ("rows", "ms", "over one row"):
         out.add_column(name, justify="right")
     for row in rows:

@@ -18,7 +18,7 @@ from specengine.bench.peers import Peer, open_peers
 from specengine.bench.prefill import long_prompt, time_prefill
 from specengine.bench.questions import Question
 from specengine.bench.report import run_dicts
-from specengine.bench.rows import time_rows
+from specengine.bench.rows import time_linear, time_rows
 from specengine.bench.run import calls_of, measure
 from specengine.build import build_info
 from specengine.models.loading import LoadedModel
@@ -46,6 +46,7 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
     # What is cheap to refuse is refused before anything runs for minutes.
     prompt = long_prompt(model, plan.prefill) if plan.prefill is not None else None
     passes = time_rows(model.target, plan.rows) if plan.rows else []
+    linears = time_linear(model.target) if plan.rows else []
     with TemporaryDirectory(prefix="specengine-bench-") as scratch:
         peers, left_out = _peers(plan, model, Path(scratch))
         calls = calls_of(questions, len(plan.drafters), plan.batches, plan.repetitions, len(peers))
@@ -78,6 +79,7 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
         "runs": run_dicts(runs, rule=plan.rule, temperature=params.temperature, floor_seconds=floor),
         "prefill": prefills,
         "rows": passes,
+        "one_row_linear": linears,
     }
 
 

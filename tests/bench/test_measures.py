@@ -16,7 +16,7 @@ from specengine.bench.perplexity import TEXT, perplexities, perplexity, perplexi
 from specengine.bench.prefill import long_prompt, time_prefill
 from specengine.bench.questions import Question, load_files
 from specengine.bench.report import run_dicts, table
-from specengine.bench.rows import time_rows
+from specengine.bench.rows import time_linear, time_rows
 from specengine.bench.run import measure
 from specengine.models.loading import load_model
 from specengine.models.weights import DTYPES
@@ -150,6 +150,11 @@ def test_prompts_have_exactly_the_tokens_asked_for(tiny):
     assert rows[1]["ratio"] == pytest.approx(rows[1]["seconds"] / rows[0]["seconds"])
 
 
+def test_a_linear_layer_is_timed_in_every_format_of_the_model(tiny):
+    (found,) = time_linear(tiny.target, mib=1)
+    assert found["format"] == "float32" and found["bytes_per_second"] > 0 and found["read_bytes_per_second"] > 0
+
+
 def test_passes_are_timed_by_their_rows(tiny):
     rows = time_rows(tiny.target, [8, 4])
     assert [row["rows"] for row in rows] == [1, 4, 8] and rows[0]["ratio"] == 1
@@ -162,6 +167,7 @@ def test_the_command_reports_prompts_and_passes(tmp_path):
     result = bench(*small, "--prefill", "9", "--rows", "1,2")
     assert result.exit_code == 0 and "a prompt of 9 tokens" in result.stdout and "over one row" in result.stdout
     data = json.loads(path.read_text())
+    assert data["one_row_linear"]
     assert [row["rows"] for row in data["rows"]] == [1, 2] and [row["tokens"] for row in data["prefill"]] == [9, 9]
 
 
