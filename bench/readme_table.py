@@ -50,8 +50,27 @@ def _lines(data: dict[str, Any], name: str) -> list[str]:
         "|---|---|---|---|---|---|",
         *(_row(row) for row in runs),
         "",
+        *_prefills(data),
+        *_rows(data),
         f"Absolute figures move with the machine, ratios are from one run (`bench/{name}`).",
     ]
+
+
+def _prefills(data: dict[str, Any]) -> list[str]:
+    found = data.get("prefill")
+    if not found:
+        return []
+    each = (f"{row['peer'] or '`' + row['drafter'] + '`'} {1e3 * row['seconds']:.0f}" for row in found)
+    tokens = found[0]["tokens"]
+    return [f"A prompt of {tokens} tokens and the first token after it, ms: {', '.join(each)}.", ""]
+
+
+def _rows(data: dict[str, Any]) -> list[str]:
+    found = data.get("rows")
+    if not found:
+        return []
+    more = (f"{row['rows']} rows {row['ratio']:.2f}x" for row in found[1:])
+    return [f"One pass of one row takes {found[0]['ms']:.2f} ms, of {', '.join(more)} of that.", ""]
 
 
 def _row(row: dict[str, Any]) -> str:

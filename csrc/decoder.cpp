@@ -189,7 +189,7 @@ void run_cpu(const DecoderPass& op) {
   const int64_t M = op.tokens.shape[0];
   TensorView delta;  // what the last block adds to the residual; nothing yet
   Workspace first(op.workspace.as<uint8_t>());
-  const TensorView residual = first.floats({M, d.C});  // where every layer's activations begin
+  const TensorView residual = first.floats({M, d.C});  // residual and delta lie at the same place for every layer
   run_cpu(GatherRows{d.embedding, op.tokens, residual});
   for (size_t i = 0; i < d.layers.size(); ++i) {
     const DecoderLayer& layer = d.layers[i];

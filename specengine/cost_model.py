@@ -16,8 +16,10 @@ import tempfile
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,28 +60,29 @@ class CostModel:
         for name, values, least in (("seconds", self.seconds, 1e-12), ("per_position", extra, 0.0)):
             if len(values) != len(self.rows) or not all(math.isfinite(v) and v >= least for v in values):
                 raise ValueError(f"{name}: expected {len(self.rows)} finite numbers from {least}, got {values!r}")
-        object.__setattr__(self, "_rows", np.array([*self.rows, 2 * self.rows[-1]], dtype=np.float64))
+        object.__setattr__(self, "_rows", [*self.rows, 2 * self.rows[-1]])
         object.__setattr__(self, "_seconds", _extended(self.rows, self.seconds))
         object.__setattr__(self, "_per_position", _extended(self.rows, extra))
 
-    def __call__(self, rows: np.ndarray, prefix: float = 0.0) -> np.ndarray:
-        """Seconds of passes with `rows` rows each, ascending, behind `prefix` tokens: float64 like rows."""
-        curve = self._seconds + prefix * self._per_position
-        slope = (curve[-1] - curve[-2]) / (self._rows[-1] - self._rows[-2])
-        return np.interp(rows, self._rows, curve) + slope * np.maximum(0.0, rows - self._rows[-1])
+    def __call__(self, rows: int, prefix: float = 0.0) -> float:
+        """Seconds of a pass with `rows` rows behind `prefix` tokens."""
+        right = min(max(1, bisect_left(self._rows, rows)), len(self._rows) - 1)  # the last line goes on
+        low, high = (self._seconds[i] + prefix * self._per_position[i] for i in (right - 1, right))
+        begin, end = self._rows[right - 1], self._rows[right]
+        return low + (high - low) * (rows - begin) / (end - begin)
 
 
-def _extended(rows: tuple[int, ...], values: tuple[float, ...]) -> np.ndarray:
+def _extended(rows: tuple[int, ...], values: tuple[float, ...]) -> list[float]:
     """The running maximum of the values, and one more point at twice the last row count.
 
     A measurement cut short may have missed where rows begin to cost, so a row beyond it costs at least half of what
     the measured ones cost on average.
     """
-    curve = np.maximum.accumulate(np.array(values, dtype=np.float64))
+    curve = list(accumulate(values, max))
     slope = 0.5 * curve[-1] / rows[-1]
     if len(rows) > 1:
         slope = max(slope, (curve[-1] - curve[-2]) / (rows[-1] - rows[-2]))
-    return np.append(curve, curve[-1] + slope * rows[-1])
+    return [*curve, curve[-1] + slope * rows[-1]]
 
 
 def measure(

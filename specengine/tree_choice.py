@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from specengine.cost_model import CostModel
 
 CYCLE_SECONDS = 2e-4  # of a cycle beside its pass: host, sampling
@@ -60,15 +58,21 @@ def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, pre
     time per token of all of them together: that would let one that copies take rows for which all the others wait.
     """
     sequences = len(probabilities)
-    gains, owners = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
+    gains: list[tuple[float, int]] = []  # of cycles per token, by each node, and whose it is
     for owner, nodes in enumerate(probabilities):
-        cycles = 1 / (1 + np.cumsum((0.0, *nodes)))  # per token, with the first 0, 1, ... nodes
-        gains.append(cycles[:-1] - cycles[1:])
-        owners.append(np.full(len(nodes), owner))
-    gain, owner = np.concatenate(gains), np.concatenate(owners)
-    order = np.argsort(-gain, kind="stable")  # equal ones in drafting order
-    cycles = sequences - np.concatenate(([0.0], np.cumsum(gain[order])))
-    seconds = costs(np.arange(sequences, sequences + len(gain) + 1), prefix) + CYCLE_SECONDS
-    seconds[1:] += DRAFT_SECONDS
-    taken = int(np.argmin(cycles * seconds))  # the fewest of equals
-    return np.bincount(owner[order[:taken]], minlength=sequences).tolist()
+        expected = 1.0
+        for probability in nodes:
+            gains.append((1 / expected - 1 / (expected + probability), owner))
+            expected += probability
+    gains.sort(key=lambda gain: -gain[0])  # equal ones stay in drafting order
+    cycles, taken = float(sequences), 0
+    least = cycles * (costs(sequences, prefix) + CYCLE_SECONDS)
+    for count, (gain, _) in enumerate(gains, start=1):
+        cycles -= gain
+        time = cycles * (costs(sequences + count, prefix) + CYCLE_SECONDS + DRAFT_SECONDS)
+        if time < least:  # the fewest of equals
+            least, taken = time, count
+    chosen = [0] * sequences
+    for _, owner in gains[:taken]:
+        chosen[owner] += 1
+    return chosen

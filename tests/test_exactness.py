@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from specengine import Engine, SamplingParams
+from specengine import _C, Engine, SamplingParams
 from specengine.models.loading import load_model
-from specengine.tree import TreeBatch
+from specengine.tree import DraftTree, TreeBatch
 
 pytestmark = pytest.mark.model
 DATA = Path(__file__).parent / "data"
@@ -90,8 +90,6 @@ def test_tree_logits_have_the_bits_of_plain_decoding(model):
     """Rows of a wide tree against the same tokens decoded one by one."""
     target = model.target
     prompt, path = REFERENCE["runs"][0]["prompt_ids"], REFERENCE["runs"][0]["output_ids"][:4]
-    from specengine.tree import DraftTree
-
     tokens, parents = [prompt[-1]], [-1]
     nodes = [0]
     for depth, token in enumerate(path):  # decoys before and after every node of the path
@@ -109,6 +107,26 @@ def test_tree_logits_have_the_bits_of_plain_decoding(model):
         row = TreeBatch.chains([[token]], target.device)
         alone = target.forward(row, cache, cache.batch(pages[1:], [len(prompt) - 1 + i])).scores
         assert torch.equal(alone[0], in_tree[nodes[i]])
+
+
+def test_threads_and_instruction_sets_change_no_bit(model):
+    """All but the portable set, which has no fused multiply-add."""
+    target, prompt = model.target, REFERENCE["runs"][0]["prompt_ids"]
+    threads, active = _C.num_threads(), _C.instruction_set()
+    rows = TreeBatch.chains([prompt], target.device)
+
+    def scores(count: int, instruction_set: str) -> torch.Tensor:
+        _C.set_num_threads(count), _C.set_instruction_set(instruction_set)
+        cache = target.new_cache()
+        return target.forward(rows, cache, cache.batch([cache.allocate(len(prompt))], [0])).scores
+
+    try:
+        expected = scores(2, active)
+        for name in [name for name in _C.instruction_sets if name != "portable"] or [active]:
+            for count in (1, 2, 3):
+                assert torch.equal(scores(count, name), expected), (name, count)
+    finally:
+        _C.set_num_threads(threads), _C.set_instruction_set(active)
 
 
 def test_text_ends_before_a_stop_string_even_inside_an_accepted_run(engines):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,9 @@ def bench(
     with one_line_errors():
         if json_file and not (json_file.absolute().parent.is_dir() and os.access(json_file.absolute().parent, os.W_OK)):
             raise ValueError(f"json: cannot write {str(json_file)!r}, its folder does not exist or is read-only")
-        results: dict[str, Any] = {"machine": machine(), "versions": versions(), "commit": commit(), "model": model}
+        command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
+        results: dict[str, Any] = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
+        results["model"] = model
         if perplexity:
             results["perplexity"] = perplexities(model, device=device, dtype=dtype)
             tables = [perplexity_table(results["perplexity"], f"{model}, perplexity of the text in the package")]
@@ -96,7 +99,7 @@ def bench(
             params = SamplingParams(
                 max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
             )
-            results["questions_file"] = questions or "built-in"
+            results["questions_file"] = ", ".join(file.name for file in files) if questions else "built-in"
             results |= run_plan(plan, load_model(model, device=device, dtype=dtype), asked, params)
             tables = _tables(results)
         # Rich takes a pipe for 80 columns, which would cut the numbers.

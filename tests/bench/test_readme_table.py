@@ -39,6 +39,18 @@ def test_a_readme_without_a_table_is_refused(script):
         script.rewritten("# nothing")
 
 
+def test_prefill_and_rows_are_shown_where_they_were_measured(script):
+    prefill = [{"peer": None, "drafter": "none", "tokens": 9, "seconds": 0.01}]
+    prefill.append({"peer": "llama.cpp", "drafter": "none", "tokens": 9, "seconds": 0.02})
+    rows = [{"rows": 1, "ms": 3.0, "ratio": 1.0}, {"rows": 8, "ms": 4.5, "ratio": 1.5}]
+    assert (
+        "of 9 tokens and the first token after it, ms: `none` 10, llama.cpp 20."
+        in script._prefills({"prefill": prefill})[0]
+    )
+    assert script._rows({"rows": rows})[0] == "One pass of one row takes 3.00 ms, of 8 rows 1.50x of that."
+    assert script._prefills({}) == script._rows({"rows": []}) == []
+
+
 def test_peers_have_rows_without_phases(script):
     row = {
         "peer": "llama.cpp:Q8_0+prompt_lookup",

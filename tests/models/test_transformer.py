@@ -101,18 +101,11 @@ def test_greedy_tokens_are_those_of_transformers(pair):
             break
 
 
-def test_peak_memory_of_loading_stays_near_the_loaded_size(tmp_path):
-    """In a process of its own: the high-water mark of resident memory, mapped pages included."""
+def peak_of_loading(path, dtype: str) -> int:
+    """Bytes, in a process of its own: the high-water mark of resident memory, mapped pages included."""
     import subprocess
     import sys
 
-    config = transformers.LlamaConfig(
-        **{**COMMON, "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    size = sum(p.numel() for p in model.parameters()) * 4
-    model.save_pretrained(tmp_path, max_shard_size="200MB")
-    del model
     script = """
 import sys
 from specengine.models.loading import load_model
@@ -121,8 +114,24 @@ def status(key):
 load_model("random:tiny-llama", device="cpu")
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # resets the high-water mark
-loaded = load_model(sys.argv[1], device="cpu", dtype="float32")
+loaded = load_model(sys.argv[1], device="cpu", dtype=sys.argv[2])
 print(status("VmHWM") - before)
 """
-    result = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    assert int(result.stdout) < 1.15 * size
+    result = subprocess.run([sys.executable, "-c", script, path, dtype], capture_output=True, text=True, check=True)
+    return int(result.stdout)
+
+
+def test_peak_memory_of_loading_stays_near_the_loaded_size(tmp_path):
+    config = transformers.LlamaConfig(
+        **{**COMMON, "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    size = sum(p.numel() for p in model.parameters()) * 4
+    model.save_pretrained(tmp_path, max_shard_size="200MB")
+    del model
+    assert peak_of_loading(tmp_path, "float32") < 1.15 * size
+
+
+@pytest.mark.model
+def test_peak_memory_of_loading_a_quantised_file_stays_near_its_size(smollm2_path):
+    assert peak_of_loading(smollm2_path, "auto") < 1.6 * smollm2_path.stat().st_size
