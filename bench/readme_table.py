@@ -15,6 +15,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
+PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
 PHASES = ("draft", "verify", "accept", "compact", "host")
 
 
@@ -50,6 +51,7 @@ def _lines(data: dict[str, Any], name: str) -> list[str]:
         "|---|---|---|---|---|---|",
         *(_row(row) for row in runs),
         "",
+        *([PEERS, ""] if any(row["peer"] for row in runs) else []),
         *_prefills(data),
         *_rows(data),
         f"Absolute figures move with the machine, ratios are from one run (`bench/{name}`).",
