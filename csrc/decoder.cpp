@@ -111,7 +111,7 @@ void check_projection(Checker& check, const Projection& p, const char* name, int
     if ((p.weights[i].dtype == DType::kUInt8) != p.quantised()) fail(name, ": quantised and float weights are mixed");
   }
   if (p.total_rows() != rows) fail(name, ": expected ", rows, " rows, got ", p.total_rows());
-  check.optional(p.bias, name, {DType::kFloat32}, {rows});
+  check.optional(p.bias, (std::string(name) + " bias").c_str(), {DType::kFloat32}, {rows});
 }
 
 }  // namespace

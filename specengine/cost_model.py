@@ -39,6 +39,7 @@ ROWS = (1, 4, 8, 2, 16, 32)  # the most telling first: a slow model is measured 
 NEAR, FAR = PAGE_SIZE, 16 * PAGE_SIZE  # prefixes measured: attention makes a row dearer with every token before it
 ROUNDS = 4
 BUDGET_SECONDS = 1.5  # no pass is begun after this
+REFRESH_SECONDS = 0.3  # of passes by a process that finds a file
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,16 @@ _lock = threading.Lock()
 
 
 def costs_of(target: Transformer) -> CostModel:
-    """A target's costs: known already, from the file of an earlier process, or measured now (seconds at most)."""
+    """A target's costs: known already, from the file of an earlier process, or measured now (seconds at most).
+
+    A file may come from a busy spell, so every process adds one short round to it: the least counts.
+    """
     with _lock:  # engines that share a target measure it once
         if target not in _known:
             key = _key(target)
             path = _path(key)
-            _known[target] = _read(path, key) or _measured(target, path, key)
+            kept = _read(path, key)
+            _known[target] = _refreshed(kept, target, path, key) if kept else _measured(target, path, key)
         return _known[target]
 
 
@@ -134,6 +139,20 @@ def _measured(target: Transformer, path: Path | None, key: dict[str, Any]) -> Co
     far = max(NEAR, min(FAR, (target.config.max_position - max(ROWS)) // PAGE_SIZE * PAGE_SIZE))
     costs = measure(_Passes(target, far), (NEAR, far))
     _write(path, {"key": key, **dataclasses.asdict(costs)})
+    return costs
+
+
+def _refreshed(kept: CostModel, target: Transformer, path: Path | None, key: dict[str, Any]) -> CostModel:
+    run, seconds, spent = _Passes(target, NEAR), list(kept.seconds), 0.0
+    for i, rows in enumerate(kept.rows):
+        if spent + seconds[i] > REFRESH_SECONDS:
+            break
+        taken = run(rows, NEAR)
+        spent += taken
+        seconds[i] = min(seconds[i], taken)
+    costs = dataclasses.replace(kept, seconds=tuple(seconds))
+    if costs != kept:
+        _write(path, {"key": key, **dataclasses.asdict(costs)})
     return costs
 
 

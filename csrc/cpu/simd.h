@@ -152,8 +152,6 @@ inline void store16(float* p, f32x16 v) { store8(p, v.low), store8(p + kLanes, v
 inline f32x16 fmadd(f32x16 a, f32x16 b, f32x16 c) {
   return {fmadd(a.low, b.low, c.low), fmadd(a.high, b.high, c.high)};
 }
-inline f32x16 operator+(f32x16 a, f32x16 b) { return {a.low + b.low, a.high + b.high}; }
-inline f32x16 operator*(f32x16 a, f32x16 b) { return {a.low * b.low, a.high * b.high}; }
 #endif
 
 // The native register of the instruction set, for code that only asks for many lanes; a float is the vector of one

@@ -19,7 +19,7 @@ constexpr int64_t kRowBlockBytes = sizeof(RowBlock);
 
 struct QuantiseRows {
   TensorView x;    // [M, C] float32
-  TensorView out;  // [M, C / 32, 44] uint8 (RowBlock), written
+  TensorView out;  // [M, ceil(C / 32), 44] uint8 (RowBlock), written
 
   Device validate() const {
     Checker check;
@@ -30,7 +30,7 @@ struct QuantiseRows {
   }
 };
 
-// Rows as a weight of this kind wants them: float32 [M, C], or uint8 [M, C / 32, 44].
+// Rows as a weight of this kind wants them: float32 [M, C], or uint8 [M, ceil(C / 32), 44].
 inline void check_linear_rows(Checker& check, const TensorView& x, const TensorView& weight, Dim& M, Dim& P) {
   Dim C{"C"};
   check_weight(check, weight, "weight", P, C);
@@ -67,8 +67,7 @@ struct LinearArgmax {
   TensorView x;       // [M, C] float32, or quantised rows
   TensorView weight;  // any format
   TensorView bias;    // [N] float32, optional
-  TensorView
-      ids;  // [M] int32, written: the lowest index of the largest entry; -1 if an entry is NaN or the largest infinite
+  TensorView ids;   // [M] int32, written: the lowest index of the largest entry; -1 if an entry is NaN or that infinite
   TensorView keys;  // [M] int64, workspace
   int64_t rows;     // N
 

@@ -10,9 +10,8 @@ namespace specengine {
 constexpr int64_t kNoiseBlock = 64;  // tokens that share one number of the first level of noise
 
 struct VerifyTree {
-  TensorView logits;  // [M, V] float32, one row per node; None where `drawn` is given
-  TensorView
-      drawn;  // [M] int32: the target's token at every node where it is known already (greedy); -1: none there is
+  TensorView logits;     // [M, V] float32, one row per node; None where `drawn` is given
+  TensorView drawn;      // [M] int32: the target's token at every node where it is known (greedy); -1: there is none
   TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of sequence b
   TensorView parents;    // [M] int32, node index within the sequence, an earlier one; -1 for the root
   TensorView row_start;  // [B + 1] int32

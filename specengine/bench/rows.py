@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from specengine._C import MAX_NODES, PANEL
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Linear
 from specengine.tree import DraftTree, TreeBatch
 
 PREFIX = 128  # tokens in the cache
 _PASSES = 15
-_PANEL = 16  # rows of a weight
 
 
 def time_rows(target: Transformer, counts: Sequence[int]) -> list[dict[str, Any]]:
@@ -25,9 +25,11 @@ def time_rows(target: Transformer, counts: Sequence[int]) -> list[dict[str, Any]
 
     One row is always measured. Raises ValueError for counts that no tree can have.
     """
+    most = min(MAX_NODES, target.config.max_position - PREFIX)
+    wrong = [count for count in counts if not 1 <= count <= most]
+    if wrong:
+        raise ValueError(f"rows: expected 1 to {most}, got {wrong[0]}")
     counts = sorted({1, *counts})
-    if counts[0] < 1 or PREFIX + counts[-1] > target.config.max_position:
-        raise ValueError(f"rows: expected 1 to {target.config.max_position - PREFIX}, got {counts}")
     tokens = [i % target.config.vocab_size for i in range(PREFIX + counts[-1])]
     trees = [TreeBatch.of([DraftTree(tokens[PREFIX : PREFIX + n], range(-1, n - 1))], target.device) for n in counts]
     target.ensure_positions(len(tokens))
@@ -58,8 +60,8 @@ def time_linear(target: Transformer, mib: int = 256) -> list[dict[str, Any]]:
     x, found = torch.randn(1, columns, device=target.device), []
     plain = torch.ones(mib << 18, device=target.device)
     for form in sorted(target.formats):
-        one = target.ops.empty_weight(_PANEL, columns, form, target.device).data.nbytes
-        weight = target.ops.empty_weight(_PANEL * max(1, (mib << 20) // one), columns, form, target.device)
+        one = target.ops.empty_weight(PANEL, columns, form, target.device).data.nbytes
+        weight = target.ops.empty_weight(PANEL * max(1, (mib << 20) // one), columns, form, target.device)
         weight.data.view(torch.uint8).fill_(1)  # touched, and no special values
         layer = Linear((weight,), None)
         layer_seconds, plain_seconds = [], []

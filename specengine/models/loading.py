@@ -24,7 +24,7 @@ class LoadedModel:
     """A target ready to run; several engines may share it."""
 
     name: str
-    dtype: str  # of its weights; "auto" where they are quantised as the checkpoint has them
+    dtype: str  # of its weights; "auto" where they are as the checkpoint has them, quantised or of several types
     target: Transformer
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]

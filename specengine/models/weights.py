@@ -58,8 +58,11 @@ class WeightLoader:
     def _formats(self, names: tuple[str, ...]) -> list[str]:
         """The format of each tensor of a projection: all quantised, or all one float type."""
         formats = [self._format(name) for name in names]
-        floats = [form for form in formats if form in FLOAT_FORMATS]
-        return [floats[0] if floats else form for form in formats]
+        floats = {form for form in formats if form in FLOAT_FORMATS}
+        if not floats:
+            return formats
+        # float16 overflows where the others do not, and bfloat16 rounds more
+        return [floats.pop() if len(floats) == 1 else "float32"] * len(formats)
 
     def _format(self, name: str) -> str:
         stored = self.checkpoint.tensors[f"{name}.weight"].dtype

@@ -43,7 +43,7 @@ class Decoder:
         self._hidden = config.hidden_size
         self._native = _C.Decoder(
             embedding=embedding.data,
-            layers=[_native_layer(layer) for layer in layers],
+            layers=tuple(_native_layer(layer) for layer in layers),  # kept alive by the core, which borrows the tensors
             final_norm=final_norm,
             hidden=config.hidden_size,
             heads=config.num_heads,

@@ -62,7 +62,7 @@ def empty_weight(rows: int, columns: int, format: str, device: torch.device) -> 
 def pack_linear(rows: torch.Tensor, weight: Weight, first: int) -> None:
     """Writes rows [R, C] (float32, bfloat16, float16) to rows [first, first + R) of a weight, quantising them if it is.
 
-    q8 keeps codes of absmax / 127 per row and block, q4_min of (maximum - minimum) / 15.
+    q8 keeps codes of absmax / 127 per row and block, q4_min of (maximum - minimum) / 15, zero always within.
     """
     _C.pack_linear(rows, weight.data, first)
 

@@ -155,7 +155,7 @@ def test_what_cannot_run_is_left_out_with_a_reason(tiny, monkeypatch):
     monkeypatch.setattr(registry, "resolve_model", lambda name: registry.Path("somewhere"))
     assert open_peers(["absent"], tiny, 1, None) == (
         [],
-        {"absent": "x is not installed (pip install 'specengine[peers]')"},
+        {"absent": "x is not installed (pip install '.[peers]' in a clone)"},
     )
     assert reason(KeyError("a\nb")) == r"KeyError: 'a\nb'"
 

@@ -38,7 +38,7 @@ class Answer:
 
 
 class Peer(ABC):
-    """One mode of another engine: same weights, same token ids, same threads, one prompt at a time.
+    """One mode of another engine: same checkpoint, same token ids, same threads, one prompt at a time.
 
     mode: `transformers`, `llama.cpp:Q8_0+prompt_lookup`.  drafter: what it drafts with.
     about: version, weights and settings for the record.
@@ -91,6 +91,6 @@ class Peer(ABC):
 def reason(error: BaseException) -> str:
     """One line on why a peer is not in the race."""
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed (pip install 'specengine[peers]')"
+        return f"{error.name} is not installed (pip install '.[peers]' in a clone)"
     text = " ".join(str(error).split())
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"[:200]
