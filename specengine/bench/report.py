@@ -23,9 +23,8 @@ CAPTION = (
     "slowest class: the class of questions with the least speedup, of more than one."
 )
 PEER_CAPTION = (
-    "peers: same checkpoint (in the format named), prompt ids, threads and limits, in the same run, one question at a time. "
-    "Their arithmetic "
-    "differs, so identical is information; their prefill ends with the first token{sampling}."
+    "peers: same checkpoint (in the format named), prompt ids, threads and limits, in the same run, one question at a "
+    "time. Their arithmetic differs, so identical is information; their prefill ends with the first token{sampling}."
 )
 
 
