@@ -32,14 +32,11 @@ def engines(model):
     return {name: Engine(model, drafter=name, max_batch_size=4) for name in ("none", "prompt_lookup")}
 
 
-@pytest.fixture
-def float32_only(model):
-    if model.dtype != "float32":
-        pytest.skip("transformers' record is of float32 arithmetic")
+in_float32 = pytest.mark.parametrize("model", ["float32"], indirect=True)  # as transformers' record is
 
 
 @pytest.mark.parametrize("run", REFERENCE["runs"], ids=lambda run: run["text"][:24])
-@pytest.mark.usefixtures("float32_only")
+@in_float32
 def test_greedy_tokens_are_those_recorded_from_transformers(engines, run):
     params = SamplingParams(max_new_tokens=len(run["output_ids"]), ignore_eos=True)
     output = engines["prompt_lookup"].generate(run["prompt_ids"], params)
@@ -50,7 +47,7 @@ def test_greedy_tokens_are_those_recorded_from_transformers(engines, run):
 
 
 @pytest.mark.parametrize("run", REFERENCE["runs"], ids=lambda run: run["text"][:24])
-@pytest.mark.usefixtures("float32_only")
+@in_float32
 def test_logits_are_those_recorded_from_transformers(model, run):
     cache = model.target.new_cache()
     batch = cache.batch([cache.allocate(len(run["prompt_ids"]))], [0])
