@@ -43,7 +43,8 @@ def _lines(data: dict[str, Any], name: str) -> list[str]:
     drawn = f"temperature {temperature:g}" if temperature else "greedy"
     asked = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
     where = f"{machine['cores']} cores ({machine['instruction_set']}, {machine['cpu']})"
-    what = f"{Path(data['model']).name} in {data['dtype']}, {data['questions']} {asked} ({turns} turns)"
+    weights = "as its file has it" if data["dtype"] == "auto" else f"in {data['dtype']}"
+    what = f"{Path(data['model']).name} {weights}, {data['questions']} {asked} ({turns} turns)"
     return [
         f"{where}, {what}, {data['max_new_tokens']} new tokens, {drawn}:",
         "",
