@@ -167,7 +167,7 @@ __global__ void array_overrun(const float* in, float* out, bool broken) {
 __global__ void misaligned_vector(const float* in, float* out, bool broken) {
   wait_for_previous_kernel();
   const int t = threadIdx.x;
-  if (t >= 15) return;
+  if (t >= 16) return;
   const float4 v = *reinterpret_cast<const float4*>(in + 4 * t + (broken ? 1 : 0));
   out[4 * t] = v.x, out[4 * t + 1] = v.y, out[4 * t + 2] = v.z, out[4 * t + 3] = v.w;
 }
