@@ -4,8 +4,10 @@
 
 #include "base/tensor_caster.h"
 #include "base/thread_pool.h"
+#include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
+#include "ops/draft_lookup.h"
 #include "ops/expand_backbone.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
@@ -21,7 +23,10 @@ namespace {
 // The one place that chooses a backend. Ops without a CUDA kernel yet say so instead of doing something else.
 template <typename Op>
 void run_op(const char* name, const Op& op) {
-  if (op.validate() == Device::kCpu) return run_cpu(op);
+  if (op.validate() == Device::kCpu) {
+    if constexpr (requires { run_cpu(op); }) return run_cpu(op);
+    throw std::runtime_error(std::string(name) + ": no CPU kernel, it runs on CUDA only");
+  }
 #if defined(SPECENGINE_HAVE_CUDA)
   if constexpr (requires { run_cuda(op); }) return run_cuda(op);
 #endif
@@ -158,6 +163,17 @@ PYBIND11_MODULE(_C, m) {
       py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("ancestors"), py::arg("node_counts"),
       py::arg("top_tokens"), py::arg("top_scores"));
 
+  m.def(
+      "draft_lookup",
+      [](T history, T history_length, T final_length, T active, T tokens, T parents, T depths, T ancestors,
+         int64_t min_ngram, int64_t max_ngram) {
+        run_op("draft_lookup", DraftLookup{history, history_length, final_length, active, tokens, parents, depths,
+                                           ancestors, min_ngram, max_ngram});
+      },
+      nogil, py::arg("history"), py::arg("history_length"), py::arg("final_length"), py::arg("active"),
+      py::arg("tokens"), py::arg("parents"), py::arg("depths"), py::arg("ancestors"), py::arg("min_ngram"),
+      py::arg("max_ngram"));
+
   // verify and accept
   m.def(
       "verify_tree",
@@ -197,6 +213,17 @@ PYBIND11_MODULE(_C, m) {
       py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
       py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
       py::arg("counts"), py::arg("rule") = "match");
+
+  m.def(
+      "commit_tokens",
+      [](T tokens, T parents, T path, T path_length, T bonus, T eos, T ignores_eos, T final_length, T history,
+         T history_length, T active, T record) {
+        run_op("commit_tokens", CommitTokens{tokens, parents, path, path_length, bonus, eos, ignores_eos, final_length,
+                                             history, history_length, active, record});
+      },
+      nogil, py::arg("tokens"), py::arg("parents"), py::arg("path"), py::arg("path_length"), py::arg("bonus"),
+      py::arg("eos"), py::arg("ignores_eos"), py::arg("final_length"), py::arg("history"), py::arg("history_length"),
+      py::arg("active"), py::arg("record"));
 
   // compact
   m.def(

@@ -76,3 +76,19 @@ def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, pre
     for _, owner in gains[:taken]:
         chosen[owner] += 1
     return chosen
+
+
+def choose_width(widths: Sequence[int], seconds: Sequence[float], rates: Sequence[float]) -> int:
+    """Of trees that are chains of `width` nodes and take so long, the one with the least expected time per token.
+
+    widths: ascending, root included.  rates: per depth, that a drafted token is accepted once its parent is.
+    """
+    best, least = widths[0], float("inf")
+    for width, time in zip(widths, seconds, strict=True):
+        expected = reach = 1.0
+        for rate in rates[: width - 1]:
+            reach *= rate
+            expected += reach
+        if time / expected < least:  # the narrowest of equals
+            best, least = width, time / expected
+    return best

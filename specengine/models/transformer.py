@@ -52,10 +52,10 @@ class Transformer:
             return torch.float32
         return torch.bfloat16 if "bfloat16" in self.formats else torch.float16
 
-    def new_cache(self) -> KVCache:
-        """An empty cache for this model."""
+    def new_cache(self, pages: int | None = None) -> KVCache:
+        """An empty cache for this model; pages: of a pool that does not grow."""
         c = self.config
-        return KVCache(c.num_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device)
+        return KVCache(c.num_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages)
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -98,8 +97,7 @@ def verify_tree(
     distribution) alone, so the tokens committed are those of plain decoding.
     Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
     """
-    batch, starts = len(params.seed), tree.row_start.tolist()
-    nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
+    batch, nodes = len(params.seed), tree.nodes
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
     if workspace is None:
         if logits is None:
@@ -142,7 +140,7 @@ def verify_tree(
 
 def verify_tree_on_host(scores, tree, params, history, workspace=None, rule="match") -> Accepted:
     """verify_tree for scores on another device: copies them to the host, where tree and history are read anyway."""
-    host = TreeBatch(tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu(), tree.row_start.cpu(), None)
+    host = TreeBatch(tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu(), tree.row_start.cpu(), None, tree.nodes)
     return verify_tree(scores.cpu(), host, params, history, workspace, rule)
 
 
