@@ -141,7 +141,7 @@ class PromptLookup(Drafter):
         super().__init__(config, path, target)
         self._resident = target.ops.resident  # its trees are chains, and its graphs choose the width
         measured = config.adaptive and not self._resident
-        self.costs = costs or (costs_of(target) if measured else None)
+        self.costs = costs or costs_of(target) if measured else None
         self.acceptance = Acceptance(PRIOR, weight=20, memory=200)  # of all requests
 
     @property
