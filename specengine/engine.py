@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specengine.batch import Batch
 from specengine.device_batch import DeviceBatch
-from specengine.drafters import load_drafter
+from specengine.drafters import Drafter, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
 from specengine.models.loading import LoadedModel, load_model
 from specengine.prompts import as_prompts, encode_prompt
@@ -30,7 +30,7 @@ class Engine:
     """One target, one drafter, one rule; safe to call from several threads.
 
     model: `smollm2-135m`, a checkpoint folder, a GGUF file, `random:<preset>`, a hub name, or a LoadedModel.
-    drafter: `NAME[:PATH][,option=value...]`, or `auto`.  rule: `match`.
+    drafter: `NAME[:PATH][,option=value...]`, `auto`, or a Drafter made for this model's target.  rule: `match`.
     device: `auto` (CUDA where there is a GPU), `cpu` or `cuda`.
     dtype: `auto` (what the checkpoint has, quantised or not), `float32`, `float16`, `bfloat16`, `int8` or `int4`.
     max_batch_size: sequences that share a cycle; more wait their turn. It does not change what they say.
@@ -44,7 +44,7 @@ class Engine:
         self,
         model: str | Path | LoadedModel = "smollm2-135m",
         *,
-        drafter: str = "auto",
+        drafter: str | Drafter = "auto",
         rule: str = "match",
         device: str = "auto",
         dtype: str = "auto",
@@ -62,7 +62,7 @@ class Engine:
         else:
             self.model = load_model(model, device=device, dtype=dtype, strict=strict)
         self.tokenizer = self.model.tokenizer
-        self.drafter = load_drafter(drafter, self.model.target)
+        self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
         self.max_batch_size = max_batch_size
         if self.model.target.ops.resident:
             options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
