@@ -33,7 +33,7 @@ def ids(outputs):
 
 
 @pytest.fixture
-def device_engine(device_backend):
+def device_engine(cuda_backend):
     """Makes engines on the device, of a tiny float32 model; `without` names end-of-text tokens."""
     models = {}
 
@@ -41,7 +41,7 @@ def device_engine(device_backend):
         key = (name, dtype)
         if key not in models:
             ops = cuda_ops(strict=True)
-            models[key] = load_model(f"random:{name}", device=device_backend.device.type, dtype=dtype, ops=ops)
+            models[key] = load_model(f"random:{name}", device=cuda_backend.device.type, dtype=dtype, ops=ops)
         return Engine(dataclasses.replace(models[key], eos_token_ids=eos), drafter=drafter, **options)
 
     return make

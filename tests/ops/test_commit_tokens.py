@@ -65,37 +65,37 @@ def check(backend, arguments):
 
 @pytest.mark.parametrize("nodes", [1, 2, 31, 32, 33, 100])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_cycles_give_the_reference_s_history_and_record(device_backend, nodes, seed):
-    _, accepted, _, limits, record = check(device_backend, make(7, nodes, seed))
+def test_random_cycles_give_the_reference_s_history_and_record(cuda_backend, nodes, seed):
+    _, accepted, _, limits, record = check(cuda_backend, make(7, nodes, seed))
     assert torch.equal(record[:, 0], accepted.path_length)
     assert nodes < 30 or len(set(limits.active.tolist())) == 2  # some ended, some did not
 
 
-def test_a_run_is_cut_behind_the_first_end_of_text_token_unless_it_is_ignored(device_backend):
+def test_a_run_is_cut_behind_the_first_end_of_text_token_unless_it_is_ignored(cuda_backend):
     nodes = 4
     tree, accepted, history, limits, record = make(2, nodes, 0, ignores=[0, 1], room=50)
     tree.tokens.copy_(torch.tensor([1, 5, EOS, 6] * 2)), tree.parents.copy_(torch.tensor([-1, 0, 1, 2] * 2))
     accepted.path.copy_(torch.arange(4).repeat(2, 1)), accepted.path_length.fill_(4), accepted.bonus.fill_(9)
-    _, accepted, history, limits, _ = check(device_backend, (tree, accepted, history, limits, record))
+    _, accepted, history, limits, _ = check(cuda_backend, (tree, accepted, history, limits, record))
     assert accepted.path_length.tolist() == [2, 4] and limits.active.tolist() == [0, 1]
 
 
-def test_a_run_is_cut_at_the_final_length(device_backend):
+def test_a_run_is_cut_at_the_final_length(cuda_backend):
     arguments = make(5, 8, 3, ignores=[1] * 5, room=2)
-    *_, limits, record = check(device_backend, arguments)
+    *_, limits, record = check(cuda_backend, arguments)
     assert record[:, 0].max() == 2 and not limits.active[record[:, 0] == 2].any()
 
 
-def test_idle_sequences_are_left_alone(device_backend):
+def test_idle_sequences_are_left_alone(cuda_backend):
     arguments = make(4, 6, 5, active=[0, 1, 0, 1])
     before = arguments[2].tokens.clone()
-    _, accepted, history, _, record = check(device_backend, arguments)
+    _, accepted, history, _, record = check(cuda_backend, arguments)
     assert accepted.path_length[[0, 2]].tolist() == [0, 0] and record[[0, 2], 0].tolist() == [0, 0]
     assert torch.equal(history.tokens[[0, 2]], before[[0, 2]]) and not torch.equal(history.tokens[1], before[1])
 
 
-def test_a_walk_without_a_token_ends_its_sequence_and_keeps_nothing(device_backend):
+def test_a_walk_without_a_token_ends_its_sequence_and_keeps_nothing(cuda_backend):
     arguments = make(3, 6, 8, room=50)
     arguments[1].bonus[1] = -1
-    _, accepted, _, limits, record = check(device_backend, arguments)
+    _, accepted, _, limits, record = check(cuda_backend, arguments)
     assert accepted.path_length[1] == 0 and limits.active[1] == 0 and record[1, 2] == -1
