@@ -70,16 +70,18 @@ PYBIND11_MODULE(_C, m) {
       py::arg("out"));
   m.def(
       "linear",
-      [](T x, T weight, T bias, T out, int64_t first, int64_t rows) {
-        run_op("linear", Linear{x, weight, bias, out, first, rows});
+      [](T x, T weight, T bias, T out, int64_t first, int64_t rows, int64_t variant) {
+        run_op("linear", Linear{x, weight, bias, out, first, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "linear_argmax",
-      [](T x, T weight, T bias, T ids, T keys, int64_t rows) {
-        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows});
+      [](T x, T weight, T bias, T ids, T keys, int64_t rows, int64_t variant) {
+        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "rms_norm",
       [](T residual, T delta, T weight, T out, float eps) {
