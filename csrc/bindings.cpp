@@ -44,6 +44,12 @@ py::tuple instruction_sets() {  // of this build, as far as this machine has the
   return py::tuple(names);
 }
 
+py::tuple linear_variants() {  // (rows, warps) of a block, from variant 1 on
+  py::list variants;
+  for (const LinearVariant& variant : kLinearVariants) variants.append(py::make_tuple(variant.rows, variant.warps));
+  return py::tuple(variants);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -219,6 +225,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("Q4_BYTES") = kQ4Bytes;
   m.attr("Q4_MIN_BYTES") = kQ4MinBytes;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
+  m.attr("LINEAR_VARIANTS") = linear_variants();
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();
