@@ -143,9 +143,9 @@ struct GatherRows {
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, C{"C"}, P{"P"};
+    Dim M{"M"}, C{"C"}, N{"N"}, P{"P"};
     check(out, "out", {DType::kFloat32}, {M, C});
-    for_cuda(weight) ? check_row_major(check, weight, "weight", P, C) : check_weight(check, weight, "weight", P, C);
+    for_cuda(weight) ? check_row_major(check, weight, "weight", N, C) : check_weight(check, weight, "weight", P, C);
     check(ids, "ids", {DType::kInt32}, {M});
     return check.device();
   }

@@ -53,9 +53,9 @@ def check(out: torch.Tensor, x: torch.Tensor, layer: Linear) -> None:
 
 @every_dtype
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 100])
-@pytest.mark.parametrize("columns", [8, 64, 136])
+@pytest.mark.parametrize("columns", [8, 64, 136, 576])
 def test_linear_is_the_product_and_the_bias(backend, dtype, rows, columns):
-    for m, bias in ((1, True), (9, False), (33, True)):
+    for m, bias in ((1, True), (8, False), (9, False), (33, True), (64, True)):
         layer, x = layer_of(backend, rows, columns, dtype, bias=bias), rows_of(backend, m, columns, dtype)
         check(linear_cuda(x, layer, Always(0)), x, layer)
 
@@ -70,9 +70,10 @@ def test_every_variant_is_the_product(backend, dtype, variant):
 
 
 @every_dtype
-def test_a_weight_of_a_real_size(backend, dtype):
+@every_variant
+def test_a_weight_of_a_real_size(backend, dtype, variant):
     layer, x = layer_of(backend, 576, 1536, dtype), rows_of(backend, 2, 1536, dtype)
-    check(linear_cuda(x, layer, Always(0)), x, layer)
+    check(linear_cuda(x, layer, Always(variant)), x, layer)
 
 
 @every_dtype
@@ -218,5 +219,5 @@ def test_what_the_kernels_cannot_read_is_refused_by_name(backend):
         with pytest.raises(ValueError, match=f"^{message}"):
             linear_ops._C.linear(**{**good, **changes})
     assert good["out"].isnan().all()
-    with pytest.raises(ValueError, match=r"^weight: expected shape \[N, C\]"):
+    with pytest.raises(ValueError, match=r"^weight: expected shape \[N, C\].*, got \[2, 64, 16\]"):
         linear_ops._C.gather_rows(panels, torch.zeros(3, dtype=torch.int32, device=backend.device), good["x"].float())
