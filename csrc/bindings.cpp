@@ -57,6 +57,12 @@ py::tuple instruction_sets() {  // of this build, as far as this machine has the
   return py::tuple(names);
 }
 
+py::tuple linear_variants() {  // (rows, warps) of a block, from variant 1 on
+  py::list variants;
+  for (const LinearVariant& variant : kLinearVariants) variants.append(py::make_tuple(variant.rows, variant.warps));
+  return py::tuple(variants);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(SPECENGINE_MODULE, m) {
@@ -83,16 +89,18 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       py::arg("out"));
   m.def(
       "linear",
-      [](T x, T weight, T bias, T out, int64_t first, int64_t rows) {
-        run_op("linear", Linear{x, weight, bias, out, first, rows});
+      [](T x, T weight, T bias, T out, int64_t first, int64_t rows, int64_t variant) {
+        run_op("linear", Linear{x, weight, bias, out, first, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "linear_argmax",
-      [](T x, T weight, T bias, T ids, T keys, int64_t rows) {
-        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows});
+      [](T x, T weight, T bias, T ids, T keys, int64_t rows, int64_t variant) {
+        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "rms_norm",
       [](T residual, T delta, T weight, T out, float eps) {
@@ -252,6 +260,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.attr("Q4_BYTES") = kQ4Bytes;
   m.attr("Q4_MIN_BYTES") = kQ4MinBytes;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
+  m.attr("LINEAR_VARIANTS") = linear_variants();
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();
