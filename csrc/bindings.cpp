@@ -171,13 +171,13 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "expand_backbone",
       [](T logits, T root, T thresholds, T widths, T tokens, T parents, T depths, T scores, T ancestors, T node_counts,
-         T top_tokens, T top_scores) {
+         T top_tokens, T top_scores, T sums, T arrived) {
         run_op("expand_backbone", ExpandBackbone{logits, root, thresholds, widths, tokens, parents, depths, scores,
-                                                 ancestors, node_counts, top_tokens, top_scores});
+                                                 ancestors, node_counts, top_tokens, top_scores, sums, arrived});
       },
       nogil, py::arg("logits"), py::arg("root"), py::arg("thresholds"), py::arg("widths"), py::arg("tokens"),
       py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("ancestors"), py::arg("node_counts"),
-      py::arg("top_tokens"), py::arg("top_scores"));
+      py::arg("top_tokens"), py::arg("top_scores"), py::arg("sums"), py::arg("arrived"));
 
   m.def(
       "draft_lookup",
@@ -259,6 +259,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.attr("Q8_BYTES") = kQ8Bytes;
   m.attr("Q4_BYTES") = kQ4Bytes;
   m.attr("Q4_MIN_BYTES") = kQ4MinBytes;
+  m.attr("VOCABULARY_PART") = kVocabularyPart;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.attr("LINEAR_VARIANTS") = linear_variants();
   m.def("num_threads", &num_threads);

@@ -160,8 +160,10 @@ def expand_backbone() -> Arguments:
         "scores": torch.zeros(2, 8),
         "ancestors": torch.zeros(2, 8, 1, dtype=torch.int32),
         "node_counts": ints(0, 0),
-        "top_tokens": torch.zeros(2, 2, 3, dtype=torch.int32),
-        "top_scores": torch.zeros(2, 2, 3),
+        "top_tokens": torch.zeros(2, 2, 1, 3, dtype=torch.int32),
+        "top_scores": torch.zeros(2, 2, 1, 3),
+        "sums": torch.zeros(2, 2, 1),
+        "arrived": ints(0, 0),
     }
 
 
