@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class TreeBatch:
 
     tokens, parents, depths: int32 [M].  row_start: int32 [B + 1].
     ancestors: int32 bits [M, W], or None when every sequence's rows are a chain (prefill, plain decoding).
+    nodes: rows of the longest sequence, which the host must know without asking the device.
     """
 
     tokens: torch.Tensor
@@ -44,6 +45,7 @@ class TreeBatch:
     depths: torch.Tensor
     row_start: torch.Tensor
     ancestors: torch.Tensor | None
+    nodes: int
 
     @staticmethod
     def of(trees: Sequence[DraftTree], device: torch.device) -> TreeBatch:
@@ -77,9 +79,9 @@ class TreeBatch:
             host = torch.from_numpy(np.array(values, dtype=np.int32))
             return host if device.type == "cpu" else host.to(device)
 
-        return TreeBatch(
-            put(tokens), put(parents), put(depths), put(starts), None if ancestors is None else put(ancestors)
-        )
+        bits = None if ancestors is None else put(ancestors)
+        nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
+        return TreeBatch(put(tokens), put(parents), put(depths), put(starts), bits, nodes)
 
 
 def _pack(masks: Sequence[int], nodes: int) -> np.ndarray:
