@@ -11,6 +11,9 @@
 #include "ops/linear.h"
 #include "ops/tree_attention.h"
 #include "ops/verify_tree.h"
+#if defined(SPECENGINE_SIM)
+#include "sim/module.h"
+#endif
 
 namespace py = pybind11;
 using namespace specengine;
@@ -21,7 +24,15 @@ namespace {
 // The one place that chooses a backend. Ops without a CUDA kernel yet say so instead of doing something else.
 template <typename Op>
 void run_op(const char* name, const Op& op) {
-  if (op.validate() == Device::kCpu) return run_cpu(op);
+#if defined(SPECENGINE_SIM)
+  sim::begin_op();
+  op.validate();
+#else
+  if (op.validate() == Device::kCpu) {
+    if constexpr (requires { run_cpu(op); }) return run_cpu(op);
+    throw std::runtime_error(std::string(name) + ": no CPU kernel");
+  }
+#endif
 #if defined(SPECENGINE_HAVE_CUDA)
   if constexpr (requires { run_cuda(op); }) return run_cuda(op);
 #endif
@@ -56,7 +67,7 @@ py::tuple instruction_sets() {  // of this build, as far as this machine has the
 
 }  // namespace
 
-PYBIND11_MODULE(_C, m) {
+PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   using release_gil = py::call_guard<py::gil_scoped_release>;
   const release_gil nogil;
 
@@ -139,12 +150,12 @@ PYBIND11_MODULE(_C, m) {
       py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"),
       py::arg("strict"));
 
-  py::class_<Projection>(m, "Projection")
+  py::class_<Projection>(m, "Projection", py::module_local())
       .def(py::init([](const std::vector<T>& weights, const std::vector<int64_t>& rows, T bias) {
              return Projection{weights, rows, bias};
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::arg("weights"), py::arg("rows"), py::arg("bias"));
-  py::class_<DecoderLayer>(m, "DecoderLayer")
+  py::class_<DecoderLayer>(m, "DecoderLayer", py::module_local())
       .def(py::init([](T attention_norm, const Projection& qkv, T q_norm, T k_norm, const Projection& attention_out,
                        T mlp_norm, const Projection& gate_up, const Projection& down, int64_t window) {
              return DecoderLayer{attention_norm, qkv, q_norm, k_norm, attention_out, mlp_norm, gate_up, down, window};
@@ -153,7 +164,7 @@ PYBIND11_MODULE(_C, m) {
            py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(),
            py::arg("attention_norm"), py::arg("qkv"), py::arg("q_norm"), py::arg("k_norm"), py::arg("attention_out"),
            py::arg("mlp_norm"), py::arg("gate_up"), py::arg("down"), py::arg("window"));
-  py::class_<Decoder>(m, "Decoder")
+  py::class_<Decoder>(m, "Decoder", py::module_local())
       .def(py::init([](T embedding, const std::vector<DecoderLayer>& layers, T final_norm, int64_t hidden,
                        int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, float eps) {
              Decoder decoder{embedding, layers, final_norm, hidden, heads, kv_heads, head_dim, intermediate, eps};
@@ -258,4 +269,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.attr("cuda_architectures") = cuda_architectures();
   m.attr("compiler") = SPECENGINE_COMPILER;
+#if defined(SPECENGINE_SIM)
+  sim::add_to(m);
+#endif
 }

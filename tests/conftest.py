@@ -1,6 +1,7 @@
 """Fixtures shared by the whole suite."""
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,3 +12,11 @@ from specengine.hub import fetch_embedded
 def smollm2_path() -> Path:
     """The embedded model's GGUF file, fetched on first use; a failing fetch fails the tests that need it."""
     return Path(fetch_embedded("smollm2-135m"))
+
+
+@pytest.fixture(scope="session")
+def simulated() -> ModuleType:
+    """The op table over the CUDA kernels on the execution simulator, built on first use; a failing build fails."""
+    from tests.sim.build import simulator
+
+    return simulator()

@@ -7,6 +7,9 @@
 #include <string>
 
 #include "base/tensor_view.h"
+#if defined(SPECENGINE_SIM)
+#include "sim/memory.h"
+#endif
 
 namespace specengine {
 
@@ -48,6 +51,9 @@ class Checker {
     }
     check_shape(t, name, shape);
     check_contiguous(t, name);
+#if defined(SPECENGINE_SIM)
+    sim::note_tensor(t, name);
+#endif
   }
 
   // For an argument that may be None.
