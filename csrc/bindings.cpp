@@ -41,6 +41,16 @@ void run_op(const char* name, const Op& op) {
   throw std::runtime_error(std::string(name) + ": no CUDA kernel in this build");
 }
 
+// Floats of workspace that an op needs for its arguments: none on the CPU.
+template <typename Op>
+int64_t workspace_of(const char* name, const Op& op) {
+  if (op.validate() == Device::kCpu) return 0;
+#if defined(SPECENGINE_HAVE_CUDA)
+  return workspace_floats(op);
+#endif
+  throw std::runtime_error(std::string(name) + ": no CUDA kernel in this build");
+}
+
 const char* cuda_architectures() {
 #if defined(SPECENGINE_HAVE_CUDA)
   return SPECENGINE_CUDA_ARCHITECTURES;
@@ -124,12 +134,31 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "tree_attention",
       [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
-         int64_t window) {
-        run_op("tree_attention",
-               TreeAttention{q, {k_cache, v_cache, block_table, lengths, row_start}, ancestors, out, scale, window});
+         int64_t window, bool strict, T workspace) {
+        run_op("tree_attention", TreeAttention{q,
+                                               {k_cache, v_cache, block_table, lengths, row_start},
+                                               ancestors,
+                                               out,
+                                               scale,
+                                               window,
+                                               strict,
+                                               workspace});
       },
       nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
-      py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"));
+      py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"),
+      py::arg("strict"), py::arg("workspace"));
+  m.def(
+      "tree_attention_workspace",
+      [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
+         int64_t window, bool strict) {
+        return workspace_of(
+            "tree_attention",
+            TreeAttention{
+                q, {k_cache, v_cache, block_table, lengths, row_start}, ancestors, out, scale, window, strict, T()});
+      },
+      nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
+      py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"),
+      py::arg("strict"));
 
   py::class_<Projection>(m, "Projection", py::module_local())
       .def(py::init([](const std::vector<T>& weights, const std::vector<int64_t>& rows, T bias) {
