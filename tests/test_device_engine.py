@@ -49,7 +49,7 @@ def device_engine(cuda_backend):
     def make(drafter=LOOKUP, *, name="tiny-llama", dtype="float32", eos=frozenset(), **options) -> Engine:
         key = (name, dtype)
         if key not in models:
-            ops = cuda_ops(strict=True)
+            ops = cuda_ops(cuda_backend.device, strict=True)
             models[key] = load_model(f"random:{name}", device=cuda_backend.device.type, dtype=dtype, ops=ops)
         return Engine(dataclasses.replace(models[key], eos_token_ids=eos), drafter=drafter, **options)
 

@@ -104,8 +104,8 @@ def verify_tree(
     decoding; -1 for a row that has none; this needs a workspace). The drawn token depends on (seed, position,
     distribution) alone, so the tokens committed are those of plain decoding.
     Raises ValueError for NaN or infinite scores on the walk, or a parent that is no earlier node. CUDA, where nothing
-    waits for the device, ends such a walk with bonus -1 instead, passes over rows whose token is -1 (padding), and gives
-    a sequence whose root is padding (idle) path_length 0 and bonus -1.
+    waits for the device, ends such a walk with bonus -1 instead, passes over rows whose token is -1 (padding), and
+    gives a sequence whose root is padding (idle) path_length 0 and bonus -1.
     """
     batch, device = len(params.seed), scores.device
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
