@@ -9,11 +9,22 @@ import torch
 
 from specengine import _C
 from specengine._C import PAGE_SIZE
+from specengine.ops.layer import rows_of
 from specengine.ops.prefill_attention import causal_attention, masked_attention
 
 
 def tree_attention(
-    q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale: float, window: int
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    lengths,
+    row_start,
+    ancestors,
+    out,
+    scale: float,
+    window: int,
+    strict: bool = False,
 ) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
@@ -22,9 +33,43 @@ def tree_attention(
     ancestors: int32 bits [M, W], bit j set where node j is on the row's path; None: every sequence is a chain.
     window: keys at most window - 1 positions back are visible; 0: all.
     Example: the tree 0 -> 1, 0 -> 2, 2 -> 3 has the bits 0b0001, 0b0011, 0b0101, 0b1101.
-    A row's bits depend on its own path only, not on the tree, the batch or the number of threads.
+    strict: a row's bits depend on its own path only, not on the tree or the batch. So they do on the CPU and with a
+    float32 cache in any case.
+    CUDA: out may also be bfloat16 or float16, a row without ancestor bits is padding and becomes zeros, and None
+    raises ValueError, as does a head dim that is no multiple of 8 or above 256.
     """
-    _C.tree_attention(q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window)
+    arguments = (q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window, strict)
+    workspace = q.new_empty(_C.tree_attention_workspace(*arguments))
+    _C.tree_attention(*arguments, workspace)
+
+
+def tree_attention_cuda(
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    lengths,
+    row_start,
+    ancestors,
+    out,
+    scale: float,
+    window: int,
+    strict: bool = False,
+) -> None:
+    """tree_attention of CUDA: chains without bits, which are prefill, go through PyTorch's attention unless strict."""
+    place = (q, k_cache, v_cache, block_table, lengths, row_start)
+    if ancestors is None and not strict:
+        return tree_attention_reference(*place, None, out, scale, window)
+    ancestors = _chain_bits(row_start, q.shape[0]) if ancestors is None else ancestors
+    return tree_attention(*place, ancestors, out, scale, window, strict)
+
+
+def _chain_bits(row_start: torch.Tensor, rows: int) -> torch.Tensor:
+    """int32 bits [rows, ceil(rows / 32)]: a node sees itself and all nodes before it."""
+    node = rows_of(row_start, rows)[1]
+    word = torch.arange(-(-rows // 32), device=row_start.device)
+    bits = (node[:, None] + 1 - 32 * word).clamp(0, 32)
+    return torch.where(bits == 32, -1, (1 << bits.clamp(max=31)) - 1).int()
 
 
 def tree_attention_reference(
