@@ -73,7 +73,7 @@ void multiply_for_warp(void* const* arguments, unsigned) {
 
 }  // namespace
 
-void wait_for_previous_kernel() { running->waited_for_previous = true; }
+void wait_for_previous_kernel() { current->waited_for_previous = true; }
 
 uint4 load_streaming(const void* p, const Where& where) {
   check_global_read(p, 16, where);
@@ -91,17 +91,18 @@ void copy_async_16(void* shared, const void* global, bool valid, const Where& wh
   }
   start_copy(shared, 16, where);
   const Pause pause;
-  pause.thread.copies.push_back({shared, valid ? global : nullptr});
+  current->copies.push_back({shared, valid ? global : nullptr});
 }
 
 void commit_copies() {
   const Pause pause;
-  Thread& me = pause.thread;
+  Thread& me = *current;
   me.groups.push_back(me.copies.size() - std::accumulate(me.groups.begin(), me.groups.end(), size_t{0}));
 }
 
 void wait_for_copies(size_t pending, const Where& where) {
-  Thread& me = *running;
+  const Pause pause;
+  Thread& me = *current;
   while (me.groups.size() > pending) {
     const size_t count = me.groups.front();
     for (size_t i = 0; i < count; ++i) {
@@ -112,7 +113,6 @@ void wait_for_copies(size_t pending, const Where& where) {
       else
         std::memset(copy.to, 0, 16);
     }
-    const Pause pause;
     me.copies.erase(me.copies.begin(), me.copies.begin() + static_cast<ptrdiff_t>(count));
     me.groups.erase(me.groups.begin());
   }

@@ -18,7 +18,8 @@ dim3 blockDim, gridDim;
 
 namespace specengine::sim {
 
-Thread* running = nullptr;
+Thread* current = nullptr;
+bool in_kernel = false;
 
 namespace {
 
@@ -39,7 +40,6 @@ Barrier barrier_state;
 int block_threads, alive;
 int ready[kMaxThreads], ready_count;
 Fibre scheduler;
-Thread* current = nullptr;  // whose fibre runs, whether it is checked or not
 
 void (*kernel_body)(void*);
 void* kernel_params;
@@ -127,7 +127,7 @@ void release_barrier() {
 
 void exit_thread() {
   Thread& me = *current;
-  running = nullptr;
+  in_kernel = false;
   me.exited = true, --alive;
   Warp& warp = warps[me.warp];
   warp.alive &= ~(1u << me.lane);
@@ -142,7 +142,7 @@ void exit_thread() {
 }
 
 void thread_entry() {
-  running = current;
+  in_kernel = true;
   kernel_body(kernel_params);
   exit_thread();
 }
@@ -188,7 +188,6 @@ void run_block(uint3 index) {
     make_ready(t);
   }
   suspend(scheduler);
-  running = nullptr;
   if (!failed && alive > 0) report_deadlock();
 }
 
@@ -238,7 +237,7 @@ void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, siz
 // The frames of all threads are simply left: kernels own nothing that would have to be given back.
 void finding(const std::string& text, const void* instruction) {
   failed = true, failure = text, failed_instruction = instruction;
-  running = nullptr;
+  in_kernel = false;
   current->fibre.switch_to(scheduler);
   __builtin_unreachable();
 }
@@ -268,7 +267,7 @@ int barrier(Vote vote, int value, const char* name, const std::source_location& 
   if (++b.arrived == alive) {
     release_barrier();
   } else {
-    wait_at(pause.thread, name, where);
+    wait_at(*current, name, where);
   }
   return b.result;
 }
@@ -276,7 +275,7 @@ int barrier(Vote vote, int value, const char* name, const std::source_location& 
 void collective(const char* name, unsigned mask, void* arguments, Complete complete,
                 const std::source_location& where) {
   const Pause pause;
-  Thread& me = pause.thread;
+  Thread& me = *current;
   Warp& warp = warps[me.warp];
   const auto hex = [](unsigned bits) {
     char text[16];

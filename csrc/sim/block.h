@@ -45,23 +45,26 @@ struct Warp {
   WarpOrder order;
 };
 
-extern Thread* running;  // nullptr while the simulator itself runs: then no memory access is checked
+extern Thread* current;  // whose fibre runs
+extern bool in_kernel;   // it runs the kernel's code: memory accesses are checked
 
-// Marks the simulator's own work on behalf of a thread.
+// Marks the simulator's own work on behalf of the current thread.
 class Pause {
  public:
-  Pause() : thread(*running) { running = nullptr; }
-  ~Pause() { running = &thread; }
+  Pause() : before_(in_kernel) { in_kernel = false; }
+  ~Pause() { in_kernel = before_; }
   Pause(const Pause&) = delete;
   Pause& operator=(const Pause&) = delete;
-  Thread& thread;
+
+ private:
+  const bool before_;
 };
 
-// Ends the launch with an error about the running thread. `where`: of the source, or the address of an instruction.
+// Ends the launch with an error about the current thread. `where`: of the source, or the address of an instruction.
 [[noreturn]] void finding(const std::string& text, const std::source_location& where);
 [[noreturn]] void finding(const std::string& text, const void* instruction);
 
-Accessor accessor();  // the running thread
+Accessor accessor();  // the current thread
 std::string name_of_thread(int id);
 
 // Waits until every thread that has not exited is there, all with the same name and from the same place.

@@ -60,7 +60,6 @@ const char* verb(Access access) {
 }
 
 [[noreturn]] void report(const std::string& text, const Site& site) {
-  running = nullptr;
   if (site.where) finding(text, *site.where);
   finding(text, site.instruction);
 }
@@ -170,12 +169,13 @@ const Range* tensor_at(uintptr_t at, size_t bytes) {
   return &all[low - 1];
 }
 
+// Inside a Pause: the simulator's own accesses must not come back here.
 void touch_memory(const void* place, size_t bytes, Access access, const Site& site) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(place), offset = at - reinterpret_cast<uintptr_t>(arena);
   if (offset < kArenaBytes) return touch_shared(offset, bytes, access, Copy::kNone, site);
-  if (running->fibre.owns(at)) return;
+  if (current->fibre.owns(at)) return;
   if (tensor_at(at, bytes)) {
-    if (running->waited_for_previous) return;
+    if (current->waited_for_previous) return;
     report(of_bytes("", access, bytes) + " of a tensor before wait_for_previous_kernel()", site);
   }
   for (int i = 0; i < other_count; ++i) {
@@ -183,6 +183,16 @@ void touch_memory(const void* place, size_t bytes, Access access, const Site& si
   }
   std::string near = relative_to(at, tensors, tensors.size());
   report(of_bytes("out-of-bounds ", access, bytes) + (near.empty() ? "" : ", " + near), site);
+}
+
+void check(const void* place, size_t bytes, Access access, const Site& site) {
+  if (!in_kernel || bytes == 0) return;
+  const Pause pause;
+  touch_memory(place, bytes, access, site);
+}
+
+void check(const void* place, size_t bytes, Access access, const void* instruction) {
+  check(place, bytes, access, Site{instruction, nullptr});
 }
 
 int add_segments(dl_phdr_info* module, size_t, void*) {
@@ -265,32 +275,44 @@ void begin_epoch() { ++now; }
 uint32_t epoch() { return now; }
 
 void check_atomic(const void* place, size_t bytes, bool initialises, const void* instruction) {
-  if (running == nullptr) return;
-  touch_memory(place, bytes, initialises ? Access::kAtomicInitialise : Access::kAtomic, {instruction, nullptr});
+  check(place, bytes, initialises ? Access::kAtomicInitialise : Access::kAtomic, instruction);
 }
 
-void check_shared_read(const void* place, size_t bytes, const std::source_location& where) {
+namespace {
+
+size_t offset_of(const void* place, const Site& site) {
   const size_t offset = static_cast<size_t>(static_cast<const char*>(place) - arena);
-  if (offset >= kArenaBytes) report("an address that is not in shared memory", {nullptr, &where});
-  touch_shared(offset, bytes, Access::kRead, Copy::kNone, {nullptr, &where});
+  if (offset >= kArenaBytes) report("an address that is not in shared memory", site);
+  return offset;
+}
+
+}  // namespace
+
+void check_shared_read(const void* place, size_t bytes, const std::source_location& where) {
+  const Pause pause;
+  const Site site{nullptr, &where};
+  touch_shared(offset_of(place, site), bytes, Access::kRead, Copy::kNone, site);
 }
 
 void check_global_read(const void* place, size_t bytes, const std::source_location& where) {
+  const Pause pause;
+  const Site site{nullptr, &where};
   if (static_cast<size_t>(static_cast<const char*>(place) - arena) < kArenaBytes) {
-    report("a shared address where a global one is needed", {nullptr, &where});
+    report("a shared address where a global one is needed", site);
   }
-  touch_memory(place, bytes, Access::kRead, {nullptr, &where});
+  touch_memory(place, bytes, Access::kRead, site);
 }
 
 void start_copy(const void* place, size_t bytes, const std::source_location& where) {
-  const size_t offset = static_cast<size_t>(static_cast<const char*>(place) - arena);
-  if (offset >= kArenaBytes) report("an address that is not in shared memory", {nullptr, &where});
-  touch_shared(offset, bytes, Access::kWrite, Copy::kStart, {nullptr, &where});
+  const Pause pause;
+  const Site site{nullptr, &where};
+  touch_shared(offset_of(place, site), bytes, Access::kWrite, Copy::kStart, site);
 }
 
 void finish_copy(const void* place, size_t bytes, const std::source_location& where) {
-  touch_shared(static_cast<size_t>(static_cast<const char*>(place) - arena), bytes, Access::kWrite, Copy::kFinish,
-               {nullptr, &where});
+  const Pause pause;
+  const Site site{nullptr, &where};
+  touch_shared(offset_of(place, site), bytes, Access::kWrite, Copy::kFinish, site);
 }
 
 void* shared_memory(SharedSite& site, size_t bytes, size_t alignment, const char* name) {
@@ -313,15 +335,15 @@ void* dynamic_shared_memory() { return arena + (dynamic_bytes > 0 ? arrays[0].be
 
 namespace {
 
-// Heads of what GCC passes to the functions below, which it calls where undefined behaviour would follow.
+// What GCC passes to the functions at the end begins with it; it calls them where behaviour would be undefined.
 struct SourceLocation {
   const char* file;
   uint32_t line, column;
 };
 
 void undefined(const std::string& text, const SourceLocation& at) {
-  if (running == nullptr) return;
-  running = nullptr;
+  if (!in_kernel) return;
+  const Pause pause;
   const char* slash = std::strrchr(at.file, '/');
   finding(text + " at " + (slash ? slash + 1 : at.file) + ":" + std::to_string(at.line), nullptr);
 }
@@ -331,10 +353,9 @@ void undefined(const std::string& text, const SourceLocation& at) {
 
 using specengine::sim::Access;
 
-#define SPECENGINE_SIM_HOOK(name, access, bytes)                                                         \
-  extern "C" void __tsan_##name(void* place) {                                                           \
-    if (specengine::sim::running == nullptr) return;                                                     \
-    specengine::sim::touch_memory(place, bytes, Access::access, {__builtin_return_address(0), nullptr}); \
+#define SPECENGINE_SIM_HOOK(name, access, bytes)                                       \
+  extern "C" void __tsan_##name(void* place) {                                         \
+    specengine::sim::check(place, bytes, Access::access, __builtin_return_address(0)); \
   }
 #define SPECENGINE_SIM_HOOKS(bytes)                        \
   SPECENGINE_SIM_HOOK(read##bytes, kRead, bytes)           \
@@ -350,36 +371,28 @@ SPECENGINE_SIM_HOOKS(16)
 extern "C" {
 void __tsan_init() {}
 void __tsan_read_range(void* place, size_t bytes) {
-  if (specengine::sim::running == nullptr) return;
-  specengine::sim::touch_memory(place, bytes, Access::kRead, {__builtin_return_address(0), nullptr});
+  specengine::sim::check(place, bytes, Access::kRead, __builtin_return_address(0));
 }
 void __tsan_write_range(void* place, size_t bytes) {
-  if (specengine::sim::running == nullptr) return;
-  specengine::sim::touch_memory(place, bytes, Access::kWrite, {__builtin_return_address(0), nullptr});
+  specengine::sim::check(place, bytes, Access::kWrite, __builtin_return_address(0));
 }
 
-// The linker sends the kernels' memcpy, memmove and memset here (--wrap).
+// The linker sends this module's memcpy, memmove and memset here (--wrap).
 void* __real_memcpy(void* to, const void* from, size_t bytes);
 void* __real_memmove(void* to, const void* from, size_t bytes);
 void* __real_memset(void* to, int value, size_t bytes);
 void* __wrap_memcpy(void* to, const void* from, size_t bytes) {
-  if (specengine::sim::running != nullptr && bytes > 0) {
-    specengine::sim::touch_memory(from, bytes, Access::kRead, {__builtin_return_address(0), nullptr});
-    specengine::sim::touch_memory(to, bytes, Access::kWrite, {__builtin_return_address(0), nullptr});
-  }
+  specengine::sim::check(from, bytes, Access::kRead, __builtin_return_address(0));
+  specengine::sim::check(to, bytes, Access::kWrite, __builtin_return_address(0));
   return __real_memcpy(to, from, bytes);
 }
 void* __wrap_memmove(void* to, const void* from, size_t bytes) {
-  if (specengine::sim::running != nullptr && bytes > 0) {
-    specengine::sim::touch_memory(from, bytes, Access::kRead, {__builtin_return_address(0), nullptr});
-    specengine::sim::touch_memory(to, bytes, Access::kWrite, {__builtin_return_address(0), nullptr});
-  }
+  specengine::sim::check(from, bytes, Access::kRead, __builtin_return_address(0));
+  specengine::sim::check(to, bytes, Access::kWrite, __builtin_return_address(0));
   return __real_memmove(to, from, bytes);
 }
 void* __wrap_memset(void* to, int value, size_t bytes) {
-  if (specengine::sim::running != nullptr && bytes > 0) {
-    specengine::sim::touch_memory(to, bytes, Access::kWrite, {__builtin_return_address(0), nullptr});
-  }
+  specengine::sim::check(to, bytes, Access::kWrite, __builtin_return_address(0));
   return __real_memset(to, value, bytes);
 }
 
