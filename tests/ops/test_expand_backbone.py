@@ -78,6 +78,12 @@ def test_the_best_tokens_may_all_lie_in_one_place(backend):
     check(backend, logits, [40])
 
 
+def test_more_parts_of_a_vocabulary_than_lanes_of_a_warp_are_merged(backend):
+    logits = torch.zeros(1, 1, 33 * PART + 9)
+    logits[0, 0, [5, 32 * PART + 5, 6, PART + 5, 32 * PART + 6, 7]] = torch.tensor([6.0, 5, 4, 3, 2, 1])
+    assert check(backend, logits, [8]).tokens[0, 1:4].tolist() == [5, 32 * PART + 5, 6]
+
+
 @pytest.mark.parametrize("scale", [0.1, 1, 3, 8, 30])
 def test_confidence_bins_match_the_reference(backend, scale):
     trees = check(backend, scale * randn(6, 7, 200, seed=3), *CAPE)
