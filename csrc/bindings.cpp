@@ -21,32 +21,42 @@ using T = TensorView;
 
 namespace {
 
-// The one place that chooses a backend. Ops without a CUDA kernel yet say so instead of doing something else.
+// The one place that chooses a backend: the CUDA kernels are all that the simulator's module has.
 template <typename Op>
-void run_op(const char* name, const Op& op) {
+bool runs_on_cuda(const Op& op) {
 #if defined(SPECENGINE_SIM)
   sim::begin_op();
   op.validate();
+  return true;
 #else
-  if (op.validate() == Device::kCpu) {
-    if constexpr (requires { run_cpu(op); }) return run_cpu(op);
-    throw std::runtime_error(std::string(name) + ": no CPU kernel");
-  }
+  return op.validate() != Device::kCpu;
 #endif
+}
+
+[[noreturn]] void fail_without_kernel(const char* name, const char* backend) {
+  throw std::runtime_error(std::string(name) + ": no " + backend + " kernel in this build");
+}
+
+template <typename Op>
+void run_op(const char* name, const Op& op) {
+  if (!runs_on_cuda(op)) {
+    if constexpr (requires { run_cpu(op); }) return run_cpu(op);
+    fail_without_kernel(name, "CPU");
+  }
 #if defined(SPECENGINE_HAVE_CUDA)
   if constexpr (requires { run_cuda(op); }) return run_cuda(op);
 #endif
-  throw std::runtime_error(std::string(name) + ": no CUDA kernel in this build");
+  fail_without_kernel(name, "CUDA");
 }
 
 // Floats of workspace that an op needs for its arguments: none on the CPU.
 template <typename Op>
 int64_t workspace_of(const char* name, const Op& op) {
-  if (op.validate() == Device::kCpu) return 0;
+  if (!runs_on_cuda(op)) return 0;
 #if defined(SPECENGINE_HAVE_CUDA)
-  return workspace_floats(op);
+  if constexpr (requires { workspace_floats(op); }) return workspace_floats(op);
 #endif
-  throw std::runtime_error(std::string(name) + ": no CUDA kernel in this build");
+  fail_without_kernel(name, "CUDA");
 }
 
 const char* cuda_architectures() {
