@@ -4,8 +4,10 @@
 
 #include "base/tensor_caster.h"
 #include "base/thread_pool.h"
+#include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
+#include "ops/draft_lookup.h"
 #include "ops/expand_backbone.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
@@ -75,6 +77,12 @@ py::tuple instruction_sets() {  // of this build, as far as this machine has the
   return py::tuple(names);
 }
 
+py::tuple linear_variants() {  // (rows, warps) of a block, from variant 1 on
+  py::list variants;
+  for (const LinearVariant& variant : kLinearVariants) variants.append(py::make_tuple(variant.rows, variant.warps));
+  return py::tuple(variants);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(SPECENGINE_MODULE, m) {
@@ -101,16 +109,18 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       py::arg("out"));
   m.def(
       "linear",
-      [](T x, T weight, T bias, T out, int64_t first, int64_t rows) {
-        run_op("linear", Linear{x, weight, bias, out, first, rows});
+      [](T x, T weight, T bias, T out, int64_t first, int64_t rows, int64_t variant) {
+        run_op("linear", Linear{x, weight, bias, out, first, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "linear_argmax",
-      [](T x, T weight, T bias, T ids, T keys, int64_t rows) {
-        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows});
+      [](T x, T weight, T bias, T ids, T keys, int64_t rows, int64_t variant) {
+        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "rms_norm",
       [](T residual, T delta, T weight, T out, float eps) {
@@ -200,13 +210,24 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "expand_backbone",
       [](T logits, T root, T thresholds, T widths, T tokens, T parents, T depths, T scores, T ancestors, T node_counts,
-         T top_tokens, T top_scores) {
+         T top_tokens, T top_scores, T sums, T arrived) {
         run_op("expand_backbone", ExpandBackbone{logits, root, thresholds, widths, tokens, parents, depths, scores,
-                                                 ancestors, node_counts, top_tokens, top_scores});
+                                                 ancestors, node_counts, top_tokens, top_scores, sums, arrived});
       },
       nogil, py::arg("logits"), py::arg("root"), py::arg("thresholds"), py::arg("widths"), py::arg("tokens"),
       py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("ancestors"), py::arg("node_counts"),
-      py::arg("top_tokens"), py::arg("top_scores"));
+      py::arg("top_tokens"), py::arg("top_scores"), py::arg("sums"), py::arg("arrived"));
+
+  m.def(
+      "draft_lookup",
+      [](T history, T history_length, T final_length, T active, T tokens, T parents, T depths, T ancestors,
+         int64_t min_ngram, int64_t max_ngram) {
+        run_op("draft_lookup", DraftLookup{history, history_length, final_length, active, tokens, parents, depths,
+                                           ancestors, min_ngram, max_ngram});
+      },
+      nogil, py::arg("history"), py::arg("history_length"), py::arg("final_length"), py::arg("active"),
+      py::arg("tokens"), py::arg("parents"), py::arg("depths"), py::arg("ancestors"), py::arg("min_ngram"),
+      py::arg("max_ngram"));
 
   // verify and accept
   m.def(
@@ -214,7 +235,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       [](T logits, T drawn, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p,
          T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
          T bias_values, T history, T history_length, T prompt_length, T path, T path_length, T bonus, T scores,
-         T counts, const std::string& rule) {
+         T counts, T candidates, const std::string& rule) {
         run_op("verify_tree", VerifyTree{logits,
                                          drawn,
                                          tokens,
@@ -239,6 +260,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
                                          bonus,
                                          scores,
                                          counts,
+                                         candidates,
                                          rule});
       },
       nogil, py::arg("logits"), py::arg("drawn"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"),
@@ -246,7 +268,18 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
       py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
       py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
-      py::arg("counts"), py::arg("rule") = "match");
+      py::arg("counts"), py::arg("candidates"), py::arg("rule") = "match");
+
+  m.def(
+      "commit_tokens",
+      [](T tokens, T parents, T path, T path_length, T bonus, T eos, T ignores_eos, T final_length, T history,
+         T history_length, T active, T record) {
+        run_op("commit_tokens", CommitTokens{tokens, parents, path, path_length, bonus, eos, ignores_eos, final_length,
+                                             history, history_length, active, record});
+      },
+      nogil, py::arg("tokens"), py::arg("parents"), py::arg("path"), py::arg("path_length"), py::arg("bonus"),
+      py::arg("eos"), py::arg("ignores_eos"), py::arg("final_length"), py::arg("history"), py::arg("history_length"),
+      py::arg("active"), py::arg("record"));
 
   // compact
   m.def(
@@ -266,7 +299,10 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.attr("Q8_BYTES") = kQ8Bytes;
   m.attr("Q4_BYTES") = kQ4Bytes;
   m.attr("Q4_MIN_BYTES") = kQ4MinBytes;
+  m.attr("VOCABULARY_PART") = kVocabularyPart;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
+  m.attr("LINEAR_VARIANTS") = linear_variants();
+  m.attr("MAX_SLICES") = kMaxSlices;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
 
+from specengine.drafters.base import Drafter
 from specengine.kv_cache import KVCache
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.sequence import Sequence
-from specengine.tree import DraftTree
+from specengine.tree import DraftTree, TreeBatch
 
 
 class Batch:
-    """Rebuilt whenever its members change; nothing in it outlives a change but the sequences themselves."""
+    """Rebuilt whenever its members change; nothing in it outlives a change but the sequences themselves.
 
-    def __init__(self, sequences: Seq[Sequence], cache: KVCache, vocab: int) -> None:
-        self.sequences = list(sequences)
+    cycle(batch) runs one round of draft, verify, accept and compact.
+    """
+
+    def __init__(
+        self, sequences: Seq[Sequence], cache: KVCache, vocab: int, cycle: Callable[[Batch], None], device: torch.device
+    ) -> None:
+        self.sequences, self._cycle, self._device = list(sequences), cycle, device
         self.cache = cache.batch([s.pages for s in sequences], [len(s.tokens) - 1 for s in sequences])
         self.params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences])
         self.history = self._history()
@@ -35,29 +43,54 @@ class Batch:
             prompt_length=torch.tensor([s.prompt_length for s in self.sequences], dtype=torch.int32),
         )
 
-    def commit(
-        self, trees: Seq[DraftTree], accepted: Accepted, scores: torch.Tensor, first_rows: Seq[int]
-    ) -> list[list[int]]:
-        """Gives every sequence its accepted tokens and bonus; cuts the paths where a sequence ended inside its run.
+    def step(self) -> None:
+        """One cycle."""
+        self._times = [time.perf_counter()]
+        self._cycle(self)
+        for sequence in self.sequences:
+            sequence.count_time(self._times)
 
-        Returns the tokens each sequence kept. scores: of the target's pass; first_rows: row of each sequence's root.
-        """
-        committed = []
+    def close(self) -> None:
+        """Nothing is ever under way between two steps."""
+
+    def mark(self, phase: str) -> None:
+        """Notes that a phase has ended."""
+        self._times.append(time.perf_counter())
+
+    def draft(self, drafter: Drafter) -> TreeBatch:
+        self._trees = drafter.draft(self.sequences)
+        return TreeBatch.of(self._trees, self._device)
+
+    def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
+        """Gives every sequence its accepted tokens and bonus; cuts the paths where a sequence ended inside its run."""
+        self._committed = []
         # numpy writes a few integers in a fraction of the time that a tensor takes
         history, lengths = self.history.tokens.numpy(), accepted.path_length.numpy()
-        paths, bonuses = accepted.path.tolist(), accepted.bonus.tolist()
-        for b, (sequence, tree) in enumerate(zip(self.sequences, trees, strict=True)):
-            path, bonus = paths[b][: lengths[b]], bonuses[b]
-            kept = sequence.commit([tree.tokens[node] for node in path[1:]], bonus)
-            sequence.count_cycle(tree, min(len(kept), len(path) - 1))
-            if sequence.params.trace:
-                sequence.record_trace(tree, path, len(kept), bonus)
-            if sequence.params.logprobs:
-                rows = torch.tensor(path[: len(kept)]) + first_rows[b]
-                sequence.record_logprobs(scores[rows.to(scores.device)].cpu(), kept)
+        paths, bonuses, first_rows = accepted.path.tolist(), accepted.bonus.tolist(), tree.row_start.tolist()
+        for b, (sequence, draft) in enumerate(zip(self.sequences, self._trees, strict=True)):
+            kept = commit_run(sequence, draft, paths[b][: lengths[b]], bonuses[b], scores, first_rows[b])
             end = len(sequence.tokens)
             history[b, end - len(kept) : end] = kept
             lengths[b] = len(kept)
-            committed.append(kept)
+            self._committed.append(kept)
         self.history.length.add_(accepted.path_length)
-        return committed
+
+    def observe(self, drafter: Drafter, features: torch.Tensor) -> None:
+        drafter.observe(self.sequences, self._committed, features)
+
+
+def commit_run(
+    sequence: Sequence, tree: DraftTree, path: list[int], bonus: int, scores: torch.Tensor, first_row: int
+) -> list[int]:
+    """Gives a sequence the accepted tokens of a path and the bonus token; returns those kept.
+
+    scores: of the target's pass; first_row: row of the sequence's root.
+    """
+    kept = sequence.commit([tree.tokens[node] for node in path[1:]], bonus)
+    sequence.count_cycle(tree, min(len(kept), len(path) - 1))
+    if sequence.params.trace:
+        sequence.record_trace(tree, path, len(kept), bonus)
+    if sequence.params.logprobs:
+        rows = torch.tensor(path[: len(kept)]) + first_row
+        sequence.record_logprobs(scores[rows.to(scores.device)].cpu(), kept)
+    return kept

@@ -13,26 +13,30 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from specengine.batch import Batch
-from specengine.drafters import load_drafter
+from specengine.device_batch import DeviceBatch
+from specengine.drafters import Drafter, load_drafter
+from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
 from specengine.models.loading import LoadedModel, load_model
 from specengine.prompts import as_prompts, encode_prompt
+from specengine.resident import Slots
 from specengine.rules import parse_rule
 from specengine.sequence import Sequence
 from specengine.tree import TreeBatch
 from specengine.turns import Turns
 from specengine.types import GenerationOutput, Prompt, SamplingParams, StreamEvent
 
-PREFILL_ROWS = 256  # rows of one prefill pass: enough to be bound by arithmetic, few enough to stay in cache
-
 
 class Engine:
     """One target, one drafter, one rule; safe to call from several threads.
 
     model: `smollm2-135m`, a checkpoint folder, a GGUF file, `random:<preset>`, a hub name, or a LoadedModel.
-    drafter: `NAME[:PATH][,option=value...]`, or `auto`.  rule: `match`.
-    device: `auto` (the CPU, for now), `cpu` or `cuda`.
+    drafter: `NAME[:PATH][,option=value...]`, `auto`, or a Drafter made for this model's target.  rule: `match`.
+    device: `auto` (CUDA where there is a GPU), `cpu` or `cuda`.
     dtype: `auto` (what the checkpoint has, quantised or not), `float32`, `float16`, `bfloat16`, `int8` or `int4`.
     max_batch_size: sequences that share a cycle; more wait their turn. It does not change what they say.
+    On CUDA: gpu_memory_fraction: of the GPU's memory, for weights and all else; the cache gets what is left of it.
+    graphs: whether cycles are captured as CUDA graphs; without them the same code runs call by call, to be debugged.
+    strict: whether speculative output equals plain output bit for bit (on the CPU it always does); costs speed.
     Raises ValueError for an argument it cannot honour, FileNotFoundError for a missing file.
     """
 
@@ -40,24 +44,32 @@ class Engine:
         self,
         model: str | Path | LoadedModel = "smollm2-135m",
         *,
-        drafter: str = "auto",
+        drafter: str | Drafter = "auto",
         rule: str = "match",
         device: str = "auto",
         dtype: str = "auto",
         max_batch_size: int = 16,
+        gpu_memory_fraction: float = 0.9,
+        graphs: bool = True,
+        strict: bool = False,
     ) -> None:
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise ValueError(f"max_batch_size: expected a positive integer, got {max_batch_size!r}")
         self.rule = parse_rule(rule)
         if isinstance(model, LoadedModel):
-            model.check_place(device, dtype)
+            model.check_place(device, dtype, strict)
             self.model = model
         else:
-            self.model = load_model(model, device=device, dtype=dtype)
+            self.model = load_model(model, device=device, dtype=dtype, strict=strict)
         self.tokenizer = self.model.tokenizer
-        self.drafter = load_drafter(drafter, self.model.target)
-        self.cache = self.model.target.new_cache()
+        self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
         self.max_batch_size = max_batch_size
+        if self.model.target.ops.resident:
+            options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
+            self.cache = resident_cache(self.model, self.drafter, options)
+            self._cycles = resident_cycles(self.model, self.drafter, self._cycle, options)
+        else:
+            self.cache, self._cycles = self.model.target.new_cache(), None
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     def generate(
@@ -103,10 +115,12 @@ class Engine:
         ids = encode_prompt(prompt, self.tokenizer, self.model.config)
         self.model.check_params(params)
         limit = min(params.max_new_tokens, self.model.config.max_position - len(ids))
-        return [
+        sequences = [
             Sequence(list(ids), params, params.seed + i, limit, self.model.eos_token_ids, self.tokenizer)
             for i in range(params.n)
         ]
+        self.cache.check_fits(self._slots(sequences[0]))
+        return sequences
 
     def _run(self, sequences: Seq[Sequence]) -> Iterator[None]:
         """Runs sequences to their end, at most max_batch_size at a time; yields after every cycle."""
@@ -114,54 +128,74 @@ class Engine:
         batch = None
         try:
             while waiting or active:
-                while waiting and len(active) < self.max_batch_size:
+                while waiting and len(active) < self.max_batch_size and self._admit(waiting[0], active):
+                    batch = self._close(batch)
                     active.append(waiting.popleft())
                     self._prefill(active[-1])
-                    batch = None
                 with self._turns:
-                    batch = batch or Batch(active, self.cache, self.model.config.vocab_size)
-                    self._cycle(batch)
+                    batch = batch or self._batch(active)
+                    batch.step()
                 if any(s.finish_reason for s in active):
+                    batch = self._close(batch)
                     self._release(s for s in active if s.finish_reason)
                     active = [s for s in active if not s.finish_reason]
-                    batch = None
                 yield
         finally:
             self._release(active)
 
+    def _batch(self, sequences: Seq[Sequence]) -> Batch | DeviceBatch:
+        if self._cycles:
+            return self._cycles.batch(sequences)
+        return Batch(sequences, self.cache, self.model.config.vocab_size, self._cycle, self.model.target.device)
+
+    def _close(self, batch: Batch | DeviceBatch | None) -> None:
+        """Ends a batch whose members are about to change."""
+        if batch:
+            with self._turns:
+                batch.close()
+
+    def _slots(self, sequence: Sequence) -> int:
+        """Slots of the cache that a sequence may come to need."""
+        return sequence.prompt_length + sequence.limit + self.drafter.max_nodes
+
+    def _admit(self, sequence: Sequence, active: Seq[Sequence]) -> bool:
+        """Whether the cache has room for one more sequence; where nobody here can make room, other callers will."""
+        while not self.cache.has_room(self._slots(sequence)):
+            if active:
+                return False
+            time.sleep(0.001)
+        return True
+
     def _prefill(self, sequence: Sequence) -> None:
         """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root."""
         begin = time.perf_counter()
-        target, total = self.model.target, sequence.prompt_length + sequence.limit
-        target.ensure_positions(total)
+        target, step = self.model.target, self.model.target.ops.prefill_rows
+        target.ensure_positions(sequence.prompt_length + sequence.limit)
         with self._turns:
-            sequence.pages = self.cache.allocate(total + self.drafter.max_nodes)
+            sequence.pages = self.cache.allocate(self._slots(sequence))
         prompt = sequence.tokens[:-1]
-        for start in range(0, len(prompt), PREFILL_ROWS):
-            rows = TreeBatch.chains([prompt[start : start + PREFILL_ROWS]], target.device)
+        for start in range(0, len(prompt), step):
+            rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             with self._turns:
                 target.hidden(rows, self.cache, self.cache.batch([sequence.pages], [start]))
         sequence.started = time.perf_counter()
         sequence.prefill_seconds = sequence.started - begin
 
-    def _cycle(self, batch: Batch) -> None:
+    def _cycle(self, batch: Batch | Slots) -> None:
         """One round: every sequence of the batch commits its accepted tokens and the bonus token."""
-        target, times = self.model.target, [time.perf_counter()]
-        trees = self.drafter.draft(batch.sequences)
-        tree = TreeBatch.of(trees, target.device)
-        times.append(time.perf_counter())
+        target = self.model.target
+        tree = batch.draft(self.drafter)
+        batch.mark("draft")
         out = target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
-        times.append(time.perf_counter())
+        batch.mark("verify")
         accepted = target.ops.verify_tree(
             out.scores, tree, batch.params, batch.history, batch.workspace, rule=self.rule.name
         )
-        committed = batch.commit(trees, accepted, out.scores, tree.row_start.tolist())
-        times.append(time.perf_counter())
+        batch.commit(tree, accepted, out.scores)
+        batch.mark("accept")
         self.cache.compact(batch.cache, accepted, target.ops)
-        times.append(time.perf_counter())
-        self.drafter.observe(batch.sequences, committed, out.features)
-        for sequence in batch.sequences:
-            sequence.count_time(times)
+        batch.mark("compact")
+        batch.observe(self.drafter, out.features)
 
     def _release(self, sequences: Iterable[Sequence]) -> None:
         # Takes no turn: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.

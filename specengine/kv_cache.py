@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,14 +35,25 @@ class KVCache:
     k, v: [layers, pages, K, PAGE_SIZE, D]. A sequence reserves pages for all it may become, so it cannot run out on its
     way; memory is only used where tokens were written, and growing copies no other page. A large pool is let go
     when its last page is freed. `free` may be called at any time, everything else by one thread at a time.
+
+    pages: a pool of so many that never moves, as captured graphs need it; None: one that grows with the need.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        pages: int | None = None,
+    ) -> None:
         self._shape = (layers, kv_heads, head_dim)
-        self.dtype, self.device = dtype, device
-        self.k, self.v = self._pool(0), self._pool(0)
-        self._free: list[int] = []
+        self.dtype, self.device, self.fixed = dtype, device, pages is not None
+        self.k, self.v = self._pool(pages or 0), self._pool(pages or 0)
+        self._free: list[int] = [*reversed(range(pages or 0))]
         self._freed: deque[int] = deque()  # on their way to _free
+        self._lock = threading.Lock()  # engines that share a fixed pool take turns each for itself
 
     def _pool(self, pages: int) -> torch.Tensor:
         layers, kv_heads, head_dim = self._shape
@@ -51,19 +63,44 @@ class KVCache:
     def pages_in_use(self) -> int:
         return self.k.shape[1] - len(self._free) - len(self._freed)
 
+    def check_fits(self, slots: int) -> None:
+        """Raises ValueError where a sequence of `slots` tokens could never get its pages."""
+        room = self.k.shape[1] * PAGE_SIZE
+        if self.fixed and slots > room:
+            raise ValueError(
+                f"prompt: with its answer and a tree it needs room for {slots} tokens, the cache has {room}"
+            )
+
+    def has_room(self, slots: int) -> bool:
+        """Whether pages for `slots` tokens are free now, or can be made."""
+        return not self.fixed or -(-slots // PAGE_SIZE) <= len(self._free) + len(self._freed)
+
     def allocate(self, slots: int) -> list[int]:
-        """Pages for `slots` tokens. Raises MemoryError when the machine has no room for them."""
+        """Pages for `slots` tokens. Raises MemoryError when there is no room for them."""
+        with self._lock:
+            return self._allocate(slots)
+
+    def _allocate(self, slots: int) -> list[int]:
         while self._freed:
             self._free.append(self._freed.popleft())
-        if self.pages_in_use == 0 and self.k.nbytes + self.v.nbytes > IDLE_BYTES:
+        if not self.fixed and self.pages_in_use == 0 and self.k.nbytes + self.v.nbytes > IDLE_BYTES:
             self.k, self.v, self._free = self._pool(0), self._pool(0), []
             self._freed.clear()  # nobody owns a page, so nothing can be added meanwhile
         count = -(-slots // PAGE_SIZE)
+        if count > len(self._free) and self.fixed:
+            raise MemoryError(
+                f"key/value cache: {count} pages are needed, {len(self._free)} of {self.k.shape[1]} are free"
+            )
         if count > len(self._free):
             self._grow(count - len(self._free))
         # The last freed first: their memory is in use already.
         self._free, pages = self._free[:-count], self._free[-count:]
         return pages
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page in all layers, keys and values."""
+        return 2 * self.dtype.itemsize * PAGE_SIZE * math.prod(self._shape)
 
     def free(self, pages: Sequence[int]) -> None:
         """Gives pages back; safe at any moment, in any thread (deque.extend of a list is one step)."""
@@ -75,8 +112,9 @@ class KVCache:
         try:
             k, v = self._pool(new), self._pool(new)
         except RuntimeError as error:
-            size = 2 * self.k.element_size() * new * PAGE_SIZE * math.prod(self._shape)
-            raise MemoryError(f"key/value cache: no room for {new} pages ({size / 2**20:.0f} MiB)") from error
+            raise MemoryError(
+                f"key/value cache: no room for {new} pages ({new * self.page_bytes / 2**20:.0f} MiB)"
+            ) from error
         free = set(self._free)
         for page in (page for page in range(old) if page not in free):
             k[:, page], v[:, page] = self.k[:, page], self.v[:, page]

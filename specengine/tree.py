@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class TreeBatch:
 
     tokens, parents, depths: int32 [M].  row_start: int32 [B + 1].
     ancestors: int32 bits [M, W], or None when every sequence's rows are a chain (prefill, plain decoding).
+    nodes: rows of the longest sequence, which the host must know without asking the device.
     """
 
     tokens: torch.Tensor
@@ -44,10 +45,11 @@ class TreeBatch:
     depths: torch.Tensor
     row_start: torch.Tensor
     ancestors: torch.Tensor | None
+    nodes: int
 
     @staticmethod
-    def of(trees: Sequence[DraftTree], device: torch.device) -> TreeBatch:
-        """Lays out one tree per sequence."""
+    def of(trees: Sequence[DraftTree], device: torch.device, *, masked: bool = False) -> TreeBatch:
+        """Lays out one tree per sequence; masked: with ancestor bits even where all trees are chains."""
         tokens = [token for tree in trees for token in tree.tokens]
         parents = [parent for tree in trees for parent in tree.parents]
         depths: list[int] = []
@@ -59,7 +61,7 @@ class TreeBatch:
                 chain = chain and parent == node - 1
                 depths.append(depths[first + parent] + 1 if node else 0)
                 masks.append((masks[first + parent] if node else 0) | 1 << node)
-        ancestors = None if chain else _pack(masks, max(len(tree.tokens) for tree in trees))
+        ancestors = None if chain and not masked else _pack(masks, max((len(tree.tokens) for tree in trees), default=1))
         starts = list(accumulate((len(tree.tokens) for tree in trees), initial=0))
         return TreeBatch._on(device, tokens, parents, depths, starts, ancestors)
 
@@ -77,9 +79,9 @@ class TreeBatch:
             host = torch.from_numpy(np.array(values, dtype=np.int32))
             return host if device.type == "cpu" else host.to(device)
 
-        return TreeBatch(
-            put(tokens), put(parents), put(depths), put(starts), None if ancestors is None else put(ancestors)
-        )
+        bits = None if ancestors is None else put(ancestors)
+        nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
+        return TreeBatch(put(tokens), put(parents), put(depths), put(starts), bits, nodes)
 
 
 def _pack(masks: Sequence[int], nodes: int) -> np.ndarray:

@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 from specengine.hub import fetch_embedded
+from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +21,9 @@ def simulated() -> ModuleType:
     from tests.sim.build import simulator
 
     return simulator()
+
+
+@pytest.fixture(params=CUDA_BACKENDS)
+def cuda_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Runs the test on the CUDA kernels, simulated and on a GPU."""
+    return cuda_backend_of(request, monkeypatch)

@@ -6,6 +6,8 @@ import torch
 
 from specengine import Engine, SamplingParams, generate
 from specengine.cost_model import CostModel
+from specengine.models.loading import load_model
+from specengine.ops import native, reference
 from tests.engines import oracle_engine, tiny_engine, tiny_model
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 90)), [11, 12, 11, 12, 11, 12, 11], [200] * 9]
@@ -214,14 +216,9 @@ def test_generation_ends_with_the_context():
 def test_a_long_prompt_is_prefilled_in_chunks_without_changing_a_bit():
     prompt = [3 + (i * i) % 200 for i in range(400)]
     whole = tiny_engine("none").generate(prompt, dataclasses.replace(GREEDY, logprobs=1))
-    engine = tiny_engine("none")
-    import specengine.engine as module
-
-    rows, module.PREFILL_ROWS = module.PREFILL_ROWS, 37
-    try:
-        assert engine.generate(prompt, dataclasses.replace(GREEDY, logprobs=1)).logprobs == whole.logprobs
-    finally:
-        module.PREFILL_ROWS = rows
+    model = load_model("random:tiny-llama", device="cpu", ops=dataclasses.replace(native, prefill_rows=37))
+    engine = Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter="none")
+    assert engine.generate(prompt, dataclasses.replace(GREEDY, logprobs=1)).logprobs == whole.logprobs
 
 
 def test_logprobs_are_those_of_the_unprocessed_distribution():
@@ -337,9 +334,6 @@ def test_repeated_calls_of_generate_reuse_the_engine():
 
 
 def test_the_reference_ops_agree_with_the_native_ones():
-    from specengine.models.loading import load_model
-    from specengine.ops import reference
-
     model = load_model("random:tiny-llama", device="cpu", ops=reference)
     engine = Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter="prompt_lookup,adaptive=false")
     native, other = (e.generate(PROMPTS, dataclasses.replace(GREEDY, logprobs=1)) for e in (tiny_engine(), engine))

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from specengine import Engine, SamplingParams, api, generate
-from specengine import engine as engine_module
 from specengine import kv_cache as cache_module
 from specengine.models.loading import load_model
+from specengine.ops import native
 from tests.engines import tiny_engine, tiny_model
 
 PARAMS = SamplingParams(max_new_tokens=40)
@@ -70,7 +70,7 @@ def test_a_call_is_not_kept_waiting_by_another_ones_many_prompts():
         del engine.model.target.hidden
     first, last = order.index("prefill"), len(order) - 1 - order[::-1].index("prefill")
     during = order[first : last + 1]
-    assert during.count("prefill") == 8 * -(-399 // engine_module.PREFILL_ROWS)
+    assert during.count("prefill") == 8 * -(-399 // native.prefill_rows)
     assert during.count("cycle") >= 8  # with one turn for all prompts it was none
 
 

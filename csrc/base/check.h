@@ -64,6 +64,15 @@ class Checker {
 
   Device device() const { return device_; }
 
+  // Whether the CUDA kernels serve the call; in the simulator's build they serve all.
+  bool for_cuda() const {
+#if defined(SPECENGINE_SIM)
+    return true;
+#else
+    return device_ == Device::kCuda;
+#endif
+  }
+
  private:
   static void check_dtype(const TensorView& t, const char* name, std::initializer_list<DType> dtypes) {
     std::string expected;

@@ -19,6 +19,12 @@ struct Max {
     return a > b ? a : b;
   }
 };
+struct Min {
+  template <typename T>
+  __device__ static T combine(T a, T b) {
+    return a < b ? a : b;
+  }
+};
 
 // Every lane gets the result; a butterfly, so all lanes get the same bits.
 template <typename Op, typename T>

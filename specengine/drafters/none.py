@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specengine.drafters.base import Drafter
-from specengine.tree import DraftTree
+from specengine.tree import DraftTree, TreeBatch
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class NoneDrafter(Drafter):
 
     name = "none"
     Config = Config
+    drafts_on_device = True
 
     @property
     def max_nodes(self) -> int:
@@ -26,3 +27,6 @@ class NoneDrafter(Drafter):
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         return [DraftTree([sequence.tokens[-1]], [-1]) for sequence in sequences]
+
+    def draft_on_device(self, slots) -> TreeBatch:
+        return slots.lookup(ngrams=(1, 1))  # a tree of one node has no room for what it finds

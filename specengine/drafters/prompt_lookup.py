@@ -17,7 +17,7 @@ from specengine._C import MAX_NODES
 from specengine.cost_model import CostModel, costs_of
 from specengine.drafters.base import Drafter
 from specengine.options import check_range
-from specengine.tree import DraftTree
+from specengine.tree import DraftTree, TreeBatch
 from specengine.tree_choice import Acceptance, choose_nodes
 
 # A node's kind: bits of the match's length (1, 2-3, 4-7, 8-15, 16 or more tokens), then first branch or a later one.
@@ -30,7 +30,7 @@ UNLIKELY = 0.01  # below this no row is worth its cost
 @dataclass(frozen=True)
 class Config:
     """Lengths in tokens. nodes: largest tree, root included.  length: longest continuation drafted.
-    matches: most occurrences looked at per n-gram length.
+    matches: most occurrences looked at per n-gram length; on CUDA the tree is a chain, the best match's continuation.
     adaptive: draft as many nodes as pay (any choice is lossless under the rule `match`), else always the largest tree.
     """
 
@@ -135,15 +135,22 @@ class PromptLookup(Drafter):
 
     name = "prompt_lookup"
     Config = Config
+    drafts_on_device = True
 
     def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        self.costs = costs or costs_of(target) if config.adaptive else None
+        self._resident = target.ops.resident  # its trees are chains, and its graphs choose the width
+        measured = config.adaptive and not self._resident
+        self.costs = costs or costs_of(target) if measured else None
         self.acceptance = Acceptance(PRIOR, weight=20, memory=200)  # of all requests
 
     @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
     def max_nodes(self) -> int:
-        return self.config.nodes
+        return min(self.config.nodes, self.config.length + 1) if self._resident else self.config.nodes
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         candidates = [self._candidates(sequence) for sequence in sequences]
@@ -152,6 +159,10 @@ class PromptLookup(Drafter):
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
         nodes = choose_nodes([each.probabilities for each in candidates], self.costs, prefix)
         return [each.tree(count) for each, count in zip(candidates, nodes, strict=True)]
+
+    def draft_on_device(self, slots) -> TreeBatch:
+        """A chain: the continuation of the longest match."""
+        return slots.lookup(ngrams=(self.config.min_ngram, LONGEST))
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: torch.Tensor | None) -> None:
         if self.costs is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from specengine import _C
 from specengine.hub import resolve_model
 from specengine.models.checkpoint import Checkpoint, GGUFCheckpoint, RandomCheckpoint, open_checkpoint
 from specengine.models.config import ModelConfig
@@ -33,8 +34,10 @@ class LoadedModel:
     def config(self) -> ModelConfig:
         return self.target.config
 
-    def check_place(self, device: str, dtype: str) -> None:
-        """Raises ValueError where an engine asks for another device or dtype than this model was loaded with."""
+    def check_place(self, device: str, dtype: str, strict: bool) -> None:
+        """Raises ValueError where an engine asks for something else than this model was loaded with."""
+        if strict and not self.target.ops.strict:
+            raise ValueError("strict: this model was loaded without it")
         loaded = {"device": self.target.device.type, "dtype": self.dtype}
         for name, asked in (("device", device), ("dtype", dtype)):
             if asked not in ("auto", loaded[name]):
@@ -49,11 +52,16 @@ class LoadedModel:
                 raise ValueError(f"logit_bias: token id {token} is not in 0 to {self.config.vocab_size - 1}")
 
 
-def load_model(model: str | Path, *, device: str = "auto", dtype: str = "auto", ops: Ops | None = None) -> LoadedModel:
-    """Finds (or fetches) a model and loads it. Raises ValueError, FileNotFoundError or ModelFetchError."""
+def load_model(
+    model: str | Path, *, device: str = "auto", dtype: str = "auto", strict: bool = False, ops: Ops | None = None
+) -> LoadedModel:
+    """Finds (or fetches) a model and loads it; strict is Engine's. Raises ValueError, FileNotFoundError or
+    ModelFetchError."""
     check_model(model)
+    if not isinstance(strict, bool):
+        raise ValueError(f"strict: expected True or False, got {strict!r}")
     where = _device(device)
-    ops = ops or ops_for(where)
+    ops = ops or ops_for(where, strict)
     check_dtype(dtype, ops)
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = _tokenizer(checkpoint)
@@ -75,8 +83,9 @@ def _device(name: str) -> torch.device:
         raise ValueError(f"device: expected auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, but PyTorch sees no CUDA device here")
-    # auto stays on the CPU until the CUDA ops have kernels of their own: the CPU ops are the fast ones today.
-    return torch.device("cuda" if name == "cuda" else "cpu")
+    if name == "auto":  # a build without CUDA kernels serves the CPU
+        name = "cuda" if torch.cuda.is_available() and _C.cuda_architectures else "cpu"
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:

@@ -75,7 +75,7 @@ class WeightLoader:
         if stored in FLOAT_FORMATS:
             return stored
         kept = PACKED_BLOCKS.get(stored, "q8")  # blocks of 5 and 6 bits are requantised to 8
-        return kept if kept in self.ops.formats else "float32"
+        return kept if kept in self.ops.formats else self.ops.dequantised
 
     def _rows(self, name: str) -> int:
         return self.checkpoint.tensors[f"{name}.weight"].shape[0]

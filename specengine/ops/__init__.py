@@ -1,64 +1,128 @@
 """The native ops, each beside its pure-PyTorch reference, and the one place that chooses between them.
 
-`native` runs specengine._C on the CPU. `reference` runs the same calls in PyTorch on any device; the tests compare the
-two, and CUDA runs it until an op has a kernel of its own.
+`native` runs the CPU kernels of specengine._C, `cuda_ops()` the CUDA kernels. `reference` runs the same calls in
+PyTorch on any device: the tests compare the others with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from specengine import _C
-from specengine.ops import compact_kv, decoder, linear, verify_tree, weight
+from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
+from specengine.ops.autotune import LinearChoices
 
 
 @dataclass(frozen=True)
 class Ops:
-    """What a target pass and a cycle are made of; a field has the signature of the function or class of its name."""
+    """What a target pass and a cycle are made of; a field has the signature of the function or class of its name.
 
-    formats: tuple[str, ...]  # of weights
+    formats: of weights.  dequantised: what blocks of a file are held as where `formats` has none for them.
+    prefill_rows: of one prefill pass: enough to be bound by arithmetic, few enough for caches and workspaces.
+    resident: whether a cycle's state lives on the device and the host reads what was committed behind it.
+    strict: whether a row's bits do not depend on the rows beside it, in prefill, plain decoding and trees of any shape.
+    """
+
+    formats: tuple[str, ...]
+    dequantised: str
+    prefill_rows: int
+    resident: bool
+    strict: bool
     empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
     decoder: Callable[..., Callable[..., torch.Tensor]]
     linear: Callable[..., torch.Tensor]
     linear_argmax: Callable[..., torch.Tensor]
+    tune: Callable[..., None] | None  # measures how to multiply by a layer: not while a graph is captured
     verify_tree: Callable[..., verify_tree.Accepted]
     compact_kv: Callable[..., None]
 
 
 native = Ops(
     formats=(*weight.FLOAT_FORMATS, *weight.BLOCK_BYTES),
+    dequantised="float32",
+    prefill_rows=256,
+    resident=False,
+    strict=True,
     empty_weight=weight.empty_weight,
     pack_linear=weight.pack_linear,
     pack_blocks=weight.pack_blocks,
     decoder=decoder.Decoder,
     linear=linear.linear,
     linear_argmax=linear.linear_argmax,
+    tune=None,
     verify_tree=verify_tree.verify_tree,
     compact_kv=compact_kv.compact_kv,
 )
 
+_reference_layer = decoder.LayerOps(
+    gather_rows=weight.gather_rows_reference,
+    rms_norm=layer.rms_norm_reference,
+    linear=linear.linear_reference,
+    rope_cache=layer.rope_cache_reference,
+    tree_attention=tree_attention.tree_attention_reference,
+    silu_mul=layer.silu_mul_reference,
+    rounds=False,
+)
+
 reference = Ops(
     formats=tuple(weight.FLOAT_FORMATS),
+    dequantised="float32",
+    prefill_rows=256,
+    resident=False,
+    strict=False,
     empty_weight=weight.empty_weight_reference,
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
-    decoder=decoder.ReferenceDecoder,
+    decoder=partial(decoder.LayerwiseDecoder, _reference_layer),
     linear=linear.linear_reference,
     linear_argmax=linear.linear_argmax_reference,
+    tune=None,
     verify_tree=verify_tree.verify_tree_on_host,
     compact_kv=compact_kv.compact_kv_reference,
 )
 
 
-def ops_for(device: torch.device) -> Ops:
-    """The ops that serve tensors on `device`."""
+def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
+    """The CUDA kernels; Ops says what strict promises."""
+    choices = LinearChoices(device, strict=strict)
+    product = partial(linear.linear_cuda, choices=choices)
+    layer_ops = decoder.LayerOps(
+        gather_rows=weight.gather_rows,
+        rms_norm=layer.rms_norm,
+        linear=product,
+        rope_cache=layer.rope_cache,
+        tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
+        silu_mul=layer.silu_mul,
+        rounds=True,
+    )
+    return Ops(
+        formats=tuple(weight.FLOAT_FORMATS),
+        dequantised="bfloat16",  # float16 would overflow where activations are large
+        prefill_rows=64 if strict else 1024,
+        resident=True,
+        strict=strict,
+        empty_weight=weight.empty_weight_reference,
+        pack_linear=weight.pack_linear_reference,
+        pack_blocks=None,
+        decoder=partial(decoder.LayerwiseDecoder, layer_ops),
+        linear=product,
+        linear_argmax=partial(linear.linear_argmax_cuda, choices=choices),
+        tune=choices.tune,
+        verify_tree=verify_tree.verify_tree,
+        compact_kv=compact_kv.compact_kv,
+    )
+
+
+def ops_for(device: torch.device, strict: bool = False) -> Ops:
+    """The ops that serve tensors on `device`; the CPU's are always strict. Raises ValueError where there are none."""
     if device.type == "cpu":
         return native
-    if _C.cuda_architectures:
-        return replace(reference, compact_kv=compact_kv.compact_kv)
-    return reference
+    if not _C.cuda_architectures:
+        raise ValueError("device: this build has no CUDA kernels; install it again with nvcc >= 12 on PATH")
+    return cuda_ops(device, strict)

@@ -1,21 +1,18 @@
-"""One pass of all decoder layers: one native call, or the same ops one by one in PyTorch.
+"""One pass of all decoder layers: one native call on the CPU, elsewhere the same ops one by one.
 
 Shapes: M rows of a TreeBatch, B sequences, H query heads, K key/value heads, D head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from specengine import _C
 from specengine.models.config import ModelConfig
-from specengine.ops import layer as ops
-from specengine.ops.linear import linear_reference
-from specengine.ops.tree_attention import tree_attention_reference
-from specengine.ops.weight import Linear, Weight, gather_rows_reference
+from specengine.ops.weight import Linear, Weight
 from specengine.tree import TreeBatch
 
 
@@ -69,36 +66,59 @@ class Decoder:
         return features
 
 
-class ReferenceDecoder:
-    """The same in PyTorch, on any device."""
+@dataclass(frozen=True)
+class LayerOps:
+    """What a layer is made of; each field has the signature of the function of its name in specengine.ops.
+
+    rounds: rows between two ops are of the type of the weight that reads them, else float32.
+    """
+
+    gather_rows: Callable[..., None]
+    rms_norm: Callable[..., None]
+    linear: Callable[..., torch.Tensor]
+    rope_cache: Callable[..., None]
+    tree_attention: Callable[..., None]
+    silu_mul: Callable[..., None]
+    rounds: bool
+
+
+class LayerwiseDecoder:
+    """The layers of a model, op by op, on any device: a captured graph has no use for one call per pass."""
 
     def __init__(
-        self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor
+        self, ops: LayerOps, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor
     ) -> None:
-        self.config, self.embedding, self.layers, self.final_norm = config, embedding, layers, final_norm
+        self.ops, self.config = ops, config
+        self.embedding, self.layers, self.final_norm = embedding, layers, final_norm
 
     def __call__(self, tree: TreeBatch, k_cache, v_cache, block_table, lengths, cos, sin) -> torch.Tensor:
-        c, rows = self.config, len(tree.tokens)
-        residual = torch.empty(rows, c.hidden_size, device=tree.tokens.device)
-        gather_rows_reference(self.embedding, tree.tokens, residual)
-        normed, delta = torch.empty_like(residual), None
-        q = residual.new_empty(rows, c.num_heads, c.head_dim)
-        attended = torch.empty_like(q)
-        gated = residual.new_empty(rows, c.intermediate_size)
+        """As Decoder; the caller answers for slots and positions."""
+        c, ops, rows = self.config, self.ops, len(tree.tokens)
+
+        def empty(*shape: int, reader: Linear | None = None) -> torch.Tensor:
+            dtype = reader.weights[0].data.dtype if reader and ops.rounds else torch.float32
+            return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
+
+        residual, q, delta = empty(rows, c.hidden_size), empty(rows, c.num_heads, c.head_dim), None
+        ops.gather_rows(self.embedding, tree.tokens, residual)
         place = (block_table, lengths, tree.row_start)
         for layer, keys, values in zip(self.layers, k_cache, v_cache, strict=True):
-            ops.rms_norm_reference(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
-            qkv = linear_reference(normed, layer.qkv)
+            normed = empty(rows, c.hidden_size, reader=layer.qkv)
+            ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+            qkv = ops.linear(normed, layer.qkv)
             norms = (layer.q_norm, layer.k_norm)
-            ops.rope_cache_reference(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
-            scale = c.head_dim**-0.5
-            tree_attention_reference(q, keys, values, *place, tree.ancestors, attended, scale, layer.window)
-            delta = linear_reference(attended.view(rows, -1), layer.attention_out)
-            ops.rms_norm_reference(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
-            ops.silu_mul_reference(linear_reference(normed, layer.gate_up), gated)
-            delta = linear_reference(gated, layer.down)
-        ops.rms_norm_reference(residual, delta, self.final_norm, normed, c.rms_norm_eps)
-        return normed
+            ops.rope_cache(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
+            attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
+            ops.tree_attention(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
+            delta = ops.linear(attended.view(rows, -1), layer.attention_out)
+            normed = empty(rows, c.hidden_size, reader=layer.gate_up)
+            ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
+            gated = empty(rows, c.intermediate_size, reader=layer.down)
+            ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
+            delta = ops.linear(gated, layer.down)
+        features = empty(rows, c.hidden_size)
+        ops.rms_norm(residual, delta, self.final_norm, features, c.rms_norm_eps)
+        return features
 
 
 def _native_layer(layer: Layer) -> _C.DecoderLayer:

@@ -9,6 +9,7 @@ import torch
 
 from specengine import _C
 from specengine._C import PAGE_SIZE
+from specengine.ops.layer import rows_of
 from specengine.ops.prefill_attention import causal_attention, masked_attention
 
 
@@ -40,6 +41,35 @@ def tree_attention(
     arguments = (q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window, strict)
     workspace = q.new_empty(_C.tree_attention_workspace(*arguments))
     _C.tree_attention(*arguments, workspace)
+
+
+def tree_attention_cuda(
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    lengths,
+    row_start,
+    ancestors,
+    out,
+    scale: float,
+    window: int,
+    strict: bool = False,
+) -> None:
+    """tree_attention of CUDA: chains without bits, which are prefill, go through PyTorch's attention unless strict."""
+    place = (q, k_cache, v_cache, block_table, lengths, row_start)
+    if ancestors is None and not strict:
+        return tree_attention_reference(*place, None, out, scale, window)
+    ancestors = _chain_bits(row_start, q.shape[0]) if ancestors is None else ancestors
+    return tree_attention(*place, ancestors, out, scale, window, strict)
+
+
+def _chain_bits(row_start: torch.Tensor, rows: int) -> torch.Tensor:
+    """int32 bits [rows, ceil(rows / 32)]: a node sees itself and all nodes before it."""
+    node = rows_of(row_start, rows)[1]
+    word = torch.arange(-(-rows // 32), device=row_start.device)
+    bits = (node[:, None] + 1 - 32 * word).clamp(0, 32)
+    return torch.where(bits == 32, -1, (1 << bits.clamp(max=31)) - 1).int()
 
 
 def tree_attention_reference(

@@ -4,11 +4,14 @@ import pytest
 
 from specengine.cost_model import CostModel
 from specengine.drafters.prompt_lookup import KINDS, Config, PromptLookup
+from specengine.ops import native
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
 CHEAP = CostModel((1, 2, 4, 8, 16, 32), (1.0, 1.15, 1.4, 2.2, 4.0, 7.5))
 DEAR = CostModel((1, 64), (1.0, 64.0))
 LOOP = [*range(1, 20)]
+
+TARGET = SimpleNamespace(ops=native)  # all that a drafter with costs of its own asks of a target
 
 
 def sequence_of(tokens, limit=100):
@@ -16,7 +19,7 @@ def sequence_of(tokens, limit=100):
 
 
 def drafter_of(costs=CHEAP, **options):
-    return PromptLookup(Config(**options), None, None, costs)
+    return PromptLookup(Config(**options), None, TARGET, costs)
 
 
 def draft(tokens, *, limit=100, **options):
@@ -166,7 +169,7 @@ def test_a_batch_shares_the_rows():
 
 
 def test_a_fixed_tree_does_not_shrink_and_asks_for_no_costs():
-    drafter = PromptLookup(Config(nodes=12, adaptive=False), None, None)
+    drafter = PromptLookup(Config(nodes=12, adaptive=False), None, TARGET)
     misled = [token for i in range(9) for token in (1000 + i, 1, 2)]
     assert say(drafter, sequence_of([*LOOP * 4, 1, 2]), misled)[::3] == [12] * 9
 

@@ -1,14 +1,13 @@
 """Fixtures of the op tests."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 from specengine import _C
+from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 
 NARROW = [name for name in _C.instruction_sets if name in ("portable", "avx2")]
 
@@ -27,20 +26,6 @@ def wide_instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@dataclass(frozen=True)
-class Backend:
-    """Where the ops of a test run, and where their tensors have to be."""
-
-    name: str  # cpu | sim | gpu
-    device: torch.device
-
-    def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device)
-
-
-CUDA_BACKENDS = [pytest.param("sim", marks=pytest.mark.sim), pytest.param("gpu", marks=pytest.mark.gpu)]
-
-
 @pytest.fixture(params=[*NARROW, *CUDA_BACKENDS])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """Runs the test on the CPU once per instruction set that every op is built for, simulated and on a GPU."""
@@ -48,25 +33,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         with _active(request.param):
             yield Backend("cpu", torch.device("cpu"))
     else:
-        yield _cuda(request, monkeypatch)
-
-
-@pytest.fixture(params=CUDA_BACKENDS)
-def cuda_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    """Runs the test on the CUDA kernels, simulated and on a GPU."""
-    return _cuda(request, monkeypatch)
-
-
-def _cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
-    if request.param == "gpu":
-        if not _C.cuda_architectures or not torch.cuda.is_available():
-            pytest.skip("no GPU, or no CUDA in this build or in torch")
-        return Backend("gpu", torch.device("cuda"))
-    simulated = request.getfixturevalue("simulated")
-    for name, module in list(sys.modules.items()):
-        if name.startswith("specengine.ops") and getattr(module, "_C", None) is _C:
-            monkeypatch.setattr(module, "_C", simulated)
-    return Backend("sim", torch.device("cpu"))
+        yield cuda_backend_of(request, monkeypatch)
 
 
 @contextmanager

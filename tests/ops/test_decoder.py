@@ -7,8 +7,8 @@ import torch
 
 from specengine import _C
 from specengine.models.config import ModelConfig
-from specengine.ops import native
-from specengine.ops.decoder import Decoder, Layer, ReferenceDecoder
+from specengine.ops import native, reference
+from specengine.ops.decoder import Decoder, Layer, LayerwiseDecoder
 from specengine.ops.layer import rms_norm, rope_cache, silu_mul
 from specengine.ops.linear import Linear, linear
 from specengine.ops.tree_attention import tree_attention
@@ -77,7 +77,7 @@ class Model:
         weights = tuple(packed(self._random(n, columns), form) for n, form in zip(rows, forms, strict=True))
         return Linear(weights, self._random(sum(rows)) if bias else None)
 
-    def reference(self) -> ReferenceDecoder:
+    def reference(self) -> LayerwiseDecoder:
         """The same weights as float32."""
 
         def plain(weight: Weight, columns: int) -> Weight:
@@ -97,7 +97,7 @@ class Model:
             dataclasses.replace(layer, **{n: plain_linear(getattr(layer, n), size) for n, size in columns.items()})
             for layer in self.layers
         ]
-        return ReferenceDecoder(c, plain(self.embedding, c.hidden_size), layers, self.final_norm)
+        return reference.decoder(c, plain(self.embedding, c.hidden_size), layers, self.final_norm)
 
     def caches(self, trees, lengths, dtype=torch.float32) -> list[torch.Tensor]:
         """k_cache and v_cache [layers, pages, K, 64, D] with random prefixes, block_table, lengths."""

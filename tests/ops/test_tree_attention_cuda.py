@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from specengine import _C
 from specengine.ops import tree_attention as module
 from tests.ops.cases import (
     CACHE_DTYPES,
@@ -174,7 +175,7 @@ def test_a_long_prefix_is_split(cuda_backend, nodes, length, dtype, strict):
 def multiprocessors(cuda_backend: Backend) -> Iterator[Callable[[int], None]]:
     """Sets the simulated device's number of multiprocessors."""
     yield module._C.set_multiprocessors
-    module._C.set_multiprocessors(132)
+    module._C.set_multiprocessors(4)
 
 
 only_simulated = pytest.mark.parametrize("cuda_backend", [pytest.param("sim", marks=pytest.mark.sim)], indirect=True)
@@ -221,11 +222,107 @@ def test_large_scores_do_not_overflow(cuda_backend, dtype, strict):
     assert error_of(case.run(cuda_backend, strict), case.expected()) < 0.02
 
 
-def bits_of(backend: Backend, trees, lengths, dtype, cache_rows=None, window=0, **sizes) -> torch.Tensor:
-    pass
+strict_caches = pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+STRICT_SIZES = [(2, 1, 8, 0), (6, 2, 64, 0), (6, 2, 64, 70), (2, 1, 128, 0), (9, 1, 136, 200)]  # H, K, D, window
 
 
-def decoded(case: Problem, backend: Backend, window: int, alone: bool) -> torch.Tensor:
-    """Every node by plain decoding: its own sequence, its path's rows consecutive behind the prefix, one query."""
+def moved(case: Problem, in_prefix: bool) -> tuple[Problem, list[int]]:
+    """Every node as the last of a sequence of its own, on a chain or behind a prefix; and where those rows are."""
+    trees, lengths, rows, queries = [], [], [], []
+    for row, (b, node) in enumerate(case.rows):
+        length, path = case.lengths[b], path_to(case.trees[b], node)
+        slots = [*range(length), *(length + i for i in path)]
+        rows.append([side[slots] for side in case.cache.rows(b, length + len(case.trees[b]))])
+        trees.append([-1] if in_prefix else chain(len(path)))
+        lengths.append(len(slots) - len(trees[-1]))
+        others = [] if in_prefix else [row - node + i for i in path[:-1]]
+        queries.append(case.q[[*others, row]])
+    _, kv_heads, _, dim = case.cache.k.shape
+    cache = make_cache(trees, lengths, kv_heads, dim, case.cache.k.dtype, seed=8, rows=rows)
+    places = [(b, node) for b, tree in enumerate(trees) for node in range(len(tree))]
+    last = (cache.row_start[1:] - 1).tolist()
+    return Problem(trees, lengths, case.heads, cache, torch.cat(queries), ancestor_bits(trees), places), last
 
 
+@strict_caches
+@pytest.mark.parametrize("heads, kv_heads, dim, window", STRICT_SIZES)
+@pytest.mark.parametrize("in_prefix", [False, True], ids=["chain", "prefix"])
+def test_a_strict_node_has_the_bits_of_its_path(cuda_backend, in_prefix, heads, kv_heads, dim, window, dtype):
+    case = problem([random_tree(24, 4), comb(14), star(3)], [120, 253, 0], heads, kv_heads, dim, dtype)
+    path, last = moved(case, in_prefix)
+    strict = case.run(cuda_backend, True, window)
+    assert torch.equal(path.run(cuda_backend, True, window)[last], strict)
+
+
+def test_without_strict_mode_a_node_may_have_other_bits(cuda_backend):
+    case = problem([random_tree(24, 4)], [120], dtype=torch.bfloat16)
+    path, last = moved(case, in_prefix=True)
+    assert not torch.equal(path.run(cuda_backend)[last], case.run(cuda_backend))
+
+
+@strict_caches
+@pytest.mark.parametrize("window", [0, 300])
+def test_neither_the_batch_nor_padding_changes_a_bit_in_strict_mode(cuda_backend, window, dtype):
+    trees, lengths = [comb(9), [-1], chain(12)], [125, 2500, 0]
+    together = problem(trees, lengths, 2, 1, 64, dtype, width=20)
+    out, starts = together.run(cuda_backend, True, window), together.cache.row_start.tolist()
+    for b, tree in enumerate(trees):
+        rows = slice(starts[b], starts[b] + len(tree))
+        start, cache = torch.tensor([0, len(tree)], dtype=torch.int32), together.cache
+        pages = -(-(lengths[b] + len(tree)) // 64)
+        table = cache.block_table[b : b + 1, :pages].contiguous()
+        alone = Cache(cache.k, cache.v, table, cache.lengths[b : b + 1], start)
+        q, ancestors = together.q[rows], together.ancestors[rows].contiguous()
+        case = Problem([tree], [lengths[b]], 2, alone, q, ancestors, [])
+        assert torch.equal(case.run(cuda_backend, True, window), out[rows])
+
+
+@strict_caches
+@pytest.mark.parametrize("side", ["k", "v"])
+def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, dtype):
+    tree, length, poisoned = random_tree(40, 2), 30, 3
+    case = problem([tree], [length], dtype=dtype)
+    clean = case.run(cuda_backend, True)
+    slot = length + poisoned
+    getattr(case.cache, side)[int(case.cache.block_table[0, slot // 64]), 1, slot % 64, 15] = torch.nan
+    out = case.run(cuda_backend, True)
+    sees = torch.tensor([poisoned in path_to(tree, node) for node in range(40)])
+    assert 0 < sees.sum() < 40
+    assert torch.equal(out[:, :2], clean[:, :2]), "the other key/value head"
+    assert torch.equal(out[~sees], clean[~sees])
+    assert out[sees][:, 2:, 15].isnan().all()
+
+
+@only_simulated
+@pytest.mark.parametrize(
+    "dim, changes, message",
+    [
+        (16, {6: None}, "ancestors: expected the bits of every row on cuda, got None"),
+        (20, {}, "k_cache: expected a head dim that is a multiple of 8, at most 256, on cuda, got D=20"),
+        (264, {}, "k_cache: expected a head dim"),
+        (16, {11: torch.zeros(100)}, r"workspace: expected at least \d+ floats, got 100"),
+        (16, {11: None}, r"workspace: expected at least \d+ floats, got 0"),
+        (16, {0: torch.zeros(9 * 4 * 16 + 1)[1:].view(9, 4, 16)}, "q: expected memory aligned to 16 bytes"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, message):
+    arguments = [*problem([comb(9)], [900], dim=dim).arguments(cuda_backend), torch.zeros(100_000)]
+    for index, value in changes.items():
+        arguments[index] = value
+    with pytest.raises(ValueError, match=f"^{message}"):
+        module._C.tree_attention(*arguments)
+    assert arguments[7].isnan().all()
+
+
+def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_backend):
+    case = problem([[-1]], [5], heads=2, kv_heads=1, dim=8)
+    splits = []
+    for pages in (2, 4, 32, 96, 224, 3200):
+        case.cache.block_table = torch.zeros(1, pages, dtype=torch.int32)
+        splits.append(module._C.tree_attention_workspace(*case.arguments(cuda_backend, True)) // (2 * (8 + 2)))
+    assert splits == [0, 2, 16, 32, 48, 107]
+
+
+def test_the_cpu_needs_no_workspace():
+    case = problem([comb(9)], [900])
+    assert _C.tree_attention_workspace(*case.arguments(Backend("cpu", torch.device("cpu")))) == 0

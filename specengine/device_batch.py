@@ -1,0 +1,136 @@
+"""Batches whose cycles run on the device: the host replays a graph and reads what was committed one cycle behind."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import torch
+
+from specengine.batch import commit_run
+from specengine.drafters.base import Drafter
+from specengine.graphs import Graphs
+from specengine.ops.commit_tokens import record_width
+from specengine.resident import ResidentState
+from specengine.sequence import Sequence
+from specengine.tree import DraftTree
+
+RING = 4  # records on the host; two cycles are in flight at most
+
+
+class DeviceCycles:
+    """The device side of an engine: its state, its graphs, the ring of records, and whose sequences are loaded."""
+
+    def __init__(self, state: ResidentState, graphs: Graphs, drafter: Drafter) -> None:
+        self.state, self.graphs, self.drafter = state, graphs, drafter
+        self.loaded: DeviceBatch | None = None
+        largest = max(size * record_width(nodes) for size, nodes in graphs.slots)
+        pinned = state.device.type == "cuda"
+        self._ring = [torch.zeros(largest, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
+        self._written = [torch.cuda.Event() if pinned else None for _ in range(RING)]
+        self._launched = 0
+
+    def batch(self, sequences: Seq[Sequence]) -> DeviceBatch:
+        return DeviceBatch(sequences, self)
+
+    def launch(self, size: int, nodes: int) -> Callable[[], list[list[int]]]:
+        """Starts a cycle; the result waits for it and gives one record per slot."""
+        slots = self.graphs.run(size, nodes)
+        turn = self._launched % RING
+        self._launched += 1
+        record, event = self._ring[turn][: slots.record.numel()].view(slots.record.shape), self._written[turn]
+        record.copy_(slots.record, non_blocking=True)
+        if event:
+            event.record()
+
+        def read() -> list[list[int]]:
+            if event:
+                event.synchronize()
+            return record.tolist()
+
+        return read
+
+
+class DeviceBatch:
+    """Sequences that share cycles on the device; has the interface of batch.Batch."""
+
+    def __init__(self, sequences: Seq[Sequence], cycles: DeviceCycles) -> None:
+        self.sequences, self._cycles = list(sequences), cycles
+        cycles.state.check_biases(sequences)
+        # What the host must see of every cycle before the next one begins leaves nothing to run ahead of.
+        waits = not cycles.drafter.drafts_on_device or any(s.params.logprobs for s in sequences)
+        self._ahead = 1 if waits else 2
+        self._launched: deque[Callable[[], list[list[int]]]] = deque()
+        self._read: deque[list[list[int]]] = deque()
+
+    def step(self) -> None:
+        """Commits one cycle, and keeps the device busy with the next one meanwhile."""
+        cycles = self._cycles
+        if cycles.loaded is not self:
+            if cycles.loaded:
+                cycles.loaded.drain()
+            while self._read:  # cycles from before another batch took the device
+                self._commit(self._read.popleft())
+            if self._finished:
+                return
+            cycles.state.load(self.sequences)
+            cycles.loaded = self
+        while len(self._launched) < self._ahead:
+            self._launch()
+        begin = time.perf_counter()
+        records = self._launched.popleft()()
+        end = time.perf_counter()
+        for sequence in self.sequences:
+            sequence.count_time([begin, begin, end])  # the wait for the device; a graph's phases have no clock
+        self._commit(records)
+
+    def close(self) -> None:
+        """Commits what is still under way: the members are about to change."""
+        self.drain()
+        while self._read:
+            self._commit(self._read.popleft())
+        if self._cycles.loaded is self:
+            self._cycles.loaded = None
+
+    def drain(self) -> None:
+        """Waits for all cycles under way; what they did is committed by the caller whose sequences these are."""
+        while self._launched:
+            self._read.append(self._launched.popleft()())
+
+    @property
+    def _finished(self) -> bool:
+        return any(s.finish_reason for s in self.sequences)
+
+    def _launch(self) -> None:
+        cycles, size = self._cycles, len(self.sequences)
+        if cycles.drafter.drafts_on_device:
+            nodes = cycles.graphs.choose(size)
+        else:
+            trees = cycles.drafter.draft(self.sequences)
+            nodes = cycles.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
+            cycles.graphs.of(size, nodes).take(trees)
+        self._launched.append(cycles.launch(size, nodes))
+
+    def _commit(self, records: list[list[int]]) -> None:
+        committed = []
+        nodes = (len(records[0]) - 3) // 3
+        graphs = self._cycles.graphs
+        for b, (sequence, record) in enumerate(zip(self.sequences, records, strict=False)):
+            if sequence.finish_reason:  # by a stop string, which only the host can see: the device was one cycle ahead
+                committed.append([])
+                continue
+            _, count, bonus = record[:3]
+            path, tokens, parents = (record[3 + i * nodes : 3 + (i + 1) * nodes] for i in range(3))
+            if bonus < 0:
+                position = len(sequence.tokens) + count - 1
+                where = f"sequence {b}, position {position}"
+                raise ValueError(f"logits: {where} has NaN or infinite scores, so there is no token to draw")
+            used = tokens.index(-1) if -1 in tokens else nodes
+            tree = DraftTree(tokens[:used], parents[:used])
+            scores = graphs.of(len(self.sequences), nodes).scores
+            committed.append(commit_run(sequence, tree, path[:count], bonus, scores, b * nodes))
+            graphs.observe(nodes, used - 1, count - 1)
+        if not self._cycles.drafter.drafts_on_device:
+            self._cycles.drafter.observe(self.sequences, committed, None)

@@ -1,0 +1,112 @@
+"""One captured cycle per (batch bucket, tree width), all captured at start, and the choice among the widths."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from specengine.resident import ResidentState, Slots
+from specengine.tree_choice import WidthChoice
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MAX_ROWS = 512  # of one pass: beyond this a wide tree of every sequence of a batch would not pay anyway
+
+
+def widths_up_to(nodes: int) -> tuple[int, ...]:
+    """The widths captured for trees of at most `nodes` nodes."""
+    return (*(width for width in WIDTHS if width < nodes), nodes)
+
+
+def buckets_up_to(size: int) -> tuple[int, ...]:
+    """The batch sizes captured for at most `size` sequences."""
+    return (*(width for width in WIDTHS if width < size), size)
+
+
+class Graphs:
+    """cycle(slots) for every bucket and width, as a CUDA graph or, with capture=False, as plain calls.
+
+    On a machine without CUDA (the simulator) only plain calls are possible. adaptive: choose(size) picks the width that
+    pays by measured times and the acceptance seen; else always the largest.
+    """
+
+    def __init__(
+        self, state: ResidentState, cycle: Callable[[Slots], None], nodes: int, *, capture: bool, adaptive: bool
+    ) -> None:
+        self._cycle, self._adaptive = cycle, adaptive and capture
+        self.buckets, widths = buckets_up_to(state.size), widths_up_to(nodes)
+        keys = [(b, w) for b in self.buckets for w in widths if w == 1 or b * w <= MAX_ROWS]
+        self.slots = {key: Slots(state, *key) for key in keys}
+        self._widths = {b: [w for bucket, w in keys if bucket == b] for b in self.buckets}
+        self._choice = WidthChoice(nodes)
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._seconds: dict[tuple[int, int], float] = {}
+        if capture:
+            self._capture(state)
+
+    def run(self, size: int, nodes: int) -> Slots:
+        """One cycle of the loaded sequences."""
+        key = (self._bucket(size), nodes)
+        if key in self._graphs:
+            self._graphs[key].replay()
+        else:
+            self._cycle(self.slots[key])
+        return self.slots[key]
+
+    def of(self, size: int, nodes: int) -> Slots:
+        """The slots that run(size, nodes) works on."""
+        return self.slots[self._bucket(size), nodes]
+
+    def width_for(self, size: int, nodes: int) -> int:
+        """The narrowest captured width that holds `nodes` nodes, or the widest there is."""
+        widths = self._widths[self._bucket(size)]
+        return widths[min(bisect_left(widths, nodes), len(widths) - 1)]
+
+    def choose(self, size: int) -> int:
+        """The width with the least expected time per token."""
+        bucket = self._bucket(size)
+        widths = self._widths[bucket]
+        if not self._adaptive:
+            return widths[-1]
+        return self._choice.choose(widths, [self._seconds[bucket, width] for width in widths])
+
+    def observe(self, nodes: int, drafted: int, accepted: int) -> None:
+        """Learns from a cycle of width `nodes` whose tree was `drafted` deep."""
+        self._choice.observe(nodes, drafted, accepted)
+
+    def _bucket(self, size: int) -> int:
+        return self.buckets[bisect_left(self.buckets, size)]
+
+    def _capture(self, state: ResidentState) -> None:
+        """Captures and times every cycle with idle slots, which touch nothing."""
+        pool = torch.cuda.graph_pool_handle()
+        state.load([])
+        for key in sorted(
+            self.slots, key=lambda key: -key[0] * key[1]
+        ):  # the largest first: the rest reuses its memory
+            slots = self.slots[key]
+            stream = torch.cuda.Stream(state.device)
+            stream.wait_stream(torch.cuda.current_stream(state.device))
+            with torch.cuda.stream(stream):
+                self._cycle(slots)  # what initialises itself on first use must not do so under capture
+            torch.cuda.current_stream(state.device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._cycle(slots)
+            self._graphs[key] = graph
+        for key, graph in self._graphs.items():
+            self._seconds[key] = _seconds(graph.replay, state.device)
+
+
+def _seconds(run: Callable[[], None], device: torch.device, repeats: int = 5) -> float:
+    """The least time of a few runs."""
+    times: list[float] = []
+    for _ in range(repeats):
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        run()
+        torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return min(times)

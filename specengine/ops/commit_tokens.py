@@ -1,0 +1,66 @@
+"""Acceptance on the device: accepted tokens become history, and the host gets a record of the cycle.
+
+Shapes: B sequences, N nodes per tree, T columns of the history, E end-of-text tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specengine import _C
+from specengine.ops.verify_tree import Accepted, TokenHistory
+from specengine.tree import TreeBatch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ends a sequence. eos: int32 [E].  ignores_eos: int32 [B].  final_length: int32 [B], of the history.
+    active: int32 [B], 0 once it ended."""
+
+    eos: torch.Tensor
+    ignores_eos: torch.Tensor
+    final_length: torch.Tensor
+    active: torch.Tensor
+
+
+def record_width(nodes: int) -> int:
+    """Columns of a record: kept, path length, bonus token; path, tokens and parents of the tree."""
+    return 3 + 3 * nodes
+
+
+def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, limits: Limits, record) -> None:
+    """Appends every running sequence's accepted tokens and bonus token to its history, cut where it ends.
+
+    Writes history, accepted.path_length (tokens kept, 0 for an idle sequence), limits.active and
+    record: int32 [B, record_width(N)].
+    """
+    _C.commit_tokens(
+        *(tree.tokens, tree.parents, accepted.path, accepted.path_length, accepted.bonus),
+        *(limits.eos, limits.ignores_eos, limits.final_length, history.tokens, history.length, limits.active, record),
+    )
+
+
+def commit_tokens_reference(tree: TreeBatch, accepted: Accepted, history: TokenHistory, limits: Limits, record) -> None:
+    nodes = accepted.path.shape[1]
+    for b in range(len(accepted.bonus)):
+        rows = slice(b * nodes, (b + 1) * nodes)
+        tokens, active = tree.tokens[rows].tolist(), bool(limits.active[b])
+        path = accepted.path[b].tolist()
+        count = int(accepted.path_length[b]) if active else 0
+        bonus = int(accepted.bonus[b]) if active else -1
+        run = [*(tokens[node] for node in path[1:count]), bonus] if bonus >= 0 else []
+        length, kept, ended = int(history.length[b]), 0, bonus < 0
+        for token in run:
+            history.tokens[b, length + kept] = token
+            kept += 1
+            ended = length + kept >= limits.final_length[b]
+            ended = ended or (not limits.ignores_eos[b] and token in limits.eos.tolist())
+            if ended:
+                break
+        record[b] = torch.tensor([kept, count, bonus, *path, *tokens, *tree.parents[rows].tolist()])
+        accepted.path_length[b] = kept
+        if active:
+            history.length[b] += kept
+            limits.active[b] = not ended

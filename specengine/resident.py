@@ -1,0 +1,155 @@
+"""A cycle's state on the device: static tensors that captured graphs read and write, and views of them.
+
+The engine has one ResidentState. A cycle works on Slots: the first few sequences of the state with trees of a fixed
+number of nodes. Slots have the interface of a Batch, so the engine's one cycle runs on either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import fields
+
+import numpy as np
+import torch
+
+from specengine._C import PAGE_SIZE
+from specengine.drafters.base import Drafter
+from specengine.kv_cache import CacheBatch
+from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
+from specengine.ops.draft_lookup import draft_lookup
+from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.sequence import Sequence
+from specengine.tree import DraftTree, TreeBatch
+from specengine.types import SamplingParams
+
+MAX_BIASES = 1024  # entries of logit_bias of all sequences of a batch
+
+
+class ResidentState:
+    """Room for `slots` sequences of up to `positions` tokens; idle slots are padding in every op.
+
+    nodes: of the largest tree.  rows: of the largest pass.
+    """
+
+    def __init__(
+        self, slots: int, positions: int, nodes: int, rows: int, vocab: int, eos: Seq[int], device: torch.device
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.size, self.device, self.vocab = slots, device, vocab
+        pages = -(-(positions + nodes) // PAGE_SIZE)
+        self.cache = CacheBatch(zeros(slots, pages), zeros(slots))
+        self.history = TokenHistory(zeros(slots, positions + nodes), torch.ones_like(zeros(slots)), zeros(slots))
+        self.limits = Limits(
+            torch.tensor(sorted(eos), dtype=torch.int32, device=device), *(zeros(slots) for _ in "ifa")
+        )
+        idle = SamplingTable.of([SamplingParams()] * slots, [0] * slots)
+        self.params = SamplingTable(**{f.name: getattr(idle, f.name).to(device) for f in fields(SamplingTable)})
+        self.params = SamplingTable(
+            **{f.name: getattr(self.params, f.name) for f in fields(SamplingTable) if "bias_" not in f.name},
+            bias_start=zeros(slots + 1),
+            bias_tokens=zeros(MAX_BIASES),
+            bias_values=zeros(MAX_BIASES, dtype=torch.float32),
+        )
+        self.workspace = VerifyWorkspace(slots, vocab, rows=rows, device=device)
+
+    def check_biases(self, sequences: Seq[Sequence]) -> None:
+        """Raises ValueError where the sequences of a batch have more biases than there is room for."""
+        count = sum(len(s.params.logit_bias or {}) for s in sequences)
+        if count > MAX_BIASES:
+            raise ValueError(f"logit_bias: the sequences of a batch have {count} entries, at most {MAX_BIASES} fit")
+
+    def load(self, sequences: Seq[Sequence]) -> None:
+        """Takes the sequences into the first slots; the others become idle."""
+        count = len(sequences)
+
+        def put(target: torch.Tensor, values: Seq, rows: slice = slice(0, count)) -> None:
+            if len(values):
+                target[rows].copy_(torch.as_tensor(values, dtype=target.dtype), non_blocking=True)
+
+        self.limits.active.zero_()
+        table = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences])
+        for name in (f.name for f in fields(SamplingTable)):
+            values = getattr(table, name)
+            put(getattr(self.params, name), values, slice(0, len(values)))
+        self.params.bias_start[count + 1 :].copy_(self.params.bias_start[count])
+        for slot, sequence in enumerate(sequences):
+            put(self.history.tokens[slot], sequence.tokens, slice(0, len(sequence.tokens)))
+            put(self.cache.block_table[slot], sequence.pages, slice(0, len(sequence.pages)))
+        put(self.history.length, [len(s.tokens) for s in sequences])
+        put(self.history.prompt_length, [s.prompt_length for s in sequences])
+        put(self.cache.lengths, [len(s.tokens) - 1 for s in sequences])
+        put(self.limits.ignores_eos, [int(s.params.ignore_eos) for s in sequences])
+        put(self.limits.final_length, [s.prompt_length + s.limit for s in sequences])
+        put(self.limits.active, [int(s.finish_reason is None) for s in sequences])
+
+
+class Slots:
+    """The first `size` slots of a state with trees of `nodes` nodes each.
+
+    record: int32 [size, record_width(nodes)], what the host reads of a cycle.  scores, features: of the last pass.
+    """
+
+    reads_logits = True  # sequences come and go under a captured graph: it must serve all of their parameters
+
+    def __init__(self, state: ResidentState, size: int, nodes: int) -> None:
+        self.size, self.nodes = size, nodes
+
+        def first(table):
+            return type(table)(**{f.name: getattr(table, f.name)[:size] for f in fields(table)})
+
+        self.cache, self.history = first(state.cache), first(state.history)
+        limits, params = state.limits, state.params
+        self.limits = Limits(limits.eos, *(getattr(limits, f.name)[:size] for f in fields(Limits)[1:]))
+        biases = {"bias_start": params.bias_start[: size + 1], "bias_tokens": params.bias_tokens}
+        rest = {f.name: getattr(params, f.name)[:size] for f in fields(params) if "bias_" not in f.name}
+        self.params = SamplingTable(**rest, **biases, bias_values=params.bias_values)
+        self.workspace = state.workspace.part(size, size * nodes)
+        device, rows = state.device, size * nodes
+        self.row_start = torch.arange(0, rows + 1, nodes, dtype=torch.int32, device=device)
+        self.record = torch.zeros(size, record_width(nodes), dtype=torch.int32, device=device)
+        self._tree = TreeBatch(
+            *(torch.full((rows,), -1, dtype=torch.int32, device=device) for _ in range(3)),
+            row_start=self.row_start,
+            ancestors=torch.zeros(rows, -(-nodes // 32), dtype=torch.int32, device=device),
+            nodes=nodes,
+        )
+        self.scores = self.features = torch.empty(0)
+
+    def draft(self, drafter: Drafter) -> TreeBatch:
+        return drafter.draft_on_device(self) if drafter.drafts_on_device else self._tree
+
+    def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
+        """Trees drafted by prompt lookup; see ops.draft_lookup."""
+        history, limits = self.history, self.limits
+        state = (history.tokens, history.length, limits.final_length, limits.active)
+        return draft_lookup(*state, self.row_start, self.nodes, ngrams)
+
+    def take(self, trees: Seq[DraftTree]) -> None:
+        """Trees that were drafted on the host, one per running sequence; nodes beyond the width are left out."""
+        shape = (self.size, self.nodes)
+        batch = TreeBatch.of(trees, torch.device("cpu"), masked=True)
+        starts, words = batch.row_start.tolist(), self._tree.ancestors.shape[1]
+        for name in ("tokens", "parents", "depths"):
+            rows = np.full(shape, -1, dtype=np.int32)
+            for b, first in enumerate(starts[:-1]):
+                count = min(self.nodes, starts[b + 1] - first)
+                rows[b, :count] = getattr(batch, name)[first : first + count]
+            getattr(self._tree, name).copy_(torch.from_numpy(rows).view(-1), non_blocking=True)
+        bits = np.zeros((*shape, words), dtype=np.int32)
+        for b, first in enumerate(starts[:-1]):
+            count = min(self.nodes, starts[b + 1] - first)
+            own = batch.ancestors[first : first + count, :words]
+            bits[b, :count, : own.shape[1]] = own
+        self._tree.ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
+
+    def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
+        self.scores = scores
+        commit_tokens(tree, accepted, self.history, self.limits, self.record)
+
+    def observe(self, drafter: Drafter, features: torch.Tensor) -> None:
+        self.features = features
+
+    def mark(self, phase: str) -> None:
+        """The host's clock cannot see the end of a phase here."""
