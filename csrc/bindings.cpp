@@ -232,7 +232,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       [](T logits, T drawn, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p,
          T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
          T bias_values, T history, T history_length, T prompt_length, T path, T path_length, T bonus, T scores,
-         T counts, T candidates, const std::string& rule) {
+         T counts, T row_states, const std::string& rule) {
         run_op("verify_tree", VerifyTree{logits,
                                          drawn,
                                          tokens,
@@ -257,7 +257,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
                                          bonus,
                                          scores,
                                          counts,
-                                         candidates,
+                                         row_states,
                                          rule});
       },
       nogil, py::arg("logits"), py::arg("drawn"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"),
@@ -265,7 +265,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
       py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
       py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
-      py::arg("counts"), py::arg("candidates"), py::arg("rule") = "match");
+      py::arg("counts"), py::arg("row_states"), py::arg("rule") = "match");
 
   m.def(
       "commit_tokens",
@@ -299,7 +299,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.attr("VOCABULARY_PART") = kVocabularyPart;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.attr("LINEAR_VARIANTS") = linear_variants();
-  m.attr("MAX_SLICES") = kMaxSlices;
+  m.attr("ROW_STATE_WORDS") = kRowStateWords;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();

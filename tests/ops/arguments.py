@@ -183,13 +183,13 @@ def verify_tree() -> Arguments:
         "bonus": ints(0, 0),
         "scores": torch.zeros(2, 20),
         "counts": torch.zeros(2, 20, dtype=torch.int32),
-        "candidates": torch.zeros(8, 16, 2, dtype=torch.int64),
+        "row_states": torch.zeros(8, 34, dtype=torch.int64),
     }
 
 
 def verify_tree_drawn() -> Arguments:
     arguments = verify_tree()
-    return {**arguments, "logits": None, "candidates": None, "drawn": arguments["logits"].argmax(dim=1).int()}
+    return {**arguments, "logits": None, "row_states": None, "drawn": arguments["logits"].argmax(dim=1).int()}
 
 
 def compact_kv() -> Arguments:
@@ -211,7 +211,7 @@ OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
-    ("verify_tree", "candidates"),
+    ("verify_tree", "row_states"),
 }
 
 

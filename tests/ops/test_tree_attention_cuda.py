@@ -38,7 +38,6 @@ HEAD_DIMS = (8, 24, 64, 80, 96, 128, 136, 256)
 MIXED = ([comb(33), [-1], star(65), random_tree(40, 3), chain(7)], [129, 64, 0, 63, 300])
 
 
-
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """Fills what torch allocates without a value with NaN."""
