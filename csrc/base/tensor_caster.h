@@ -25,7 +25,7 @@ struct type_caster<specengine::TensorView> {
         return true;
       }
       describe(tensor);
-      if (tensor.device.type == specengine::dlpack::kCuda) {
+      if (value.device == specengine::Device::kCuda) {
         if (api->current_work_stream(tensor.device.type, tensor.device.id, &value.stream) != 0) {
           return refuse_pending_error();
         }
@@ -93,9 +93,6 @@ struct type_caster<specengine::TensorView> {
     value.device = t.device.type == specengine::dlpack::kCpu    ? Device::kCpu
                    : t.device.type == specengine::dlpack::kCuda ? Device::kCuda
                                                                 : Device::kOther;
-#if defined(SPECENGINE_SIM)
-    if (value.device == Device::kCpu) value.device = Device::kCuda;  // the memory of the simulated GPU
-#endif
     value.dtype = dtype_of(t.dtype);
     int64_t stride = 1;
     for (int i = t.ndim - 1; i >= 0; --i) {

@@ -90,10 +90,6 @@ Problem problem_of(const TreeAttention& op) {
   return a;
 }
 
-void check_aligned(const TensorView& t, const char* name) {
-  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) fail(name, ": expected memory aligned to 16 bytes");
-}
-
 }  // namespace
 }  // namespace attention
 
@@ -113,7 +109,6 @@ void run_cuda(const TreeAttention& op) {
   if (floats > 0 && (!op.workspace.defined() || op.workspace.shape[0] < floats)) {
     fail("workspace: expected at least ", floats, " floats, got ", op.workspace.defined() ? op.workspace.shape[0] : 0);
   }
-  using attention::check_aligned;
   check_aligned(op.q, "q"), check_aligned(op.out, "out"), check_aligned(op.workspace, "workspace");
   check_aligned(cache.k, "k_cache"), check_aligned(cache.v, "v_cache");
   const DeviceGuard guard(op.q.device_id);

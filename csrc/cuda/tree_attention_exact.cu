@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, D = a.D;
   const int stride = D + kVector, columns = Kernel::columns(a.words);
   const int first_pair = tile.first_pair + warp * kRows;
+  const bool busy = is_pair(a, tile, first_pair);
   float* const queries = shared + warp * kRows * D;
   float* const scores = shared + kPairs * D + warp * kRows * columns;
   Cache* const stages = reinterpret_cast<Cache*>(shared + kPairs * (D + columns));
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
   const auto column_of = [&](int part) { return (part * kWarp + lane) * kWide; };
 
   const auto score = [&](const Cache* keys, float* to) {
-    float sum[kRows][kLaneKeys] = {};
+    float sum[kRows][kLaneKeys][4] = {};
 #pragma unroll 1
     for (int d = 0; d < D; d += kVector) {
       Pack<Cache, kVector> key[kLaneKeys];
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
 #pragma unroll
           for (int k = 0; k < kLaneKeys; ++k) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) sum[row][k] = fmaf(q.at[j], to_float(key[k].at[i + j]), sum[row][k]);
+            for (int j = 0; j < 4; ++j) sum[row][k][j] = fmaf(q.at[j], to_float(key[k].at[i + j]), sum[row][k][j]);
           }
         }
       }
@@ -103,7 +104,8 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
 #pragma unroll
-      for (int k = 0; k < kLaneKeys; ++k) to[row * columns + k * kWarp + lane] = sum[row][k] * a.scale;
+      for (int k = 0; k < kLaneKeys; ++k)
+        to[row * columns + k * kWarp + lane] = (sum[row][k][0] + sum[row][k][1]) + (sum[row][k][2] + sum[row][k][3]);
     }
   };
   // A unit's scores, of slots `from` on, become weights; zero is what a row does not see.
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
     for (int c = lane; c < count; c += kWarp) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        if (seen(row, c)) best[row] = fmaxf(best[row], scores[row * columns + c]);
+        if (seen(row, c)) best[row] = fmaxf(best[row], scores[row * columns + c] * a.scale);
       }
     }
 #pragma unroll
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
       best[row] = warp_reduce<Max>(best[row]);
       const float rescale = weight_of(highest[row], best[row]);
       highest[row] = best[row];
-      total[row] *= rescale;
+      total[row] = __fmul_rn(total[row], rescale);  // never fused: the kernel for small tiles has to agree
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         float& x = scores[row * columns + c];
-        x = seen(row, c) ? weight_of(x, best[row]) : 0;
+        x = seen(row, c) ? exp2f(fmaf(x, a.scale, -best[row])) : 0;
       }
     }
     __syncwarp();
@@ -194,6 +196,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
       } else if (unit + kUnit < end) {
         copy_step(a.k, slots_begin(unit + kUnit), there);
       }
+      if (!busy) continue;
       if (step < steps) {
         score(here, scores + step * kKeys);
       } else {

@@ -1,6 +1,6 @@
-# The module _sim: the op table of _C over the CUDA kernels, which g++ compiles for this machine with a call before
-# every access to memory (sim/memory.h).
-if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+#The module _sim : the op table of _C over the CUDA kernels, which g++ compiles for this machine with a call before
+#every access to memory(sim / memory.h).
+if (NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   message(FATAL_ERROR "the simulator needs g++, whose instrumentation it relies on; CMAKE_CXX_COMPILER names another")
 endif()
 file(GLOB SIM_SOURCES CONFIGURE_DEPENDS csrc/sim/*.cpp)
