@@ -13,6 +13,9 @@
 #include "ops/linear.h"
 #include "ops/tree_attention.h"
 #include "ops/verify_tree.h"
+#if defined(SPECENGINE_SIM)
+#include "sim/module.h"
+#endif
 
 namespace py = pybind11;
 using namespace specengine;
@@ -23,10 +26,15 @@ namespace {
 // The one place that chooses a backend. Ops without a CUDA kernel yet say so instead of doing something else.
 template <typename Op>
 void run_op(const char* name, const Op& op) {
+#if defined(SPECENGINE_SIM)
+  sim::begin_op();
+  op.validate();
+#else
   if (op.validate() == Device::kCpu) {
     if constexpr (requires { run_cpu(op); }) return run_cpu(op);
-    throw std::runtime_error(std::string(name) + ": no CPU kernel, it runs on CUDA only");
+    throw std::runtime_error(std::string(name) + ": no CPU kernel");
   }
+#endif
 #if defined(SPECENGINE_HAVE_CUDA)
   if constexpr (requires { run_cuda(op); }) return run_cuda(op);
 #endif
@@ -49,9 +57,15 @@ py::tuple instruction_sets() {  // of this build, as far as this machine has the
   return py::tuple(names);
 }
 
+py::tuple linear_variants() {  // (rows, warps) of a block, from variant 1 on
+  py::list variants;
+  for (const LinearVariant& variant : kLinearVariants) variants.append(py::make_tuple(variant.rows, variant.warps));
+  return py::tuple(variants);
+}
+
 }  // namespace
 
-PYBIND11_MODULE(_C, m) {
+PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   using release_gil = py::call_guard<py::gil_scoped_release>;
   const release_gil nogil;
 
@@ -75,16 +89,18 @@ PYBIND11_MODULE(_C, m) {
       py::arg("out"));
   m.def(
       "linear",
-      [](T x, T weight, T bias, T out, int64_t first, int64_t rows) {
-        run_op("linear", Linear{x, weight, bias, out, first, rows});
+      [](T x, T weight, T bias, T out, int64_t first, int64_t rows, int64_t variant) {
+        run_op("linear", Linear{x, weight, bias, out, first, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("out"), py::arg("first"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "linear_argmax",
-      [](T x, T weight, T bias, T ids, T keys, int64_t rows) {
-        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows});
+      [](T x, T weight, T bias, T ids, T keys, int64_t rows, int64_t variant) {
+        run_op("linear_argmax", LinearArgmax{x, weight, bias, ids, keys, rows, variant});
       },
-      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"));
+      nogil, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("ids"), py::arg("keys"), py::arg("rows"),
+      py::arg("variant") = 0);
   m.def(
       "rms_norm",
       [](T residual, T delta, T weight, T out, float eps) {
@@ -115,12 +131,12 @@ PYBIND11_MODULE(_C, m) {
       nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
       py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"));
 
-  py::class_<Projection>(m, "Projection")
+  py::class_<Projection>(m, "Projection", py::module_local())
       .def(py::init([](const std::vector<T>& weights, const std::vector<int64_t>& rows, T bias) {
              return Projection{weights, rows, bias};
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 4>(), py::arg("weights"), py::arg("rows"), py::arg("bias"));
-  py::class_<DecoderLayer>(m, "DecoderLayer")
+  py::class_<DecoderLayer>(m, "DecoderLayer", py::module_local())
       .def(py::init([](T attention_norm, const Projection& qkv, T q_norm, T k_norm, const Projection& attention_out,
                        T mlp_norm, const Projection& gate_up, const Projection& down, int64_t window) {
              return DecoderLayer{attention_norm, qkv, q_norm, k_norm, attention_out, mlp_norm, gate_up, down, window};
@@ -129,7 +145,7 @@ PYBIND11_MODULE(_C, m) {
            py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>(), py::keep_alive<1, 9>(),
            py::arg("attention_norm"), py::arg("qkv"), py::arg("q_norm"), py::arg("k_norm"), py::arg("attention_out"),
            py::arg("mlp_norm"), py::arg("gate_up"), py::arg("down"), py::arg("window"));
-  py::class_<Decoder>(m, "Decoder")
+  py::class_<Decoder>(m, "Decoder", py::module_local())
       .def(py::init([](T embedding, const std::vector<DecoderLayer>& layers, T final_norm, int64_t hidden,
                        int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, float eps) {
              Decoder decoder{embedding, layers, final_norm, hidden, heads, kv_heads, head_dim, intermediate, eps};
@@ -155,13 +171,13 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "expand_backbone",
       [](T logits, T root, T thresholds, T widths, T tokens, T parents, T depths, T scores, T ancestors, T node_counts,
-         T top_tokens, T top_scores) {
+         T top_tokens, T top_scores, T sums, T arrived) {
         run_op("expand_backbone", ExpandBackbone{logits, root, thresholds, widths, tokens, parents, depths, scores,
-                                                 ancestors, node_counts, top_tokens, top_scores});
+                                                 ancestors, node_counts, top_tokens, top_scores, sums, arrived});
       },
       nogil, py::arg("logits"), py::arg("root"), py::arg("thresholds"), py::arg("widths"), py::arg("tokens"),
       py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("ancestors"), py::arg("node_counts"),
-      py::arg("top_tokens"), py::arg("top_scores"));
+      py::arg("top_tokens"), py::arg("top_scores"), py::arg("sums"), py::arg("arrived"));
 
   m.def(
       "draft_lookup",
@@ -180,7 +196,7 @@ PYBIND11_MODULE(_C, m) {
       [](T logits, T drawn, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p,
          T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
          T bias_values, T history, T history_length, T prompt_length, T path, T path_length, T bonus, T scores,
-         T counts, const std::string& rule) {
+         T counts, T candidates, const std::string& rule) {
         run_op("verify_tree", VerifyTree{logits,
                                          drawn,
                                          tokens,
@@ -205,6 +221,7 @@ PYBIND11_MODULE(_C, m) {
                                          bonus,
                                          scores,
                                          counts,
+                                         candidates,
                                          rule});
       },
       nogil, py::arg("logits"), py::arg("drawn"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"),
@@ -212,7 +229,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
       py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
       py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
-      py::arg("counts"), py::arg("rule") = "match");
+      py::arg("counts"), py::arg("candidates"), py::arg("rule") = "match");
 
   m.def(
       "commit_tokens",
@@ -243,7 +260,10 @@ PYBIND11_MODULE(_C, m) {
   m.attr("Q8_BYTES") = kQ8Bytes;
   m.attr("Q4_BYTES") = kQ4Bytes;
   m.attr("Q4_MIN_BYTES") = kQ4MinBytes;
+  m.attr("VOCABULARY_PART") = kVocabularyPart;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
+  m.attr("LINEAR_VARIANTS") = linear_variants();
+  m.attr("MAX_SLICES") = kMaxSlices;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();
@@ -256,4 +276,7 @@ PYBIND11_MODULE(_C, m) {
   });
   m.attr("cuda_architectures") = cuda_architectures();
   m.attr("compiler") = SPECENGINE_COMPILER;
+#if defined(SPECENGINE_SIM)
+  sim::add_to(m);
+#endif
 }

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import math
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -28,7 +25,7 @@ import torch
 
 from specengine import _C
 from specengine.build import build_info
-from specengine.hub import cache_dir
+from specengine.kept import kept_path, read_kept, write_kept
 from specengine.kv_cache import PAGE_SIZE
 from specengine.tree import TreeBatch
 
@@ -138,7 +135,7 @@ def costs_of(target: Transformer) -> CostModel:
 def _measured(target: Transformer, path: Path | None, key: dict[str, Any]) -> CostModel:
     far = max(NEAR, min(FAR, (target.config.max_position - max(ROWS)) // PAGE_SIZE * PAGE_SIZE))
     costs = measure(_Passes(target, far), (NEAR, far))
-    _write(path, {"key": key, **dataclasses.asdict(costs)})
+    write_kept(path, key, dataclasses.asdict(costs))
     return costs
 
 
@@ -152,7 +149,7 @@ def _refreshed(kept: CostModel, target: Transformer, path: Path | None, key: dic
         seconds[i] = min(seconds[i], taken)
     costs = dataclasses.replace(kept, seconds=tuple(seconds))
     if costs != kept:
-        _write(path, {"key": key, **dataclasses.asdict(costs)})
+        write_kept(path, key, dataclasses.asdict(costs))
     return costs
 
 
@@ -204,31 +201,14 @@ def _cpu() -> str:
 
 def _path(key: dict[str, Any]) -> Path | None:
     """One file per model and place; the build is inside, so a new one replaces the old one's costs."""
-    place = json.dumps([key[name] for name in ("model", "weights", "ops", "device", "instruction_set", "threads")])
-    with contextlib.suppress(RuntimeError):  # no home folder
-        return cache_dir() / "costs" / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
-    return None
+    return kept_path(
+        "costs", [key[name] for name in ("model", "weights", "ops", "device", "instruction_set", "threads")]
+    )
 
 
 def _read(path: Path | None, key: dict[str, Any]) -> CostModel | None:
     """The costs in a file, or None if it is missing, damaged or about something else."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        data = json.loads(path.read_text(encoding="utf-8")) if path else {}
-        if data["key"] == key:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        if data := read_kept(path, key):
             return CostModel(*(tuple(data[name]) for name in ("rows", "seconds", "per_position")))
     return None
-
-
-def _write(path: Path | None, data: dict[str, Any]) -> None:
-    """Puts the file in place at once; a folder that cannot be written only means measuring again."""
-    if path is None:
-        return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)

@@ -131,6 +131,6 @@ class DeviceBatch:
             tree = DraftTree(tokens[:used], parents[:used])
             scores = graphs.of(len(self.sequences), nodes).scores
             committed.append(commit_run(sequence, tree, path[:count], bonus, scores, b * nodes))
-            graphs.observe(nodes, tree, count - 1)
+            graphs.observe(nodes, used - 1, count - 1)
         if not self._cycles.drafter.drafts_on_device:
             self._cycles.drafter.observe(self.sequences, committed, None)

@@ -57,7 +57,7 @@ class Engine:
             raise ValueError(f"max_batch_size: expected a positive integer, got {max_batch_size!r}")
         self.rule = parse_rule(rule)
         if isinstance(model, LoadedModel):
-            model.check_place(device, dtype)
+            model.check_place(device, dtype, strict)
             self.model = model
         else:
             self.model = load_model(model, device=device, dtype=dtype, strict=strict)

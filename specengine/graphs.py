@@ -9,13 +9,10 @@ from collections.abc import Callable
 import torch
 
 from specengine.resident import ResidentState, Slots
-from specengine.tree import DraftTree
-from specengine.tree_choice import Acceptance, choose_width
+from specengine.tree_choice import WidthChoice
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_ROWS = 512  # of one pass: beyond this a wide tree of every sequence of a batch would not pay anyway
-PRIOR = 0.5  # chance of a drafted token before anything is seen
-PROBE = 32  # every so many cycles of the root alone one drafts, or nothing would ever be learned again
 
 
 def widths_up_to(nodes: int) -> tuple[int, ...]:
@@ -43,10 +40,9 @@ class Graphs:
         keys = [(b, w) for b in self.buckets for w in widths if w == 1 or b * w <= MAX_ROWS]
         self.slots = {key: Slots(state, *key) for key in keys}
         self._widths = {b: [w for bucket, w in keys if bucket == b] for b in self.buckets}
-        self._acceptance = Acceptance([PRIOR] * (nodes - 1), weight=4, memory=100)
+        self._choice = WidthChoice(nodes)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._seconds: dict[tuple[int, int], float] = {}
-        self._undrafted = 0
         if capture:
             self._capture(state)
 
@@ -74,17 +70,11 @@ class Graphs:
         widths = self._widths[bucket]
         if not self._adaptive:
             return widths[-1]
-        width = choose_width(widths, [self._seconds[bucket, width] for width in widths], self._acceptance.rates())
-        self._undrafted = self._undrafted + 1 if width == 1 else 0
-        return widths[min(1, len(widths) - 1)] if self._undrafted and self._undrafted % PROBE == 0 else width
+        return self._choice.choose(widths, [self._seconds[bucket, width] for width in widths])
 
-    def observe(self, nodes: int, tree: DraftTree, accepted: int) -> None:
-        """Learns from a cycle of this width: where no token was drafted, the first one counts as refused."""
-        deepest = 0
-        for node, parent in enumerate(tree.parents):
-            deepest = max(deepest, node if parent == node - 1 else 0)
-        for depth in range(min(accepted + 1, max(deepest, 1), nodes - 1)):
-            self._acceptance.observe(depth, depth < accepted)
+    def observe(self, nodes: int, drafted: int, accepted: int) -> None:
+        """Learns from a cycle of width `nodes` whose tree was `drafted` deep."""
+        self._choice.observe(nodes, drafted, accepted)
 
     def _bucket(self, size: int) -> int:
         return self.buckets[bisect_left(self.buckets, size)]

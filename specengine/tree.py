@@ -37,7 +37,7 @@ class TreeBatch:
 
     tokens, parents, depths: int32 [M].  row_start: int32 [B + 1].
     ancestors: int32 bits [M, W], or None when every sequence's rows are a chain (prefill, plain decoding).
-    nodes: most rows of a sequence.
+    nodes: rows of the longest sequence, which the host must know without asking the device.
     """
 
     tokens: torch.Tensor

@@ -78,17 +78,34 @@ def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, pre
     return chosen
 
 
-def choose_width(widths: Sequence[int], seconds: Sequence[float], rates: Sequence[float]) -> int:
-    """Of trees that are chains of `width` nodes and take so long, the one with the least expected time per token.
+class WidthChoice:
+    """Picks among a few fixed widths of chains by what they take and how much was accepted of late.
 
-    widths: ascending, root included.  rates: per depth, that a drafted token is accepted once its parent is.
+    nodes: of the widest, root included.
     """
-    best, least = widths[0], float("inf")
-    for width, time in zip(widths, seconds, strict=True):
-        expected = reach = 1.0
-        for rate in rates[: width - 1]:
-            reach *= rate
-            expected += reach
-        if time / expected < least:  # the narrowest of equals
-            best, least = width, time / expected
-    return best
+
+    PRIOR = 0.5  # chance of a drafted token before anything is seen
+    PROBE = 32  # every so many cycles of the root alone one drafts, or nothing would ever be learned again
+
+    def __init__(self, nodes: int) -> None:
+        self._acceptance = Acceptance([self.PRIOR] * (nodes - 1), weight=4, memory=100)
+        self._undrafted = 0
+
+    def choose(self, widths: Sequence[int], seconds: Sequence[float]) -> int:
+        """The width with the least expected time per token; widths ascend, seconds are those of a cycle."""
+        rates, best, least = self._acceptance.rates(), widths[0], float("inf")
+        for width, time in zip(widths, seconds, strict=True):
+            expected = reach = 1.0
+            for rate in rates[: width - 1]:
+                reach *= rate
+                expected += reach
+            if time / expected < least:  # the narrowest of equals
+                best, least = width, time / expected
+        self._undrafted = self._undrafted + 1 if best == 1 else 0
+        probe = self._undrafted and self._undrafted % self.PROBE == 0
+        return widths[min(1, len(widths) - 1)] if probe else best
+
+    def observe(self, width: int, drafted: int, accepted: int) -> None:
+        """Learns from a cycle of this width; where the drafter found nothing, the first token counts as refused."""
+        for depth in range(min(accepted + 1, max(drafted, 1), width - 1)):
+            self._acceptance.observe(depth, depth < accepted)

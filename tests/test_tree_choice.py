@@ -5,7 +5,7 @@ import random
 import pytest
 
 from specengine.cost_model import CostModel
-from specengine.tree_choice import Acceptance, choose_nodes
+from specengine.tree_choice import Acceptance, WidthChoice, choose_nodes
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
 DEAR = CostModel((1, 64), (1.0, 64.0))
@@ -94,3 +94,24 @@ def test_the_choice_is_the_best_of_all_there_are(seed):
 
     best = min(((a, b) for a in range(5) for b in range(5)), key=value)
     assert value(choose_nodes(nodes, costs)) == pytest.approx(value(best), rel=1e-3)  # host time aside
+
+
+WIDTHS, SECONDS = (1, 2, 4, 8), (1.0, 1.05, 1.06, 1.5)
+
+
+@pytest.mark.parametrize(("accepted", "width"), [(3, 4), (7, 8), (0, 1)])
+def test_the_width_of_a_chain_follows_what_is_accepted_and_what_it_takes(accepted, width):
+    choice = WidthChoice(8)
+    assert choice.choose(WIDTHS, SECONDS) == 4  # by the prior
+    for _ in range(300):
+        choice.observe(8, 7, accepted)
+    assert choice.choose(WIDTHS, SECONDS) == width
+
+
+def test_where_nothing_pays_one_cycle_in_many_still_tries():
+    choice = WidthChoice(8)
+    for _ in range(300):
+        choice.observe(2, 0, 0)  # nothing was found: as good as refused
+    chosen = [choice.choose(WIDTHS, SECONDS) for _ in range(4 * WidthChoice.PROBE)]
+    assert chosen.count(2) == 4 and chosen.count(1) == len(chosen) - 4
+    assert WidthChoice(1).choose((1,), (1.0,)) == 1

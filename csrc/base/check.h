@@ -7,6 +7,9 @@
 #include <string>
 
 #include "base/tensor_view.h"
+#if defined(SPECENGINE_SIM)
+#include "sim/memory.h"
+#endif
 
 namespace specengine {
 
@@ -48,6 +51,9 @@ class Checker {
     }
     check_shape(t, name, shape);
     check_contiguous(t, name);
+#if defined(SPECENGINE_SIM)
+    sim::note_tensor(t, name);
+#endif
   }
 
   // For an argument that may be None.
@@ -57,6 +63,15 @@ class Checker {
   }
 
   Device device() const { return device_; }
+
+  // Whether the CUDA kernels serve the call; in the simulator's build they serve all.
+  bool for_cuda() const {
+#if defined(SPECENGINE_SIM)
+    return true;
+#else
+    return device_ == Device::kCuda;
+#endif
+  }
 
  private:
   static void check_dtype(const TensorView& t, const char* name, std::initializer_list<DType> dtypes) {

@@ -2,6 +2,7 @@
 // here at run time, so that one build runs on every machine of the architecture. Wide ops, whose arithmetic gains by
 // it, have an implementation for every set; the others for the portable one and AVX2.
 #pragma once
+#include <stdexcept>
 
 namespace specengine {
 
@@ -67,7 +68,11 @@ inline Isa& active_isa() {  // tests switch it to compare the implementations
   namespace isa {                     \
   void run(const Op&);                \
   }
-#if defined(SPECENGINE_HAVE_X86)
+#if defined(SPECENGINE_SIM)  // the simulator's module has no CPU ops, only what calls them
+#define SPECENGINE_CPU_OP(Op) \
+  inline void run_cpu(const Op&) { throw std::logic_error(#Op " has no CPU kernel in this build"); }
+#define SPECENGINE_WIDE_CPU_OP(Op) SPECENGINE_CPU_OP(Op)
+#elif defined(SPECENGINE_HAVE_X86)
 #define SPECENGINE_CPU_OP(Op)        \
   SPECENGINE_CPU_OP_IN(portable, Op) \
   SPECENGINE_CPU_OP_IN(avx2, Op)     \

@@ -3,11 +3,7 @@
 #pragma once
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define SPECENGINE_HOST_DEVICE __host__ __device__
-#else
-#define SPECENGINE_HOST_DEVICE
-#endif
+#include "base/host_device.h"
 
 namespace specengine {
 
@@ -32,7 +28,9 @@ SPECENGINE_HOST_DEVICE inline Philox4 philox4x32(uint64_t key, uint32_t c0, uint
 // 32 random bits for entry `index` of the token at absolute position `position`.
 SPECENGINE_HOST_DEVICE inline uint32_t random_bits(uint64_t seed, uint32_t position, uint32_t index,
                                                    NoiseStream stream) {
-  return philox4x32(seed, index >> 2, position, static_cast<uint32_t>(stream), 0).v[index & 3];
+  const Philox4 four = philox4x32(seed, index >> 2, position, static_cast<uint32_t>(stream), 0);
+  const uint32_t low = index & 1 ? four.v[1] : four.v[0], high = index & 1 ? four.v[3] : four.v[2];
+  return index & 2 ? high : low;  // an index known at run time only would send the four to memory
 }
 
 }  // namespace specengine

@@ -26,22 +26,27 @@ float log_sum_exp(const float* x, int64_t size, float highest) {
   return highest + static_cast<float>(std::log(total));
 }
 
+// A level's workspace, of which the CPU, which does not divide the vocabulary, uses the first part.
+int64_t level_stride(const ExpandBackbone& op) { return op.top_tokens.shape[2] * op.top_tokens.shape[3]; }
+
 void build_tree(const ExpandBackbone& op, int64_t b) {
   const int64_t T = op.logits.shape[1], C = op.thresholds.shape[0], N = op.tokens.shape[1];
-  const int64_t max_width = op.top_tokens.shape[2], words = op.ancestors.shape[2];
+  const int64_t stride = level_stride(op), words = op.ancestors.shape[2];
   int32_t* tokens = op.tokens.as<int32_t>() + b * N;
   int32_t* parents = op.parents.as<int32_t>() + b * N;
   int32_t* depths = op.depths.as<int32_t>() + b * N;
   float* scores = op.scores.as<float>() + b * N;
   uint32_t* ancestors = op.ancestors.as<uint32_t>() + b * N * words;
-  std::fill(tokens, tokens + N, -1), std::fill(parents, parents + N, -1), std::fill(depths, depths + N, 0);
+  std::fill(tokens, tokens + N, -1), std::fill(parents, parents + N, -1), std::fill(depths, depths + N, -1);
   std::fill(scores, scores + N, 0.0f), std::fill(ancestors, ancestors + N * words, 0u);
+  op.node_counts.as<int32_t>()[b] = 0;
+  if (op.root.as<int32_t>()[b] < 0) return;
 
-  tokens[0] = op.root.as<int32_t>()[b], ancestors[0] = 1;
+  tokens[0] = op.root.as<int32_t>()[b], depths[0] = 0, ancestors[0] = 1;
   int32_t backbone = 0, count = 1;
   for (int64_t t = 0; t < T; ++t) {
-    const int32_t* level_tokens = op.top_tokens.as<int32_t>() + (b * T + t) * max_width;
-    const float* log_probs = op.top_scores.as<float>() + (b * T + t) * max_width;
+    const int32_t* level_tokens = op.top_tokens.as<int32_t>() + (b * T + t) * stride;
+    const float* log_probs = op.top_scores.as<float>() + (b * T + t) * stride;
     int64_t bin = 0;
     while (bin < C && std::exp(log_probs[0]) > op.thresholds.as<float>()[bin]) ++bin;
     const int32_t parent = backbone;
@@ -59,7 +64,7 @@ void build_tree(const ExpandBackbone& op, int64_t b) {
 }  // namespace
 
 void run(const ExpandBackbone& op) {
-  const int64_t B = op.logits.shape[0], T = op.logits.shape[1], V = op.logits.shape[2], width = op.top_tokens.shape[2];
+  const int64_t B = op.logits.shape[0], T = op.logits.shape[1], V = op.logits.shape[2], width = op.top_tokens.shape[3];
   for (int64_t i = 0; i < op.widths.shape[0]; ++i) {
     const int32_t w = op.widths.as<int32_t>()[i];
     if (w < 1 || w > width) fail("widths: entry ", i, " is ", w, ", expected 1 to ", width);
@@ -69,7 +74,9 @@ void run(const ExpandBackbone& op) {
     if (!(x[0] > (i > 0 ? x[-1] : -INFINITY)))
       fail("thresholds: entry ", i, " is ", x[0], ", expected ascending numbers");
   }
+  const auto is_idle = [&](int64_t i) { return op.root.as<int32_t>()[i / T] < 0; };
   for (int64_t i = 0; i < B * T; ++i) {
+    if (is_idle(i)) continue;
     // A NaN is never "greater", so the lists would silently miss it.
     const float* x = op.logits.as<float>() + i * V;
     float highest = -INFINITY;
@@ -80,9 +87,10 @@ void run(const ExpandBackbone& op) {
     if (!std::isfinite(highest)) fail("logits: [", i / T, ", ", i % T, "] has no finite highest score");
   }
   parallel_for(B * T, [&](int64_t i) {
+    if (is_idle(i)) return;
     const float* x = op.logits.as<float>() + i * V;
-    float* values = op.top_scores.as<float>() + i * width;
-    top_k(x, V, width, op.top_tokens.as<int32_t>() + i * width, values);
+    float* values = op.top_scores.as<float>() + i * level_stride(op);
+    top_k(x, V, width, op.top_tokens.as<int32_t>() + i * level_stride(op), values);
     const float normaliser = log_sum_exp(x, V, values[0]);
     for (int64_t j = 0; j < width; ++j) values[j] -= normaliser;
   });

@@ -157,16 +157,6 @@ void add_bias(const TensorView& bias, int64_t first, int64_t columns, float* res
   for (int64_t i = 0; i < columns; ++i) result[i] += bias.as<float>()[first + i];
 }
 
-// An integer that orders as the result does, ties by lower column, a NaN above all.
-int64_t key_of(float value, int64_t column) {
-  int32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  const int32_t order = value != value ? INT32_MAX : value == 0 ? 0 : bits < 0 ? bits ^ INT32_MAX : bits;
-  return static_cast<int64_t>(order) * (int64_t{1} << 32) + (UINT32_MAX - column);
-}
-
-constexpr int32_t kInfinity = 0x7F800000;
-
 // Whether one of 16 results may have a larger key: most panels do not, and are passed over here.
 bool may_exceed(const float* result, int64_t key) {
   int32_t bits = static_cast<int32_t>(key >> 32);
@@ -193,8 +183,8 @@ void take(const LinearArgmax& op, int64_t row, int64_t column, float* result) {
   std::atomic_ref<int64_t> key(op.keys.as<int64_t>()[row]);
   int64_t seen = key.load(std::memory_order_relaxed);
   if (!may_exceed(result, seen)) return;
-  int64_t best = INT64_MIN;
-  for (int64_t i = 0; i < columns; ++i) best = std::max(best, key_of(result[i], column + i));
+  int64_t best = kLeastKey;
+  for (int64_t i = 0; i < columns; ++i) best = std::max(best, argmax_key(result[i], column + i));
   // The maximum does not depend on the order in which the panels come.
   while (best > seen && !key.compare_exchange_weak(seen, best, std::memory_order_relaxed)) {
   }
@@ -207,13 +197,9 @@ void run(const Linear& op) { multiply_any(op.x, op.weight, Sink(op)); }
 void run(const LinearArgmax& op) {
   const int64_t M = op.x.shape[0];
   int64_t* keys = op.keys.as<int64_t>();
-  std::fill(keys, keys + M, INT64_MIN);
+  std::fill(keys, keys + M, kLeastKey);
   multiply_any(op.x, op.weight, Sink(op));
-  for (int64_t m = 0; m < M; ++m) {
-    const int32_t order = static_cast<int32_t>(keys[m] >> 32);
-    const bool finite = order < kInfinity && order > -kInfinity - 1;
-    op.ids.as<int32_t>()[m] = finite ? static_cast<int32_t>(UINT32_MAX - (keys[m] & UINT32_MAX)) : -1;
-  }
+  for (int64_t m = 0; m < M; ++m) op.ids.as<int32_t>()[m] = argmax_of(keys[m]);
 }
 
 }  // namespace specengine::SPECENGINE_ISA

@@ -10,6 +10,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/exp.h"
 #include "base/thread_pool.h"
 
 namespace specengine::SPECENGINE_ISA {
@@ -237,31 +238,16 @@ inline int64_t argmax(const float* x, int64_t size) {
   return i < size ? i : 0;
 }
 
-// exp with a relative error below 2e-7; exactly 0 below -87.3 (so exp(-inf) = 0); infinity above 88.
+template <typename V>
+struct LanesOf {
+  using Float = V;
+  using Int = decltype(V{} > V{});
+  static V splat(float x) { return splat_of<V>(x); }
+  static V fmadd(V a, V b, V c) { return SPECENGINE_ISA::fmadd(a, b, c); }
+};
 template <typename V>
 V exp_of(V x) {
-  using Ints = decltype(x > x);
-  const auto splat = [](float value) { return splat_of<V>(value); };
-  const V low = splat(-87.3f);
-  const V clamped = x > splat(88.0f) ? splat(88.0f) : (x < low ? low : x);  // a NaN stays a NaN
-  const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const V shifted = fmadd(clamped, splat(1.44269504088896341f), magic);
-  const V n = shifted - magic;
-  V r = fmadd(n, splat(-0.693359375f), clamped);
-  r = fmadd(n, splat(2.12194440e-4f), r);
-  V p = splat(1.9875691500e-4f);
-  p = fmadd(p, r, splat(1.3981999507e-3f));
-  p = fmadd(p, r, splat(8.3334519073e-3f));
-  p = fmadd(p, r, splat(4.1665795894e-2f));
-  p = fmadd(p, r, splat(1.6666665459e-1f));
-  p = fmadd(p, r, splat(5.0000001201e-1f));
-  p = fmadd(p, r * r, r + splat(1.0f));
-  Ints exponent;
-  std::memcpy(&exponent, &shifted, sizeof(exponent));
-  exponent = (exponent << 23) + 0x3F800000;  // the low bits of `shifted` are n
-  V power;
-  std::memcpy(&power, &exponent, sizeof(power));
-  return x < low ? splat(0.0f) : (x > splat(88.0f) ? splat(INFINITY) : p * power);
+  return exp_polynomial<LanesOf<V>>(x);
 }
 
 inline f32x8 exp8(f32x8 x) { return exp_of(x); }

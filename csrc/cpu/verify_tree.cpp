@@ -7,22 +7,6 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-// All scores finite or -inf, at least one finite: anything else has no distribution.
-bool has_distribution(const float* logits, int64_t vocab) {
-  const float highest = logits[argmax(logits, vocab)];
-  i32x8 bad = {};
-  int64_t v = 0;
-  for (; v + kLanes <= vocab; v += kLanes) {
-    const f32x8 x = load8(logits + v);
-    bad |= x != x;
-  }
-  for (; v < vocab; ++v) bad[0] |= logits[v] != logits[v];
-  for (int i = 0; i < kLanes; ++i) {
-    if (bad[i]) return false;
-  }
-  return highest > -INFINITY && highest < INFINITY;
-}
-
 void check_ids(const TensorView& t, const char* name, int64_t begin, int64_t end, int64_t vocab) {
   const int32_t* ids = t.as<int32_t>();
   for (int64_t i = begin; i < end; ++i) {
@@ -36,7 +20,7 @@ void check_range(const TensorView& t, const char* name, int64_t b, float low, fl
 }
 
 void check_values(const VerifyTree& op) {
-  const int64_t M = op.tokens.shape[0], V = op.scores.shape[2], B = op.bonus.shape[0], T = op.history.shape[1];
+  const int64_t M = op.tokens.shape[0], V = op.scores.shape[1], B = op.bonus.shape[0], T = op.history.shape[1];
   const int32_t* row_start = op.row_start.as<int32_t>();
   const int32_t* bias_start = op.bias_start.as<int32_t>();
   if (row_start[0] != 0 || row_start[B] != M) fail("row_start: expected to run from 0 to M=", M);
@@ -83,8 +67,7 @@ void check_values(const VerifyTree& op) {
 // What the target says at one row; kNoToken where its scores are no distribution.
 int32_t target_token(const VerifyTree& op, const Sampler& sampler, int32_t row, const int32_t* path, int32_t depth) {
   if (op.drawn.defined()) return op.drawn.as<int32_t>()[row];
-  const float* logits = op.logits.as<float>() + row * op.logits.shape[1];
-  return has_distribution(logits, op.logits.shape[1]) ? sampler.draw(logits, path, depth) : kNoToken;
+  return sampler.draw(op.logits.as<float>() + row * op.logits.shape[1], path, depth);
 }
 
 template <typename Rule>

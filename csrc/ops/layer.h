@@ -7,9 +7,12 @@
 
 namespace specengine {
 
-// Rows for the linear layer that follows: float32 [M, C], or quantised (RowBlock) where that is what its weight
-// multiplies.
+// Rows for the linear layer that follows: on the CPU float32 [M, C], or quantised (RowBlock) where that is what its
+// weight multiplies; on CUDA [M, C] in its weight's dtype.
 inline void check_activation(Checker& check, const TensorView& out, Dim& M, const DimRef& columns) {
+  if (check.for_cuda()) {
+    return check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, columns});
+  }
   const int64_t C = columns.dim ? columns.dim->value : columns.fixed;
   if (out.dtype == DType::kUInt8) return check(out, "out", {DType::kUInt8}, {M, blocks_of(C), kRowBlockBytes});
   check(out, "out", {DType::kFloat32, DType::kUInt8}, {M, columns});
@@ -20,7 +23,7 @@ struct RmsNorm {
   TensorView residual;  // [M, C] float32, written where delta is given
   TensorView delta;     // [M, C] float32, optional
   TensorView weight;    // [C] float32
-  TensorView out;       // [M, C] float32, or quantised rows; written
+  TensorView out;       // [M, C], see check_activation; written
   float eps;
 
   Device validate() const {
@@ -37,7 +40,7 @@ struct RmsNorm {
 // out = silu(gate) * up, with gate and up side by side in one row.
 struct SiluMul {
   TensorView gate_up;  // [M, 2I] float32
-  TensorView out;      // [M, I] float32, or quantised rows; written
+  TensorView out;      // [M, I], see check_activation; written
 
   Device validate() const {
     Checker check;
@@ -65,8 +68,11 @@ inline void check_depths(const KvCacheView& cache, const TensorView& depths, int
   }
 }
 
+constexpr int64_t kMaxHeadDim = 256;  // of the CUDA kernels
+
 // Splits the rows of one fused projection, normalises heads (Qwen3), rotates q and k to the node's position
 // (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
+// CUDA: a row of depth -1, or behind the last sequence's rows, is padding: its q becomes 0, the cache stays as it is.
 struct RopeCache {
   TensorView qkv;     // [M, (H + 2K) * D] float32
   TensorView cos;     // [T, D/2] float32, T positions
@@ -90,6 +96,9 @@ struct RopeCache {
     check.optional(q_norm, "q_norm", {DType::kFloat32}, {cache.D});
     check.optional(k_norm, "k_norm", {DType::kFloat32}, {cache.D});
     check(depths, "depths", {DType::kInt32}, {M});
+    if (check.for_cuda() && cache.D > kMaxHeadDim) {
+      fail("k_cache: head dim ", cache.D, ", at most ", kMaxHeadDim, " is supported on cuda");
+    }
     return device;
   }
 };
@@ -97,5 +106,10 @@ struct RopeCache {
 SPECENGINE_CPU_OP(RmsNorm)
 SPECENGINE_CPU_OP(SiluMul)
 SPECENGINE_CPU_OP(RopeCache)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const RmsNorm&);
+void run_cuda(const SiluMul&);
+void run_cuda(const RopeCache&);
+#endif
 
 }  // namespace specengine

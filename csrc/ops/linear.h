@@ -1,9 +1,13 @@
 // out[M, N] = x[M, C] @ weight[N, C]^T + bias[N], weight packed as ops/weight.h says. A float weight multiplies float32
 // rows; a quantised one multiplies rows quantised to int8, block by block of 32 columns, with one scale per row and
-// block.
+// block. On CUDA the rows have the weight's dtype.
 #pragma once
+#include <cstring>
+#include <iterator>
+
 #include "base/check.h"
 #include "base/isa.h"
+#include "base/philox.h"
 #include "ops/weight.h"
 
 namespace specengine {
@@ -30,33 +34,58 @@ struct QuantiseRows {
   }
 };
 
-// Rows as a weight of this kind wants them: float32 [M, C], or uint8 [M, ceil(C / 32), 44].
-inline void check_linear_rows(Checker& check, const TensorView& x, const TensorView& weight, Dim& M, Dim& P) {
+// What a block of the CUDA kernel owns: rows of the weight, and warps that share its columns. Variants of equally many
+// warps add in the same order: they give the same bits.
+struct LinearVariant {
+  int rows, warps;
+};
+constexpr LinearVariant kLinearVariants[] = {{16, 8}, {16, 4}, {16, 16}, {32, 8}, {32, 4}, {64, 8}};
+
+// Checks what is multiplied, `rows` of the weight included. variant: 0 (the first one) or a place in kLinearVariants
+// from 1 on; the CPU has one way.
+// x is float32 [M, C], or uint8 [M, ceil(C / 32), 44] for a quantised weight; on CUDA [M, C] in the weight's dtype.
+inline void check_product(Checker& check, const TensorView& x, const TensorView& weight, int64_t rows, int64_t variant,
+                          Dim& M) {
   Dim C{"C"};
+  if (for_cuda(weight)) {
+    Dim N{"N"};
+    check_row_major(check, weight, "weight", N, C);
+    check(x, "x", {weight.dtype}, {M, C});
+    check_aligned(x, "x");
+    if (rows != N) fail("rows: ", rows, " rows do not match the weight's ", N.value);
+    constexpr int64_t kVariants = std::size(kLinearVariants);
+    if (variant < 0 || variant > kVariants) fail("variant: expected 0 to ", kVariants, ", got ", variant);
+    return;
+  }
+  Dim P{"P"};
   check_weight(check, weight, "weight", P, C);
+  if (rows < 0 || rows / kPanel + (rows % kPanel != 0) != P) {
+    fail("rows: ", rows, " rows do not match ", P.value, " panels of 16");
+  }
+  if (variant != 0) fail("variant: expected 0 on cpu, got ", variant);
   if (weight.dtype != DType::kUInt8) return check(x, "x", {DType::kFloat32}, {M, C});
   Dim blocks{"C/32", weight.shape[1], "weight"};
   check(x, "x", {DType::kUInt8}, {M, blocks, kRowBlockBytes});
 }
 
 struct Linear {
-  TensorView x;       // [M, C] float32, or quantised rows
-  TensorView weight;  // any format
+  TensorView x;       // see check_product
+  TensorView weight;  // any format; on CUDA [rows, C] as it is
   TensorView bias;    // [N] float32, optional
   TensorView out;     // [M, N] float32; columns [first, first + rows) are written
   int64_t first;
   int64_t rows;  // of the weight: one fused projection may consist of weights of several formats
+  int64_t variant = 0;
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, P{"P"}, N{"N"};
-    check_linear_rows(check, x, weight, M, P);
+    Dim M{"M"}, N{"N"};
+    check_product(check, x, weight, rows, variant, M);
     check(out, "out", {DType::kFloat32}, {M, N});
     check.optional(bias, "bias", {DType::kFloat32}, {N});
     if (rows < 0 || first < 0 || first > N - rows) {
       fail("first: ", rows, " columns from ", first, " on are not in out's N=", N.value);
     }
-    if ((rows + kPanel - 1) / kPanel != P) fail("rows: ", rows, " rows do not match ", P.value, " panels of 16");
     return check.device();
   }
 };
@@ -64,29 +93,49 @@ struct Linear {
 // The largest entry of each row of the same product, without storing the product: greedy verification of a tree needs
 // no more.
 struct LinearArgmax {
-  TensorView x;       // [M, C] float32, or quantised rows
-  TensorView weight;  // any format
+  TensorView x;       // see check_product
+  TensorView weight;  // any format; on CUDA [rows, C] as it is
   TensorView bias;    // [N] float32, optional
   TensorView ids;   // [M] int32, written: the lowest index of the largest entry; -1 if an entry is NaN or that infinite
   TensorView keys;  // [M] int64, workspace
   int64_t rows;     // N
+  int64_t variant = 0;
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, P{"P"}, N{"N", rows, "rows"};
-    check_linear_rows(check, x, weight, M, P);
+    Dim M{"M"}, N{"N", rows, "rows"};
+    check_product(check, x, weight, rows, variant, M);
     check.optional(bias, "bias", {DType::kFloat32}, {N});
     check(ids, "ids", {DType::kInt32}, {M});
     check(keys, "keys", {DType::kInt64}, {M});
-    if (rows < 1 || (rows - 1) / kPanel + 1 != P) {
-      fail("rows: ", rows, " rows do not match ", P.value, " panels of 16");
-    }
+    if (rows < 1) fail("rows: ", rows, " rows have no largest entry");
     return check.device();
   }
 };
 
+// An integer that orders as the result does, ties by lower column, a NaN above all.
+SPECENGINE_HOST_DEVICE inline int64_t argmax_key(float value, int64_t column) {
+  int32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  const int32_t order = value != value ? INT32_MAX : value == 0 ? 0 : bits < 0 ? bits ^ INT32_MAX : bits;
+  return static_cast<int64_t>(order) * (int64_t{1} << 32) + (UINT32_MAX - column);
+}
+constexpr int64_t kLeastKey = INT64_MIN;
+
+// The column of the largest key, -1 where the entry is not finite.
+SPECENGINE_HOST_DEVICE inline int32_t argmax_of(int64_t key) {
+  constexpr int32_t kInfinity = 0x7F800000;
+  const int32_t order = static_cast<int32_t>(key >> 32);
+  const bool finite = order < kInfinity && order > -kInfinity - 1;
+  return finite ? static_cast<int32_t>(UINT32_MAX - (key & UINT32_MAX)) : -1;
+}
+
 SPECENGINE_CPU_OP(QuantiseRows)
 SPECENGINE_WIDE_CPU_OP(Linear)
 SPECENGINE_WIDE_CPU_OP(LinearArgmax)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const Linear&);
+void run_cuda(const LinearArgmax&);
+#endif
 
 }  // namespace specengine

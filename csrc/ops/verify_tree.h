@@ -1,13 +1,25 @@
 // Walks the drafted trees with the target's logits: at each node the sampling parameters shape the distribution, the
-// rule decides whether to follow a child, and the walk ends with the bonus token. Only nodes on the walk are sampled.
+// rule decides whether to follow a child, and the walk ends with the bonus token.
+//
+// The CPU samples only nodes on the walk, refuses values out of range and a walk that meets a node without a token.
+// CUDA samples all nodes at once and refuses nothing:
+//   - such a walk ends there with bonus -1;
+//   - a row whose token is -1 is padding and never visited; neither is a row outside row_start;
+//   - a sequence whose root is padding is idle: path_length 0, bonus -1, path all -1; its history is not read.
 #pragma once
 #include "base/check.h"
 #include "base/isa.h"
+#include "base/sampling.h"
 #include "ops/kv_cache.h"
 
 namespace specengine {
 
-constexpr int64_t kNoiseBlock = 64;  // tokens that share one number of the first level of noise
+// CUDA: parts of a row that different blocks draw from; each has a candidate.
+constexpr int64_t kMaxSlices = 16;
+struct Candidate {
+  double value;
+  int64_t token;
+};
 
 struct VerifyTree {
   TensorView logits;     // [M, V] float32, one row per node; None where `drawn` is given
@@ -26,7 +38,7 @@ struct VerifyTree {
   TensorView frequency_penalty;   // [B] float32; 0: off
   TensorView seed;                // [B] int64
   TensorView bias_start;          // [B + 1] int32: entries of sequence b in bias_tokens and bias_values
-  TensorView bias_tokens;         // [E] int32
+  TensorView bias_tokens;         // [E] int32, distinct within a sequence
   TensorView bias_values;         // [E] float32
 
   // Committed tokens, the root last. Penalties count them and the tokens on the path.
@@ -38,8 +50,9 @@ struct VerifyTree {
   TensorView path_length;  // [B] int32, written: root included, so it is also the number of tokens committed
   TensorView bonus;        // [B] int32, written
 
-  TensorView scores;  // [B, 2, V] float32, workspace
-  TensorView counts;  // [B, V] int32, workspace: all zero before and after
+  TensorView scores;      // [B, V] float32, workspace; CUDA: all zero before and after
+  TensorView counts;      // [B, V] int32, workspace: all zero before and after
+  TensorView candidates;  // [M, 16, 2] int64, workspace; only CUDA with logits needs it, else None will do
 
   std::string rule;  // its name in rules/rules.h
 
@@ -72,13 +85,17 @@ struct VerifyTree {
     check(path, "path", {DType::kInt32}, {B, N});
     check(path_length, "path_length", {DType::kInt32}, {B});
     check(bonus, "bonus", {DType::kInt32}, {B});
-    check(scores, "scores", {DType::kFloat32}, {B, 2, V});
+    check(scores, "scores", {DType::kFloat32}, {B, V});
     check(counts, "counts", {DType::kInt32}, {B, V});
+    check.optional(candidates, "candidates", {DType::kInt64}, {M, kMaxSlices, sizeof(Candidate) / sizeof(int64_t)});
     if (V < 1) fail("scores: expected at least one column");
     return check.device();
   }
 };
 
 SPECENGINE_CPU_OP(VerifyTree)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const VerifyTree& op);
+#endif
 
 }  // namespace specengine

@@ -8,6 +8,7 @@
 // Codes lie as [column / 4][16][column % 4], so that one load holds four columns of every output; a byte of the 4-bit
 // formats holds column c in its low half and column c + 16 in its high half. C is padded to whole blocks; the
 // rows they multiply are padded with zeros.
+// CUDA reads floats as they are: float32 | float16 | bfloat16 [N, C], row-major, rows of whole 16-byte pieces.
 #pragma once
 #include <string>
 
@@ -36,6 +37,29 @@ inline void check_weight(Checker& check, const TensorView& weight, const char* n
     fail(name, ": blocks of ", bytes.value, " bytes are of no known format, expected ", kQ8Bytes, ", ", kQ4Bytes,
          " or ", kQ4MinBytes);
   }
+}
+
+// Whether the CUDA kernels are to read it; in the simulator's build they read everything.
+inline bool for_cuda([[maybe_unused]] const TensorView& weight) {
+#if defined(SPECENGINE_SIM)
+  return true;
+#else
+  return weight.device == Device::kCuda;
+#endif
+}
+
+inline void check_aligned(const TensorView& t, const char* name) {
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) fail(name, ": expected memory aligned to 16 bytes");
+}
+
+// Checks a weight as CUDA reads it.
+inline void check_row_major(Checker& check, const TensorView& weight, const char* name, Dim& N, Dim& C) {
+  constexpr int64_t kMostColumns = 1 << 24;
+  check(weight, name, {DType::kFloat32, DType::kFloat16, DType::kBFloat16}, {N, C});
+  if (C % 8 != 0 || C > kMostColumns) {
+    fail(name, ": expected a multiple of 8 columns, at most ", kMostColumns, ", got ", C.value);
+  }
+  check_aligned(weight, name);
 }
 
 inline void check_rows_fit(int64_t first, int64_t rows, int64_t panels) {
@@ -111,17 +135,17 @@ struct PackBlocks {
   }
 };
 
-// out[M, C] = rows `ids` of a packed weight: the embedding lookup, so that a tied head is stored once.
+// out[M, C] = rows `ids` of a weight: the embedding lookup, so that a tied head is stored once.
 struct GatherRows {
-  TensorView weight;  // any format
-  TensorView ids;     // [M] int32
+  TensorView weight;  // any format; on CUDA [N, C] as it is
+  TensorView ids;     // [M] int32; on CUDA an id that is no row of the weight (-1 for padding) gives zeros
   TensorView out;     // [M, C] float32, written
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, C{"C"}, P{"P"};
+    Dim M{"M"}, C{"C"}, N{"N"}, P{"P"};
     check(out, "out", {DType::kFloat32}, {M, C});
-    check_weight(check, weight, "weight", P, C);
+    for_cuda(weight) ? check_row_major(check, weight, "weight", N, C) : check_weight(check, weight, "weight", P, C);
     check(ids, "ids", {DType::kInt32}, {M});
     return check.device();
   }
@@ -130,5 +154,8 @@ struct GatherRows {
 SPECENGINE_CPU_OP(PackLinear)
 SPECENGINE_CPU_OP(PackBlocks)
 SPECENGINE_CPU_OP(GatherRows)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const GatherRows&);
+#endif
 
 }  // namespace specengine

@@ -2,7 +2,7 @@
 // Guarantee: the output is the target's, token for token, for every proposal: the drawn token depends on the seed and
 // the position alone, never on the tree. Needs nothing of the drafter.
 #pragma once
-#include "base/philox.h"
+#include "base/host_device.h"
 
 namespace specengine {
 

@@ -34,8 +34,10 @@ class LoadedModel:
     def config(self) -> ModelConfig:
         return self.target.config
 
-    def check_place(self, device: str, dtype: str) -> None:
-        """Raises ValueError where an engine asks for another device or dtype than this model was loaded with."""
+    def check_place(self, device: str, dtype: str, strict: bool) -> None:
+        """Raises ValueError where an engine asks for something else than this model was loaded with."""
+        if strict and not self.target.ops.strict:
+            raise ValueError("strict: this model was loaded without it")
         loaded = {"device": self.target.device.type, "dtype": self.dtype}
         for name, asked in (("device", device), ("dtype", dtype)):
             if asked not in ("auto", loaded[name]):

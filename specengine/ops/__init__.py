@@ -23,12 +23,14 @@ class Ops:
     formats: of weights.  dequantised: what blocks of a file are held as where `formats` has none for them.
     prefill_rows: of one prefill pass: enough to be bound by arithmetic, few enough for caches and workspaces.
     resident: whether a cycle's state lives on the device and the host reads what was committed behind it.
+    strict: whether a row's bits do not depend on the rows beside it, in prefill, plain decoding and trees of any shape.
     """
 
     formats: tuple[str, ...]
     dequantised: str
     prefill_rows: int
     resident: bool
+    strict: bool
     empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
@@ -44,6 +46,7 @@ native = Ops(
     dequantised="float32",
     prefill_rows=256,
     resident=False,
+    strict=True,
     empty_weight=weight.empty_weight,
     pack_linear=weight.pack_linear,
     pack_blocks=weight.pack_blocks,
@@ -69,6 +72,7 @@ reference = Ops(
     dequantised="float32",
     prefill_rows=256,
     resident=False,
+    strict=False,
     empty_weight=weight.empty_weight_reference,
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
@@ -81,7 +85,7 @@ reference = Ops(
 
 
 def cuda_ops(strict: bool = False) -> Ops:
-    """strict: a row's bits do not depend on the rows beside it, in prefill, plain decoding and trees of any shape."""
+    """The CUDA kernels; Ops says what strict promises."""
     product = partial(linear.linear_cuda, strict=strict)
     layer_ops = decoder.LayerOps(
         gather_rows=weight.gather_rows,
@@ -97,6 +101,7 @@ def cuda_ops(strict: bool = False) -> Ops:
         dequantised="bfloat16",  # float16 would overflow where activations are large
         prefill_rows=64 if strict else 1024,
         resident=True,
+        strict=strict,
         empty_weight=weight.empty_weight_reference,
         pack_linear=weight.pack_linear_reference,
         pack_blocks=None,

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
+from specengine._C import VOCABULARY_PART
 
 
 @dataclass(frozen=True)
 class BackboneTrees:
     """tokens, parents, depths: int32 [B, N].  scores: float32 [B, N].  ancestors: int32 bits [B, N, W].
-    node_counts: int32 [B]; past it tokens and parents are -1, the rest 0."""
+    node_counts: int32 [B]; past it tokens, parents and depths are -1, the rest 0."""
 
     tokens: torch.Tensor
     parents: torch.Tensor
@@ -23,7 +24,7 @@ class BackboneTrees:
     node_counts: torch.Tensor
 
     @staticmethod
-    def empty(batch: int, nodes: int, device: torch.device) -> BackboneTrees:
+    def empty(batch: int, nodes: int, device: torch.device | str) -> BackboneTrees:
         """Room for `nodes` nodes (root included) per sequence."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -39,36 +40,55 @@ class BackboneTrees:
         )
 
 
+class BackboneExpander:
+    """expand_backbone for one shape: outputs, workspace and settings are allocated here, and a call copies nothing from
+    the host, so that it can be captured in a CUDA graph. Every call writes the same `trees`."""
+
+    def __init__(
+        self,
+        batch: int,
+        levels: int,
+        vocab: int,
+        widths: Sequence[int],
+        thresholds: Sequence[float] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        widest, parts = max(widths, default=0), -(-vocab // VOCABULARY_PART)
+        best = (batch, levels, parts, widest)
+        self.trees = BackboneTrees.empty(batch, 1 + levels * widest, device)
+        self._settings = (
+            torch.tensor(list(thresholds), dtype=torch.float32, device=device),
+            torch.tensor(list(widths), dtype=torch.int32, device=device),
+        )
+        self._workspace = (
+            torch.empty(best, dtype=torch.int32, device=device),
+            torch.empty(best, dtype=torch.float32, device=device),
+            torch.empty(best[:3], dtype=torch.float32, device=device),
+            torch.zeros(batch, dtype=torch.int32, device=device),
+        )
+
+    def __call__(self, logits: torch.Tensor, root: torch.Tensor) -> BackboneTrees:
+        trees = self.trees
+        _C.expand_backbone(
+            *(logits, root, *self._settings, trees.tokens, trees.parents, trees.depths, trees.scores),
+            *(trees.ancestors, trees.node_counts, *self._workspace),
+        )
+        return trees
+
+
 def expand_backbone(
     logits: torch.Tensor, root: torch.Tensor, widths: Sequence[int], thresholds: Sequence[float] = ()
 ) -> BackboneTrees:
     """Attaches each level's most likely tokens to the previous level's best one (FastEagle sec. 3, CAPE sec. 3.3).
 
-    logits: float32 [B, T, V], T levels.  root: int32 [B].
+    logits: float32 [B, T, V], T levels.  root: int32 [B], -1 for an idle sequence, which gets no nodes.
     Level t gets widths[c] nodes, c = number of thresholds below its highest probability: widths=[k] is FastEagle's
     constant k (k = 1: a chain); widths=[8, 6, 4, 2], thresholds=[0.3, 0.6, 0.8] is CAPE.
     Example, T = 2, widths=[2]: nodes root, a, b, c, d with parents -1, 0, 0, 1, 1; a is more likely than b.
-    Raises ValueError for NaN logits or widths and thresholds that do not fit.
+    Raises ValueError for widths and thresholds that do not fit and for logits that are no distribution (NaN, say);
+    on CUDA such logits give a node count of -1 and no nodes.
     """
-    batch, levels, _ = logits.shape
-    widths_t = torch.tensor(list(widths), dtype=torch.int32)
-    widest = max(widths, default=0)
-    trees = BackboneTrees.empty(batch, 1 + levels * widest, logits.device)
-    _C.expand_backbone(
-        logits,
-        root,
-        torch.tensor(list(thresholds), dtype=torch.float32),
-        widths_t,
-        trees.tokens,
-        trees.parents,
-        trees.depths,
-        trees.scores,
-        trees.ancestors,
-        trees.node_counts,
-        torch.empty(batch, levels, widest, dtype=torch.int32),
-        torch.empty(batch, levels, widest, dtype=torch.float32),
-    )
-    return trees
+    return BackboneExpander(*logits.shape, widths, thresholds, logits.device)(logits, root)
 
 
 def expand_backbone_reference(
@@ -76,9 +96,11 @@ def expand_backbone_reference(
 ) -> BackboneTrees:
     batch, levels, vocab = logits.shape
     trees = BackboneTrees.empty(batch, 1 + levels * max(widths), logits.device)
-    trees.tokens.fill_(-1), trees.parents.fill_(-1)
+    trees.tokens.fill_(-1), trees.parents.fill_(-1), trees.depths.fill_(-1)
     log_probs = logits.double().log_softmax(dim=-1)
     for b in range(batch):
+        if root[b] < 0:
+            continue
         nodes = [(int(root[b]), -1, 0, 0.0, 1)]  # token, parent, depth, score, ancestor bits
         backbone = 0
         for level in range(levels):

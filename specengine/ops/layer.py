@@ -13,12 +13,15 @@ from specengine._C import PAGE_SIZE
 
 
 def rms_norm(residual, delta, weight, out, eps: float) -> None:
-    """residual[M, C] += delta (where given); out[M, C] = residual / sqrt(mean(residual^2) + eps) * weight[C]."""
+    """residual[M, C] += delta (where given); out[M, C] = residual / sqrt(mean(residual^2) + eps) * weight[C].
+
+    out: what the next linear layer multiplies: float32 or quantised rows on the CPU, its weight's dtype on CUDA.
+    """
     _C.rms_norm(residual, delta, weight, out, eps)
 
 
 def silu_mul(gate_up, out) -> None:
-    """out[M, I] = silu(gate) * up for gate_up [M, 2I] = [gate | up]; float32."""
+    """out[M, I] = silu(gate) * up for gate_up [M, 2I] = [gate | up], float32; out as of rms_norm."""
     _C.silu_mul(gate_up, out)
 
 
@@ -29,7 +32,8 @@ def rope_cache(
 
     cos, sin: [T, D/2].  q_norm, k_norm: [D] RMSNorm weights before the rotation (Qwen3) or None.  depths: int32 [M].
     k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D].  q: [M, H, D], written.
-    Raises ValueError where a slot has no page or a position no row in cos.
+    Raises ValueError where a slot has no page or a position no row in cos. CUDA cannot; there a row of depth -1, or
+    behind the last sequence's rows, is padding: its q becomes 0 and the cache stays as it is.
     """
     _C.rope_cache(qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps)
 
@@ -51,10 +55,13 @@ def rope_cache_reference(
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     sequence, node = rows_of(row_start, rows)
+    real = (depths >= 0) & (sequence < len(lengths))
+    sequence, node, depths = sequence[real], node[real], depths[real]
     position = (lengths[sequence] + depths).long()
     slot = (lengths[sequence] + node).long()
-    query, key, value = qkv.view(rows, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
-    q.copy_(_rotate(query, q_norm, cos[position], sin[position], eps))
+    query, key, value = qkv.view(rows, -1, dim)[real].split([heads, kv_heads, kv_heads], dim=1)
+    q.zero_()
+    q[real] = _rotate(query, q_norm, cos[position], sin[position], eps)
     page = block_table[sequence, slot // PAGE_SIZE].long()
     k_cache[page, :, slot % PAGE_SIZE] = _rotate(key, k_norm, cos[position], sin[position], eps).to(k_cache.dtype)
     v_cache[page, :, slot % PAGE_SIZE] = value.to(v_cache.dtype)

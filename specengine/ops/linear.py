@@ -1,16 +1,24 @@
 """Linear layers over prepared weights (ops/weight.py).
 
-Shapes: M rows, C input columns, N output columns. A quantised weight multiplies rows quantised to int8 in blocks of 32
-columns; integers are exact, so a row's bits do not depend on M, on the threads or on how an instruction set multiplies.
+Shapes: M rows, C input columns, N output columns. On the CPU a quantised weight multiplies rows quantised to int8 in
+blocks of 32 columns; integers are exact, so a row's bits do not depend on M, on the threads or on how an instruction
+set multiplies.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from specengine import _C
 from specengine.ops.weight import Linear
+
+if TYPE_CHECKING:
+    from specengine.ops.autotune import LinearChoices
+
+LIBRARY = -1  # instead of a variant of the kernel: torch's own product
 
 
 def quantise_rows(x: torch.Tensor) -> torch.Tensor:
@@ -44,12 +52,53 @@ def _rows_for(x: torch.Tensor, layer: Linear) -> torch.Tensor:
     return quantise_rows(x) if layer.weights[0].quantised else x
 
 
+def linear_cuda(x: torch.Tensor, layer: Linear, choices: LinearChoices) -> torch.Tensor:
+    """x[M, C] @ weight^T + bias, float32 [M, N], x rounded to the weights' dtype; `choices` says how.
+
+    The layer's weights are floats [N, C]. A row's bits do not depend on M if the choices are strict.
+    """
+    out, first = torch.empty(x.shape[0], layer.rows, device=x.device), 0
+    for weight in layer.weights:
+        multiply(x, weight.data, layer.bias, out, first, choices.choose(weight.data, x.shape[0]))
+        first += weight.rows
+    return out
+
+
+def multiply(x, weight, bias, out, first: int, variant: int) -> None:
+    """out[:, first : first + N] = x @ weight[N, C]^T + bias of these columns, by a variant of the kernel or LIBRARY."""
+    x = x.to(weight.dtype)
+    if variant != LIBRARY:
+        _C.linear(x, weight, bias, out, first, len(weight), variant)
+        return
+    columns = out[:, first : first + len(weight)]
+    if x.is_cuda and x.dtype != torch.float32:
+        torch.mm(x, weight.T, out_dtype=torch.float32, out=columns)
+    else:
+        torch.mm(x.float(), weight.float().T, out=columns)
+    if bias is not None:
+        columns += bias[first : first + len(weight)]
+
+
+def linear_argmax_cuda(x: torch.Tensor, layer: Linear, choices: LinearChoices) -> torch.Tensor:
+    """linear_argmax of linear_cuda, which is stored only where the library multiplies."""
+    (weight,) = layer.weights
+    variant = choices.choose(weight.data, x.shape[0])
+    if variant == LIBRARY:
+        return _finite_argmax(linear_cuda(x, layer, choices))
+    ids, keys = (torch.empty(x.shape[0], dtype=dtype, device=x.device) for dtype in (torch.int32, torch.int64))
+    _C.linear_argmax(x.to(weight.data.dtype), weight.data, layer.bias, ids, keys, weight.rows, variant)
+    return ids
+
+
 def linear_reference(x: torch.Tensor, layer: Linear) -> torch.Tensor:
     out = torch.cat([F.linear(x.to(weight.data.dtype), weight.data).float() for weight in layer.weights], dim=1)
     return out if layer.bias is None else out + layer.bias
 
 
 def linear_argmax_reference(x: torch.Tensor, layer: Linear) -> torch.Tensor:
-    scores = linear_reference(x, layer)
+    return _finite_argmax(linear_reference(x, layer))
+
+
+def _finite_argmax(scores: torch.Tensor) -> torch.Tensor:
     top, ids = scores.max(dim=1)  # torch takes the lowest index of equal maxima, and a NaN for the largest
     return torch.where(top.isfinite(), ids, -1).int()

@@ -1,13 +1,15 @@
 """Causal attention of one sequence's new rows over its gathered cache, in PyTorch: prefill on CUDA.
 
 flash-attn (the optional extra `flash`) serves long runs where it is installed and the cache is of a half type;
-everything else goes through torch's scaled_dot_product_attention.
+everything else goes through torch's scaled_dot_product_attention, whose own flash kernel takes half types without a
+window.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 try:
     from flash_attn import flash_attn_func
@@ -29,6 +31,13 @@ def causal_attention(
         batch = (x.to(keys.dtype)[None] for x in (q, keys, values))
         return flash_attn_func(*batch, softmax_scale=scale, causal=True, window_size=reach)[0].float()
     rows, slots = q.shape[0], keys.shape[0]
+    if _is_half(keys) and window == 0:
+        group = q.shape[1] // keys.shape[1]
+        keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1)[None] for x in (keys, values))
+        rounded = q.to(keys.dtype).transpose(0, 1)[None]
+        mask = causal_lower_right(rows, slots)
+        out = F.scaled_dot_product_attention(rounded, keys, values, attn_mask=mask, scale=scale)
+        return out[0].transpose(0, 1).float()
     position = torch.arange(slots - rows, slots, device=q.device)[:, None]
     key = torch.arange(slots, device=q.device)[None, :]
     visible = key <= position
@@ -48,5 +57,8 @@ def masked_attention(
 
 
 def _flash_serves(q: torch.Tensor, keys: torch.Tensor) -> bool:
-    half = keys.dtype in (torch.float16, torch.bfloat16)
-    return flash_attn_func is not None and keys.is_cuda and half and q.shape[0] >= FLASH_ROWS
+    return flash_attn_func is not None and keys.is_cuda and _is_half(keys) and q.shape[0] >= FLASH_ROWS
+
+
+def _is_half(x: torch.Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)

@@ -75,11 +75,19 @@ class Accepted:
 
 
 class VerifyWorkspace:
-    """Scratch of verify_tree for a batch size: scores float32 [B, 2, V], counts int32 [B, V] (zero between calls)."""
+    """Scratch of verify_tree for a batch size: scores float32 [B, V] and counts int32 [B, V], on CUDA zero between
+    calls; candidates int64 [R, S, 2] for up to R rows of logits, which only CUDA needs."""
 
-    def __init__(self, batch: int, vocab: int) -> None:
-        self.scores = torch.empty(batch, 2, vocab)
-        self.counts = torch.zeros(batch, vocab, dtype=torch.int32)
+    def __init__(self, batch: int, vocab: int, *, device: torch.device | str = "cpu", rows: int = 0) -> None:
+        self.scores = torch.zeros(batch, vocab, device=device)
+        self.counts = torch.zeros(batch, vocab, dtype=torch.int32, device=device)
+        self.candidates = torch.empty(rows, _C.MAX_SLICES, 2, dtype=torch.int64, device=device)
+
+    def part(self, batch: int, rows: int) -> VerifyWorkspace:
+        """A smaller one in the same memory."""
+        part = object.__new__(VerifyWorkspace)
+        part.scores, part.counts, part.candidates = self.scores[:batch], self.counts[:batch], self.candidates[:rows]
+        return part
 
 
 def verify_tree(
@@ -95,18 +103,20 @@ def verify_tree(
     scores: logits float32 [M, V], or the target's token at every node, int32 [M], where it is known already (greedy
     decoding; -1 for a row that has none; this needs a workspace). The drawn token depends on (seed, position,
     distribution) alone, so the tokens committed are those of plain decoding.
-    Raises ValueError for NaN or infinite scores, or a parent that is no earlier node.
+    Raises ValueError for NaN or infinite scores on the walk, or a parent that is no earlier node. CUDA, where nothing
+    waits for the device, ends such a walk with bonus -1 instead, passes over rows whose token is -1 (padding), and gives
+    a sequence whose root is padding (idle) path_length 0 and bonus -1.
     """
-    batch, nodes = len(params.seed), tree.nodes
+    batch, device = len(params.seed), scores.device
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
     if workspace is None:
         if logits is None:
             raise ValueError("workspace: tokens instead of logits need one, which has the size of the vocabulary")
-        workspace = VerifyWorkspace(batch, logits.shape[1])
+        workspace = VerifyWorkspace(batch, logits.shape[1], device=device, rows=len(logits))
     accepted = Accepted(
-        path=torch.empty(batch, nodes, dtype=torch.int32),
-        path_length=torch.empty(batch, dtype=torch.int32),
-        bonus=torch.empty(batch, dtype=torch.int32),
+        path=torch.empty(batch, tree.nodes, dtype=torch.int32, device=device),
+        path_length=torch.empty(batch, dtype=torch.int32, device=device),
+        bonus=torch.empty(batch, dtype=torch.int32, device=device),
     )
     _C.verify_tree(
         logits,
@@ -133,6 +143,7 @@ def verify_tree(
         accepted.bonus,
         workspace.scores,
         workspace.counts,
+        workspace.candidates[: len(logits)] if logits is not None and len(workspace.candidates) else None,
         rule,
     )
     return accepted
@@ -140,7 +151,8 @@ def verify_tree(
 
 def verify_tree_on_host(scores, tree, params, history, workspace=None, rule="match") -> Accepted:
     """verify_tree for scores on another device: copies them to the host, where tree and history are read anyway."""
-    host = TreeBatch(tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu(), tree.row_start.cpu(), None, tree.nodes)
+    tensors = (tree.tokens, tree.parents, tree.depths, tree.row_start)
+    host = TreeBatch(*(tensor.cpu() for tensor in tensors), None, tree.nodes)
     return verify_tree(scores.cpu(), host, params, history, workspace, rule)
 
 

@@ -1,7 +1,8 @@
 """Weights as the linear layers read them, prepared once at load.
 
 A weight [N, C] is held in panels of 16 rows: floats as [ceil(N / 16), C, 16], the quantised formats in blocks of 32
-columns as uint8 [ceil(N / 16), ceil(C / 32), bytes] (csrc/ops/weight.h has the layout).
+columns as uint8 [ceil(N / 16), ceil(C / 32), bytes] (csrc/ops/weight.h has the layout). CUDA reads floats [N, C] as
+they are.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ def pack_blocks(rows: torch.Tensor, weight: Weight, first: int, kind: str) -> No
 
 
 def gather_rows(weight: Weight, ids: torch.Tensor, out: torch.Tensor) -> None:
-    """out[M, C] = rows `ids` (int32 [M]) of a weight. Raises ValueError for an id out of range."""
+    """out[M, C] = rows `ids` (int32 [M]) of a weight.
+
+    Raises ValueError for an id out of range on the CPU; on CUDA it gives zeros, as -1 does for padding.
+    """
     _C.gather_rows(weight.data, ids, out)
 
 

@@ -186,10 +186,10 @@ def test_an_engine_may_ask_for_what_its_model_was_loaded_with(folder, k_quants):
     for loaded, good, held in cases:
         for dtype in ("auto", "float32", "float16", "bfloat16", "int8", "int4"):
             if dtype in good:
-                loaded.check_place("auto", dtype)
-                loaded.check_place("cpu", dtype)
+                loaded.check_place("auto", dtype, False)
+                loaded.check_place("cpu", dtype, False)
             else:
                 with pytest.raises(ValueError, match=f"^dtype: this model was loaded with {held}, got '{dtype}'$"):
                     Engine(loaded, drafter="none", dtype=dtype)
         with pytest.raises(ValueError, match=r"^device: this model was loaded with cpu, got 'cuda'$"):
-            loaded.check_place("cuda", "auto")
+            loaded.check_place("cuda", "auto", False)

@@ -160,8 +160,10 @@ def expand_backbone() -> Arguments:
         "scores": torch.zeros(2, 8),
         "ancestors": torch.zeros(2, 8, 1, dtype=torch.int32),
         "node_counts": ints(0, 0),
-        "top_tokens": torch.zeros(2, 2, 3, dtype=torch.int32),
-        "top_scores": torch.zeros(2, 2, 3),
+        "top_tokens": torch.zeros(2, 2, 1, 3, dtype=torch.int32),
+        "top_scores": torch.zeros(2, 2, 1, 3),
+        "sums": torch.zeros(2, 2, 1),
+        "arrived": ints(0, 0),
     }
 
 
@@ -179,14 +181,15 @@ def verify_tree() -> Arguments:
         "path": torch.zeros(2, 6, dtype=torch.int32),
         "path_length": ints(0, 0),
         "bonus": ints(0, 0),
-        "scores": torch.zeros(2, 2, 20),
+        "scores": torch.zeros(2, 20),
         "counts": torch.zeros(2, 20, dtype=torch.int32),
+        "candidates": torch.zeros(8, 16, 2, dtype=torch.int64),
     }
 
 
 def verify_tree_drawn() -> Arguments:
     arguments = verify_tree()
-    return {**arguments, "logits": None, "drawn": arguments["logits"].argmax(dim=1).int()}
+    return {**arguments, "logits": None, "candidates": None, "drawn": arguments["logits"].argmax(dim=1).int()}
 
 
 def compact_kv() -> Arguments:
@@ -207,7 +210,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
 OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
-    *(("tree_attention", "ancestors"), ("decoder_pass", "ancestors")),
+    *(("tree_attention", "ancestors"), ("decoder_pass", "ancestors"), ("verify_tree", "candidates")),
 }
 
 

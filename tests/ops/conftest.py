@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specengine import _C
+from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 
 NARROW = [name for name in _C.instruction_sets if name in ("portable", "avx2")]
 
@@ -23,6 +24,16 @@ def wide_instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test once per instruction set of this build and machine, for the ops that are built for all of them."""
     with _active(request.param):
         yield request.param
+
+
+@pytest.fixture(params=[*NARROW, *CUDA_BACKENDS])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """Runs the test on the CPU once per instruction set that every op is built for, simulated and on a GPU."""
+    if request.param in NARROW:
+        with _active(request.param):
+            yield Backend("cpu", torch.device("cpu"))
+    else:
+        yield cuda_backend_of(request, monkeypatch)
 
 
 @contextmanager

@@ -9,8 +9,6 @@ from specengine import _C
 from specengine.ops.compact_kv import compact_kv, compact_kv_reference
 from tests.ops.cases import CACHE_DTYPES, HEAD_DIMS, PREFIX_LENGTHS
 
-pytestmark = pytest.mark.usefixtures("instruction_set")
-
 
 def make_caches(layers, lengths, nodes, kv_heads, dim, dtype, seed=0):
     """(k, v, block_table, lengths) with shuffled pages for every sequence's prefix and nodes."""
@@ -28,12 +26,18 @@ def paths_of(paths: list[list[int]], nodes: int) -> tuple[torch.Tensor, torch.Te
     return table, torch.tensor([len(path) for path in paths], dtype=torch.int32)
 
 
-def check(lengths, paths, nodes, *, layers=2, kv_heads=2, dim=8, dtype=torch.float32):
+def compacted(backend, k, v, *arguments):
+    """Copies of k and v after compaction on the backend."""
+    k, v = backend.put(k.clone()), backend.put(v.clone())
+    compact_kv(k, v, *(backend.put(argument) for argument in arguments))
+    return k.cpu(), v.cpu()
+
+
+def check(backend, lengths, paths, nodes, *, layers=2, kv_heads=2, dim=8, dtype=torch.float32):
     k, v, table, length = make_caches(layers, lengths, nodes, kv_heads, dim, dtype)
-    expected_k, expected_v = k.clone(), v.clone()
-    compact_kv(k, v, table, length, *paths_of(paths, nodes))
-    compact_kv_reference(expected_k, expected_v, table, length, *paths_of(paths, nodes))
-    assert torch.equal(k, expected_k) and torch.equal(v, expected_v)
+    after = compacted(backend, k, v, table, length, *paths_of(paths, nodes))
+    compact_kv_reference(k, v, table, length, *paths_of(paths, nodes))
+    assert torch.equal(after[0], k) and torch.equal(after[1], v)
 
 
 def random_path(nodes: int, seed: int) -> list[int]:
@@ -41,45 +45,44 @@ def random_path(nodes: int, seed: int) -> list[int]:
     return [0, *sorted(rng.sample(range(1, nodes), rng.randint(0, nodes - 1)))]
 
 
-def test_the_example_of_the_documentation():
+def test_the_example_of_the_documentation(backend):
     k, v, table, length = make_caches(1, [10], 6, 1, 8, torch.float32)
-    before = k[0, table[0, 0], 0].clone()
-    compact_kv(k, v, table, length, *paths_of([[0, 2, 5]], 6))
-    after = k[0, table[0, 0], 0]
+    before = k[0, table[0, 0], 0]
+    after = compacted(backend, k, v, table, length, *paths_of([[0, 2, 5]], 6))[0][0, table[0, 0], 0]
     assert torch.equal(after[[10, 11, 12]], before[[10, 12, 15]])
     assert torch.equal(after[13:], before[13:]) and torch.equal(after[:10], before[:10])
 
 
 @pytest.mark.parametrize("length", PREFIX_LENGTHS)
 @pytest.mark.parametrize("nodes", [1, 2, 31, 32, 33, 63, 64, 65, 256])
-def test_paths_across_page_edges_match_the_reference(length, nodes):
+def test_paths_across_page_edges_match_the_reference(backend, length, nodes):
     for seed in range(3):
-        check([length], [random_path(nodes, seed)], nodes)
-    check([length], [[nodes - 1]], nodes)
+        check(backend, [length], [random_path(nodes, seed)], nodes)
+    check(backend, [length], [[nodes - 1]], nodes)
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 @pytest.mark.parametrize("layers, kv_heads", [(1, 1), (3, 4)])
-def test_every_shape_of_the_cache_matches_the_reference(layers, kv_heads, dim, dtype):
+def test_every_shape_of_the_cache_matches_the_reference(backend, layers, kv_heads, dim, dtype):
     lengths = [0, 63, 130, 64]
     paths = [random_path(40, seed) for seed in range(4)]
-    check(lengths, paths, 40, layers=layers, kv_heads=kv_heads, dim=dim, dtype=dtype)
+    check(backend, lengths, paths, 40, layers=layers, kv_heads=kv_heads, dim=dim, dtype=dtype)
 
 
 @pytest.mark.parametrize("paths", [[[], [], []], [[0], [0], [0]], [list(range(70))] * 3], ids=["none", "root", "all"])
-def test_rows_already_in_place_do_not_move(paths):
+def test_rows_already_in_place_do_not_move(backend, paths):
     k, v, table, length = make_caches(2, [5, 64, 127], 70, 2, 8, torch.bfloat16)
-    before_k, before_v = k.clone(), v.clone()
-    compact_kv(k, v, table, length, *paths_of(paths, 70))
-    assert torch.equal(k, before_k) and torch.equal(v, before_v)
+    after = compacted(backend, k, v, table, length, *paths_of(paths, 70))
+    assert torch.equal(after[0], k) and torch.equal(after[1], v)
 
 
-def test_empty_batches_and_empty_models_are_accepted():
-    check([], [], 4)
-    check([7], [[1, 3]], 4, layers=0)
+def test_empty_batches_and_empty_models_are_accepted(backend):
+    check(backend, [], [], 4)
+    check(backend, [7], [[1, 3]], 4, layers=0)
 
 
+@pytest.mark.usefixtures("instruction_set")
 def test_the_number_of_threads_changes_nothing():
     results = []
     for threads in (1, 2, 3):

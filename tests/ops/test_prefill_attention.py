@@ -35,6 +35,15 @@ def test_rows_see_what_came_before_them(rows, slots, window):
     torch.testing.assert_close(out, plain(q, keys, values, 0.3, window), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "slots"), [(1, 1), (1, 9), (7, 7), (5, 30)])
+def test_half_types_see_the_same_keys(rows, slots, dtype):
+    q, keys, values = tensors(rows, slots, dtype)
+    expected = plain(q.to(dtype).float(), keys, values, 0.3, 0)
+    out = causal_attention(q, keys, values, 0.3, 0)
+    assert out.dtype == torch.float32 and (out - expected).norm() / expected.norm() < 1e-2
+
+
 @pytest.mark.parametrize("window", [0, 5])
 def test_flash_attention_is_asked_for_the_same_thing(monkeypatch, window):
     q, keys, values = tensors(70, 90, torch.bfloat16)

@@ -69,6 +69,7 @@ def verify_all(logits, parents: list[int], tokens, table: SamplingTable, history
         torch.empty(0),
         torch.arange(0, trials * nodes + 1, nodes, dtype=torch.int32),
         None,
+        nodes,
     )
     length = torch.full((trials,), history.shape[1], dtype=torch.int32)
     prompt = torch.full((trials,), len(PROMPT), dtype=torch.int32)

@@ -1,0 +1,8 @@
+// Functions that a CPU op and a kernel share.
+#pragma once
+
+#if defined(__CUDACC__)
+#define SPECENGINE_HOST_DEVICE __host__ __device__
+#else
+#define SPECENGINE_HOST_DEVICE
+#endif

@@ -1,0 +1,78 @@
+// The arithmetic of sampling, shared by CPU and CUDA so that both draw the same token: every sum is one of integers,
+// which has no order, and nothing but a multiply-add written as one is fused.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "base/philox.h"
+
+namespace specengine {
+
+constexpr int32_t kNoToken = -1;
+constexpr int64_t kNoiseBlock = 64;  // tokens that share one number of the first level of noise
+
+// What penalties know of a token: 0 where it has not occurred, else the times it was output, plus kSeen where it is
+// (also) in the prompt.
+constexpr int32_t kSeen = 1 << 30;
+
+struct Penalties {
+  float repetition, presence, frequency;
+
+  SPECENGINE_HOST_DEVICE bool any() const { return repetition != 1.0f || presence != 0.0f || frequency != 0.0f; }
+
+  // The score of a token that has occurred.
+  SPECENGINE_HOST_DEVICE float apply(float score, int32_t count) const {
+    const int32_t outputs = count & ~kSeen;
+    score = score > 0 ? score / repetition : product(score, repetition);
+    return score - (product(frequency, static_cast<float>(outputs)) + (outputs > 0 ? presence : 0.0f));
+  }
+
+ private:
+  SPECENGINE_HOST_DEVICE static float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(a, b);  // else fused into the sum it is used in
+#else
+    return a * b;
+#endif
+  }
+};
+
+// Order-preserving bits: a larger float has a larger key, and -0 that of 0.
+SPECENGINE_HOST_DEVICE inline uint32_t key_of(float x) {
+  x += 0.0f;
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+SPECENGINE_HOST_DEVICE inline float score_of(uint32_t key) {
+  const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// A weight of 0 to 1 in units of 2^-40.
+SPECENGINE_HOST_DEVICE inline uint64_t fixed_point(float weight) { return static_cast<uint64_t>(weight * 0x1p40f); }
+
+// The total at which top-p has enough.
+SPECENGINE_HOST_DEVICE inline uint64_t enough(float top_p, uint64_t total) {
+  return static_cast<uint64_t>(std::ceil(static_cast<double>(top_p) * static_cast<double>(total)));
+}
+
+SPECENGINE_HOST_DEVICE inline double gumbel(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream) {
+  return -std::log(-std::log((random_bits(seed, position, index, stream) + 0.5) * 0x1p-32));
+}
+
+// A draw has two levels: first the block of 64 tokens, by its total weight, then the token inside it; the larger of
+// these values wins, the first of equals. Exact by the chain rule, with V/64 + 64 random numbers instead of V.
+// highest: the block's best score; total: sum over the block of fixed_point(exp(score - highest)).
+SPECENGINE_HOST_DEVICE inline double block_value(float highest, uint64_t total, uint64_t seed, uint32_t position,
+                                                 uint32_t block) {
+  return highest + std::log(static_cast<double>(total) * 0x1p-40) + gumbel(seed, position, block, NoiseStream::kBlock);
+}
+SPECENGINE_HOST_DEVICE inline double token_value(float score, uint64_t seed, uint32_t position, uint32_t token) {
+  return score + gumbel(seed, position, token, NoiseStream::kToken);
+}
+
+}  // namespace specengine

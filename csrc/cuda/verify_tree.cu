@@ -1,0 +1,223 @@
+// Three launches, or the last one alone where the tokens are known:
+//   mark    a few blocks own a sequence: what its penalties and biases touch becomes dense in the workspaces
+//   draw    a block owns a slice of one row, or all of it where a filter needs the whole: the target's token at EVERY
+//           node, so that no block waits for another one's choice
+//   finish  a thread owns a node: merges the slices, asks the rule; one thread follows the answers from the root; the
+//           workspaces become zero again
+// Floor: the logits once, 4 * M * V bytes. A row with filters is read up to nine times, from L2 after the first, by one
+// block; biases and counts add 4 bytes per token each for the sequences that have them.
+#include "ops/verify_tree.h"
+
+#include <algorithm>
+
+#include "cuda/arch.cuh"
+#include "cuda/sampling.cuh"
+#include "rules/rules.h"
+
+namespace specengine {
+namespace {
+
+constexpr int kThreads = static_cast<int>(kMaxNodes);
+
+struct Arguments {
+  const float* logits;  // nullptr: `drawn` is given
+  const int *drawn, *tokens, *parents, *row_start;
+  const float* temperature;
+  const int* top_k;
+  const float *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
+  const int64_t* seed;
+  const int *bias_start, *bias_tokens;
+  const float* bias_values;
+  const int *history, *history_length, *prompt_length;
+  int *path, *path_length, *bonus;
+  float* biases;
+  int* counts;
+  Candidate* candidates;
+  int sequences, columns, vocab, history_columns;
+  bool aligned;
+
+  __device__ Penalties penalties(int b) const {
+    return {repetition_penalty[b], presence_penalty[b], frequency_penalty[b]};
+  }
+  __device__ int nodes(int b) const { return min(row_start[b + 1] - row_start[b], columns); }
+  __device__ bool idle(int b) const { return nodes(b) < 1 || tokens[row_start[b]] == kNoToken; }
+};
+
+// Calls see(token's count, whether it is in the prompt) and bias(token's bias, its value) for all there are, spread
+// over the blocks of a sequence.
+template <typename See, typename Bias>
+__device__ void visit(const Arguments& op, int b, const See& see, const Bias& bias) {
+  const int first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
+  const int64_t row = static_cast<int64_t>(b) * op.vocab;
+  if (op.penalties(b).any()) {
+    const int* history = op.history + static_cast<int64_t>(b) * op.history_columns;
+    const int length = op.history_length[b], prompt = op.prompt_length[b];
+    for (int i = first; i < length; i += step) see(op.counts + row + history[i], i < prompt);
+  }
+  for (int i = op.bias_start[b] + first; i < op.bias_start[b + 1]; i += step) {
+    bias(op.biases + row + op.bias_tokens[i], op.bias_values[i]);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) mark_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  const int b = blockIdx.x;
+  if (op.idle(b)) return;
+  const auto see = [](int* count, bool in_prompt) {
+    if (in_prompt) {
+      atomicCAS(count, 0, kSeen);  // an output that is counted already says as much
+    } else {
+      atomicAdd(count, 1);
+    }
+  };
+  visit(op, b, see, [](float* bias, float value) { *bias = value; });
+}
+
+__global__ void __launch_bounds__(kDrawThreads) draw_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(int, parents, kMaxNodes);
+  SPECENGINE_SHARED(int, path, kMaxNodes);
+  SPECENGINE_SHARED(unsigned, path_bits, kPathBits / 32);
+  SPECENGINE_SHARED(int, depth, 1);
+  SPECENGINE_SHARED(unsigned, low, kBins);
+  SPECENGINE_SHARED(unsigned, high, kBins);
+  SPECENGINE_SHARED(uint64_t, sums, kWarp);
+  SPECENGINE_SHARED(uint64_t, found, 3);
+  SPECENGINE_SHARED(float, maxima, kWarp);
+  SPECENGINE_SHARED(Candidate, best, kWarp);
+  const int row_index = blockIdx.x, slice = blockIdx.y, slices = gridDim.y;
+  if (op.tokens[row_index] == kNoToken) return;
+  int b = 0;  // sequences that end before this row
+  for (int i = threadIdx.x; i - static_cast<int>(threadIdx.x) < op.sequences; i += blockDim.x) {
+    b += __syncthreads_count(i < op.sequences && op.row_start[i + 1] <= row_index);
+  }
+  if (b == op.sequences) return;
+  const int first = op.row_start[b], node = row_index - first;
+  if (node >= op.nodes(b)) return;
+
+  if (threadIdx.x <= node && threadIdx.x < kMaxNodes) parents[threadIdx.x] = op.parents[first + threadIdx.x];
+  if (threadIdx.x < kPathBits / 32) path_bits[threadIdx.x] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int above = 0;
+    for (int n = node; n > 0; n = parents[n]) {
+      const int token = op.tokens[first + n];
+      path[above++] = token;
+      path_bits[token % kPathBits / 32] |= 1u << (token % 32);
+    }
+    depth[0] = above;
+  }
+  __syncthreads();
+
+  const int64_t of_sequence = static_cast<int64_t>(b) * op.vocab;
+  Row row;
+  row.logits = op.logits + static_cast<int64_t>(row_index) * op.vocab;
+  row.bias = op.bias_start[b] < op.bias_start[b + 1] ? op.biases + of_sequence : nullptr;
+  row.penalties = op.penalties(b);
+  row.counts = row.penalties.any() ? op.counts + of_sequence : nullptr;
+  row.path = path, row.path_bits = path_bits, row.depth = depth[0];
+  row.vocab = op.vocab, row.aligned = op.aligned;
+  row.temperature = op.temperature[b];
+  row.seed = static_cast<uint64_t>(op.seed[b]);
+  row.position = static_cast<uint32_t>(op.history_length[b] + row.depth);
+
+  const int top_k = op.top_k[b];
+  const float top_p = op.top_p[b], min_p = op.min_p[b];
+  const bool filters = row.temperature != 0.0f && ((top_k > 0 && top_k < op.vocab) || top_p < 1.0f || min_p > 0.0f);
+  const int strips = (op.vocab + kStrip - 1) / kStrip, share = (strips + slices - 1) / slices * kStrip;
+  Candidate winner = nothing();
+  if (!filters) {
+    const int begin = min(slice * share, op.vocab);
+    winner = draw(row, begin, min(begin + share, op.vocab), best);
+  } else if (slice == 0 && filter(row, top_k, top_p, min_p, {low, high, sums, found}, maxima)) {
+    winner = draw(row, 0, op.vocab, best);
+  }
+  if (threadIdx.x == 0) op.candidates[row_index * kMaxSlices + slice] = winner;
+}
+
+template <typename Rule>
+__global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slices) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(int, tokens, kMaxNodes);
+  SPECENGINE_SHARED(int, parents, kMaxNodes);
+  SPECENGINE_SHARED(typename Rule::Step, steps, kMaxNodes);
+  SPECENGINE_SHARED(int, path, kMaxNodes);
+  SPECENGINE_SHARED(int, length, 1);
+  const int b = blockIdx.x, first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
+  const bool idle = op.idle(b);
+  if (op.logits != nullptr && !idle) {
+    visit(op, b, [](int* count, bool) { *count = 0; }, [](float* bias, float) { *bias = 0; });
+  }
+  if (blockIdx.y != 0) return;
+  if (node < nodes) tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
+  __syncthreads();
+  if (node < nodes && tokens[node] != kNoToken) {
+    Candidate best = nothing();
+    if (op.logits == nullptr) {
+      best.token = op.drawn[first + node];
+    } else {
+      for (int i = 0; i < slices; ++i) best = better(best, op.candidates[(first + node) * kMaxSlices + i]);
+    }
+    const int drawn = static_cast<int>(best.token);
+    steps[node] =
+        drawn == kNoToken ? typename Rule::Step{-1, kNoToken} : Rule::step(drawn, node, tokens, parents, nodes);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int count = 0;
+    typename Rule::Step step{idle ? -1 : 0, kNoToken};
+    while (step.child >= 0) {
+      path[count++] = step.child;
+      step = steps[step.child];
+    }
+    length[0] = count, op.path_length[b] = count, op.bonus[b] = step.token;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < op.columns; i += blockDim.x) {
+    op.path[static_cast<int64_t>(b) * op.columns + i] = i < length[0] ? path[i] : -1;
+  }
+}
+
+Arguments arguments_of(const VerifyTree& op) {
+  Arguments a{};
+  a.logits = op.logits.as<float>(), a.drawn = op.drawn.as<int>();
+  a.tokens = op.tokens.as<int>(), a.parents = op.parents.as<int>(), a.row_start = op.row_start.as<int>();
+  a.temperature = op.temperature.as<float>(), a.top_k = op.top_k.as<int>(), a.top_p = op.top_p.as<float>();
+  a.min_p = op.min_p.as<float>(), a.repetition_penalty = op.repetition_penalty.as<float>();
+  a.presence_penalty = op.presence_penalty.as<float>(), a.frequency_penalty = op.frequency_penalty.as<float>();
+  a.seed = op.seed.as<int64_t>(), a.bias_start = op.bias_start.as<int>(), a.bias_tokens = op.bias_tokens.as<int>();
+  a.bias_values = op.bias_values.as<float>(), a.history = op.history.as<int>();
+  a.history_length = op.history_length.as<int>(), a.prompt_length = op.prompt_length.as<int>();
+  a.path = op.path.as<int>(), a.path_length = op.path_length.as<int>(), a.bonus = op.bonus.as<int>();
+  a.biases = op.scores.as<float>(), a.counts = op.counts.as<int>(), a.candidates = op.candidates.as<Candidate>();
+  a.sequences = static_cast<int>(op.bonus.shape[0]), a.columns = static_cast<int>(op.path.shape[1]);
+  a.vocab = static_cast<int>(op.scores.shape[1]), a.history_columns = static_cast<int>(op.history.shape[1]);
+  const auto at_16_bytes = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  a.aligned = a.vocab % 4 == 0 && at_16_bytes(a.logits) && at_16_bytes(a.biases) && at_16_bytes(a.counts);
+  return a;
+}
+
+}  // namespace
+
+void run_cuda(const VerifyTree& op) {
+  const int64_t M = op.tokens.shape[0], B = op.bonus.shape[0], N = op.path.shape[1], V = op.scores.shape[1];
+  if (N > kMaxNodes) fail("path: expected at most ", kMaxNodes, " columns, got ", N);
+  if (op.logits.defined() && !op.candidates.defined()) fail("candidates: expected a tensor, got None");
+  if (B == 0) return;
+  const DeviceGuard guard(op.tokens.device_id);
+  const Arguments arguments = arguments_of(op);
+  void* stream = op.tokens.stream;
+  int64_t parts = 1, slices = 1;
+  if (op.logits.defined() && M > 0) {
+    parts = std::clamp<int64_t>(op.history.shape[1] / 2048, 1, 32);
+    const int64_t strips = (V + kStrip - 1) / kStrip;
+    slices = std::clamp<int64_t>(2 * multiprocessors(op.tokens.device_id) / M, 1, std::min(strips, kMaxSlices));
+    launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, mark_kernel, arguments);
+    launch({"verify_tree", dim3(M, slices), kDrawThreads, 0, stream}, draw_kernel, arguments);
+  }
+  with_rule(op.rule, [&](auto rule) {
+    launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, finish_kernel<decltype(rule)>, arguments, slices);
+  });
+}
+
+}  // namespace specengine

@@ -1,0 +1,73 @@
+// The simulator's side of cuda/device.cuh: launching, the shape of a launch, shared memory.
+#pragma once
+#include <cstddef>
+#include <tuple>
+
+#include "sim/types.h"
+
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+namespace specengine {
+namespace sim {
+
+// One declaration of shared memory in the source; its place is fixed for a launch.
+struct SharedSite {
+  unsigned launch = 0;
+  size_t offset = 0;
+};
+void* shared_memory(SharedSite& site, size_t bytes, size_t alignment, const char* name);
+void* dynamic_shared_memory();
+
+void set_multiprocessors(int count);
+
+}  // namespace sim
+
+struct LaunchConfig {
+  const char* name;  // of the op, for messages
+  dim3 grid, block;
+  size_t shared_bytes;
+  void* stream;
+};
+
+namespace sim {
+void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, size_t params_bytes);
+}
+
+template <typename... Params, typename... Args>
+void launch(const LaunchConfig& config, void (*kernel)(Params...), Args... args) {
+  struct Call {
+    void (*kernel)(Params...);
+    std::tuple<Params...> params;
+  } call{kernel, {static_cast<Params>(args)...}};
+  sim::run_grid(
+      config, [](void* p) { std::apply(static_cast<Call*>(p)->kernel, static_cast<Call*>(p)->params); }, &call,
+      sizeof(call));
+}
+
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int) {}
+};
+
+int multiprocessors(int device);
+
+inline bool& programmatic_launch() {
+  static bool enabled = false;
+  return enabled;
+}
+
+}  // namespace specengine
+
+// The array is aligned as its type asks and no better, as nvcc may place it.
+#define SPECENGINE_SHARED(type, name, count)                                                                    \
+  struct name##_memory {                                                                                        \
+    type value[count];                                                                                          \
+  };                                                                                                            \
+  static ::specengine::sim::SharedSite name##_site;                                                             \
+  auto& name = static_cast<name##_memory*>(::specengine::sim::shared_memory(name##_site, sizeof(name##_memory), \
+                                                                            alignof(name##_memory), #name))     \
+                   ->value
+#define SPECENGINE_DYNAMIC_SHARED(type, name) \
+  type* const name = static_cast<type*>(::specengine::sim::dynamic_shared_memory())

@@ -1,0 +1,161 @@
+"""How CUDA multiplies by a weight: the variant of the kernel, or torch's product, that was fastest when measured here.
+
+Measured for a few numbers of rows once per shape, kept in a file for the next process. Choosing only looks up, so it
+may happen while a CUDA graph is captured; measuring may not.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from specengine import _C
+from specengine.build import build_info
+from specengine.kept import kept_path, read_kept, write_kept
+from specengine.ops.linear import LIBRARY, multiply
+from specengine.ops.weight import Linear
+
+ROWS = (1, 8, 16, 32, 64)  # measured; others are treated as the next larger one
+DEFAULT = 0
+LIBRARY_NAME = "library"
+VARIANTS = {f"{rows}x{warps}": i for i, (rows, warps) in enumerate(_C.LINEAR_VARIANTS, 1)}  # as files name them
+WAYS = {**VARIANTS, LIBRARY_NAME: LIBRARY}
+ROUNDS = 5
+
+Seconds = Callable[[int, int], float]  # of a product by (rows, way)
+Timer = Callable[[torch.Tensor], Seconds]  # makes it for a weight
+
+
+class LinearChoices:
+    """The choices of one device.
+
+    strict: a row's bits do not depend on the number of rows: never the library, and for a shape only variants of as
+    many warps as the one that is fastest for a single row, which add in the same order.
+    timer: measures products by a weight; without one (the default without CUDA) everything is the default variant.
+    """
+
+    def __init__(self, device: torch.device, *, strict: bool = False, timer: Timer | None = None) -> None:
+        self.strict = strict
+        self._timer = timer or (_CudaTimer if device.type == "cuda" else None)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self._path = kept_path("linear", name)
+        core = os.stat(_C.__file__).st_mtime_ns  # kernels change without a new version while one works on them
+        self._key = {"device": name, "version": build_info()["version"], "torch": torch.__version__, "core": core}
+        self._lock = threading.Lock()
+        self._seconds: dict[str, dict[str, dict[str, float]]] = {}  # by weight, rows and way
+        self._chosen: dict[tuple[str, int], int] = {}
+        self._add(_checked(read_kept(self._path, self._key)))
+
+    def choose(self, weight: torch.Tensor, rows: int) -> int:
+        """How to multiply `rows` rows by this weight [N, C]: a variant of the kernel, or LIBRARY."""
+        if rows > ROWS[-1] and not self.strict:
+            return LIBRARY
+        return self._chosen.get((_name_of(weight), _measured_rows(rows)), DEFAULT)
+
+    def tune(self, layer: Linear, rows: Iterable[int] = ROWS) -> None:
+        """Measures what is not known yet about products of so many rows; no-op without a timer."""
+        if self._timer is None:
+            return
+        wanted = dict.fromkeys(map(_measured_rows, [1, *rows] if self.strict else rows))
+        for weight in layer.weights:
+            with self._lock:
+                known = self._seconds.get(_name_of(weight.data), {})
+                if missing := [n for n in wanted if str(n) not in known]:
+                    seconds = self._timer(weight.data)
+                    self._add({_name_of(weight.data): {str(n): _seconds_of_ways(seconds, n) for n in missing}})
+                    write_kept(self._path, self._key, {"seconds": self._seconds})
+
+    def report(self) -> dict[str, Any]:
+        """What was chosen on which device, as plain JSON values: by weight and number of rows."""
+        names = {way: name for name, way in WAYS.items()}
+        chosen: dict[str, dict[str, str]] = {}
+        for (weight, rows), way in sorted(self._chosen.items()):
+            chosen.setdefault(weight, {})[str(rows)] = names.get(way, "default")
+        return {"device": self._key["device"], "strict": self.strict, "chosen": chosen}
+
+    def _add(self, seconds: dict[str, dict[str, dict[str, float]]]) -> None:
+        for weight, by_rows in seconds.items():
+            known = self._seconds.setdefault(weight, {})
+            known.update(by_rows)
+            ways = list(WAYS)
+            if self.strict:
+                ways = _in_the_order_of(_fastest(known["1"], VARIANTS)) if "1" in known else []
+            for rows in ROWS:
+                measured = known.get(str(rows)) or (known.get("1") if self.strict else None)
+                if measured and ways:
+                    self._chosen[weight, rows] = WAYS[_fastest(measured, ways)]
+
+
+def _seconds_of_ways(seconds: Seconds, rows: int) -> dict[str, float]:
+    return {name: seconds(rows, way) for name, way in WAYS.items()}
+
+
+def _fastest(seconds: dict[str, float], ways: Iterable[str]) -> str:
+    return min(ways, key=seconds.__getitem__)
+
+
+def _in_the_order_of(variant: str) -> list[str]:
+    """The variants that add in the same order: those of as many warps."""
+    return [name for name in VARIANTS if name.partition("x")[2] == variant.partition("x")[2]]
+
+
+def _name_of(weight: torch.Tensor) -> str:
+    return f"{str(weight.dtype).removeprefix('torch.')} {weight.shape[0]}x{weight.shape[1]}"
+
+
+def _measured_rows(rows: int) -> int:
+    return next((n for n in ROWS if rows <= n), ROWS[-1])
+
+
+def _checked(data: dict[str, Any] | None) -> dict[str, dict[str, dict[str, float]]]:
+    """The seconds in a file if they are what this writes, else none."""
+    seconds = data.get("seconds") if data else None
+    try:
+        tables = [table for by_rows in seconds.values() for table in by_rows.values()]
+        good = all(table.keys() == WAYS.keys() and all(math.isfinite(s) for s in table.values()) for table in tables)
+    except (AttributeError, TypeError):
+        good = False
+    return seconds if good else {}
+
+
+class _CudaTimer:
+    """Times products by CUDA events around a graph of them, each by another copy of the weight.
+
+    The copies are more than the level-2 cache holds, where memory allows, and the graph keeps the host out of it.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        device = weight.device
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        free, _ = torch.cuda.mem_get_info(device)
+        size = max(1, weight.nbytes)
+        count = max(1, min(-(-3 * cache // size), free // 4 // size, 64))
+        self.weights = [weight, *(weight.clone() for _ in range(count - 1))]
+
+    def __call__(self, rows: int, way: int) -> float:
+        weight = self.weights[0]
+        x = torch.randn(rows, weight.shape[1], device=weight.device).to(weight.dtype)
+        out = torch.empty(rows, weight.shape[0], device=weight.device)
+        products = self.weights * -(-8 // len(self.weights))
+        with torch.cuda.device(weight.device):
+            multiply(x, weight, None, out, 0, way)  # what is set up at first use is not captured
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for copy in products:
+                    multiply(x, copy, None, out, 0, way)
+            return min(self._replayed(graph) for _ in range(ROUNDS)) / len(products)
+
+    @staticmethod
+    def _replayed(graph: torch.cuda.CUDAGraph) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000

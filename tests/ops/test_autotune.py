@@ -1,0 +1,157 @@
+"""LinearChoices: what is measured, chosen and kept, with a timer that invents its times."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from specengine.ops.autotune import ROWS, VARIANTS, LinearChoices
+from specengine.ops.linear import LIBRARY, Linear, linear_argmax_cuda, linear_cuda
+from specengine.ops.weight import Weight
+
+CPU = torch.device("cpu")
+FOUR_WARPS = [way for name, way in VARIANTS.items() if name.endswith("x4")]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECENGINE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+class Clock:
+    """A timer: by default every variant takes 2, the library 3; `fast` maps rows to the ways that take 1."""
+
+    def __init__(self, **fast: list[int]) -> None:
+        self.fast = {int(rows.removeprefix("rows")): ways for rows, ways in fast.items()}
+        self.measured = Counter()
+
+    def __call__(self, weight):
+        def seconds(rows: int, way: int) -> float:
+            self.measured[tuple(weight.shape), rows] += 1
+            ways = self.fast.get(rows, [])
+            return 1 + ways.index(way) / 8 if way in ways else 3.0 if way == LIBRARY else 2.0
+
+        return seconds
+
+
+def layer_of(*shapes: tuple[int, int], dtype: torch.dtype = torch.float32) -> Linear:
+    return Linear(tuple(Weight(torch.ones(shape, dtype=dtype), shape[0], "float32") for shape in shapes), None)
+
+
+LAYER = layer_of((24, 16))
+WEIGHT = LAYER.weights[0].data
+
+
+def tuned(clock: Clock, rows=ROWS, **options) -> LinearChoices:
+    choices = LinearChoices(CPU, timer=clock, **options)
+    choices.tune(LAYER, rows)
+    return choices
+
+
+def test_the_fastest_way_is_chosen_for_each_number_of_rows():
+    choices = tuned(Clock(rows1=[3], rows8=[5], rows16=[LIBRARY], rows64=[2]))
+    assert [choices.choose(WEIGHT, rows) for rows in (1, 2, 8, 9, 16, 33, 64)] == [3, 5, 5, LIBRARY, LIBRARY, 2, 2]
+
+
+def test_more_rows_than_measured_go_to_the_library():
+    choices = tuned(Clock(rows64=[2]))
+    assert choices.choose(WEIGHT, 65) == choices.choose(torch.ones(5, 8), 1000) == LIBRARY
+
+
+def test_what_was_not_measured_is_the_default_variant():
+    choices = tuned(Clock(rows8=[5]), rows=[8])
+    assert choices.choose(WEIGHT, 8) == 5
+    assert choices.choose(WEIGHT, 1) == choices.choose(WEIGHT, 16) == 0
+    assert choices.choose(WEIGHT.half(), 8) == choices.choose(torch.ones(24, 8), 8) == 0
+
+
+def test_strict_choices_add_in_the_order_of_the_fastest_for_one_row():
+    one, other = FOUR_WARPS
+    fast = {"rows1": [LIBRARY, one, other], "rows8": [LIBRARY], "rows32": [3, other, one], "rows64": [1]}
+    choices = tuned(Clock(**fast), strict=True)
+    assert [choices.choose(WEIGHT, rows) for rows in (1, 32)] == [one, other]
+    assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65, 5000)} <= set(FOUR_WARPS)
+
+
+def test_strict_choices_measure_one_row_first_and_keep_to_it():
+    clock = Clock(rows1=FOUR_WARPS, rows8=[1])
+    choices = tuned(clock, rows=[8], strict=True)
+    assert {rows for _, rows in clock.measured} == {1, 8}
+    assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65)} <= set(FOUR_WARPS)
+    unknown = torch.ones(5, 8)
+    assert {choices.choose(unknown, rows) for rows in (1, 64, 65)} == {0}
+
+
+def test_a_file_without_one_row_changes_nothing_strict():
+    tuned(Clock(rows8=[5]), rows=[8])
+    assert LinearChoices(CPU, strict=True).choose(WEIGHT, 8) == 0
+
+
+def test_every_shape_is_measured_once_in_all_its_ways():
+    clock = Clock()
+    choices = LinearChoices(CPU, timer=clock)
+    for _ in range(2):
+        choices.tune(layer_of((24, 16), (8, 16), (24, 16)), [1, 7, 8])
+    assert clock.measured == {(shape, rows): len(VARIANTS) + 1 for shape in ((24, 16), (8, 16)) for rows in (1, 8)}
+
+
+def test_without_a_timer_nothing_is_measured():
+    choices = tuned(None)
+    assert choices.report() == {"device": "cpu", "strict": False, "chosen": {}}
+    assert choices.choose(WEIGHT, 1) == 0
+
+
+def test_measurements_are_kept_for_the_next_process(cache):
+    tuned(Clock(rows1=[3], rows8=[LIBRARY]), rows=[1])
+    clock = Clock()
+    again = tuned(clock, rows=[1, 8])
+    assert {rows for _, rows in clock.measured} == {8} and again.choose(WEIGHT, 1) == 3
+    assert LinearChoices(CPU).report() == again.report()
+    (path,) = (cache / "linear").iterdir()
+    assert path.suffix == ".json"
+
+
+def test_the_report_names_weights_rows_and_ways():
+    names = list(VARIANTS)
+    choices = tuned(Clock(rows1=[3], rows8=[LIBRARY]), rows=[1, 8])
+    assert choices.report()["chosen"] == {"float32 24x16": {"1": names[2], "8": "library"}}
+    json.dumps(choices.report())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: "{",
+        lambda data: json.dumps([1]),
+        lambda data: json.dumps({**data, "key": {**data["key"], "core": 0}}),
+        lambda data: json.dumps({"key": data["key"]}),
+        lambda data: json.dumps({**data, "seconds": {"float32 24x16": {"1": {"library": 1}}}}),
+        lambda data: json.dumps({**data, "seconds": {"float32 24x16": [1]}}),
+        lambda data: json.dumps(data).replace("2.0", '"2.0"'),
+        lambda data: json.dumps(data).replace("2.0", "NaN"),
+    ],
+)
+def test_a_damaged_or_foreign_file_is_measured_anew(cache, damage):
+    tuned(Clock(rows1=[3]))
+    (path,) = (cache / "linear").iterdir()
+    path.write_text(damage(json.loads(path.read_text())))
+    assert tuned(Clock(rows1=[4])).choose(WEIGHT, 1) == 4
+    assert LinearChoices(CPU).choose(WEIGHT, 1) == 4
+
+
+def test_an_unwritable_folder_only_costs_the_file(cache):
+    (cache / "linear").write_text("a file where the folder should be")
+    assert tuned(Clock(rows1=[3])).choose(WEIGHT, 1) == 3
+
+
+def test_the_library_multiplies_where_it_is_chosen():
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
+    layer = Linear((Weight(weight, 24, "bfloat16"),), torch.arange(24.0))
+    choices = LinearChoices(CPU, timer=Clock(rows8=[LIBRARY]))
+    choices.tune(layer, [3])
+    expected = x.bfloat16().float() @ weight.float().T + layer.bias
+    torch.testing.assert_close(linear_cuda(x, layer, choices), expected)
+    assert linear_argmax_cuda(x, layer, choices).tolist() == expected.argmax(dim=1).tolist()

@@ -1,0 +1,73 @@
+"""Builds and imports `_sim`, the CUDA kernels on the execution simulator (csrc/sim)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pybind11
+from filelock import FileLock
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def simulator() -> ModuleType:
+    """The module, brought up to date with the sources first. Raises RuntimeError with the compiler's words."""
+    folder = _build_folder()
+    with FileLock(folder / "lock"):
+        _build(folder)
+    path = folder / f"_sim{sysconfig.get_config_var('EXT_SUFFIX')}"
+    spec = importlib.util.spec_from_file_location("_sim", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build_folder() -> Path:
+    """One per clone, compiler and Python; in the user's cache where the clone cannot be written."""
+    what = [ROOT, sys.executable, sys.version, pybind11.__version__, _compiler()]
+    name = "sim-" + hashlib.sha256(repr(what).encode()).hexdigest()[:12]
+    for parent in (ROOT / "build", Path("~/.cache/specengine").expanduser()):
+        try:
+            (parent / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK):
+            return parent / name
+    raise RuntimeError("the simulator's build finds no folder that can be written")
+
+
+def _compiler() -> str | None:
+    """g++ even where CXX names another: only g++ instruments the kernels as the simulator needs it."""
+    named = os.environ.get("CXX", "")
+    return named if "g++" in Path(named).name else shutil.which("g++")
+
+
+def _build(folder: Path) -> None:
+    # Tools installed beside this Python are found though its folder is not on PATH.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    cmake, ninja = (shutil.which(tool, path=path) for tool in ("cmake", "ninja"))
+    if cmake is None or ninja is None or _compiler() is None:
+        raise RuntimeError("the simulator's build needs cmake, ninja and g++")
+    if not (folder / "build.ninja").exists():
+        _run(
+            *[cmake, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"],
+            *["-DSPECENGINE_SIM=ON", f"-DCMAKE_CXX_COMPILER={_compiler()}", f"-DPython_EXECUTABLE={sys.executable}"],
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+        )
+    _run(cmake, "--build", str(folder))
+
+
+def _run(*command: str) -> None:
+    result = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if result.returncode:
+        raise RuntimeError(f"the simulator's build failed: {' '.join(command)}\n{result.stdout}")

@@ -1,0 +1,196 @@
+"""The engine whose cycles run on the device: the CUDA kernels on the simulator, or on a GPU where there is one."""
+
+import dataclasses
+import threading
+
+import pytest
+
+from specengine import Engine, SamplingParams
+from specengine.graphs import buckets_up_to, widths_up_to
+from specengine.memory_plan import ResidentOptions, pages_left
+from specengine.models.loading import load_model
+from specengine.ops import cuda_ops
+from tests.engines import Oracle, tiny_engine
+
+PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [11, 12, 11, 12, 11, 12, 11]]
+GREEDY = SamplingParams(max_new_tokens=16)
+SAMPLED = SamplingParams(max_new_tokens=16, temperature=0.9, top_p=0.95, top_k=50, seed=11)
+SHAPED = SamplingParams(
+    max_new_tokens=16,
+    temperature=0.7,
+    min_p=0.02,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.2,
+    logit_bias={5: 2.0, 9: -3.0},
+    seed=4,
+)
+LOOKUP = "prompt_lookup,nodes=6,adaptive=false"
+
+
+def ids(outputs):
+    return [output.token_ids for output in outputs]
+
+
+@pytest.fixture
+def device_engine(cuda_backend):
+    """Makes engines on the device, of a tiny float32 model; `without` names end-of-text tokens."""
+    models = {}
+
+    def make(drafter=LOOKUP, *, name="tiny-llama", dtype="float32", eos=frozenset(), **options) -> Engine:
+        key = (name, dtype)
+        if key not in models:
+            ops = cuda_ops(strict=True)
+            models[key] = load_model(f"random:{name}", device=cuda_backend.device.type, dtype=dtype, ops=ops)
+        return Engine(dataclasses.replace(models[key], eos_token_ids=eos), drafter=drafter, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"])
+@pytest.mark.parametrize("drafter", ["none", LOOKUP])
+def test_the_device_says_what_the_cpu_says(device_engine, drafter, params):
+    expected = ids(tiny_engine("none").generate(PROMPTS, params))
+    for batch in (1, 3):
+        assert ids(device_engine(drafter, max_batch_size=batch).generate(PROMPTS, params)) == expected
+
+
+def test_much_is_accepted_where_the_text_repeats_itself(device_engine):
+    loop = SamplingParams(max_new_tokens=24, logit_bias=dict.fromkeys((8, 9), 50.0), repetition_penalty=1.0)
+    (output,) = device_engine().generate([[8, 9] * 6], loop)
+    assert output.stats.tau > 2 and max(output.stats.acceptance_by_depth) > 0.5
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_strict_speculation_has_the_bits_of_plain_decoding(device_engine, params):
+    traced = dataclasses.replace(params, logprobs=2, trace=True)
+    plain, drafted = (
+        device_engine(d, max_batch_size=b).generate(PROMPTS, traced) for d, b in (("none", 1), (LOOKUP, 3))
+    )
+    for a, b in zip(plain, drafted, strict=True):
+        assert a.logprobs == b.logprobs
+    assert any(len(cycle.tokens) > 1 for output in drafted for cycle in output.trace)
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
+def test_every_family_runs_on_the_device(device_engine, name):
+    model = load_model(f"random:{name}", device="cpu", dtype="float32")
+    expected = Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter="none").generate(PROMPTS, GREEDY)
+    assert ids(device_engine(name=name).generate(PROMPTS, GREEDY)) == ids(expected)
+
+
+def test_trees_drafted_on_the_host_are_verified_on_the_device(device_engine):
+    plain = tiny_engine("none").generate(PROMPTS, SAMPLED)
+    answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
+    engine = device_engine(Oracle(answers, 256, nodes=12), max_batch_size=3)
+    outputs = engine.generate(PROMPTS, SAMPLED)
+    assert ids(outputs) == ids(plain)
+    assert min(output.stats.tau for output in outputs) > 1.2
+
+
+def test_end_of_text_is_seen_by_the_device_and_stops_the_sequence(device_engine):
+    whole = tiny_engine("none").generate(PROMPTS, GREEDY)
+    eos = frozenset({whole[0].token_ids[5]})
+    expected = tiny_engine("none", eos=eos).generate(PROMPTS, GREEDY)
+    outputs = device_engine(eos=eos, max_batch_size=2).generate(PROMPTS, GREEDY)
+    assert ids(outputs) == ids(expected)
+    assert [o.finish_reason for o in outputs] == [o.finish_reason for o in expected]
+    ignored = dataclasses.replace(GREEDY, ignore_eos=True)
+    assert ids(device_engine(eos=eos).generate(PROMPTS, ignored)) == ids(whole)
+
+
+def test_streams_are_delivered_cycle_by_cycle(device_engine):
+    engine = device_engine()
+    expected = engine.generate(PROMPTS[0], GREEDY)
+    events = list(engine.stream(PROMPTS[0], GREEDY))
+    assert [t for event in events for t in event.token_ids] == expected.token_ids
+    assert events[-1].output.token_ids == expected.token_ids and len(events) == expected.stats.cycles
+
+
+def test_streams_side_by_side_and_abandoned_ones_keep_to_themselves(device_engine):
+    engine = device_engine(max_batch_size=2)
+    expected = ids(engine.generate(PROMPTS, SAMPLED))
+    streams = [engine.stream(prompt, SAMPLED) for prompt in PROMPTS]
+    abandoned = engine.stream(PROMPTS[2], GREEDY)
+    next(abandoned)
+    found = [[] for _ in PROMPTS]
+    live = dict(enumerate(streams))
+    while live:
+        for i, stream in list(live.items()):
+            event = next(stream, None)
+            if event is None:
+                del live[i]
+            else:
+                found[i] += event.token_ids
+        if abandoned:
+            abandoned = abandoned.close()
+    assert found == expected
+
+
+def test_threads_share_an_engine(device_engine):
+    engine = device_engine(max_batch_size=2)
+    expected, found = ids(engine.generate(PROMPTS, SAMPLED)), {}
+
+    def work(i):
+        found[i] = engine.generate(PROMPTS[i], SAMPLED).token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i] for i in range(len(PROMPTS))] == expected
+
+
+def test_pages_are_given_back_and_sequences_wait_for_them(device_engine):
+    engine = device_engine(max_batch_size=4)
+    cache = engine.cache
+    held = cache.allocate((cache.k.shape[1] - 3) * 64)  # room for one prompt at a time
+    try:
+        assert ids(engine.generate(PROMPTS, GREEDY)) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+    finally:
+        cache.free(held)
+    assert cache.pages_in_use == 0
+
+
+def test_scores_without_a_distribution_are_an_error(device_engine):
+    engine = device_engine("none")
+    bad = dataclasses.replace(GREEDY, logit_bias={3: 1e6}, temperature=1e-4, repetition_penalty=1e3)
+    engine.model.target.final_norm.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"^logits: sequence 0, position 5 has NaN"):
+        engine.generate(PROMPTS[0], bad)
+    assert engine.cache.pages_in_use == 0
+
+
+def test_too_many_biases_are_refused(device_engine):
+    params = SamplingParams(logit_bias=dict.fromkeys(range(250), 1.0))
+    with pytest.raises(ValueError, match=r"^logit_bias: the sequences of a batch have 1250 entries"):
+        device_engine(max_batch_size=8).generate([[1]] * 5, params)
+
+
+def test_half_types_give_a_text_of_the_same_kind(device_engine):
+    for dtype in ("bfloat16", "float16"):
+        plain, drafted = (device_engine(d, dtype=dtype).generate(PROMPTS, GREEDY) for d in ("none", LOOKUP))
+        assert ids(plain) == ids(drafted)  # strict
+
+
+def test_buckets_and_widths_end_with_what_was_asked_for():
+    assert buckets_up_to(1) == (1,) and buckets_up_to(16) == (1, 2, 4, 8, 16) and buckets_up_to(5) == (1, 2, 4, 5)
+    assert widths_up_to(1) == (1,) and widths_up_to(61) == (1, 2, 4, 8, 16, 32, 61)
+
+
+def test_memory_is_planned_from_what_is_free_or_refused_with_the_numbers():
+    gib = 1 << 30
+    assert pages_left(60 * gib, 80 * gib, 0.9, 2 * gib, gib) == 50
+    with pytest.raises(ValueError, match=r"^gpu_memory_fraction: 0.3 of 80.0 GiB .* 20.0 GiB are in use .* 5.0 GiB"):
+        pages_left(60 * gib, 80 * gib, 0.3, 5 * gib, gib)
+    for fraction in (0, 1.5, "all", True):
+        with pytest.raises(ValueError, match=r"^gpu_memory_fraction: "):
+            ResidentOptions(4, fraction, True)
+
+
+def test_a_request_that_can_never_fit_is_refused_before_it_runs(device_engine):
+    engine = device_engine()
+    engine.cache.check_fits(engine.cache.k.shape[1] * 64)
+    with pytest.raises(ValueError, match=r"^prompt: .* the cache has \d+"):
+        engine.cache.check_fits(engine.cache.k.shape[1] * 64 + 1)
