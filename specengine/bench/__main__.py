@@ -17,9 +17,9 @@ from specengine.bench.machine import commit, machine, versions
 from specengine.bench.peers import split_peers
 from specengine.bench.perplexity import perplexities, perplexity_table
 from specengine.bench.prefill import prefill_table
-from specengine.bench.questions import BUILT_IN, load_files
+from specengine.bench.questions import BUILT_IN, RANDOM_TOKENS, load_files
 from specengine.bench.report import peers_table, table, write_json
-from specengine.bench.rows import rows_table
+from specengine.bench.rows import PREFIX, rows_table
 from specengine.bench.run import split_drafters
 from specengine.bench.session import Plan, run_plan
 from specengine.console import note, one_line_errors
@@ -39,7 +39,8 @@ def bench(
         str,
         typer.Option(
             help="Comma-separated; an item option=value belongs to the drafter before it: "
-            "none,prompt_lookup,nodes=16. none is always there."
+            "none,prompt_lookup,nodes=16. none is always there. synthetic:0.8,0.7,k=10 drafts levels of k tokens that "
+            "are accepted with these probabilities, which changes the text."
         ),
     ] = "none,prompt_lookup",
     peers: Annotated[
@@ -58,6 +59,9 @@ def bench(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many questions of each file.")] = None,
     per_class: Annotated[int | None, typer.Option(help="Only the first so many questions of each class.")] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Random tokens of a turn, where the model has no tokenizer to read questions with.")
+    ] = RANDOM_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(help="Per turn.")] = 128,
     temperature: Annotated[float, typer.Option(help="Peers draw with their own samplers.")] = 0.0,
     batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
@@ -69,6 +73,7 @@ def bench(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Every answer gets all its tokens.")] = False,
     prefill: Annotated[int | None, typer.Option(help="Also time a prompt of so many tokens.")] = None,
     rows: Annotated[str, typer.Option(help="Also time a pass by its rows: 1,2,4,8,16,32.")] = "",
+    prefix: Annotated[int, typer.Option(help="Tokens in the cache of such a pass.")] = PREFIX,
     perplexity: Annotated[
         bool, typer.Option("--perplexity", help="Only this: the model's perplexity in every dtype (or in --dtype).")
     ] = False,
@@ -93,9 +98,10 @@ def bench(
                 rule=rule,
                 prefill=prefill,
                 rows=_numbers("rows", rows) if rows else [],
+                prefix=prefix,
             )
             files = [Path(part.strip()) for part in questions.split(",")] if questions else [BUILT_IN]
-            asked = load_files(files, limit, per_class)
+            asked = load_files(files, limit, per_class, prompt_tokens)
             params = SamplingParams(
                 max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
             )
