@@ -23,22 +23,39 @@ using T = TensorView;
 
 namespace {
 
-// The one place that chooses a backend. Ops without a CUDA kernel yet say so instead of doing something else.
+// The one place that chooses a backend: the CUDA kernels are all that the simulator's module has.
 template <typename Op>
-void run_op(const char* name, const Op& op) {
+bool runs_on_cuda(const Op& op) {
 #if defined(SPECENGINE_SIM)
   sim::begin_op();
-  op.validate();
-#else
-  if (op.validate() == Device::kCpu) {
-    if constexpr (requires { run_cpu(op); }) return run_cpu(op);
-    throw std::runtime_error(std::string(name) + ": no CPU kernel");
-  }
 #endif
+  return for_cuda(op.validate());
+}
+
+[[noreturn]] void fail_without_kernel(const char* name, const char* backend) {
+  throw std::runtime_error(std::string(name) + ": no " + backend + " kernel in this build");
+}
+
+template <typename Op>
+void run_op(const char* name, const Op& op) {
+  if (!runs_on_cuda(op)) {
+    if constexpr (requires { run_cpu(op); }) return run_cpu(op);
+    fail_without_kernel(name, "CPU");
+  }
 #if defined(SPECENGINE_HAVE_CUDA)
   if constexpr (requires { run_cuda(op); }) return run_cuda(op);
 #endif
-  throw std::runtime_error(std::string(name) + ": no CUDA kernel in this build");
+  fail_without_kernel(name, "CUDA");
+}
+
+// Floats of workspace that an op needs for its arguments: none on the CPU.
+template <typename Op>
+int64_t workspace_of(const char* name, const Op& op) {
+  if (!runs_on_cuda(op)) return 0;
+#if defined(SPECENGINE_HAVE_CUDA)
+  if constexpr (requires { workspace_floats(op); }) return workspace_floats(op);
+#endif
+  fail_without_kernel(name, "CUDA");
 }
 
 const char* cuda_architectures() {
@@ -124,12 +141,31 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "tree_attention",
       [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
-         int64_t window) {
-        run_op("tree_attention",
-               TreeAttention{q, {k_cache, v_cache, block_table, lengths, row_start}, ancestors, out, scale, window});
+         int64_t window, bool strict, T workspace) {
+        run_op("tree_attention", TreeAttention{q,
+                                               {k_cache, v_cache, block_table, lengths, row_start},
+                                               ancestors,
+                                               out,
+                                               scale,
+                                               window,
+                                               strict,
+                                               workspace});
       },
       nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
-      py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"));
+      py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"),
+      py::arg("strict"), py::arg("workspace"));
+  m.def(
+      "tree_attention_workspace",
+      [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
+         int64_t window, bool strict) {
+        return workspace_of(
+            "tree_attention",
+            TreeAttention{
+                q, {k_cache, v_cache, block_table, lengths, row_start}, ancestors, out, scale, window, strict, T()});
+      },
+      nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
+      py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"),
+      py::arg("strict"));
 
   py::class_<Projection>(m, "Projection", py::module_local())
       .def(py::init([](const std::vector<T>& weights, const std::vector<int64_t>& rows, T bias) {
@@ -196,7 +232,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       [](T logits, T drawn, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p,
          T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
          T bias_values, T history, T history_length, T prompt_length, T path, T path_length, T bonus, T scores,
-         T counts, T candidates, const std::string& rule) {
+         T counts, T row_states, const std::string& rule) {
         run_op("verify_tree", VerifyTree{logits,
                                          drawn,
                                          tokens,
@@ -221,7 +257,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
                                          bonus,
                                          scores,
                                          counts,
-                                         candidates,
+                                         row_states,
                                          rule});
       },
       nogil, py::arg("logits"), py::arg("drawn"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"),
@@ -229,7 +265,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
       py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
       py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
-      py::arg("counts"), py::arg("candidates"), py::arg("rule") = "match");
+      py::arg("counts"), py::arg("row_states"), py::arg("rule") = "match");
 
   m.def(
       "commit_tokens",
@@ -263,7 +299,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.attr("VOCABULARY_PART") = kVocabularyPart;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.attr("LINEAR_VARIANTS") = linear_variants();
-  m.attr("MAX_SLICES") = kMaxSlices;
+  m.attr("ROW_STATE_WORDS") = kRowStateWords;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();

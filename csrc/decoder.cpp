@@ -201,8 +201,8 @@ void run_cpu(const DecoderPass& op) {
     run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
     TensorView heads = a.attended;
     heads.ndim = 3, heads.shape[1] = d.H, heads.shape[2] = d.D, heads.strides[1] = d.D, heads.strides[2] = 1;
-    run_cpu(TreeAttention{a.q, cache, op.ancestors, heads,
-                          static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.D))), layer.window});
+    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.D)));
+    run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, scale, layer.window, true, {}});
     if (layer.attention_out.quantised()) run_cpu(QuantiseRows{a.attended, a.out_in});
     project(a.out_in, layer.attention_out, a.delta);
     run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, a.mlp_in, d.eps});

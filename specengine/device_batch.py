@@ -84,6 +84,7 @@ class DeviceBatch:
         if cycles.loaded is not self:
             if cycles.loaded:
                 cycles.loaded.drain()
+                cycles.loaded = None  # until it has committed what it was left with
             while self._read:  # cycles from before another batch took the device
                 self._commit(self._read.popleft())
             if self._finished:

@@ -1,7 +1,10 @@
 """Where tests of the ops run: the CPU, the CUDA kernels on the simulator, the CUDA kernels on a GPU."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 
 import pytest
 import torch
@@ -29,7 +32,23 @@ def cuda_backend_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
             pytest.skip("no GPU, or no CUDA in this build or in torch")
         return Backend("gpu", torch.device("cuda"))
     simulated = request.getfixturevalue("simulated")
-    for name, module in list(sys.modules.items()):
-        if name.startswith("specengine.ops") and getattr(module, "_C", None) is _C:
-            monkeypatch.setattr(module, "_C", simulated)
+    for module in _ops_modules(_C):
+        monkeypatch.setattr(module, "_C", simulated)
     return Backend("sim", torch.device("cpu"))
+
+
+@contextmanager
+def cpu_kernels() -> Iterator[None]:
+    """The CPU's own kernels for a while, in a test whose backend is the simulator."""
+    patched = [(module, module._C) for module in _ops_modules()]
+    for module, _ in patched:
+        module._C = _C
+    yield
+    for module, core in patched:
+        module._C = core
+
+
+def _ops_modules(core: ModuleType | None = None) -> list[ModuleType]:
+    """The wrappers of the ops, or those of them that call `core`."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("specengine.ops")]
+    return [m for m in modules if hasattr(m, "_C") and core in (None, m._C)]

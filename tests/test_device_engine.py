@@ -10,7 +10,8 @@ from specengine.graphs import buckets_up_to, widths_up_to
 from specengine.memory_plan import ResidentOptions, pages_left
 from specengine.models.loading import load_model
 from specengine.ops import cuda_ops
-from tests.engines import Oracle, tiny_engine
+from tests.backends import cpu_kernels
+from tests.engines import Oracle
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [11, 12, 11, 12, 11, 12, 11]]
 GREEDY = SamplingParams(max_new_tokens=16)
@@ -32,6 +33,14 @@ def ids(outputs):
     return [output.token_ids for output in outputs]
 
 
+def on_the_cpu(params, name="tiny-llama", **options):
+    """What the CPU says to PROMPTS, drafting nothing."""
+    with cpu_kernels():
+        model = load_model(f"random:{name}", device="cpu", dtype="float32")
+        model = dataclasses.replace(model, eos_token_ids=options.pop("eos", frozenset()))
+        return Engine(model, drafter="none", **options).generate(PROMPTS, params)
+
+
 @pytest.fixture
 def device_engine(cuda_backend):
     """Makes engines on the device, of a tiny float32 model; `without` names end-of-text tokens."""
@@ -40,7 +49,7 @@ def device_engine(cuda_backend):
     def make(drafter=LOOKUP, *, name="tiny-llama", dtype="float32", eos=frozenset(), **options) -> Engine:
         key = (name, dtype)
         if key not in models:
-            ops = cuda_ops(strict=True)
+            ops = cuda_ops(cuda_backend.device, strict=True)
             models[key] = load_model(f"random:{name}", device=cuda_backend.device.type, dtype=dtype, ops=ops)
         return Engine(dataclasses.replace(models[key], eos_token_ids=eos), drafter=drafter, **options)
 
@@ -50,7 +59,7 @@ def device_engine(cuda_backend):
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"])
 @pytest.mark.parametrize("drafter", ["none", LOOKUP])
 def test_the_device_says_what_the_cpu_says(device_engine, drafter, params):
-    expected = ids(tiny_engine("none").generate(PROMPTS, params))
+    expected = ids(on_the_cpu(params))
     for batch in (1, 3):
         assert ids(device_engine(drafter, max_batch_size=batch).generate(PROMPTS, params)) == expected
 
@@ -74,13 +83,11 @@ def test_strict_speculation_has_the_bits_of_plain_decoding(device_engine, params
 
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
 def test_every_family_runs_on_the_device(device_engine, name):
-    model = load_model(f"random:{name}", device="cpu", dtype="float32")
-    expected = Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter="none").generate(PROMPTS, GREEDY)
-    assert ids(device_engine(name=name).generate(PROMPTS, GREEDY)) == ids(expected)
+    assert ids(device_engine(name=name).generate(PROMPTS, GREEDY)) == ids(on_the_cpu(GREEDY, name))
 
 
 def test_trees_drafted_on_the_host_are_verified_on_the_device(device_engine):
-    plain = tiny_engine("none").generate(PROMPTS, SAMPLED)
+    plain = on_the_cpu(SAMPLED)
     answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
     engine = device_engine(Oracle(answers, 256, nodes=12), max_batch_size=3)
     outputs = engine.generate(PROMPTS, SAMPLED)
@@ -89,9 +96,9 @@ def test_trees_drafted_on_the_host_are_verified_on_the_device(device_engine):
 
 
 def test_end_of_text_is_seen_by_the_device_and_stops_the_sequence(device_engine):
-    whole = tiny_engine("none").generate(PROMPTS, GREEDY)
+    whole = on_the_cpu(GREEDY)
     eos = frozenset({whole[0].token_ids[5]})
-    expected = tiny_engine("none", eos=eos).generate(PROMPTS, GREEDY)
+    expected = on_the_cpu(GREEDY, eos=eos)
     outputs = device_engine(eos=eos, max_batch_size=2).generate(PROMPTS, GREEDY)
     assert ids(outputs) == ids(expected)
     assert [o.finish_reason for o in outputs] == [o.finish_reason for o in expected]
@@ -147,7 +154,7 @@ def test_pages_are_given_back_and_sequences_wait_for_them(device_engine):
     cache = engine.cache
     held = cache.allocate((cache.k.shape[1] - 3) * 64)  # room for one prompt at a time
     try:
-        assert ids(engine.generate(PROMPTS, GREEDY)) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+        assert ids(engine.generate(PROMPTS, GREEDY)) == ids(on_the_cpu(GREEDY))
     finally:
         cache.free(held)
     assert cache.pages_in_use == 0

@@ -35,6 +35,19 @@ struct DimRef {
   DimRef(int64_t size) : fixed(size) {}
 };
 
+// Whether the CUDA kernels are to read tensors of a device; the simulator's build has nothing else.
+inline bool for_cuda([[maybe_unused]] Device device) {
+#if defined(SPECENGINE_SIM)
+  return true;
+#else
+  return device == Device::kCuda;
+#endif
+}
+
+inline void check_aligned(const TensorView& t, const char* name) {
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) fail(name, ": expected memory aligned to 16 bytes");
+}
+
 class Checker {
  public:
   void operator()(const TensorView& t, const char* name, std::initializer_list<DType> dtypes,
@@ -64,14 +77,8 @@ class Checker {
 
   Device device() const { return device_; }
 
-  // Whether the CUDA kernels serve the call; in the simulator's build they serve all.
-  bool for_cuda() const {
-#if defined(SPECENGINE_SIM)
-    return true;
-#else
-    return device_ == Device::kCuda;
-#endif
-  }
+  // Whether the CUDA kernels serve the call.
+  bool for_cuda() const { return specengine::for_cuda(device_); }
 
  private:
   static void check_dtype(const TensorView& t, const char* name, std::initializer_list<DType> dtypes) {

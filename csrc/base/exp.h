@@ -1,8 +1,6 @@
 // The exp of every backend: a polynomial, so that CPU and CUDA give the same bits (where multiply-adds are fused).
 #pragma once
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
 #include "base/host_device.h"
 
@@ -27,11 +25,8 @@ SPECENGINE_HOST_DEVICE inline typename Lanes::Float exp_polynomial(typename Lane
   p = Lanes::fmadd(p, r, Lanes::splat(1.6666665459e-1f));
   p = Lanes::fmadd(p, r, Lanes::splat(5.0000001201e-1f));
   p = Lanes::fmadd(p, r * r, r + Lanes::splat(1.0f));
-  typename Lanes::Int exponent;
-  std::memcpy(&exponent, &shifted, sizeof(exponent));
-  exponent = (exponent << 23) + 0x3F800000;  // the low bits of `shifted` are n
-  V power;
-  std::memcpy(&power, &exponent, sizeof(power));
+  const auto exponent = (__builtin_bit_cast(typename Lanes::Int, shifted) << 23) + 0x3F800000;  // its low bits are n
+  const V power = __builtin_bit_cast(V, exponent);
   return x < low ? Lanes::splat(0.0f) : (x > high ? Lanes::splat(INFINITY) : p * power);
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "base/philox.h"
 
@@ -40,16 +39,11 @@ struct Penalties {
 
 // Order-preserving bits: a larger float has a larger key, and -0 that of 0.
 SPECENGINE_HOST_DEVICE inline uint32_t key_of(float x) {
-  x += 0.0f;
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 SPECENGINE_HOST_DEVICE inline float score_of(uint32_t key) {
-  const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
+  return __builtin_bit_cast(float, key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
 // A weight of 0 to 1 in units of 2^-40.

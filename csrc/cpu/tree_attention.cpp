@@ -364,6 +364,7 @@ void tree_attention(const TreeAttention& op) {
 }  // namespace
 
 void run(const TreeAttention& op) {
+  if (op.out.dtype != DType::kFloat32) fail("out: expected dtype float32 on cpu, got ", name_of(op.out.dtype));
   op.cache.validate_rows(op.q.shape[0]);
   if (op.ancestors.defined()) check_ancestors(op.cache, op.ancestors);
   switch (op.cache.k.dtype) {

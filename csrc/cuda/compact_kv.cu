@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads)
                       int max_path) {
   wait_for_previous_kernel();
   const int b = blockIdx.y, lane = threadIdx.x % kWarp;
+  const int count = path_length[b], length = lengths[b];
   const int64_t head_vectors = kPageSize * columns, page_vectors = heads * head_vectors;
 
   const int i = blockIdx.x * kThreads + threadIdx.x, row = i / columns, layer = row / heads / 2;
@@ -30,7 +31,6 @@ __global__ void __launch_bounds__(kThreads)
   Vector* own =
       (row / heads % 2 == 0 ? k : v) + layer * pages * page_vectors + row % heads * head_vectors + i % columns;
 
-  const int count = path_length[b], length = lengths[b];
   for (int first = 0; first < count; first += kWarp) {
     const int step = first + lane;
     const int node = step < max_path ? path[static_cast<int64_t>(b) * max_path + step] : step;

@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   best = block_reduce<Max>(best, scratch);
-  const int end = static_cast<int>(best), drafted = best == 0 ? 0 : min(deepest, length - end);
+  const int end = static_cast<int>(best), drafted = best == 0 ? 0 : deepest;
   for (int node = threadIdx.x; node < trees.nodes; node += kThreads) {
-    const int token = node == 0 ? tokens[length - 1] : node <= drafted ? tokens[end + node - 1] : -1;
+    const int token = node == 0 ? tokens[length - 1] : node <= drafted ? tokens[end + (node - 1) % (length - end)] : -1;
     write_node(trees, b, node, active[b] ? token : -1);
   }
 }

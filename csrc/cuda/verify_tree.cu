@@ -1,23 +1,24 @@
-// Three launches, or the last one alone where the tokens are known:
-//   mark    a few blocks own a sequence: what its penalties and biases touch becomes dense in the workspaces
-//   draw    a block owns a slice of one row, or all of it where a filter needs the whole: the target's token at EVERY
-//           node, so that no block waits for another one's choice
-//   finish  a thread owns a node: merges the slices, asks the rule; one thread follows the answers from the root; the
-//           workspaces become zero again
-// Floor: the logits once, 4 * M * V bytes. A row with filters is read up to nine times, from L2 after the first, by one
-// block; biases and counts add 4 bytes per token each for the sequences that have them.
+// Four launches, or the last one alone where the tokens are known:
+//   mark    A few blocks own a sequence: what its penalties and biases touch becomes dense in the workspaces.
+//   filter  A block owns a row with top-k, top-p or min-p and finds which of its tokens they keep.
+//   draw    A block owns a slice of a row: the target's token at EVERY node, so that no row waits for another's choice.
+//   finish  A thread owns a node: merges the slices, asks the rule. One thread follows the answers from the root. The
+//           workspaces become zero again.
+// Floor: the logits once, 4 * M * V bytes. Filters read their rows up to seven times more (from L2), by one block each;
+// penalties and biases add 4 bytes each per token for the sequences that have them.
 #include "ops/verify_tree.h"
 
 #include <algorithm>
 
 #include "cuda/arch.cuh"
+#include "cuda/filters.cuh"
 #include "cuda/sampling.cuh"
 #include "rules/rules.h"
 
 namespace specengine {
 namespace {
 
-constexpr int kThreads = static_cast<int>(kMaxNodes);
+constexpr int kThreads = static_cast<int>(kMaxNodes), kDrawThreads = 256;
 
 struct Arguments {
   const float* logits;  // nullptr: `drawn` is given
@@ -32,12 +33,15 @@ struct Arguments {
   int *path, *path_length, *bonus;
   float* biases;
   int* counts;
-  Candidate* candidates;
+  RowState* row_states;
   int sequences, columns, vocab, history_columns;
   bool aligned;
 
   __device__ Penalties penalties(int b) const {
     return {repetition_penalty[b], presence_penalty[b], frequency_penalty[b]};
+  }
+  __device__ bool filters(int b) const {
+    return temperature[b] != 0.0f && ((top_k[b] > 0 && top_k[b] < vocab) || top_p[b] < 1.0f || min_p[b] > 0.0f);
   }
   __device__ int nodes(int b) const { return min(row_start[b + 1] - row_start[b], columns); }
   __device__ bool idle(int b) const { return nodes(b) < 1 || tokens[row_start[b]] == kNoToken; }
@@ -73,36 +77,34 @@ __global__ void __launch_bounds__(kThreads) mark_kernel(Arguments op) {
   visit(op, b, see, [](float* bias, float value) { *bias = value; });
 }
 
-__global__ void __launch_bounds__(kDrawThreads) draw_kernel(Arguments op) {
-  wait_for_previous_kernel();
+// The sequence of the block's row; -1 where the row is padding.
+__device__ int sequence_of_row(const Arguments& op) {
+  const int index = blockIdx.x, thread = threadIdx.x;
+  if (op.tokens[index] == kNoToken) return -1;
+  int b = 0;  // sequences that end before this row
+  for (int i = thread; i - thread < op.sequences; i += blockDim.x) {
+    b += __syncthreads_count(i < op.sequences && op.row_start[i + 1] <= index);
+  }
+  return b < op.sequences && index - op.row_start[b] < op.nodes(b) ? b : -1;
+}
+
+// The block's row, of sequence b.
+__device__ Row row_of(const Arguments& op, int b) {
   SPECENGINE_SHARED(int, parents, kMaxNodes);
   SPECENGINE_SHARED(int, path, kMaxNodes);
   SPECENGINE_SHARED(unsigned, path_bits, kPathBits / 32);
   SPECENGINE_SHARED(int, depth, 1);
-  SPECENGINE_SHARED(unsigned, low, kBins);
-  SPECENGINE_SHARED(unsigned, high, kBins);
-  SPECENGINE_SHARED(uint64_t, sums, kWarp);
-  SPECENGINE_SHARED(uint64_t, found, 3);
-  SPECENGINE_SHARED(float, maxima, kWarp);
-  SPECENGINE_SHARED(Candidate, best, kWarp);
-  const int row_index = blockIdx.x, slice = blockIdx.y, slices = gridDim.y;
-  if (op.tokens[row_index] == kNoToken) return;
-  int b = 0;  // sequences that end before this row
-  for (int i = threadIdx.x; i - static_cast<int>(threadIdx.x) < op.sequences; i += blockDim.x) {
-    b += __syncthreads_count(i < op.sequences && op.row_start[i + 1] <= row_index);
-  }
-  if (b == op.sequences) return;
-  const int first = op.row_start[b], node = row_index - first;
-  if (node >= op.nodes(b)) return;
-
-  if (threadIdx.x <= node && threadIdx.x < kMaxNodes) parents[threadIdx.x] = op.parents[first + threadIdx.x];
-  if (threadIdx.x < kPathBits / 32) path_bits[threadIdx.x] = 0;
+  const int index = blockIdx.x, thread = threadIdx.x, first = op.row_start[b], node = index - first;
+  const Penalties penalties = op.penalties(b);
+  if (thread <= node) parents[thread] = op.parents[first + thread];
+  if (thread < kPathBits / 32) path_bits[thread] = 0;
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (thread == 0) {
     int above = 0;
-    for (int n = node; n > 0; n = parents[n]) {
+    for (int n = node; n > 0; n = parents[n], ++above) {
+      if (!penalties.any()) continue;
       const int token = op.tokens[first + n];
-      path[above++] = token;
+      path[above] = token;
       path_bits[token % kPathBits / 32] |= 1u << (token % 32);
     }
     depth[0] = above;
@@ -111,28 +113,49 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(Arguments op) {
 
   const int64_t of_sequence = static_cast<int64_t>(b) * op.vocab;
   Row row;
-  row.logits = op.logits + static_cast<int64_t>(row_index) * op.vocab;
+  row.logits = op.logits + static_cast<int64_t>(index) * op.vocab;
   row.bias = op.bias_start[b] < op.bias_start[b + 1] ? op.biases + of_sequence : nullptr;
-  row.penalties = op.penalties(b);
-  row.counts = row.penalties.any() ? op.counts + of_sequence : nullptr;
+  row.penalties = penalties;
+  row.counts = penalties.any() ? op.counts + of_sequence : nullptr;
   row.path = path, row.path_bits = path_bits, row.depth = depth[0];
   row.vocab = op.vocab, row.aligned = op.aligned;
   row.temperature = op.temperature[b];
   row.seed = static_cast<uint64_t>(op.seed[b]);
   row.position = static_cast<uint32_t>(op.history_length[b] + row.depth);
+  return row;
+}
 
-  const int top_k = op.top_k[b];
-  const float top_p = op.top_p[b], min_p = op.min_p[b];
-  const bool filters = row.temperature != 0.0f && ((top_k > 0 && top_k < op.vocab) || top_p < 1.0f || min_p > 0.0f);
-  const int strips = (op.vocab + kStrip - 1) / kStrip, share = (strips + slices - 1) / slices * kStrip;
-  Candidate winner = nothing();
-  if (!filters) {
-    const int begin = min(slice * share, op.vocab);
-    winner = draw(row, begin, min(begin + share, op.vocab), best);
-  } else if (slice == 0 && filter(row, top_k, top_p, min_p, {low, high, sums, found}, maxima)) {
-    winner = draw(row, 0, op.vocab, best);
+__global__ void __launch_bounds__(kFilterThreads) filter_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(unsigned, low, kBins);
+  SPECENGINE_SHARED(unsigned, high, kBins);
+  SPECENGINE_SHARED(uint64_t, sums, kWarp);
+  SPECENGINE_SHARED(uint64_t, found, 3);
+  SPECENGINE_SHARED(float, maxima, kWarp);
+  const int b = sequence_of_row(op);
+  if (b < 0 || !op.filters(b)) return;
+  Row row = row_of(op, b);
+  filter(row, op.top_k[b], op.top_p[b], op.min_p[b], {low, high, sums, found}, maxima);
+  if (threadIdx.x != 0) return;
+  RowState& state = op.row_states[blockIdx.x];
+  state.threshold = row.threshold, state.last = row.last, state.top = row.top, state.min_p = row.min_p;
+}
+
+__global__ void __launch_bounds__(kDrawThreads, 3) draw_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(Candidate, best, kWarp);
+  const int b = sequence_of_row(op);
+  if (b < 0) return;
+  Row row = row_of(op, b);
+  RowState& state = op.row_states[blockIdx.x];
+  if (op.filters(b)) {
+    row.filtered = true;
+    row.threshold = state.threshold, row.last = state.last, row.top = state.top, row.min_p = state.min_p;
   }
-  if (threadIdx.x == 0) op.candidates[row_index * kMaxSlices + slice] = winner;
+  const int strips = (op.vocab + kStrip - 1) / kStrip, share = (strips + gridDim.y - 1) / gridDim.y * kStrip;
+  const int begin = min(static_cast<int>(blockIdx.y) * share, op.vocab);
+  const Candidate winner = draw(row, begin, min(begin + share, op.vocab), best);
+  if (threadIdx.x == 0) state.candidates[blockIdx.y] = winner;
 }
 
 template <typename Rule>
@@ -156,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slic
     if (op.logits == nullptr) {
       best.token = op.drawn[first + node];
     } else {
-      for (int i = 0; i < slices; ++i) best = better(best, op.candidates[(first + node) * kMaxSlices + i]);
+      for (int i = 0; i < slices; ++i) best = better(best, op.row_states[first + node].candidates[i]);
     }
     const int drawn = static_cast<int>(best.token);
     steps[node] =
@@ -189,7 +212,7 @@ Arguments arguments_of(const VerifyTree& op) {
   a.bias_values = op.bias_values.as<float>(), a.history = op.history.as<int>();
   a.history_length = op.history_length.as<int>(), a.prompt_length = op.prompt_length.as<int>();
   a.path = op.path.as<int>(), a.path_length = op.path_length.as<int>(), a.bonus = op.bonus.as<int>();
-  a.biases = op.scores.as<float>(), a.counts = op.counts.as<int>(), a.candidates = op.candidates.as<Candidate>();
+  a.biases = op.scores.as<float>(), a.counts = op.counts.as<int>(), a.row_states = op.row_states.as<RowState>();
   a.sequences = static_cast<int>(op.bonus.shape[0]), a.columns = static_cast<int>(op.path.shape[1]);
   a.vocab = static_cast<int>(op.scores.shape[1]), a.history_columns = static_cast<int>(op.history.shape[1]);
   const auto at_16_bytes = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
@@ -201,9 +224,9 @@ Arguments arguments_of(const VerifyTree& op) {
 
 void run_cuda(const VerifyTree& op) {
   const int64_t M = op.tokens.shape[0], B = op.bonus.shape[0], N = op.path.shape[1], V = op.scores.shape[1];
-  if (N > kMaxNodes) fail("path: expected at most ", kMaxNodes, " columns, got ", N);
-  if (op.logits.defined() && !op.candidates.defined()) fail("candidates: expected a tensor, got None");
   if (B == 0) return;
+  if (N > kMaxNodes) fail("path: expected at most ", kMaxNodes, " columns, got ", N);
+  if (op.logits.defined() && !op.row_states.defined()) fail("row_states: expected a tensor, got None");
   const DeviceGuard guard(op.tokens.device_id);
   const Arguments arguments = arguments_of(op);
   void* stream = op.tokens.stream;
@@ -211,8 +234,10 @@ void run_cuda(const VerifyTree& op) {
   if (op.logits.defined() && M > 0) {
     parts = std::clamp<int64_t>(op.history.shape[1] / 2048, 1, 32);
     const int64_t strips = (V + kStrip - 1) / kStrip;
-    slices = std::clamp<int64_t>(2 * multiprocessors(op.tokens.device_id) / M, 1, std::min(strips, kMaxSlices));
+    slices =
+        std::clamp<int64_t>(4 * multiprocessors(op.tokens.device_id) / M, 1, std::min<int64_t>(strips, kMaxSlices));
     launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, mark_kernel, arguments);
+    launch({"verify_tree", dim3(M), kFilterThreads, 0, stream}, filter_kernel, arguments);
     launch({"verify_tree", dim3(M, slices), kDrawThreads, 0, stream}, draw_kernel, arguments);
   }
   with_rule(op.rule, [&](auto rule) {

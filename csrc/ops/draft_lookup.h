@@ -8,8 +8,9 @@ namespace specengine {
 
 // The tree of sequence b lies in rows [b * N, (b + 1) * N): the root, then the chain, then padding (token -1, parent
 // -1, depth -1, no ancestor bits). The occurrence with the longest match counts (at least min_ngram tokens, compared up
-// to max_ngram), of equals the newest. A chain is no longer than what the sequence may still commit besides the bonus
-// token. An idle sequence is padding altogether. N = 1 is plain decoding.
+// to max_ngram), of equals the newest; behind the history's end the draft goes on with itself, as a loop does. A chain
+// is no longer than what the sequence may still commit besides the bonus token. An idle sequence is padding altogether.
+// N = 1 is plain decoding.
 struct DraftLookup {
   TensorView history;         // [B, T] int32, committed tokens, the root last
   TensorView history_length;  // [B] int32, root included

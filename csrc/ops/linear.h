@@ -47,7 +47,7 @@ constexpr LinearVariant kLinearVariants[] = {{16, 8}, {16, 4}, {16, 16}, {32, 8}
 inline void check_product(Checker& check, const TensorView& x, const TensorView& weight, int64_t rows, int64_t variant,
                           Dim& M) {
   Dim C{"C"};
-  if (for_cuda(weight)) {
+  if (for_cuda(weight.device)) {
     Dim N{"N"};
     check_row_major(check, weight, "weight", N, C);
     check(x, "x", {weight.dtype}, {M, C});

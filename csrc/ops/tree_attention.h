@@ -29,22 +29,29 @@ inline void check_ancestors(const KvCacheView& cache, const TensorView& ancestor
 }
 
 // A node sees the whole prefix, its ancestors and itself.
+//
+// CUDA: D is a multiple of 8, at most 256, and ancestors are needed (a chain longer than a tree is prefill). A row
+// without any ancestor bit is padding and becomes zeros; its cache slot is never read. A float32 cache is always
+// strict.
 struct TreeAttention {
   TensorView q;          // [M, H, D] float32
   KvCacheView cache;     // one layer; the nodes' own rows are already written (slot = prefix length + node index)
   TensorView ancestors;  // [M, W] int32, bit j of word w: node 32w + j is on the row's path (itself included);
                          // None: every sequence's rows are a chain (causal mask), of any length
-  TensorView out;        // [M, H, D] float32, written
+  TensorView out;        // [M, H, D] float32, written; CUDA: or bfloat16 | float16
   float scale;
-  int64_t window;  // a key is visible while query position - key position < window; 0: no window
+  int64_t window;        // a key is visible while query position - key position < window; 0: no window
+  bool strict;           // a row's bits depend on its own path only, as always on the CPU
+  TensorView workspace;  // [n] float32, overwritten, at least workspace_floats() where that is not 0; None elsewhere
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, H{"H"}, W{"W"};
+    Dim M{"M"}, H{"H"}, W{"W"}, n{"n"};
     const Device device = cache.validate(check);
     check(q, "q", {DType::kFloat32}, {M, H, cache.D});
-    check(out, "out", {DType::kFloat32}, {M, H, cache.D});
+    check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, H, cache.D});
     check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
+    check.optional(workspace, "workspace", {DType::kFloat32}, {n});
     if (cache.K < 1 || H < 1 || H % cache.K != 0) fail("q: H=", H.value, " heads are no multiple of K=", cache.K);
     if (H / cache.K > kMaxGroup) fail("q: at most ", kMaxGroup, " query heads per key/value head are supported");
     if (window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", window);
@@ -55,5 +62,9 @@ struct TreeAttention {
 };
 
 SPECENGINE_WIDE_CPU_OP(TreeAttention)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const TreeAttention&);
+int64_t workspace_floats(const TreeAttention&);  // of shapes and dtypes alone; the tensors' contents are not read
+#endif
 
 }  // namespace specengine

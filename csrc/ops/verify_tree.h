@@ -14,12 +14,19 @@
 
 namespace specengine {
 
-// CUDA: parts of a row that different blocks draw from; each has a candidate.
-constexpr int64_t kMaxSlices = 16;
+// What CUDA knows of a row between its launches.
+constexpr int kMaxSlices = 16;
 struct Candidate {
   double value;
   int64_t token;
 };
+struct RowState {
+  uint32_t threshold;  // top-k, top-p and min-p keep keys above it, and with that key the tokens up to `last`,
+  int32_t last;
+  float top, min_p;                  // all of them with at least min_p of the weight of the score `top`
+  Candidate candidates[kMaxSlices];  // the winners of parts of the row
+};
+constexpr int64_t kRowStateWords = sizeof(RowState) / sizeof(int64_t);
 
 struct VerifyTree {
   TensorView logits;     // [M, V] float32, one row per node; None where `drawn` is given
@@ -52,7 +59,7 @@ struct VerifyTree {
 
   TensorView scores;      // [B, V] float32, workspace; CUDA: all zero before and after
   TensorView counts;      // [B, V] int32, workspace: all zero before and after
-  TensorView candidates;  // [M, 16, 2] int64, workspace; only CUDA with logits needs it, else None will do
+  TensorView row_states;  // [M, 34] int64, workspace; only CUDA with logits needs it, else None will do
 
   std::string rule;  // its name in rules/rules.h
 
@@ -87,7 +94,7 @@ struct VerifyTree {
     check(bonus, "bonus", {DType::kInt32}, {B});
     check(scores, "scores", {DType::kFloat32}, {B, V});
     check(counts, "counts", {DType::kInt32}, {B, V});
-    check.optional(candidates, "candidates", {DType::kInt64}, {M, kMaxSlices, sizeof(Candidate) / sizeof(int64_t)});
+    check.optional(row_states, "row_states", {DType::kInt64}, {M, kRowStateWords});
     if (V < 1) fail("scores: expected at least one column");
     return check.device();
   }

@@ -39,19 +39,6 @@ inline void check_weight(Checker& check, const TensorView& weight, const char* n
   }
 }
 
-// Whether the CUDA kernels are to read it; in the simulator's build they read everything.
-inline bool for_cuda([[maybe_unused]] const TensorView& weight) {
-#if defined(SPECENGINE_SIM)
-  return true;
-#else
-  return weight.device == Device::kCuda;
-#endif
-}
-
-inline void check_aligned(const TensorView& t, const char* name) {
-  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) fail(name, ": expected memory aligned to 16 bytes");
-}
-
 // Checks a weight as CUDA reads it.
 inline void check_row_major(Checker& check, const TensorView& weight, const char* name, Dim& N, Dim& C) {
   constexpr int64_t kMostColumns = 1 << 24;
@@ -145,7 +132,8 @@ struct GatherRows {
     Checker check;
     Dim M{"M"}, C{"C"}, N{"N"}, P{"P"};
     check(out, "out", {DType::kFloat32}, {M, C});
-    for_cuda(weight) ? check_row_major(check, weight, "weight", N, C) : check_weight(check, weight, "weight", P, C);
+    for_cuda(weight.device) ? check_row_major(check, weight, "weight", N, C)
+                            : check_weight(check, weight, "weight", P, C);
     check(ids, "ids", {DType::kInt32}, {M});
     return check.device();
   }

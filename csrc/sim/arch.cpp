@@ -76,6 +76,7 @@ void multiply_for_warp(void* const* arguments, unsigned) {
 void wait_for_previous_kernel() { current->waited_for_previous = true; }
 
 uint4 load_streaming(const void* p, const Where& where) {
+  const Pause pause;
   check_global_read(p, 16, where);
   check_aligned(p, "load_streaming", where);
   uint4 v;
@@ -84,13 +85,13 @@ uint4 load_streaming(const void* p, const Where& where) {
 }
 
 void copy_async_16(void* shared, const void* global, bool valid, const Where& where) {
+  const Pause pause;
   check_aligned(shared, "copy_async_16 to shared memory", where);
   if (valid) {
     check_aligned(global, "copy_async_16 from global memory", where);
     check_global_read(global, 16, where);
   }
   start_copy(shared, 16, where);
-  const Pause pause;
   current->copies.push_back({shared, valid ? global : nullptr});
 }
 
@@ -119,6 +120,7 @@ void wait_for_copies(size_t pending, const Where& where) {
 }
 
 void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, const Where& where) {
+  const Pause pause;
   check_aligned(row, "load_matrices", where);
   check_shared_read(row, 16, where);
   Matrices mine{static_cast<const char*>(row), r, transposed};

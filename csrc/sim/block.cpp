@@ -77,6 +77,7 @@ std::string place_text(const void* instruction) {
     char line[1024];
     while (std::fgets(line, sizeof(line), output)) {
       std::string entry = line;
+      if (entry.find("/sim/") != std::string::npos && entry.find(".h:") != std::string::npos) continue;
       entry = entry.substr(entry.rfind('/') + 1);
       entry = entry.substr(0, entry.find_first_of(" \n"));
       if (entry.empty() || entry[0] == '?') continue;
@@ -293,7 +294,7 @@ void collective(const char* name, unsigned mask, void* arguments, Complete compl
   Rendezvous* r = nullptr;
   for (int i = 0; i < warp.open; ++i) {
     Rendezvous& open = warp.meetings[i];
-    if (!(open.mask >> me.lane & 1)) continue;
+    if (!(open.mask >> me.lane & 1) || !(open.arrived & mask)) continue;  // they do not wait for each other
     if (open.mask != mask || own != open.name || (own != "__syncwarp" && !same_place(open.where, where))) {
       finding(std::string(name) + " with mask " + hex(mask) + " while lane " +
                   std::to_string(std::countr_zero(open.arrived)) + " waits for this lane at " + open.name +
@@ -326,6 +327,7 @@ void synchronise_warp(unsigned mask, const std::source_location& where) {
 }
 
 void check_shuffle(const char* name, unsigned mask, int source, int width, const std::source_location& where) {
+  const Pause pause;
   if (width < 1 || width > kLanes || (width & (width - 1)) != 0) {
     finding(std::string(name) + ": width " + std::to_string(width) + " is not a power of two up to 32", where);
   }

@@ -341,9 +341,7 @@ struct SourceLocation {
   uint32_t line, column;
 };
 
-void undefined(const std::string& text, const SourceLocation& at) {
-  if (!in_kernel) return;
-  const Pause pause;
+[[noreturn]] void undefined(const std::string& text, const SourceLocation& at) {
   const char* slash = std::strrchr(at.file, '/');
   finding(text + " at " + (slash ? slash + 1 : at.file) + ":" + std::to_string(at.line), nullptr);
 }
@@ -370,6 +368,8 @@ SPECENGINE_SIM_HOOKS(16)
 
 extern "C" {
 void __tsan_init() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
 void __tsan_read_range(void* place, size_t bytes) {
   specengine::sim::check(place, bytes, Access::kRead, __builtin_return_address(0));
 }
@@ -396,16 +396,20 @@ void* __wrap_memset(void* to, int value, size_t bytes) {
   return __real_memset(to, value, bytes);
 }
 
+#define SPECENGINE_SIM_UNDEFINED(text)     \
+  if (!specengine::sim::in_kernel) return; \
+  const specengine::sim::Pause pause;      \
+  specengine::sim::undefined(text, *at)
 void __ubsan_handle_type_mismatch_v1(const specengine::sim::SourceLocation* at, uintptr_t place) {
-  specengine::sim::undefined("misaligned access: address ends in " + std::to_string(place % 16) + " of 16", *at);
+  SPECENGINE_SIM_UNDEFINED("misaligned access: the address ends in " + std::to_string(place % 16) + " of 16");
 }
-void __ubsan_handle_out_of_bounds(const specengine::sim::SourceLocation* at, uintptr_t index) {
-  specengine::sim::undefined("index " + std::to_string(static_cast<intptr_t>(index)) + " is outside its array", *at);
+void __ubsan_handle_out_of_bounds(const specengine::sim::SourceLocation* at, intptr_t index) {
+  SPECENGINE_SIM_UNDEFINED("index " + std::to_string(index) + " is outside its array");
 }
-void __ubsan_handle_shift_out_of_bounds(const specengine::sim::SourceLocation* at, uintptr_t, uintptr_t by) {
-  specengine::sim::undefined("shift by " + std::to_string(static_cast<intptr_t>(by)), *at);
+void __ubsan_handle_shift_out_of_bounds(const specengine::sim::SourceLocation* at, uintptr_t, intptr_t by) {
+  SPECENGINE_SIM_UNDEFINED("shift by " + std::to_string(by) + " bits");
 }
 void __ubsan_handle_divrem_overflow(const specengine::sim::SourceLocation* at, uintptr_t, uintptr_t) {
-  specengine::sim::undefined("division by zero", *at);
+  SPECENGINE_SIM_UNDEFINED("division by zero");
 }
 }

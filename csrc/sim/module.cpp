@@ -1,13 +1,40 @@
 #include "sim/module.h"
 
+#include "base/tensor_caster.h"
 #include "sim/block.h"
 #include "sim/launch.h"
+#include "sim/memory.h"
+
+namespace py = pybind11;
 
 namespace specengine::sim {
+namespace {
 
-void add_to(pybind11::module_& module) {
-  module.def("set_schedule", &set_schedule, pybind11::arg("seed"));
-  module.def("set_multiprocessors", &set_multiprocessors, pybind11::arg("count"));
+void begin(const TensorView& in, const TensorView& out) {
+  begin_op();
+  note_tensor(in, "in");
+  note_tensor(out, "out");
+}
+
+}  // namespace
+
+void add_to(py::module_& module) {
+  module.def("set_schedule", &set_schedule, py::arg("seed"));
+  module.def("set_multiprocessors", &set_multiprocessors, py::arg("count"));
+  module.def(
+      "planted",
+      [](const std::string& name, const TensorView& in, const TensorView& out, bool broken) {
+        begin(in, out);
+        run_planted(name, in, out, broken);
+      },
+      py::arg("name"), py::arg("in"), py::arg("out"), py::arg("broken"));
+  module.def(
+      "probe",
+      [](const std::string& name, const TensorView& in, const TensorView& out) {
+        begin(in, out);
+        run_probe(name, in, out);
+      },
+      py::arg("name"), py::arg("in"), py::arg("out"));
 }
 
 }  // namespace specengine::sim

@@ -1,9 +1,18 @@
-// What the simulator's module has beside the ops.
+// What the simulator's module has beside the ops: its switches, and kernels for its own tests, called by name.
 #pragma once
 #include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "base/tensor_view.h"
 
 namespace specengine::sim {
 
 void add_to(pybind11::module_& module);
+
+// planted.cu: kernels with one bug each, which `broken` switches on.
+void run_planted(const std::string& name, const TensorView& in, const TensorView& out, bool broken);
+// probes.cu: one function of the device language each.
+void run_probe(const std::string& name, const TensorView& in, const TensorView& out);
 
 }  // namespace specengine::sim

@@ -17,6 +17,7 @@ from specengine.models.config import ModelConfig
 from specengine.models.rope import rope_tables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
+from specengine.ops.weight import Linear
 from specengine.tree import TreeBatch
 
 
@@ -65,10 +66,14 @@ class Transformer:
                 cos, sin = rope_tables(self.config, max(count, min(2 * have, self.config.max_position)))
                 self._rope = (cos.to(self.device), sin.to(self.device))
 
+    @property
+    def linears(self) -> list[Linear]:
+        """Every linear layer of a pass."""
+        return [self.head, *(x for y in self._layers for x in (y.qkv, y.attention_out, y.gate_up, y.down))]
+
     def weight_bytes(self) -> int:
         """Bytes of weights one pass reads."""
-        linears = [self.head, *(x for y in self._layers for x in (y.qkv, y.attention_out, y.gate_up, y.down))]
-        return sum(linear.nbytes for linear in linears)
+        return sum(linear.nbytes for linear in self.linears)
 
     @torch.inference_mode()
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:

@@ -14,6 +14,7 @@ import torch
 
 from specengine import _C
 from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
+from specengine.ops.autotune import LinearChoices
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Ops:
     decoder: Callable[..., Callable[..., torch.Tensor]]
     linear: Callable[..., torch.Tensor]
     linear_argmax: Callable[..., torch.Tensor]
+    tune: Callable[..., None] | None  # measures how to multiply by a layer: not while a graph is captured
     verify_tree: Callable[..., verify_tree.Accepted]
     compact_kv: Callable[..., None]
 
@@ -53,6 +55,7 @@ native = Ops(
     decoder=decoder.Decoder,
     linear=linear.linear,
     linear_argmax=linear.linear_argmax,
+    tune=None,
     verify_tree=verify_tree.verify_tree,
     compact_kv=compact_kv.compact_kv,
 )
@@ -79,14 +82,16 @@ reference = Ops(
     decoder=partial(decoder.LayerwiseDecoder, _reference_layer),
     linear=linear.linear_reference,
     linear_argmax=linear.linear_argmax_reference,
+    tune=None,
     verify_tree=verify_tree.verify_tree_on_host,
     compact_kv=compact_kv.compact_kv_reference,
 )
 
 
-def cuda_ops(strict: bool = False) -> Ops:
+def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
     """The CUDA kernels; Ops says what strict promises."""
-    product = partial(linear.linear_cuda, strict=strict)
+    choices = LinearChoices(device, strict=strict)
+    product = partial(linear.linear_cuda, choices=choices)
     layer_ops = decoder.LayerOps(
         gather_rows=weight.gather_rows,
         rms_norm=layer.rms_norm,
@@ -107,7 +112,8 @@ def cuda_ops(strict: bool = False) -> Ops:
         pack_blocks=None,
         decoder=partial(decoder.LayerwiseDecoder, layer_ops),
         linear=product,
-        linear_argmax=partial(linear.linear_argmax_cuda, strict=strict),
+        linear_argmax=partial(linear.linear_argmax_cuda, choices=choices),
+        tune=choices.tune,
         verify_tree=verify_tree.verify_tree,
         compact_kv=compact_kv.compact_kv,
     )
@@ -119,4 +125,4 @@ def ops_for(device: torch.device, strict: bool = False) -> Ops:
         return native
     if not _C.cuda_architectures:
         raise ValueError("device: this build has no CUDA kernels; install it again with nvcc >= 12 on PATH")
-    return cuda_ops(strict)
+    return cuda_ops(device, strict)

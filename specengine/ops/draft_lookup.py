@@ -16,7 +16,8 @@ def draft_lookup(history, history_length, final_length, active, row_start, nodes
 
     history: int32 [B, T], the root last.  history_length, final_length (where the sequence ends), active (0: idle):
     int32 [B].  row_start: int32 [B + 1], multiples of N.  ngrams: least and most tokens that are compared.
-    The longest match counts, of equals the newest. Saxena 2023.
+    The longest match counts, of equals the newest; behind the end of the text the draft goes on with itself.
+    Saxena 2023.
     """
     rows, device = len(active) * nodes, history.device
     tokens, parents, depths = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(3))
@@ -39,6 +40,7 @@ def draft_lookup_reference(history, history_length, final_length, active, nodes:
                 match += 1
             if match >= ngrams[0]:
                 best = max(best, (match, end))
-        follow = tokens[best[1] :][:deepest] if best[0] else []
+        loop = tokens[best[1] :]
+        follow = [loop[i % len(loop)] for i in range(deepest)] if best[0] else []
         chains.append([tokens[-1], *follow] if active[b] else [])
     return chains

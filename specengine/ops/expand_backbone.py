@@ -94,7 +94,7 @@ def expand_backbone(
 def expand_backbone_reference(
     logits: torch.Tensor, root: torch.Tensor, widths: Sequence[int], thresholds: Sequence[float] = ()
 ) -> BackboneTrees:
-    batch, levels, vocab = logits.shape
+    batch, levels, _ = logits.shape
     trees = BackboneTrees.empty(batch, 1 + levels * max(widths), logits.device)
     trees.tokens.fill_(-1), trees.parents.fill_(-1), trees.depths.fill_(-1)
     log_probs = logits.double().log_softmax(dim=-1)
@@ -105,7 +105,7 @@ def expand_backbone_reference(
         backbone = 0
         for level in range(levels):
             row = log_probs[b, level]
-            order = sorted(range(vocab), key=lambda v: (-row[v].item(), v))
+            order = row.sort(descending=True, stable=True).indices.tolist()
             width = widths[sum(row[order[0]].exp().item() > t for t in thresholds)]
             parent, backbone = backbone, len(nodes)
             for token in order[:width]:

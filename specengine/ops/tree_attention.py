@@ -14,7 +14,17 @@ from specengine.ops.prefill_attention import causal_attention, masked_attention
 
 
 def tree_attention(
-    q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale: float, window: int
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    lengths,
+    row_start,
+    ancestors,
+    out,
+    scale: float,
+    window: int,
+    strict: bool = False,
 ) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
@@ -23,9 +33,14 @@ def tree_attention(
     ancestors: int32 bits [M, W], bit j set where node j is on the row's path; None: every sequence is a chain.
     window: keys at most window - 1 positions back are visible; 0: all.
     Example: the tree 0 -> 1, 0 -> 2, 2 -> 3 has the bits 0b0001, 0b0011, 0b0101, 0b1101.
-    A row's bits depend on its own path only, not on the tree, the batch or the number of threads.
+    strict: a row's bits depend on its own path only, not on the tree or the batch. So they do on the CPU and with a
+    float32 cache in any case.
+    CUDA: out may also be bfloat16 or float16, a row without ancestor bits is padding and becomes zeros, and None
+    raises ValueError, as does a head dim that is no multiple of 8 or above 256.
     """
-    _C.tree_attention(q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window)
+    arguments = (q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window, strict)
+    workspace = q.new_empty(_C.tree_attention_workspace(*arguments))
+    _C.tree_attention(*arguments, workspace)
 
 
 def tree_attention_cuda(

@@ -76,17 +76,17 @@ class Accepted:
 
 class VerifyWorkspace:
     """Scratch of verify_tree for a batch size: scores float32 [B, V] and counts int32 [B, V], on CUDA zero between
-    calls; candidates int64 [R, S, 2] for up to R rows of logits, which only CUDA needs."""
+    calls; row_states int64 [R, 34] for up to R rows of logits, which only CUDA needs."""
 
     def __init__(self, batch: int, vocab: int, *, device: torch.device | str = "cpu", rows: int = 0) -> None:
         self.scores = torch.zeros(batch, vocab, device=device)
         self.counts = torch.zeros(batch, vocab, dtype=torch.int32, device=device)
-        self.candidates = torch.empty(rows, _C.MAX_SLICES, 2, dtype=torch.int64, device=device)
+        self.row_states = torch.empty(rows, _C.ROW_STATE_WORDS, dtype=torch.int64, device=device)
 
     def part(self, batch: int, rows: int) -> VerifyWorkspace:
         """A smaller one in the same memory."""
         part = object.__new__(VerifyWorkspace)
-        part.scores, part.counts, part.candidates = self.scores[:batch], self.counts[:batch], self.candidates[:rows]
+        part.scores, part.counts, part.row_states = self.scores[:batch], self.counts[:batch], self.row_states[:rows]
         return part
 
 
@@ -104,8 +104,8 @@ def verify_tree(
     decoding; -1 for a row that has none; this needs a workspace). The drawn token depends on (seed, position,
     distribution) alone, so the tokens committed are those of plain decoding.
     Raises ValueError for NaN or infinite scores on the walk, or a parent that is no earlier node. CUDA, where nothing
-    waits for the device, ends such a walk with bonus -1 instead, passes over rows whose token is -1 (padding), and gives
-    a sequence whose root is padding (idle) path_length 0 and bonus -1.
+    waits for the device, ends such a walk with bonus -1 instead, never visits rows whose token is -1 (padding), and
+    gives a sequence whose root is padding (idle) path_length 0 and bonus -1.
     """
     batch, device = len(params.seed), scores.device
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
@@ -143,7 +143,7 @@ def verify_tree(
         accepted.bonus,
         workspace.scores,
         workspace.counts,
-        workspace.candidates[: len(logits)] if logits is not None and len(workspace.candidates) else None,
+        workspace.row_states[: len(logits)] if logits is not None and len(workspace.row_states) else None,
         rule,
     )
     return accepted

@@ -104,7 +104,7 @@ def rope_cache() -> Arguments:
 def tree_attention() -> Arguments:
     cache = dict(zip(PLACE, make_cache(TREES, LENGTHS, 2, 8, torch.float32).place(), strict=True))
     rest = {"ancestors": ancestor_bits(TREES), "out": torch.zeros(8, 4, 8), "scale": 0.3, "window": 0}
-    return {"q": randn(8, 4, 8), **cache, **rest}
+    return {"q": randn(8, 4, 8), **cache, **rest, "strict": False, "workspace": torch.zeros(4)}
 
 
 def projection(rows: int, columns: int, seed: int) -> _C.Projection:
@@ -183,13 +183,13 @@ def verify_tree() -> Arguments:
         "bonus": ints(0, 0),
         "scores": torch.zeros(2, 20),
         "counts": torch.zeros(2, 20, dtype=torch.int32),
-        "candidates": torch.zeros(8, 16, 2, dtype=torch.int64),
+        "row_states": torch.zeros(8, 34, dtype=torch.int64),
     }
 
 
 def verify_tree_drawn() -> Arguments:
     arguments = verify_tree()
-    return {**arguments, "logits": None, "candidates": None, "drawn": arguments["logits"].argmax(dim=1).int()}
+    return {**arguments, "logits": None, "row_states": None, "drawn": arguments["logits"].argmax(dim=1).int()}
 
 
 def compact_kv() -> Arguments:
@@ -210,7 +210,8 @@ OPS: dict[str, Callable[[], Arguments]] = {
 OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
-    *(("tree_attention", "ancestors"), ("decoder_pass", "ancestors"), ("verify_tree", "candidates")),
+    *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
+    ("verify_tree", "row_states"),
 }
 
 

@@ -30,6 +30,7 @@ from tests.ops.arguments import (
 
 CLASSES = {"Projection", "DecoderLayer", "Decoder"}
 NOT_OPS = CLASSES | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
+NOT_OPS |= {"tree_attention_workspace"}
 
 
 def refuse(op: str, arguments: Arguments, message: str) -> None:
@@ -89,6 +90,7 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
     ("decoder_pass", "k_cache"): FLOATS,
+    ("tree_attention", "out"): FLOATS,
 }
 
 
@@ -116,6 +118,7 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0), ("decoder_pass", "workspace", 0)),
+    ("tree_attention", "workspace", 0),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "decoder_pass", "compact_kv")),
     *((op, name, 1) for op in ("verify_tree", "verify_tree drawn") for name in ("history", "path")),
     *(("tree_attention", "ancestors", 1), ("decoder_pass", "ancestors", 1), ("compact_kv", "path", 1)),
@@ -332,6 +335,11 @@ LINEAR_CHANGES = [
         ("tree_attention", {"q": randn(8, 0, 8), "out": torch.zeros(8, 0, 8)}, "q: H=0"),
         ("tree_attention", {"q": randn(8, 514, 8), "out": torch.zeros(8, 514, 8)}, "q: at most 256 query heads"),
         ("tree_attention", {"ancestors": torch.zeros(8, 0, dtype=torch.int32)}, "ancestors: 0 words cannot hold"),
+        (
+            "tree_attention",
+            {"out": torch.zeros(8, 4, 8, dtype=torch.bfloat16)},
+            "out: expected dtype float32 on cpu, got bfloat16",
+        ),
         ("expand_backbone", {"root": ints()}, "root: expected shape"),
         ("decoder_pass", {"workspace": torch.zeros(64, dtype=torch.uint8)}, r"workspace: expected \d+ bytes, got 64"),
         ("decoder_pass", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected shape .*4"),
@@ -363,8 +371,8 @@ def test_trees_too_large_for_their_masks_are_refused(nodes, words, message):
     cache = make_cache([comb(nodes)], [3], 1, 8, torch.float32)
     names = ("k_cache", "v_cache", "block_table", "lengths", "row_start")
     masks = ancestor_bits([comb(nodes)], 9)[:, :words].contiguous()
-    arguments = dict(zip(names, cache.place(), strict=True)) | {"ancestors": masks, "scale": 1.0, "window": 0}
-    refuse("tree_attention", {"q": randn(nodes, 1, 8), "out": randn(nodes, 1, 8), **arguments}, message)
+    arguments = OPS["tree_attention"]() | dict(zip(names, cache.place(), strict=True)) | {"ancestors": masks}
+    refuse("tree_attention", {**arguments, "q": randn(nodes, 1, 8), "out": randn(nodes, 1, 8)}, message)
 
 
 def test_the_message_names_where_an_expected_size_comes_from():

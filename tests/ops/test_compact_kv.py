@@ -70,6 +70,17 @@ def test_every_shape_of_the_cache_matches_the_reference(backend, layers, kv_head
     check(backend, lengths, paths, 40, layers=layers, kv_heads=kv_heads, dim=dim, dtype=dtype)
 
 
+def test_a_cache_at_an_odd_address_is_compacted_too(backend):
+    k, v, table, length = make_caches(2, [62], 40, 2, 8, torch.bfloat16)
+    memory = backend.put(torch.zeros(2 * k.numel() + 1, dtype=k.dtype))
+    odd = memory[1:].view(2, *k.shape)
+    odd[0].copy_(k), odd[1].copy_(v)
+    path = paths_of([[0, 3, 17, 39]], 40)
+    compact_kv(odd[0], odd[1], *(backend.put(argument) for argument in (table, length, *path)))
+    compact_kv_reference(k, v, table, length, *path)
+    assert torch.equal(odd[0].cpu(), k) and torch.equal(odd[1].cpu(), v)
+
+
 @pytest.mark.parametrize("paths", [[[], [], []], [[0], [0], [0]], [list(range(70))] * 3], ids=["none", "root", "all"])
 def test_rows_already_in_place_do_not_move(backend, paths):
     k, v, table, length = make_caches(2, [5, 64, 127], 70, 2, 8, torch.bfloat16)

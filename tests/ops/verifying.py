@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -56,6 +56,15 @@ class Batch:
 
     def arguments(self) -> tuple[torch.Tensor, TreeBatch, SamplingTable, TokenHistory]:
         return self.logits, self.tree, self.params, self.history
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.logits.to(device), *(to_device(part, device) for part in self.arguments()[1:]))
+
+
+def to_device(part, device: torch.device):
+    """A dataclass of tensors with every tensor on the device."""
+    tensors = {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
+    return replace(part, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def history_of(rows: Sequence[Sequence[int]], prompts: Sequence[int]) -> TokenHistory:

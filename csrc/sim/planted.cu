@@ -1,0 +1,335 @@
+// Kernels that do something simple in a correct way or, with `broken`, with the one bug they are named after. A block
+// of 64 threads: in [64] float, out [64] float.
+#include <cstring>
+#include <map>
+#include <stdexcept>
+
+#include "cuda/arch.cuh"
+#include "sim/module.h"
+
+namespace specengine {
+namespace {
+
+constexpr int kThreads = 64;
+constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+
+__global__ void missing_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, rows, kThreads);
+  const int t = threadIdx.x;
+  rows[t] = in[t];
+  if (!broken) __syncthreads();
+  out[t] = rows[(t + 32) % kThreads];
+}
+
+__global__ void missing_second_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, rows, kThreads);
+  const int t = threadIdx.x;
+  float sum = 0;
+  for (int round = 0; round < 3; ++round) {
+    rows[t] = in[t] * round;
+    __syncthreads();
+    sum += rows[(t + 1) % kThreads];
+    if (!broken) __syncthreads();
+  }
+  out[t] = sum;
+}
+
+__global__ void missing_warp_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, rows, kThreads);
+  const int t = threadIdx.x;
+  rows[t] = in[t];
+  if (!broken) __syncwarp();
+  out[t] = rows[t ^ 1];
+}
+
+__global__ void warp_barrier_of_others(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, rows, kThreads);
+  const int t = threadIdx.x, pair = t % 32 / 2 * 2;
+  rows[t] = in[t];
+  __syncwarp(3u << pair);
+  if (!broken) __syncwarp();
+  out[t] = rows[t ^ 2];
+}
+
+__global__ void shuffle_as_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, rows, kThreads);
+  const int t = threadIdx.x;
+  rows[t] = in[t];
+  __shfl_sync(kAllLanes, t, 0);
+  if (!broken) __syncwarp();
+  out[t] = rows[t ^ 1];
+}
+
+__global__ void bytes_without_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(uint8_t, codes, kThreads);
+  const int t = threadIdx.x;
+  codes[t] = static_cast<uint8_t>(in[t]);
+  if (!broken) __syncthreads();
+  out[t] = codes[(t + 33) % kThreads];
+}
+
+__global__ void unprotected_sum(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(int, sum, 1);
+  const int t = threadIdx.x;
+  if (t == 0) sum[0] = 0;
+  __syncthreads();
+  if (broken) {
+    sum[0] += static_cast<int>(in[t]);
+  } else {
+    atomicAdd(&sum[0], static_cast<int>(in[t]));
+  }
+  __syncthreads();
+  out[t] = static_cast<float>(sum[0]);
+}
+
+__global__ void sum_read_too_early(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(int, sum, 1);
+  const int t = threadIdx.x;
+  if (t == 0) sum[0] = 0;
+  __syncthreads();
+  atomicAdd(&sum[0], static_cast<int>(in[t]));
+  if (!broken) __syncthreads();
+  out[t] = static_cast<float>(sum[0]);
+}
+
+__global__ void uninitialised_read(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, rows, kThreads);
+  const int t = threadIdx.x;
+  if (!broken || t != 40) rows[t] = in[t];
+  __syncthreads();
+  out[t] = rows[t];
+}
+
+__global__ void shared_overrun(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, rows, kThreads);
+  SPECENGINE_SHARED(float, next, kThreads);
+  float* const to = rows;
+  const int t = threadIdx.x;
+  next[t] = 0;
+  to[t] = in[t];
+  if (broken && t == 63) to[t + 1] = 1;
+  __syncthreads();
+  out[t] = rows[t] + next[t];
+}
+
+__global__ void dynamic_shared_overrun(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_DYNAMIC_SHARED(float, rows);
+  const int t = threadIdx.x;
+  rows[t + (broken ? 1 : 0)] = in[t];
+  __syncthreads();
+  out[t] = broken ? 0 : rows[t];
+}
+
+__global__ void global_overrun(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = in[t];
+  if (broken && t == 63) out[t + 1] = 0;
+}
+
+__global__ void global_read_overrun(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = in[t];
+  if (broken && t == 0) out[t] = in[-1];
+}
+
+__global__ void copy_overrun(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  if (threadIdx.x == 0) memcpy(out, in, sizeof(float) * (kThreads + (broken ? 1 : 0)));
+}
+
+__global__ void wild_address(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = in[t + (broken ? int64_t{1} << 40 : 0)];
+}
+
+__global__ void array_overrun(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  float own[4] = {1, 2, 3, 4};
+  own[t % 4] = in[t];
+  out[t] = own[t % 4 + (broken ? 4 : 0)];
+}
+
+__global__ void misaligned_vector(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  if (t >= 16) return;
+  const float4 v = *reinterpret_cast<const float4*>(in + 4 * t + (broken ? 1 : 0));
+  out[4 * t] = v.x, out[4 * t + 1] = v.y, out[4 * t + 2] = v.z, out[4 * t + 3] = v.w;
+}
+
+template <typename Array>
+__device__ void through_shared(Array& rows, const float* in, float* out) {
+  const int t = threadIdx.x;
+  rows[t] = in[t];
+  __syncthreads();
+  if (t >= 16) return;
+  *reinterpret_cast<float4*>(out + 4 * t) = *reinterpret_cast<const float4*>(&rows[4 * t]);
+}
+
+__global__ void misaligned_shared_vector(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, any, kThreads);
+  SPECENGINE_SHARED(alignas(16) float, aligned, kThreads);
+  broken ? through_shared(any, in, out) : through_shared(aligned, in, out);
+}
+
+__global__ void divergent_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  if (!broken || t < 16) __syncthreads();
+  out[t] = in[t];
+  __syncthreads();
+}
+
+__global__ void barrier_against_shuffle(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  if (!broken || t < 16) __syncthreads();
+  if (!broken || t >= 16) out[t] = __shfl_xor_sync(kAllLanes, __shfl_xor_sync(kAllLanes, in[t], 1), 1);
+}
+
+__global__ void absent_lane(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = in[t];
+  if (broken && t == 5) return;
+  const float sum = __shfl_xor_sync(kAllLanes, in[t], 1);
+  if (broken) out[t] = sum;
+}
+
+__global__ void mask_without_caller(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = __any_sync(broken ? 1u : 1u << t % 32, 0) ? 0 : in[t];
+}
+
+__global__ void different_masks(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = __shfl_sync(broken && t % 32 >= 16 ? 0xFFFF8000u : kAllLanes, in[t], t % 32);
+}
+
+__global__ void lane_outside_mask(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = in[t];
+  if (t % 32 < 16) out[t] = __shfl_sync(0xFFFFu, in[t], broken ? t + 16 : t % 32);
+}
+
+__global__ void forgotten_wait(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float4, rows, kThreads / 4);
+  const int t = threadIdx.x;
+  if (t < 16) copy_async_16(&rows[t], in + 4 * t, true);
+  commit_copies();
+  if (!broken) wait_for_copies<0>();
+  __syncthreads();
+  out[t] = reinterpret_cast<float*>(rows)[t];
+}
+
+__global__ void wait_for_too_few(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float4, rows, kThreads / 4);
+  const int t = threadIdx.x;
+  if (t < 8) copy_async_16(&rows[t], in + 4 * t, true);
+  commit_copies();
+  if (t >= 8 && t < 16) copy_async_16(&rows[t], in + 4 * t, true);
+  commit_copies();
+  if (broken) {
+    wait_for_copies<1>();
+  } else {
+    wait_for_copies<0>();
+  }
+  __syncthreads();
+  out[t] = reinterpret_cast<float*>(rows)[t];
+}
+
+__global__ void wait_without_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float4, rows, kThreads / 4);
+  const int t = threadIdx.x;
+  if (t < 16) copy_async_16(&rows[t], in + 4 * t, true);
+  commit_copies();
+  wait_for_copies<0>();
+  if (!broken) __syncthreads();
+  out[t] = reinterpret_cast<float*>(rows)[t];
+}
+
+__global__ void forgotten_previous_kernel(const float* in, float* out, bool broken) {
+  if (!broken) wait_for_previous_kernel();
+  out[threadIdx.x] = in[threadIdx.x];
+}
+
+__global__ void too_far_shift(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x, by = broken ? t : t % 32;
+  out[t] = (1u << by) != 0 ? in[t] : 0;
+}
+
+using Kernel = void (*)(const float*, float*, bool);
+#define SPECENGINE_PLANTED(name) {#name, name}
+const std::map<std::string, Kernel> kKernels = {
+    SPECENGINE_PLANTED(missing_barrier),
+    SPECENGINE_PLANTED(missing_second_barrier),
+    SPECENGINE_PLANTED(missing_warp_barrier),
+    SPECENGINE_PLANTED(warp_barrier_of_others),
+    SPECENGINE_PLANTED(shuffle_as_barrier),
+    SPECENGINE_PLANTED(bytes_without_barrier),
+    SPECENGINE_PLANTED(unprotected_sum),
+    SPECENGINE_PLANTED(sum_read_too_early),
+    SPECENGINE_PLANTED(uninitialised_read),
+    SPECENGINE_PLANTED(shared_overrun),
+    SPECENGINE_PLANTED(dynamic_shared_overrun),
+    SPECENGINE_PLANTED(global_overrun),
+    SPECENGINE_PLANTED(global_read_overrun),
+    SPECENGINE_PLANTED(copy_overrun),
+    SPECENGINE_PLANTED(wild_address),
+    SPECENGINE_PLANTED(array_overrun),
+    SPECENGINE_PLANTED(misaligned_vector),
+    SPECENGINE_PLANTED(misaligned_shared_vector),
+    SPECENGINE_PLANTED(divergent_barrier),
+    SPECENGINE_PLANTED(barrier_against_shuffle),
+    SPECENGINE_PLANTED(absent_lane),
+    SPECENGINE_PLANTED(mask_without_caller),
+    SPECENGINE_PLANTED(different_masks),
+    SPECENGINE_PLANTED(lane_outside_mask),
+    SPECENGINE_PLANTED(forgotten_wait),
+    SPECENGINE_PLANTED(wait_for_too_few),
+    SPECENGINE_PLANTED(wait_without_barrier),
+    SPECENGINE_PLANTED(forgotten_previous_kernel),
+    SPECENGINE_PLANTED(too_far_shift),
+};
+
+}  // namespace
+
+void sim::run_planted(const std::string& name, const TensorView& in, const TensorView& out, bool broken) {
+  const auto call = [&](const LaunchConfig& config, Kernel kernel) {
+    launch(config, kernel, in.as<float>(), out.as<float>(), broken);
+  };
+  const Kernel copy = kKernels.at("global_overrun");
+  const unsigned size = broken;
+  if (name == "too_many_threads") return call({"planted", 1, kThreads + size * 1024, 0, nullptr}, copy);
+  if (name == "no_blocks") return call({"planted", 1 - size, kThreads, 0, nullptr}, copy);
+  if (name == "too_many_rows_of_blocks")
+    return call({"planted", dim3(1, 1 + size * 65535), kThreads, 0, nullptr}, copy);
+  if (name == "too_much_shared_memory")
+    return call({"planted", 1, kThreads, 200 * 1024 + size * 28 * 1024, nullptr}, copy);
+  call({"planted", 1, kThreads, sizeof(float) * kThreads, nullptr}, kKernels.at(name));
+}
+
+}  // namespace specengine

@@ -1,0 +1,242 @@
+"""The CUDA kernels of rms_norm, silu_mul and rope_cache against their references in double precision."""
+
+import pytest
+import torch
+
+from specengine.ops.layer import (
+    rms_norm,
+    rms_norm_reference,
+    rope_cache,
+    rope_cache_reference,
+    silu_mul,
+    silu_mul_reference,
+)
+from tests.ops.cases import (
+    CACHE_DTYPES,
+    HEAD_DIMS,
+    HEADS,
+    PREFIX_LENGTHS,
+    chain,
+    comb,
+    depths_of,
+    make_cache,
+    randn,
+    random_tree,
+    star,
+)
+
+EPS = 1e-5
+PRECISION = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+POISON = -77.0
+QUANTISED_REFUSED = r"^out: expected dtype float32 or bfloat16 or float16, got uint8"
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """The relative error of the whole tensor is within its dtype's precision, and nothing is missing."""
+    got, limit = got.cpu(), PRECISION[got.dtype]
+    assert torch.equal(got.isnan(), expected.isnan())
+    error = (got.double() - expected).nan_to_num().norm()
+    assert error <= limit * expected.nan_to_num().norm(), f"{error / expected.nan_to_num().norm():.2e}"
+
+
+def double(arguments):
+    return [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments]
+
+
+def shifted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers one element behind a boundary of 16 bytes."""
+    memory = tensor.new_empty(tensor.numel() + 1)
+    memory[1:] = tensor.flatten()
+    return memory[1:].view(tensor.shape)
+
+
+def normed(backend, residual, delta, weight, dtype, shift=lambda x: x):
+    """(residual, out) after rms_norm on the backend."""
+    residual, weight = shift(backend.put(residual.clone())), shift(backend.put(weight))
+    delta = None if delta is None else shift(backend.put(delta))
+    out = shift(backend.put(torch.full(residual.shape, POISON, dtype=dtype)))
+    rms_norm(residual, delta, weight, out, EPS)
+    return residual.cpu(), out.cpu()
+
+
+def gated(backend, gate_up, dtype, shift=lambda x: x):
+    out = shift(backend.put(torch.full((len(gate_up), gate_up.shape[1] // 2), POISON, dtype=dtype)))
+    silu_mul(shift(backend.put(gate_up)), out)
+    return out.cpu()
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("with_delta", [False, True])
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 7, 8, 20, 130, 576, 1028, 4104])
+def test_rms_norm_matches_its_reference(cuda_backend, columns, with_delta, dtype):
+    rows = 3
+    residual, weight = randn(rows, columns), randn(columns, seed=2)
+    delta = randn(rows, columns, seed=3) if with_delta else None
+    after, out = normed(cuda_backend, residual, delta, weight, dtype)
+    assert torch.equal(after, residual + delta if with_delta else residual)
+    expected = torch.empty(rows, columns, dtype=torch.double)
+    rms_norm_reference(*double((after, None, weight)), expected, EPS)
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("columns", [16384, 16388, 20001])
+def test_rms_norm_takes_rows_that_registers_cannot_hold(cuda_backend, columns):
+    residual, delta, weight = randn(1, columns), randn(1, columns, seed=3), randn(columns, seed=2)
+    after, out = normed(cuda_backend, residual, delta, weight, torch.float32)
+    expected = torch.empty(1, columns, dtype=torch.double)
+    rms_norm_reference(*double((residual, delta, weight)), expected, EPS)
+    assert torch.equal(after, residual + delta)
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 2, 3, 4, 7, 8, 20, 1023, 1024, 1028, 1536])
+def test_silu_mul_matches_its_reference(cuda_backend, columns, dtype):
+    gate_up, expected = 4 * randn(3, 2 * columns), torch.empty(3, columns, dtype=torch.double)
+    silu_mul_reference(gate_up.double(), expected)
+    assert_close(gated(cuda_backend, gate_up, dtype), expected)
+
+
+def test_silu_mul_holds_over_the_whole_range_of_gates(cuda_backend):
+    gate = torch.cat([torch.linspace(-200, 200, 801), torch.tensor([0.0, -0.0, 1e-30, -87.3, 88.0, 3e38, -3e38])])
+    gate_up, expected = torch.cat([gate, torch.ones(len(gate))])[None], torch.empty(1, len(gate))
+    silu_mul_reference(gate_up, expected)
+    torch.testing.assert_close(gated(cuda_backend, gate_up, torch.float32), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_any_number_of_rows_is_taken(cuda_backend, rows):
+    residual, weight, gate_up = randn(rows, 20), randn(20, seed=2), randn(rows, 40)
+    expected = torch.empty(rows, 20, dtype=torch.double)
+    rms_norm_reference(*double((residual, None, weight)), expected, EPS)
+    assert_close(normed(cuda_backend, residual, None, weight, torch.float32)[1], expected)
+    silu_mul_reference(gate_up.double(), expected)
+    assert_close(gated(cuda_backend, gate_up, torch.float32), expected)
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+def test_rows_have_the_same_bits_alone_in_a_batch_and_at_any_address(cuda_backend, dtype):
+    residual, delta, weight, gate_up = randn(9, 52), randn(9, 52, seed=4), randn(52, seed=2), randn(9, 104, seed=3)
+    batch = *normed(cuda_backend, residual, delta, weight, dtype), gated(cuda_backend, gate_up, dtype)
+    alone = [
+        (*normed(cuda_backend, residual[row], delta[row], weight, dtype), gated(cuda_backend, gate_up[row], dtype))
+        for row in (slice(m, m + 1) for m in range(9))
+    ]
+    for got, parts in zip(batch, zip(*alone, strict=True), strict=True):
+        assert torch.equal(got, torch.cat(parts))
+    there = normed(cuda_backend, residual, delta, weight, dtype, shifted)
+    for got, same in zip(batch, (*there, gated(cuda_backend, gate_up, dtype, shifted)), strict=True):
+        assert torch.equal(got, same)
+
+
+def test_nan_reaches_the_output_of_its_row_and_no_other(cuda_backend):
+    residual, delta, weight = randn(9, 20), randn(9, 20, seed=2), randn(20, seed=3)
+    delta[4, 17] = torch.nan
+    _, out = normed(cuda_backend, residual, delta, weight, torch.float32)
+    assert out[4].isnan().all() and out.isnan().sum() == 20
+    gate_up = randn(9, 40)
+    gate_up[2, 1], gate_up[2, 19], gate_up[5, 20 + 8] = torch.nan, torch.nan, torch.nan
+    out = gated(cuda_backend, gate_up, torch.bfloat16)
+    assert [tuple(x) for x in out.isnan().nonzero().tolist()] == [(2, 1), (2, 19), (5, 8)]
+
+
+def test_quantised_rows_are_refused(cuda_backend):
+    rows, columns = cuda_backend.put(torch.zeros(2, 1, 44, dtype=torch.uint8)), cuda_backend.put(randn(2, 32))
+    with pytest.raises(ValueError, match=QUANTISED_REFUSED):
+        rms_norm(columns, None, columns[0], rows, EPS)
+    with pytest.raises(ValueError, match=QUANTISED_REFUSED):
+        silu_mul(cuda_backend.put(randn(2, 64)), rows)
+
+
+def rope_tables(positions: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angle = torch.arange(positions)[:, None] / 100.0 ** (torch.arange(dim // 2) / (dim // 2))
+    return angle.cos().contiguous(), angle.sin().contiguous()
+
+
+def rope_arguments(trees, lengths, heads, kv_heads, dim, dtype, norms=(True, True)):
+    """Everything but q, whose slots of the cache are poisoned: the cache's other slots hold NaN or the prefix."""
+    cache = make_cache(trees, lengths, kv_heads, dim, dtype)
+    rows = int(cache.row_start[-1])
+    q_norm, k_norm = (randn(dim, seed=4 + i) if norm else None for i, norm in enumerate(norms))
+    qkv = randn(rows, (heads + 2 * kv_heads) * dim, seed=3)
+    positions = int(depths_of(trees).max()) + max(lengths) + 1
+    return [qkv, *rope_tables(positions, dim), q_norm, k_norm, depths_of(trees), *cache.place()]
+
+
+def roped(backend, arguments, heads, dim):
+    """(q, k_cache, v_cache) after rope_cache on the backend."""
+    there = [None if x is None else backend.put(x.clone()) for x in arguments]
+    q = backend.put(torch.full((len(arguments[0]), heads, dim), POISON))
+    rope_cache(*there, q, EPS)
+    return q.cpu(), there[6].cpu(), there[7].cpu()
+
+
+def check_rope(backend, arguments, heads, dim):
+    q, k, v = roped(backend, arguments, heads, dim)
+    expected_q, expected = torch.empty(q.shape, dtype=torch.double), double(list(arguments))
+    rope_cache_reference(*expected, expected_q, EPS)
+    assert_close(q, expected_q)
+    assert_close(k, expected[6])
+    assert torch.equal(v.nan_to_num(POISON), expected[7].to(v.dtype).nan_to_num(POISON))
+    return q, k, v
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_rope_cache_matches_its_reference_for_every_head_grouping(cuda_backend, heads, kv_heads, dtype):
+    trees, lengths = [comb(20), chain(3), star(9)], [70, 0, 62]
+    check_rope(cuda_backend, rope_arguments(trees, lengths, heads, kv_heads, 16, dtype), heads, 16)
+
+
+@pytest.mark.parametrize("dim", [2, *HEAD_DIMS])
+@pytest.mark.parametrize("norms", [(False, False), (True, False), (False, True)])
+def test_rope_cache_matches_its_reference_for_every_head_dim(cuda_backend, dim, norms):
+    trees, lengths = [random_tree(7), chain(5)], [61, 130]
+    check_rope(cuda_backend, rope_arguments(trees, lengths, 3, 1, dim, torch.float32, norms), 3, dim)
+
+
+@pytest.mark.parametrize("length", PREFIX_LENGTHS)
+def test_rope_cache_writes_the_right_slots_at_page_edges(cuda_backend, length):
+    trees = [random_tree(70, seed=length)]
+    check_rope(cuda_backend, rope_arguments(trees, [length], 2, 1, 8, torch.bfloat16), 2, 8)
+
+
+def test_rope_cache_finds_the_sequence_of_every_row_among_many(cuda_backend):
+    trees, lengths = [chain(1 + b % 3) for b in range(70)], [b % 5 for b in range(70)]
+    arguments = rope_arguments(trees, lengths, 1, 1, 8, torch.float32)
+    check_rope(cuda_backend, arguments, 1, 8)
+
+
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+def test_padding_rows_become_zeros_and_leave_the_cache_alone(cuda_backend, dtype):
+    trees, lengths = [chain(5), star(5), chain(5)], [60, 0, 7]
+    arguments = rope_arguments(trees, lengths, 4, 2, 16, dtype)
+    depths, row_start = arguments[5], arguments[10]
+    depths[3:5], depths[9], row_start[3] = -1, -1, 13  # the last two rows belong to no sequence
+    arguments[0][13:] = torch.nan
+    q, _, _ = check_rope(cuda_backend, arguments, 4, 16)
+    padding = [3, 4, 9, 13, 14]
+    assert q[padding].eq(0).all() and q.abs().sum(dim=(1, 2)).eq(0).sum() == len(padding)
+
+
+def test_a_node_is_rotated_to_the_same_bits_as_its_token_in_plain_decoding(cuda_backend):
+    tree, length, dim = random_tree(33, seed=6), 50, 20
+    arguments = rope_arguments([tree], [length], 4, 2, dim, torch.bfloat16)
+    q, k, _ = roped(cuda_backend, arguments, 4, dim)
+    lengths = [length + depth for depth in depths_of([tree]).tolist()]
+    alone = rope_arguments([[-1]] * 33, lengths, 4, 2, dim, torch.bfloat16)
+    alone[:5] = arguments[:5]
+    decoded, keys, _ = roped(cuda_backend, alone, 4, dim)
+    assert torch.equal(q, decoded)
+    for row, at in enumerate(lengths):
+        slot, page = length + row, int(arguments[8][0, (length + row) // 64])
+        other = int(alone[8][row, at // 64])
+        assert torch.equal(k[page, :, slot % 64], keys[other, :, at % 64])
+
+
+def test_heads_too_wide_for_the_kernel_are_refused(cuda_backend):
+    arguments = [
+        None if x is None else cuda_backend.put(x) for x in rope_arguments([[-1]], [0], 1, 1, 258, torch.float32)
+    ]
+    with pytest.raises(ValueError, match=r"^k_cache: head dim 258, at most 256"):
+        rope_cache(*arguments, cuda_backend.put(torch.zeros(1, 1, 258)), EPS)

@@ -1,0 +1,327 @@
+"""tree_attention's CUDA kernels, simulated and on a GPU, against softmax attention over each node's path in float64.
+
+Slots that no node may read hold NaN, and so do outputs and workspaces before each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from specengine import _C
+from specengine.ops import tree_attention as module
+from tests.ops.cases import (
+    CACHE_DTYPES,
+    HEADS,
+    NODE_COUNTS,
+    PREFIX_LENGTHS,
+    Cache,
+    Parents,
+    ancestor_bits,
+    chain,
+    comb,
+    make_cache,
+    path_to,
+    randn,
+    random_tree,
+    star,
+)
+from tests.ops.conftest import Backend
+
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+KERNELS = [(dtype, strict) for dtype in CACHE_DTYPES for strict in (False, True)][1:]  # float32 is always strict
+HALF_KERNELS = [(torch.bfloat16, False), (torch.float16, False)]
+HEAD_DIMS = (8, 24, 64, 80, 96, 128, 136, 256)
+MIXED = ([comb(33), [-1], star(65), random_tree(40, 3), chain(7)], [129, 64, 0, 63, 300])
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Fills what torch allocates without a value with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+kernels = pytest.mark.parametrize("dtype, strict", KERNELS, ids=str)
+
+
+@dataclass
+class Problem:
+    """Trees on a cache, each of `width` rows (None: as many as nodes); rows behind a tree are padding."""
+
+    trees: list[Parents]
+    lengths: list[int]
+    heads: int
+    cache: Cache
+    q: torch.Tensor
+    ancestors: torch.Tensor
+    rows: list[tuple[int, int] | None]  # (sequence, node), None for padding
+
+    def arguments(self, backend: Backend, strict=False, window=0, out_dtype=torch.float32) -> tuple:
+        poison = torch.full_like(self.q, torch.nan, dtype=out_dtype)
+        tensors = (backend.put(t) for t in (self.q, *self.cache.place(), self.ancestors, poison))
+        return (*tensors, self.q.shape[-1] ** -0.5, window, strict)
+
+    def run(self, *args, **options) -> torch.Tensor:
+        arguments = self.arguments(*args, **options)
+        module.tree_attention(*arguments)
+        return arguments[7].cpu()
+
+    def expected(self, window=0) -> torch.Tensor:
+        out = torch.zeros(self.q.shape, dtype=torch.float64)
+        group = self.heads // self.cache.k.shape[1]
+        for row, place in enumerate(self.rows):
+            if place is None:
+                continue
+            b, node = place
+            length = self.lengths[b]
+            slots = [*range(length), *(length + i for i in path_to(self.trees[b], node))][-window:]
+            keys, values = self.cache.rows(b, length + len(self.trees[b]))
+            keys, values = (x[slots].double().repeat_interleave(group, dim=1) for x in (keys, values))
+            scores = torch.einsum("hd,shd->hs", self.q[row].double(), keys) * self.q.shape[-1] ** -0.5
+            out[row] = torch.einsum("hs,shd->hd", scores.softmax(dim=1), values)
+        return out
+
+
+def problem(
+    trees, lengths, heads=4, kv_heads=2, dim=16, dtype=torch.float32, width: int | None = None, words: int | None = None
+) -> Problem:
+    padded = [tree + [0] * ((width or len(tree)) - len(tree)) for tree in trees]
+    cache = make_cache(padded, lengths, kv_heads, dim, dtype)
+    ancestors = ancestor_bits(padded, words)
+    rows = [(b, node) if node < len(trees[b]) else None for b, tree in enumerate(padded) for node in range(len(tree))]
+    starts = cache.row_start.tolist()
+    for row, place in enumerate(rows):
+        if place is None:
+            ancestors[row] = 0
+            b = next(b for b in range(len(trees)) if row < starts[b + 1])
+            slot = lengths[b] + row - starts[b]
+            for side in (cache.k, cache.v):
+                side[int(cache.block_table[b, slot // 64]), :, slot % 64] = torch.nan
+    return Problem(trees, lengths, heads, cache, 2 * randn(len(rows), heads, dim, seed=9), ancestors, rows)
+
+
+def error_of(out: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def check(backend: Backend, trees, lengths, dtype, strict, window=0, **sizes) -> None:
+    case = problem(trees, lengths, dtype=dtype, **sizes)
+    expected, out = case.expected(window), case.run(backend, strict, window)
+    assert error_of(out, expected) <= TOLERANCE[torch.float32 if strict else dtype]
+    padding = [row for row, place in enumerate(case.rows) if place is None]
+    assert (out[padding] == 0).all()
+
+
+@kernels
+@pytest.mark.parametrize("nodes", NODE_COUNTS)
+def test_every_node_count_matches(cuda_backend, nodes, dtype, strict):
+    for shape in (chain, comb) if nodes < 256 else (random_tree,):
+        check(cuda_backend, [shape(nodes)], [65], dtype, strict)
+
+
+@kernels
+@pytest.mark.parametrize("length", PREFIX_LENGTHS)
+def test_every_prefix_length_matches(cuda_backend, length, dtype, strict):
+    check(cuda_backend, [[-1]], [length], dtype, strict)
+    check(cuda_backend, [random_tree(37, length)], [length], dtype, strict)
+
+
+@kernels
+@pytest.mark.parametrize("heads, kv_heads", [*HEADS, (7, 1), (40, 2)])
+def test_sequences_of_different_lengths_and_trees_share_a_call(cuda_backend, heads, kv_heads, dtype, strict):
+    check(cuda_backend, *MIXED, dtype, strict, heads=heads, kv_heads=kv_heads)
+
+
+@kernels
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+def test_every_head_dim_matches(cuda_backend, dim, dtype, strict):
+    check(cuda_backend, [comb(20), random_tree(9)], [100, 3], dtype, strict, dim=dim)
+    check(cuda_backend, [comb(3), chain(2)], [100, 30], dtype, strict, dim=dim)  # a small tile
+
+
+@kernels
+@pytest.mark.parametrize("window", [1, 2, 16, 63, 64, 65, 100, 10**12])
+def test_every_sliding_window_matches(cuda_backend, window, dtype, strict):
+    check(cuda_backend, *MIXED, dtype, strict, window=window)
+
+
+@kernels
+def test_padding_becomes_zeros_and_its_slots_are_not_read(cuda_backend, dtype, strict):
+    check(cuda_backend, [comb(5), [], chain(16), [-1]], [70, 0, 3, 63], dtype, strict, width=16)
+    check(cuda_backend, [[-1], [], [-1], []], [200, 64, 0, 0], dtype, strict, width=1)
+
+
+@kernels
+def test_many_short_sequences_and_none_with_rows_are_accepted(cuda_backend, dtype, strict):
+    check(cuda_backend, [[-1], [], chain(2)] * 23, list(range(69)), dtype, strict, kv_heads=1)
+    check(cuda_backend, [[], [], []], [5, 0, 64], dtype, strict)
+    check(cuda_backend, [], [], dtype, strict)
+
+
+@kernels
+@pytest.mark.parametrize("nodes, length", [(5, 2000), (70, 1990), (3, 4500)])
+def test_a_long_prefix_is_split(cuda_backend, nodes, length, dtype, strict):
+    check(cuda_backend, [comb(nodes), [-1]], [length, 130], dtype, strict, heads=2, kv_heads=1, dim=64)
+    check(cuda_backend, [comb(nodes), [-1]], [length, 130], dtype, strict, heads=2, kv_heads=1, window=700)
+
+
+@pytest.fixture
+def multiprocessors(cuda_backend: Backend) -> Iterator[Callable[[int], None]]:
+    """Sets the simulated device's number of multiprocessors."""
+    yield module._C.set_multiprocessors
+    module._C.set_multiprocessors(4)
+
+
+only_simulated = pytest.mark.parametrize("cuda_backend", [pytest.param("sim", marks=pytest.mark.sim)], indirect=True)
+
+
+@only_simulated
+@pytest.mark.parametrize("nodes", [2, 40])
+@pytest.mark.parametrize("count", [1, 3, 16, 1000])
+def test_any_number_of_splits_matches(cuda_backend, multiprocessors, count, nodes):
+    multiprocessors(count)
+    check(cuda_backend, [comb(nodes), chain(3)], [900, 64], torch.bfloat16, strict=False)
+    check(cuda_backend, [comb(nodes), chain(3)], [900, 64], torch.float16, strict=False, window=300)
+
+
+@only_simulated
+@pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+def test_the_number_of_multiprocessors_changes_no_bit_in_strict_mode(cuda_backend, multiprocessors, dtype):
+    case, outs = problem([comb(5), chain(3)], [900, 64], dtype=dtype), []
+    for count in (1, 1000):
+        multiprocessors(count)
+        outs.append(case.run(cuda_backend, strict=True))
+    assert torch.equal(*outs)
+
+
+@kernels
+@pytest.mark.parametrize("out_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("length", [30, 700])
+def test_the_output_may_be_rounded_to_any_float_dtype(cuda_backend, length, out_dtype, dtype, strict):
+    case = problem([comb(9)], [length], dtype=dtype)
+    exact = case.run(cuda_backend, strict)
+    assert torch.equal(case.run(cuda_backend, strict, out_dtype=out_dtype), exact.to(out_dtype))
+
+
+@kernels
+def test_wider_masks_than_needed_change_nothing(cuda_backend, dtype, strict):
+    narrow, wide = (problem([comb(20)], [70], dtype=dtype, words=words) for words in (None, 11))
+    assert torch.equal(narrow.run(cuda_backend, strict), wide.run(cuda_backend, strict))
+
+
+@kernels
+def test_large_scores_do_not_overflow(cuda_backend, dtype, strict):
+    case = problem([comb(9)], [80], dtype=dtype)
+    case.q *= 200
+    assert error_of(case.run(cuda_backend, strict), case.expected()) < 0.02
+
+
+strict_caches = pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
+STRICT_SIZES = [(2, 1, 8, 0), (6, 2, 64, 0), (6, 2, 64, 70), (2, 1, 128, 0), (9, 1, 136, 200)]  # H, K, D, window
+
+
+def moved(case: Problem, in_prefix: bool) -> tuple[Problem, list[int]]:
+    """Every node as the last of a sequence of its own, on a chain or behind a prefix; and where those rows are."""
+    trees, lengths, rows, queries = [], [], [], []
+    for row, (b, node) in enumerate(case.rows):
+        length, path = case.lengths[b], path_to(case.trees[b], node)
+        slots = [*range(length), *(length + i for i in path)]
+        rows.append([side[slots] for side in case.cache.rows(b, length + len(case.trees[b]))])
+        trees.append([-1] if in_prefix else chain(len(path)))
+        lengths.append(len(slots) - len(trees[-1]))
+        others = [] if in_prefix else [row - node + i for i in path[:-1]]
+        queries.append(case.q[[*others, row]])
+    _, kv_heads, _, dim = case.cache.k.shape
+    cache = make_cache(trees, lengths, kv_heads, dim, case.cache.k.dtype, seed=8, rows=rows)
+    places = [(b, node) for b, tree in enumerate(trees) for node in range(len(tree))]
+    last = (cache.row_start[1:] - 1).tolist()
+    return Problem(trees, lengths, case.heads, cache, torch.cat(queries), ancestor_bits(trees), places), last
+
+
+@strict_caches
+@pytest.mark.parametrize("heads, kv_heads, dim, window", STRICT_SIZES)
+@pytest.mark.parametrize("in_prefix", [False, True], ids=["chain", "prefix"])
+def test_a_strict_node_has_the_bits_of_its_path(cuda_backend, in_prefix, heads, kv_heads, dim, window, dtype):
+    case = problem([random_tree(24, 4), comb(14), star(3)], [120, 253, 0], heads, kv_heads, dim, dtype)
+    path, last = moved(case, in_prefix)
+    strict = case.run(cuda_backend, True, window)
+    assert torch.equal(path.run(cuda_backend, True, window)[last], strict)
+
+
+def test_without_strict_mode_a_node_may_have_other_bits(cuda_backend):
+    case = problem([random_tree(24, 4)], [120], dtype=torch.bfloat16)
+    path, last = moved(case, in_prefix=True)
+    assert not torch.equal(path.run(cuda_backend)[last], case.run(cuda_backend))
+
+
+@strict_caches
+@pytest.mark.parametrize("window", [0, 300])
+def test_neither_the_batch_nor_padding_changes_a_bit_in_strict_mode(cuda_backend, window, dtype):
+    trees, lengths = [comb(9), [-1], chain(12)], [125, 2500, 0]
+    together = problem(trees, lengths, 2, 1, 64, dtype, width=20)
+    out, starts = together.run(cuda_backend, True, window), together.cache.row_start.tolist()
+    for b, tree in enumerate(trees):
+        rows = slice(starts[b], starts[b] + len(tree))
+        start, cache = torch.tensor([0, len(tree)], dtype=torch.int32), together.cache
+        pages = -(-(lengths[b] + len(tree)) // 64)
+        table = cache.block_table[b : b + 1, :pages].contiguous()
+        alone = Cache(cache.k, cache.v, table, cache.lengths[b : b + 1], start)
+        q, ancestors = together.q[rows], together.ancestors[rows].contiguous()
+        case = Problem([tree], [lengths[b]], 2, alone, q, ancestors, [])
+        assert torch.equal(case.run(cuda_backend, True, window), out[rows])
+
+
+@strict_caches
+@pytest.mark.parametrize("side", ["k", "v"])
+def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, dtype):
+    tree, length, poisoned = random_tree(40, 2), 30, 3
+    case = problem([tree], [length], dtype=dtype)
+    clean = case.run(cuda_backend, True)
+    slot = length + poisoned
+    getattr(case.cache, side)[int(case.cache.block_table[0, slot // 64]), 1, slot % 64, 15] = torch.nan
+    out = case.run(cuda_backend, True)
+    sees = torch.tensor([poisoned in path_to(tree, node) for node in range(40)])
+    assert 0 < sees.sum() < 40
+    assert torch.equal(out[:, :2], clean[:, :2]), "the other key/value head"
+    assert torch.equal(out[~sees], clean[~sees])
+    assert out[sees][:, 2:, 15].isnan().all()
+
+
+@only_simulated
+@pytest.mark.parametrize(
+    "dim, changes, message",
+    [
+        (16, {6: None}, "ancestors: expected the bits of every row on cuda, got None"),
+        (20, {}, "k_cache: expected a head dim that is a multiple of 8, at most 256, on cuda, got D=20"),
+        (264, {}, "k_cache: expected a head dim"),
+        (16, {11: torch.zeros(100)}, r"workspace: expected at least \d+ floats, got 100"),
+        (16, {11: None}, r"workspace: expected at least \d+ floats, got 0"),
+        (16, {0: torch.zeros(9 * 4 * 16 + 1)[1:].view(9, 4, 16)}, "q: expected memory aligned to 16 bytes"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, message):
+    arguments = [*problem([comb(9)], [900], dim=dim).arguments(cuda_backend), torch.zeros(100_000)]
+    for index, value in changes.items():
+        arguments[index] = value
+    with pytest.raises(ValueError, match=f"^{message}"):
+        module._C.tree_attention(*arguments)
+    assert arguments[7].isnan().all()
+
+
+def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_backend):
+    case = problem([[-1]], [5], heads=2, kv_heads=1, dim=8)
+    splits = []
+    for pages in (2, 4, 32, 96, 224, 3200):
+        case.cache.block_table = torch.zeros(1, pages, dtype=torch.int32)
+        splits.append(module._C.tree_attention_workspace(*case.arguments(cuda_backend, True)) // (2 * (8 + 2)))
+    assert splits == [0, 2, 16, 32, 48, 107]
+
+
+def test_the_cpu_needs_no_workspace():
+    case = problem([comb(9)], [900])
+    assert _C.tree_attention_workspace(*case.arguments(Backend("cpu", torch.device("cpu")))) == 0
