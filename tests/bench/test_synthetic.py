@@ -11,10 +11,14 @@ from specengine import Engine, SamplingParams
 from specengine.bench import draft_cost
 from specengine.bench.__main__ import app
 from specengine.bench.draft_cost import Eagle3, FastEagle
-from specengine.bench.run import split_drafters
+from specengine.bench.questions import Question
+from specengine.bench.report import run_dicts
+from specengine.bench.run import measure, split_drafters
 from specengine.bench.synthetic import PERIOD, Synthetic, SyntheticEngine, is_synthetic, open_engine
 from specengine.models.loading import load_model
+from specengine.ops import cuda_ops
 from specengine.tree import TreeBatch
+from specengine.types import PHASES
 
 TINY = "random:tiny-llama"
 RATES = (0.9, 0.75, 0.5)
@@ -155,3 +159,46 @@ def test_the_command_measures_them_beside_the_others(tmp_path):
     assert synthetic["drafter"] == f"{CHAIN},k=2" and synthetic["tau"] > 1.5 and none["tau"] == 1
     assert synthetic["identical"].startswith("0/")  # it changes the text
     assert none["bandwidth_fraction"] > 0 and "of the memory's speed" in " ".join(result.stdout.split())
+
+
+# ---- on the device
+
+
+@pytest.fixture
+def device_model(cuda_backend):
+    ops = cuda_ops(cuda_backend.device)
+    return load_model(TINY, device=cuda_backend.device.type, dtype="bfloat16", ops=ops)
+
+
+@pytest.mark.parametrize("options", ["", ",k=3,cost=fasteagle", ",cost=eagle3"])
+def test_the_device_accepts_the_same(device_model, options):
+    engine = open_engine(device_model, CHAIN + options, max_batch_size=2)
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True, trace=True)
+    outputs = engine.generate([[9] * 3, [8] * 70], params)
+    for output in outputs:
+        assert len(output.token_ids) == 16
+        check_acceptance(engine.drafter, output)
+
+
+def test_cycles_on_the_device_are_timed_by_phase(device_model):
+    (run, other) = measure(
+        device_model,
+        ["none", f"{CHAIN},k=2,cost=fasteagle"],
+        [Question("a", ("x",), tokens=70)],
+        SamplingParams(max_new_tokens=12, ignore_eos=True),
+        repetitions=1,
+    )
+    assert set(run.device_seconds) == set(PHASES[:-1])
+    assert set(other.device_seconds) == {*PHASES[:-1], "expand", "bend"}
+    assert all(seconds > 0 for seconds in other.device_seconds.values())
+    rows = run_dicts([run, other], rule="match", temperature=0.0, floor_seconds=1e-6, token_seconds=1e-9)
+    for row, each in zip(rows, (run, other), strict=True):
+        wall = 1e3 * (each.median.seconds - each.median.prefill_seconds) / each.median.passes
+        assert sum(row["ms_per_cycle"].values()) == pytest.approx(wall)
+        assert row["bandwidth_fraction"] > 0
+    json.dumps(rows)
+
+
+def test_only_cycles_on_the_device_have_clocks(tiny):
+    with pytest.raises(ValueError, match="on the device"), open_engine(tiny, "none").timed_phases():
+        pass
