@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specengine.bench.machine import commit, machine, versions
+from specengine.bench.kernels import gpu, kernels_table, time_kernels
+from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
 from specengine.bench.perplexity import perplexities, perplexity_table
 from specengine.bench.prefill import prefill_table
@@ -77,6 +78,10 @@ def bench(
     perplexity: Annotated[
         bool, typer.Option("--perplexity", help="Only this: the model's perplexity in every dtype (or in --dtype).")
     ] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option("--kernels", help="Only this, on a GPU: every kernel against PyTorch and the bytes it moves."),
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")] = None,
 ) -> None:
     """Measure drafters, and other engines, against plain decoding on the same questions, and compare their answers."""
@@ -85,8 +90,12 @@ def bench(
             raise ValueError(f"json: cannot write {str(json_file)!r}, its folder does not exist or is read-only")
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         results: dict[str, Any] = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
-        results["model"] = model
-        if perplexity:
+        if kernels:
+            speed = bandwidth(gpu())
+            results |= {"copy_bytes_per_second": speed, "kernels": time_kernels(gpu(), speed)}
+            tables = [kernels_table(results["kernels"], speed)]
+        elif perplexity:
+            results["model"] = model
             results["perplexity"] = perplexities(model, device=device, dtype=dtype)
             tables = [perplexity_table(results["perplexity"], f"{model}, perplexity of the text in the package")]
         else:
@@ -105,6 +114,7 @@ def bench(
             params = SamplingParams(
                 max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
             )
+            results["model"] = model
             results["questions_file"] = ", ".join(file.name for file in files) if questions else "built-in"
             results |= run_plan(plan, load_model(model, device=device, dtype=dtype), asked, params)
             tables = _tables(results)

@@ -57,6 +57,7 @@ class DraftCost:
         self.target, self.nodes = target, nodes
         self.net = Transformer(RandomCheckpoint(config, seed=1), dtype, target.device, target.ops)
         self.net.ensure_positions(c.max_position)
+        self.net.tune()
         self._longest = max(0, c.max_position - positions)
         self._table_width = -(-(c.max_position + nodes) // PAGE_SIZE)
         self._places: dict[int, Place] = {}

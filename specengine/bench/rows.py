@@ -32,6 +32,7 @@ def time_rows(target: Transformer, counts: Sequence[int], prefix: int = PREFIX) 
     tokens = [i % target.config.vocab_size for i in range(prefix + counts[-1])]
     chains = [DraftTree(tokens[prefix : prefix + n], range(-1, n - 1)) for n in counts]
     target.ensure_positions(len(tokens))
+    target.tune()
     cache = target.new_cache()
     pages = cache.allocate(len(tokens))
     for start in range(0, prefix, target.ops.prefill_rows):
