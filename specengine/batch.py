@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -11,6 +10,7 @@ import torch
 from specengine.drafters.base import Drafter
 from specengine.kv_cache import KVCache
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.phase_clock import HostClock
 from specengine.sequence import Sequence
 from specengine.tree import DraftTree, TreeBatch
 
@@ -45,17 +45,17 @@ class Batch:
 
     def step(self) -> None:
         """One cycle."""
-        self._times = [time.perf_counter()]
+        self._clock = HostClock()
         self._cycle(self)
         for sequence in self.sequences:
-            sequence.count_time(self._times)
+            sequence.count_time(self._clock.seconds)
 
     def close(self) -> None:
         """Nothing is ever under way between two steps."""
 
     def mark(self, phase: str) -> None:
         """Notes that a phase has ended."""
-        self._times.append(time.perf_counter())
+        self._clock.mark(phase)
 
     def draft(self, drafter: Drafter) -> TreeBatch:
         self._trees = drafter.draft(self.sequences)

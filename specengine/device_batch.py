@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 
 import torch
 
@@ -13,6 +13,7 @@ from specengine.batch import commit_run
 from specengine.drafters.base import Drafter
 from specengine.graphs import Graphs
 from specengine.ops.commit_tokens import record_width
+from specengine.phase_clock import HostClock
 from specengine.resident import ResidentState
 from specengine.sequence import Sequence
 from specengine.tree import DraftTree
@@ -34,6 +35,18 @@ class DeviceCycles:
 
     def batch(self, sequences: Seq[Sequence]) -> DeviceBatch:
         return DeviceBatch(sequences, self)
+
+    @contextmanager
+    def timed(self) -> Iterator[list[dict[str, float]]]:
+        """Meanwhile cycles wait for each other; gives the seconds by phase that each of them took on the device.
+
+        To be entered and left between two batches.
+        """
+        plain, self.graphs = self.graphs, self.graphs.clocked()
+        try:
+            yield self.graphs.timings
+        finally:
+            self.graphs = plain
 
     def launch(self, size: int, nodes: int) -> Callable[[], list[list[int]]]:
         """Starts a cycle; the result waits for it and gives one record per slot."""
@@ -80,11 +93,11 @@ class DeviceBatch:
             cycles.loaded = self
         while len(self._launched) < self._ahead:
             self._launch()
-        begin = time.perf_counter()
+        clock = HostClock()
         records = self._launched.popleft()()
-        end = time.perf_counter()
+        clock.mark("verify")  # the wait for the whole cycle; see timed()
         for sequence in self.sequences:
-            sequence.count_time([begin, begin, end])  # the wait for the device; a graph's phases have no clock
+            sequence.count_time(clock.seconds)
         self._commit(records)
 
     def close(self) -> None:

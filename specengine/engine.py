@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from pathlib import Path
 
 from specengine.batch import Batch
@@ -17,6 +18,7 @@ from specengine.device_batch import DeviceBatch
 from specengine.drafters import Drafter, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
 from specengine.models.loading import LoadedModel, load_model
+from specengine.models.transformer import TargetOutput
 from specengine.prompts import as_prompts, encode_prompt
 from specengine.resident import Slots
 from specengine.rules import parse_rule
@@ -143,6 +145,15 @@ class Engine:
         finally:
             self._release(active)
 
+    @contextmanager
+    def timed_phases(self) -> Iterator[list[dict[str, float]]]:
+        """For measurements where cycles run on the device: meanwhile they wait for each other, and each adds to the
+        list the seconds its phases took there. Raises ValueError elsewhere."""
+        if not self._cycles:
+            raise ValueError("device: only cycles on the device have clocks of their own")
+        with self._cycles.timed() as timings:
+            yield timings
+
     def _batch(self, sequences: Seq[Sequence]) -> Batch | DeviceBatch:
         if self._cycles:
             return self._cycles.batch(sequences)
@@ -186,7 +197,7 @@ class Engine:
         target = self.model.target
         tree = batch.draft(self.drafter)
         batch.mark("draft")
-        out = target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
+        out = self._forward(tree, batch)
         batch.mark("verify")
         accepted = target.ops.verify_tree(
             out.scores, tree, batch.params, batch.history, batch.workspace, rule=self.rule.name
@@ -196,6 +207,9 @@ class Engine:
         self.cache.compact(batch.cache, accepted, target.ops)
         batch.mark("compact")
         batch.observe(self.drafter, out.features)
+
+    def _forward(self, tree: TreeBatch, batch: Batch | Slots) -> TargetOutput:
+        return self.model.target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
 
     def _release(self, sequences: Iterable[Sequence]) -> None:
         # Takes no turn: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.

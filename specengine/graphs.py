@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from specengine import _C
+from specengine.phase_clock import DeviceClock, HostClock
 from specengine.resident import ResidentState, Slots
 from specengine.tree_choice import WidthChoice
 
@@ -29,13 +31,23 @@ class Graphs:
     """cycle(slots) for every bucket and width, as a CUDA graph or, with capture=False, as plain calls.
 
     On a machine without CUDA (the simulator) only plain calls are possible. adaptive: choose(size) picks the width that
-    pays by measured times and the acceptance seen; else always the largest.
+    pays by measured times and the acceptance seen; else always the largest. clocked: every cycle is waited for and
+    leaves in `timings` the seconds its phases took.
     """
 
     def __init__(
-        self, state: ResidentState, cycle: Callable[[Slots], None], nodes: int, *, capture: bool, adaptive: bool
+        self,
+        state: ResidentState,
+        cycle: Callable[[Slots], None],
+        nodes: int,
+        *,
+        capture: bool,
+        adaptive: bool,
+        clocked: bool = False,
     ) -> None:
-        self._cycle, self._adaptive = cycle, adaptive and capture
+        self._state, self._cycle, self._nodes = state, cycle, nodes
+        self._captures, self._adaptive, self._clocked = capture, adaptive and capture, clocked
+        self.timings: list[dict[str, float]] = []
         self.buckets, widths = buckets_up_to(state.size), widths_up_to(nodes)
         keys = [(b, w) for b in self.buckets for w in widths if w == 1 or b * w <= MAX_ROWS]
         self.slots = {key: Slots(state, *key) for key in keys}
@@ -46,14 +58,31 @@ class Graphs:
         if capture:
             self._capture(state)
 
+    def clocked(self) -> Graphs:
+        """The same cycles with clocks in them, which cost a little time of their own."""
+        options = {"capture": self._captures, "adaptive": self._adaptive, "clocked": True}
+        other = Graphs(self._state, self._cycle, self._nodes, **options)
+        other._choice, other._seconds = self._choice, self._seconds
+        return other
+
     def run(self, size: int, nodes: int) -> Slots:
         """One cycle of the loaded sequences."""
         key = (self._bucket(size), nodes)
+        slots = self.slots[key]
         if key in self._graphs:
             self._graphs[key].replay()
         else:
-            self._cycle(self.slots[key])
-        return self.slots[key]
+            self._cycle_of(slots)
+        if self._clocked:
+            if self._captures:
+                torch.cuda.synchronize(self._state.device)
+            self.timings.append(slots.clock.seconds)
+        return slots
+
+    def _cycle_of(self, slots: Slots) -> None:
+        if self._clocked:
+            slots.clock = DeviceClock() if self._captures else HostClock()
+        self._cycle(slots)
 
     def of(self, size: int, nodes: int) -> Slots:
         """The slots that run(size, nodes) works on."""
@@ -81,23 +110,35 @@ class Graphs:
 
     def _capture(self, state: ResidentState) -> None:
         """Captures and times every cycle with idle slots, which touch nothing."""
-        pool = torch.cuda.graph_pool_handle()
         state.load([])
-        for key in sorted(
-            self.slots, key=lambda key: -key[0] * key[1]
-        ):  # the largest first: the rest reuses its memory
-            slots = self.slots[key]
-            stream = torch.cuda.Stream(state.device)
-            stream.wait_stream(torch.cuda.current_stream(state.device))
-            with torch.cuda.stream(stream):
-                self._cycle(slots)  # what initialises itself on first use must not do so under capture
-            torch.cuda.current_stream(state.device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._cycle(slots)
-            self._graphs[key] = graph
+        self._pool = torch.cuda.graph_pool_handle()
+        largest_first = sorted(self.slots, key=lambda key: -key[0] * key[1])  # the others reuse its memory
+        if torch.cuda.get_device_capability(state.device) >= (9, 0):
+            _C.set_programmatic_launch(self._overlap_pays(largest_first[-1], state.device))
+        for key in largest_first:
+            self._graphs[key] = self._captured(self.slots[key], state.device)
         for key, graph in self._graphs.items():
             self._seconds[key] = _seconds(graph.replay, state.device)
+
+    def _captured(self, slots: Slots, device: torch.device) -> torch.cuda.CUDAGraph:
+        current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            self._cycle_of(slots)  # what initialises itself on first use must not do so under capture
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._cycle_of(slots)
+        return graph
+
+    def _overlap_pays(self, key: tuple[int, int], device: torch.device) -> bool:
+        """Whether a cycle is faster when its kernels start before their predecessors end."""
+        seconds = []
+        for enabled in (False, True):
+            _C.set_programmatic_launch(enabled)
+            graph = self._captured(self.slots[key], device)
+            seconds.append(_seconds(graph.replay, device, repeats=20))
+        return seconds[1] < seconds[0]
 
 
 def _seconds(run: Callable[[], None], device: torch.device, repeats: int = 5) -> float:

@@ -73,8 +73,7 @@ def resident_cycles(
         eos=sorted(model.eos_token_ids),
         device=target.device,
     )
-    for layer in target.linears:
-        target.ops.tune(layer)
+    target.tune()
     capture = options.graphs and target.device.type == "cuda"
     graphs = Graphs(state, cycle, drafter.max_nodes, capture=capture, adaptive=drafter.adaptive)
     return DeviceCycles(state, graphs, drafter)

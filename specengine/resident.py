@@ -18,6 +18,7 @@ from specengine.kv_cache import CacheBatch
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.phase_clock import DeviceClock, HostClock
 from specengine.sequence import Sequence
 from specengine.tree import DraftTree, TreeBatch
 from specengine.types import SamplingParams
@@ -89,6 +90,7 @@ class Slots:
     """The first `size` slots of a state with trees of `nodes` nodes each.
 
     record: int32 [size, record_width(nodes)], what the host reads of a cycle.  scores, features: of the last pass.
+    clock: of the cycle's phases, where somebody wants to know.
     """
 
     reads_logits = True  # sequences come and go under a captured graph: it must serve all of their parameters
@@ -116,6 +118,7 @@ class Slots:
             nodes=nodes,
         )
         self.scores = self.features = torch.empty(0)
+        self.clock: HostClock | DeviceClock | None = None
 
     def draft(self, drafter: Drafter) -> TreeBatch:
         return drafter.draft_on_device(self) if drafter.drafts_on_device else self._tree
@@ -152,4 +155,6 @@ class Slots:
         self.features = features
 
     def mark(self, phase: str) -> None:
-        """The host's clock cannot see the end of a phase here."""
+        """Notes that a phase has ended."""
+        if self.clock:
+            self.clock.mark(phase)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,10 +109,10 @@ class Sequence:
             self._drafted[depth] += 1
             self._accepted[depth] += depth < accepted
 
-    def count_time(self, times: Seq[float]) -> None:
-        """Adds one cycle's clock readings: its start, then the ends of draft, verify, accept and compact."""
-        for phase, begin, end in zip(PHASES, times, times[1:], strict=False):
-            self.seconds[phase] += end - begin
+    def count_time(self, seconds: Mapping[str, float]) -> None:
+        """Adds what the phases of one cycle took."""
+        for phase in PHASES:
+            self.seconds[phase] += seconds.get(phase, 0.0)
 
     def record_trace(self, tree: DraftTree, path: list[int], kept: int, bonus: int) -> None:
         """One cycle's tree and what became of it; path holds the accepted nodes, root first."""

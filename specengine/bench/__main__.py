@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specengine.bench.machine import commit, machine, versions
+from specengine.bench.kernels import gpu, kernels_table, time_kernels
+from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
 from specengine.bench.perplexity import perplexities, perplexity_table
 from specengine.bench.prefill import prefill_table
-from specengine.bench.questions import BUILT_IN, load_files
+from specengine.bench.questions import BUILT_IN, RANDOM_TOKENS, load_files
 from specengine.bench.report import peers_table, table, write_json
-from specengine.bench.rows import rows_table
+from specengine.bench.rows import PREFIX, rows_table
 from specengine.bench.run import split_drafters
 from specengine.bench.session import Plan, run_plan
 from specengine.console import note, one_line_errors
@@ -39,7 +40,8 @@ def bench(
         str,
         typer.Option(
             help="Comma-separated; an item option=value belongs to the drafter before it: "
-            "none,prompt_lookup,nodes=16. none is always there."
+            "none,prompt_lookup,nodes=16. none is always there. synthetic:0.8,0.7,k=10 drafts levels of k tokens that "
+            "are accepted with these probabilities, which changes the text."
         ),
     ] = "none,prompt_lookup",
     peers: Annotated[
@@ -58,6 +60,9 @@ def bench(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many questions of each file.")] = None,
     per_class: Annotated[int | None, typer.Option(help="Only the first so many questions of each class.")] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Random tokens of a turn, where the model has no tokenizer to read questions with.")
+    ] = RANDOM_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(help="Per turn.")] = 128,
     temperature: Annotated[float, typer.Option(help="Peers draw with their own samplers.")] = 0.0,
     batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
@@ -69,8 +74,13 @@ def bench(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Every answer gets all its tokens.")] = False,
     prefill: Annotated[int | None, typer.Option(help="Also time a prompt of so many tokens.")] = None,
     rows: Annotated[str, typer.Option(help="Also time a pass by its rows: 1,2,4,8,16,32.")] = "",
+    prefix: Annotated[int, typer.Option(help="Tokens in the cache of such a pass.")] = PREFIX,
     perplexity: Annotated[
         bool, typer.Option("--perplexity", help="Only this: the model's perplexity in every dtype (or in --dtype).")
+    ] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option("--kernels", help="Only this, on a GPU: every kernel against PyTorch and the bytes it moves."),
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")] = None,
 ) -> None:
@@ -80,8 +90,12 @@ def bench(
             raise ValueError(f"json: cannot write {str(json_file)!r}, its folder does not exist or is read-only")
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         results: dict[str, Any] = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
-        results["model"] = model
-        if perplexity:
+        if kernels:
+            speed = bandwidth(gpu())
+            results |= {"copy_bytes_per_second": speed, "kernels": time_kernels(gpu(), speed)}
+            tables = [kernels_table(results["kernels"], speed)]
+        elif perplexity:
+            results["model"] = model
             results["perplexity"] = perplexities(model, device=device, dtype=dtype)
             tables = [perplexity_table(results["perplexity"], f"{model}, perplexity of the text in the package")]
         else:
@@ -93,12 +107,14 @@ def bench(
                 rule=rule,
                 prefill=prefill,
                 rows=_numbers("rows", rows) if rows else [],
+                prefix=prefix,
             )
             files = [Path(part.strip()) for part in questions.split(",")] if questions else [BUILT_IN]
-            asked = load_files(files, limit, per_class)
+            asked = load_files(files, limit, per_class, prompt_tokens)
             params = SamplingParams(
                 max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
             )
+            results["model"] = model
             results["questions_file"] = ", ".join(file.name for file in files) if questions else "built-in"
             results |= run_plan(plan, load_model(model, device=device, dtype=dtype), asked, params)
             tables = _tables(results)

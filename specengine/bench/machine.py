@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy
 import torch
 
 import specengine
+from specengine.bench.timers import GraphTimer, medians
 
 
 def machine() -> dict[str, Any]:
@@ -51,13 +53,19 @@ def commit() -> str | None:
     return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def read_bandwidth(device: torch.device) -> float:
-    """Bytes per second a device reads from memory: the best of a few sums over more than caches hold."""
-    data = torch.ones((1 << 28 if device.type == "cuda" else 1 << 26), dtype=torch.float32, device=device)
-    best = 0.0
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second between a device and its memory, over more than caches hold.
+
+    The best of a few sums; on a GPU the median of copies, counting the bytes read and those written.
+    """
+    if device.type == "cuda":
+        source = torch.randn(1 << 27, device=device)
+        copies = GraphTimer([partial(torch.empty_like(source).copy_, source)] * 8)
+        return 2 * source.nbytes / medians([copies], rounds=9)[0]
+    data, best = torch.ones(1 << 26, dtype=torch.float32, device=device), 0.0
     for _ in range(5):
         begin = time.perf_counter()
-        data.sum().item()  # waits for the device
+        data.sum()
         best = max(best, data.nbytes / (time.perf_counter() - begin))
     return best
 

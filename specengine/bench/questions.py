@@ -12,29 +12,38 @@ from specengine.models.loading import LoadedModel
 from specengine.types import GenerationOutput, Prompt
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
-RANDOM_TOKENS = 32  # of a turn asked of a model without tokenizer
+RANDOM_TOKENS = 32
 
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation's user turns; name is for messages, category is its class."""
+    """One conversation's user turns; name is for messages, category is its class.
+
+    tokens: of a turn, where it is asked of a model without tokenizer.
+    """
 
     name: str
     turns: tuple[str, ...]
     category: str = ""
+    tokens: int = RANDOM_TOKENS
 
 
 def load_files(
-    paths: Sequence[Path] = (BUILT_IN,), limit: int | None = None, per_class: int | None = None
+    paths: Sequence[Path] = (BUILT_IN,),
+    limit: int | None = None,
+    per_class: int | None = None,
+    tokens: int = RANDOM_TOKENS,
 ) -> list[Question]:
     """The first questions of several files, `limit` of each file and `per_class` of each class (None: all)."""
     _check_count("per_class", per_class)
+    if tokens < 1:
+        raise ValueError(f"prompt_tokens: expected a positive number of tokens, got {tokens}")
     questions = []
     for path in paths:
         for question in load_questions(path, limit):
             name = question.name if len(paths) == 1 else f"{path.stem}:{question.name}"
             if per_class is None or sum(q.category == question.category for q in questions) < per_class:
-                questions.append(replace(question, name=name))
+                questions.append(replace(question, name=name, tokens=tokens))
     return questions
 
 
@@ -88,7 +97,7 @@ def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: Lo
         ids: list[int] = []
         for number in range(len(turns)):
             draw = random.Random(f"{seed} {question.name} {number}")
-            ids += draw.choices(range(model.config.vocab_size), k=RANDOM_TOKENS)
+            ids += draw.choices(range(model.config.vocab_size), k=question.tokens)
             ids += answers[number].token_ids if number < len(answers) else []
         return ids
     if model.tokenizer.has_chat_template:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from specengine.bench.run import BASE, Run
+from specengine.bench.tally import Tally
 from specengine.types import PHASES
 
 _DEPTHS_SHOWN = 5
@@ -29,11 +30,18 @@ PEER_CAPTION = (
 
 
 def run_dicts(
-    runs: Sequence[Run], *, rule: str, temperature: float, floor_seconds: float | None = None
+    runs: Sequence[Run],
+    *,
+    rule: str,
+    temperature: float,
+    floor_seconds: float | None = None,
+    token_seconds: float = 0.0,
 ) -> list[dict[str, Any]]:
     """One JSON object per run; all its numbers are of the repetition of median time.
 
     floor_seconds: what reading the weights once takes; `floor_fraction` is its share of a verification.
+    token_seconds: what reading a cached token takes; `bandwidth_fraction` is the share of reading weights and cache in
+    the time after the prompt.
     """
     bases = {run.batch: run for run in reversed(runs) if run.drafter == BASE and run.peer is None}
     peers = {run.peer: run.median.tokens_per_second for run in runs if run.peer}
@@ -41,7 +49,7 @@ def run_dicts(
     for run in runs:
         tally, base = run.median, bases[run.batch]
         # What a peer spends its time on is not known.
-        ms = None if run.peer else tally.ms_per_cycle
+        ms = None if run.peer else _ms_per_cycle(run)
         floored = floor_seconds and ms and ms["verify"]
         rivals = peers if run.peer is None and run.batch == 1 else {}
         speeds = [each.tokens_per_second for each in run.repetitions]
@@ -66,11 +74,29 @@ def run_dicts(
                 "seconds": tally.seconds,
                 "seconds_by_repetition": [each.seconds for each in run.repetitions],
                 "prefill_seconds": tally.prefill_seconds,
+                "bandwidth_fraction": _bandwidth(tally, floor_seconds, token_seconds),
                 "floor_fraction": 1e3 * floor_seconds / ms["verify"] if floored else None,
                 "by_class": _by_class(run, base),
             }
         )
     return rows
+
+
+def _ms_per_cycle(run: Run) -> dict[str, float]:
+    """By phase, with the prefill adding up to the wall time. Where cycles run on the device its clock tells the phases
+    apart, and the host's share is the gap between two of them."""
+    ms = run.median.ms_per_cycle
+    if run.device_seconds is None:
+        return ms
+    phases = {phase: 1e3 * seconds for phase, seconds in run.device_seconds.items()}
+    return {**phases, "host": sum(ms.values()) - sum(phases.values())}
+
+
+def _bandwidth(tally: Tally, floor_seconds: float | None, token_seconds: float) -> float | None:
+    decoding = tally.seconds - tally.prefill_seconds
+    if not floor_seconds or not tally.passes or decoding <= 0:
+        return None
+    return (tally.passes * floor_seconds + tally.cached_tokens * token_seconds) / decoding
 
 
 def _by_class(run: Run, base: Run) -> dict[str, dict[str, Any]]:
@@ -103,6 +129,8 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     if any(row["peer"] for row in rows):
         sampled = rows[0]["temperature"] > 0
         caption += " " + PEER_CAPTION.format(sampling="; they draw with their own samplers" if sampled else "")
+    used = next((row["bandwidth_fraction"] for row in rows if row["drafter"] == BASE and not row["peer"]), None)
+    caption += f" After the prompt, {BASE} reads weights and cache at {used:.0%} of the memory's speed." if used else ""
     out = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     widest = max(len(row["peer"] or "") for row in rows)
     out.add_column("drafter", overflow="fold", min_width=max(13, widest))

@@ -11,10 +11,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
+from statistics import median, median_low
 
 from specengine.bench.peers.base import Peer
 from specengine.bench.questions import Question, prompt_of
+from specengine.bench.synthetic import is_synthetic, open_engine
 from specengine.bench.tally import Tally
 from specengine.engine import Engine
 from specengine.models.loading import LoadedModel
@@ -33,6 +34,7 @@ class Run:
     """What one drafter did at one batch size; identical: per answer, if every repetition gave the base's.
 
     peer: the mode of another engine that did it, None for ours.
+    device_seconds: of a cycle by phase, where cycles run on the device; the median of a repetition of its own.
     """
 
     drafter: str
@@ -40,6 +42,7 @@ class Run:
     repetitions: list[Tally] = field(default_factory=list)
     identical: dict[tuple[int, int, int], bool] = field(default_factory=dict)
     peer: str | None = None
+    device_seconds: dict[str, float] | None = None
 
     @property
     def median(self) -> Tally:
@@ -58,7 +61,8 @@ def _median(tallies: Sequence[Tally]) -> Tally:
 
 
 def split_drafters(text: str) -> list[str]:
-    """Splits a list such as `none,prompt_lookup,nodes=16`: `option=value` belongs to the drafter before it.
+    """Splits a list such as `none,prompt_lookup,nodes=16`: `option=value` belongs to the drafter before it, and a
+    number to a `synthetic` one.
 
     The base is put first if it is not named. Raises ValueError for an empty item or a stray option.
     """
@@ -66,7 +70,8 @@ def split_drafters(text: str) -> list[str]:
     for item in (part.strip() for part in text.split(",")):
         if not item:
             raise ValueError(f"drafters: expected names separated by commas, got {text!r}")
-        if not re.match(r"[\w-]+\s*=", item):
+        number = re.fullmatch(r"[\d.]+", item) and drafters and is_synthetic(drafters[-1])
+        if not number and not re.match(r"[\w-]+\s*=", item):
             drafters.append(item)
         elif drafters:
             drafters[-1] += f",{item}"
@@ -98,18 +103,20 @@ def measure(
     # The trace is on for all, the base too: it counts acceptance, and costs microseconds per cycle.
     params = replace(params, trace=True)
     grouped = {batch: _batches(questions, batch) for batch in batches}
-    engines = [Engine(model, drafter=name, rule=rule, max_batch_size=max(batches)) for name in drafters]
+    engines = [open_engine(model, name, rule=rule, max_batch_size=max(batches)) for name in drafters]
     runs = []
     for batch, groups in grouped.items():
         racing = peers if batch == 1 else ()
         bench = _Bench(model, [*engines, *racing], drafters.index(BASE), groups, params)
         bench.warm_up()
         tallies = [bench.repetition(advance) for _ in range(repetitions)]
+        phases = [bench.device_seconds(engine) for engine in engines] + [None] * len(racing)
         named = [(name, None) for name in drafters] + [(peer.drafter, peer) for peer in racing]
         for position, (name, peer) in enumerate(named):
             if peer is None or not peer.failed:
                 same = {key: flags[position] for key, flags in bench.identical.items()}
-                runs.append(Run(name, batch, [each[position] for each in tallies], same, peer and peer.mode))
+                done = [each[position] for each in tallies]
+                runs.append(Run(name, batch, done, same, peer and peer.mode, phases[position]))
     return runs
 
 
@@ -191,6 +198,15 @@ class _Bench:
                     advance()
                 self._compare(number, turn, places, outputs)
         return tallies
+
+    def device_seconds(self, engine: Engine) -> dict[str, float] | None:
+        """What the phases of a cycle take on the device, over the first turns of all questions."""
+        if not engine.model.target.ops.resident:
+            return None
+        with engine.timed_phases() as timings:
+            for number, group in enumerate(self.groups):
+                engine.generate(self._prompts(number, list(range(len(group))), 0), self.params)
+        return {phase: median(each[phase] for each in timings) for phase in timings[0]}
 
     def _prompts(self, number: int, places: list[int], turn: int) -> list[list[int]]:
         """Token ids, so that all engines are given the same ones."""

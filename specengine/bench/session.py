@@ -13,12 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from specengine.bench.machine import OthersCPU, read_bandwidth
+from specengine._C import PAGE_SIZE
+from specengine.bench.machine import OthersCPU, bandwidth
 from specengine.bench.peers import Peer, open_peers
 from specengine.bench.prefill import long_prompt, time_prefill
 from specengine.bench.questions import Question
 from specengine.bench.report import run_dicts
-from specengine.bench.rows import time_linear, time_rows
+from specengine.bench.rows import PREFIX, time_linear, time_rows
 from specengine.bench.run import calls_of, measure
 from specengine.build import build_info
 from specengine.models.loading import LoadedModel
@@ -29,7 +30,8 @@ _COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. prefill: tokens of a prompt to time, None for none.  rows: row counts to time."""
+    """What to measure. prefill: tokens of a prompt to time, None for none.  rows: row counts to time, behind `prefix`
+    tokens."""
 
     drafters: Sequence[str]
     peers: Sequence[str]
@@ -38,6 +40,7 @@ class Plan:
     rule: str
     prefill: int | None
     rows: Sequence[int]
+    prefix: int = PREFIX
 
 
 def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
     others = OthersCPU()
     # What is cheap to refuse is refused before anything runs for minutes.
     prompt = long_prompt(model, plan.prefill) if plan.prefill is not None else None
-    passes = time_rows(model.target, plan.rows) if plan.rows else []
+    passes = time_rows(model.target, plan.rows, plan.prefix) if plan.rows else []
     linears = time_linear(model.target) if plan.rows else []
     with TemporaryDirectory(prefix="specengine-bench-") as scratch:
         peers, left_out = _peers(plan, model, Path(scratch))
@@ -61,8 +64,9 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
             )
         prefills = time_prefill(model, plan.drafters, peers, prompt, plan.repetitions) if prompt else []
     others_cpu = others.cores()
-    weight_bytes, bandwidth = model.target.weight_bytes(), read_bandwidth(model.target.device)
-    floor = weight_bytes / bandwidth
+    weight_bytes, token_bytes = model.target.weight_bytes(), model.target.new_cache(0).page_bytes / PAGE_SIZE
+    speed = bandwidth(model.target.device)
+    floors = {"floor_seconds": weight_bytes / speed, "token_seconds": token_bytes / speed}
     return {
         "questions": len(questions),
         "max_new_tokens": params.max_new_tokens,
@@ -72,11 +76,11 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
         "dtype": model.dtype,
         "device": str(model.target.device),
         "weight_bytes": weight_bytes,
-        "read_bytes_per_second": bandwidth,
+        "read_bytes_per_second": speed,
         "others_cpu": others_cpu,
         "peers": {peer.mode: peer.about for peer in peers if not peer.failed},
         "peers_left_out": {**left_out, **{peer.mode: peer.failed for peer in peers if peer.failed}},
-        "runs": run_dicts(runs, rule=plan.rule, temperature=params.temperature, floor_seconds=floor),
+        "runs": run_dicts(runs, rule=plan.rule, temperature=params.temperature, **floors),
         "prefill": prefills,
         "rows": passes,
         "one_row_linear": linears,

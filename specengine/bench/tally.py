@@ -12,6 +12,7 @@ from specengine.types import PHASES, CycleTrace, GenerationOutput
 class Tally:
     """Sums over calls. passes: cycles of the whole batch; cycles: those of every sequence.
 
+    cached_tokens: that the cycles of all sequences read, about: halfway through its answer a sequence has the mean.
     by_class: the calls whose questions are all of one class, by class.
     """
 
@@ -21,6 +22,7 @@ class Tally:
     passes: int = 0
     cycles: int = 0
     tokens: int = 0
+    cached_tokens: float = 0.0
     drafted: list[int] = field(default_factory=list)  # cycles that drafted to depth d + 1
     accepted: list[int] = field(default_factory=list)  # cycles that accepted a node there
     by_class: dict[str, Tally] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class Tally:
         for output in outputs:
             self.cycles += output.stats.cycles
             self.tokens += len(output.token_ids)
+            self.cached_tokens += output.stats.cycles * (len(output.prompt_token_ids) + len(output.token_ids) / 2)
             for cycle in output.trace or ():
                 self._add_cycle(cycle)
 

@@ -6,13 +6,11 @@ from pathlib import Path
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_tensors, validate_tensors
 from specengine.models.checkpoint_files import SafetensorsCheckpoint, TorchBinCheckpoint
-from specengine.models.checkpoint_gguf import GGUFCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.presets import PRESETS
 
 __all__ = [
     "Checkpoint",
-    "GGUFCheckpoint",
     "RandomCheckpoint",
     "SafetensorsCheckpoint",
     "TensorInfo",
@@ -46,6 +44,8 @@ def _open(path: str | Path) -> Checkpoint:
     if not path.is_dir():
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")
+        from specengine.models.checkpoint_gguf import GGUFCheckpoint  # only its files need the gguf package
+
         return GGUFCheckpoint(path)
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):
         if any((path / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):

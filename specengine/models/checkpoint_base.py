@@ -7,12 +7,14 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from specengine.models.config_base import ModelConfig
 
 FLOAT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+CPU = torch.device("cpu")
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
@@ -34,6 +36,7 @@ class Checkpoint(ABC):
     source: str  # path or name, for messages
     config: ModelConfig
     tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any] | None = None  # of a GGUF file, which has its tokenizer in it
 
     # bytes of result made per step: what a step needs beside them (mapped pages, blocks) is about as much
     step_bytes = 4 << 20
@@ -42,8 +45,8 @@ class Checkpoint(ABC):
         """The whole tensor; see `read_rows`."""
         return self.read_rows(name, 0, self._info(name).shape[0])
 
-    def read_rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop) of a tensor (scalars of a vector), a fresh contiguous CPU tensor.
+    def read_rows(self, name: str, start: int, stop: int, device: torch.device = CPU) -> torch.Tensor:
+        """Rows [start, stop) of a tensor (scalars of a vector), a fresh contiguous tensor.
 
         The dtype is the tensor's own; quantised blocks become float32.
         Raises ValueError for an unknown name or rows outside the tensor.
@@ -59,7 +62,11 @@ class Checkpoint(ABC):
         for first in range(start, stop, step):
             last = min(first + step, stop)
             self._fill_rows(rows[first - start : last - start], name, first, last)
-        return rows
+        return rows.to(device)
+
+    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows [start, stop) of a quantised tensor as the file has them: uint8 [stop - start, row_bytes]."""
+        raise ValueError(f"{self.source}: has no quantised blocks, so none of '{name}'")
 
     @abstractmethod
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:

@@ -32,13 +32,14 @@ _LAYER_NAMES = {
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF file; its header stays available as `file` (metadata for the tokeniser)."""
+    """One GGUF file; its header stays available as `file`."""
 
     step_bytes = 2 << 20  # dequantising needs several times its result
 
     def __init__(self, path: str | Path) -> None:
         self.source = str(path)
         self.file = GGUFFile(path)
+        self.metadata = self.file.metadata
         self._stored = {hf_name(name): name for name in self.file.tensors if name != _ROPE_FREQS}
         self.tensors = {name: self._describe(stored) for name, stored in self._stored.items()}
         shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
@@ -61,7 +62,6 @@ class GGUFCheckpoint(Checkpoint):
         return self.file.read_rows(_ROPE_FREQS, 0, tensor.shape[0]).view("<f4").ravel().tolist()
 
     def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop) of a quantised tensor as the file has them: uint8 [stop - start, row_bytes]."""
         return torch.from_numpy(self._stored_bytes(name, start, stop))
 
     def _stored_bytes(self, name: str, start: int, stop: int) -> np.ndarray:

@@ -8,14 +8,18 @@ from dataclasses import replace
 
 import torch
 
-from specengine.models.checkpoint_base import FLOAT_DTYPES, Checkpoint, TensorInfo, expected_tensors
+from specengine.models.checkpoint_base import CPU, FLOAT_DTYPES, Checkpoint, TensorInfo, expected_tensors
 from specengine.models.config_base import ModelConfig
 
 _BLOCK_ELEMENTS = 1 << 20
 
 
 class RandomCheckpoint(Checkpoint):
-    """Normal weights that depend on seed, tensor name and shape only, never on the rows asked for."""
+    """Normal weights that depend on seed, tensor name and shape only, never on the rows asked for.
+
+    A tensor of several blocks is drawn on the device it is for, by that device's generator: a large model would take
+    minutes on the CPU. Smaller ones are the same on every device.
+    """
 
     def __init__(self, config: ModelConfig, seed: int = 0, source: str = "random") -> None:
         dtype = config.dtype or "float32"
@@ -24,6 +28,14 @@ class RandomCheckpoint(Checkpoint):
         self.source, self.seed = source, seed
         self.config = replace(config, dtype=dtype)
         self.tensors = {name: TensorInfo(shape, dtype) for name, shape in expected_tensors(config).items()}
+
+    def read_rows(self, name: str, start: int, stop: int, device: torch.device = CPU) -> torch.Tensor:
+        info = self._info(name)
+        if device.type == "cpu" or math.prod(info.shape) <= _BLOCK_ELEMENTS:
+            return super().read_rows(name, start, stop, device)
+        rows = torch.empty((stop - start, *info.shape[1:]), dtype=FLOAT_DTYPES[info.dtype], device=device)
+        self._fill_rows(rows, name, start, stop)
+        return rows
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         shape = self.tensors[name].shape
@@ -35,8 +47,8 @@ class RandomCheckpoint(Checkpoint):
         rows = max(1, _BLOCK_ELEMENTS // math.prod(shape[1:]))
         for block in range(start // rows, -(-stop // rows)):
             first, last = block * rows, min((block + 1) * rows, shape[0])
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{name}/{block}".encode()))
-            values = torch.empty((last - first, *shape[1:])).normal_(0.0, std, generator=generator)
+            generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self.seed}/{name}/{block}".encode()))
+            values = torch.empty((last - first, *shape[1:]), device=out.device).normal_(0.0, std, generator=generator)
             begin, end = max(first, start), min(last, stop)
             out[begin - start : end - start] = values[begin - first : end - first]
 

@@ -10,7 +10,7 @@ import torch
 
 from specengine import _C
 from specengine.hub import resolve_model
-from specengine.models.checkpoint import Checkpoint, GGUFCheckpoint, RandomCheckpoint, open_checkpoint
+from specengine.models.checkpoint import Checkpoint, RandomCheckpoint, open_checkpoint
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
 from specengine.models.weights import check_dtype
@@ -89,8 +89,8 @@ def _device(name: str) -> torch.device:
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    if isinstance(checkpoint, GGUFCheckpoint):
-        return Tokenizer.from_gguf(checkpoint.file.metadata)
+    if checkpoint.metadata is not None:
+        return Tokenizer.from_gguf(checkpoint.metadata)
     if isinstance(checkpoint, RandomCheckpoint):
         return None
     return Tokenizer.find(checkpoint.source)

@@ -75,6 +75,11 @@ class Transformer:
         """Bytes of weights one pass reads."""
         return sum(linear.nbytes for linear in self.linears)
 
+    def tune(self) -> None:
+        """Measures how to multiply by its weights where that is a choice; not while a graph is captured."""
+        for linear in self.linears if self.ops.tune else ():
+            self.ops.tune(linear)
+
     @torch.inference_mode()
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
         """Features and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""

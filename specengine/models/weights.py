@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from specengine.models.checkpoint import Checkpoint
-from specengine.models.checkpoint_gguf import GGUFCheckpoint
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Linear, Weight
@@ -93,10 +92,10 @@ class WeightLoader:
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
         kind = self.checkpoint.tensors[name].dtype
-        if PACKED_BLOCKS.get(kind) == weight.format and isinstance(self.checkpoint, GGUFCheckpoint):
+        if PACKED_BLOCKS.get(kind) == weight.format:
             self.ops.pack_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
         else:
-            self.ops.pack_linear(self.checkpoint.read_rows(name, start, stop).to(self.device), weight, first)
+            self.ops.pack_linear(self.checkpoint.read_rows(name, start, stop, self.device), weight, first)
 
 
 def check_dtype(dtype: object, ops: Ops) -> None:

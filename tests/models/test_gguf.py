@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from specengine.models.checkpoint import GGUFCheckpoint, open_checkpoint
+from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint_gguf import GGUFCheckpoint
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.presets import PRESETS
 from tests.models.files import Type, permuted, random_state, write_gguf

@@ -108,6 +108,7 @@ def peak_of_loading(path, dtype: str) -> int:
 
     script = """
 import sys
+import specengine.models.checkpoint_gguf  # what the libraries load on first use is not counted
 from specengine.models.loading import load_model
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
