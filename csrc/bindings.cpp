@@ -9,6 +9,7 @@
 #include "ops/decoder.h"
 #include "ops/draft_lookup.h"
 #include "ops/expand_backbone.h"
+#include "ops/launch_mode.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 #include "ops/tree_attention.h"
@@ -310,6 +311,9 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
     }
     fail("name: instruction set '", name, "' is not in this build or not on this machine");
   });
+#if defined(SPECENGINE_HAVE_CUDA)
+  m.def("set_programmatic_launch", &set_programmatic_launch, py::arg("enabled"));
+#endif
   m.attr("cuda_architectures") = cuda_architectures();
   m.attr("compiler") = SPECENGINE_COMPILER;
 #if defined(SPECENGINE_SIM)

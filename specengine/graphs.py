@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from specengine import _C
 from specengine.phase_clock import DeviceClock, HostClock
 from specengine.resident import ResidentState, Slots
 from specengine.tree_choice import WidthChoice
@@ -109,23 +110,35 @@ class Graphs:
 
     def _capture(self, state: ResidentState) -> None:
         """Captures and times every cycle with idle slots, which touch nothing."""
-        pool = torch.cuda.graph_pool_handle()
         state.load([])
-        for key in sorted(
-            self.slots, key=lambda key: -key[0] * key[1]
-        ):  # the largest first: the rest reuses its memory
-            slots = self.slots[key]
-            stream = torch.cuda.Stream(state.device)
-            stream.wait_stream(torch.cuda.current_stream(state.device))
-            with torch.cuda.stream(stream):
-                self._cycle_of(slots)  # what initialises itself on first use must not do so under capture
-            torch.cuda.current_stream(state.device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._cycle_of(slots)
-            self._graphs[key] = graph
+        self._pool = torch.cuda.graph_pool_handle()
+        largest_first = sorted(self.slots, key=lambda key: -key[0] * key[1])  # the others reuse its memory
+        if torch.cuda.get_device_capability(state.device) >= (9, 0):
+            _C.set_programmatic_launch(self._overlap_pays(largest_first[-1], state.device))
+        for key in largest_first:
+            self._graphs[key] = self._captured(self.slots[key], state.device)
         for key, graph in self._graphs.items():
             self._seconds[key] = _seconds(graph.replay, state.device)
+
+    def _captured(self, slots: Slots, device: torch.device) -> torch.cuda.CUDAGraph:
+        current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            self._cycle_of(slots)  # what initialises itself on first use must not do so under capture
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._cycle_of(slots)
+        return graph
+
+    def _overlap_pays(self, key: tuple[int, int], device: torch.device) -> bool:
+        """Whether a cycle is faster when its kernels start before their predecessors end."""
+        seconds = []
+        for enabled in (False, True):
+            _C.set_programmatic_launch(enabled)
+            graph = self._captured(self.slots[key], device)
+            seconds.append(_seconds(graph.replay, device, repeats=20))
+        return seconds[1] < seconds[0]
 
 
 def _seconds(run: Callable[[], None], device: torch.device, repeats: int = 5) -> float:

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxSplits = 64;  // on tensor cores
 
-// Where splits add up: a lane owns four columns, or twice four.
+// A warp owns a pair, a lane four columns or twice four.
 __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a) {
   wait_for_previous_kernel();
   const int lane = threadIdx.x % kWarp;
@@ -90,34 +90,32 @@ Problem problem_of(const TreeAttention& op) {
   return a;
 }
 
+int64_t floats_of(const Problem& a) { return a.splits > 1 ? a.splits * a.pairs * (a.D + 2) : 0; }
+
 }  // namespace
 }  // namespace attention
 
-int64_t workspace_floats(const TreeAttention& op) {
-  const attention::Problem a = attention::problem_of(op);
-  return a.splits > 1 ? a.splits * a.pairs * (a.D + 2) : 0;
-}
+int64_t workspace_floats(const TreeAttention& op) { return attention::floats_of(attention::problem_of(op)); }
 
 void run_cuda(const TreeAttention& op) {
-  const KvCacheView& cache = op.cache;
+  using namespace attention;
+  const int64_t D = op.cache.D;
   if (!op.ancestors.defined()) fail("ancestors: expected the bits of every row on cuda, got None");
-  if (cache.D % 8 != 0 || cache.D > 256) {
-    fail("k_cache: expected a head dim that is a multiple of 8, at most 256, on cuda, got D=", cache.D);
+  if (D % 8 != 0 || D > 256) {
+    fail("k_cache: expected a head dim that is a multiple of 8, at most 256, on cuda, got D=", D);
   }
-  if (op.q.numel() == 0 || cache.B == 0) return;
-  const int64_t floats = workspace_floats(op);
-  if (floats > 0 && (!op.workspace.defined() || op.workspace.shape[0] < floats)) {
-    fail("workspace: expected at least ", floats, " floats, got ", op.workspace.defined() ? op.workspace.shape[0] : 0);
-  }
+  if (op.q.numel() == 0 || op.cache.B == 0) return;
+  const Problem a = problem_of(op);
+  const int64_t floats = floats_of(a), given = op.workspace.defined() ? op.workspace.shape[0] : 0;
+  if (given < floats) fail("workspace: expected at least ", floats, " floats, got ", given);
   check_aligned(op.q, "q"), check_aligned(op.out, "out"), check_aligned(op.workspace, "workspace");
-  check_aligned(cache.k, "k_cache"), check_aligned(cache.v, "v_cache");
+  check_aligned(op.cache.k, "k_cache"), check_aligned(op.cache.v, "v_cache");
   const DeviceGuard guard(op.q.device_id);
-  const attention::Problem a = attention::problem_of(op);
-  const auto attend = a.exact ? attention::attend_exactly : attention::attend_on_tensor_cores;
-  attend(a, cache.k.dtype, op.q.stream);
+  const auto attend = a.exact ? attend_exactly : attend_on_tensor_cores;
+  attend(a, op.cache.k.dtype, op.q.stream);
   if (a.splits == 1) return;
-  const auto blocks = static_cast<unsigned>((a.pairs + attention::kWarps - 1) / attention::kWarps);
-  launch({"tree_attention", blocks, attention::kThreads, 0, op.q.stream}, attention::merge_splits_kernel, a);
+  const auto blocks = static_cast<unsigned>((a.pairs + kWarps - 1) / kWarps);
+  launch({"tree_attention", blocks, kThreads, 0, op.q.stream}, merge_splits_kernel, a);
 }
 
 }  // namespace specengine

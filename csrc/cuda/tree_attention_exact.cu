@@ -2,16 +2,18 @@
 // warp owns a quarter of the pairs, a lane the scores of one or two keys of a step and then some columns of the sums.
 //
 // A row's bits depend on its own path only, because everything is ordered by position: splits begin at fixed positions
-// and are walked in units of 128 positions; a score is one chain of fused multiply-adds along the dimensions; a unit's
-// weights are relative to its highest score, which has no order; its sums are one chain along the keys. Nodes on a path
-// ascend, so keys in the order of slots are in the order of positions too, once those that a row does not see are
-// skipped. Keys and values pass through shared memory in steps, one step ahead, the unit's keys before its values.
-// Floor: as the tensor-core kernel, as long as 4 * pairs * D multiply-adds per key take less time than its bytes.
+// and are walked in units of 128 positions; a score is four chains of fused multiply-adds along the dimensions;
+// weights are relative to the highest score so far, which has no order; a unit's sums are one chain along the keys.
+// Nodes on a path ascend, so keys in the order of slots are in the order of positions too, once those that a row does
+// not see are skipped. Keys and values pass through shared memory in steps, one step ahead, the unit's keys before its
+// values. Floor: as the tensor-core kernel, as long as 4 * pairs * D multiply-adds per key take less time than its
+// bytes.
 #include "cuda/tree_attention.cuh"
 
 namespace specengine::attention {
 namespace {
 
+// For head dims up to kDim.
 template <typename Cache, int kDim>
 struct ExactKernel {
   static constexpr int kKeys = kDim * sizeof(Cache) < 512 ? 64 : 32;  // of a step
@@ -30,10 +32,11 @@ template <typename Cache, int kDim, int kPairs>
 __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_kernel(const Problem a) {
   using Kernel = ExactKernel<Cache, kDim>;
   constexpr int kKeys = Kernel::kKeys, kVector = Kernel::kVector, kLaneKeys = kKeys / kWarp;
+  constexpr int kBits = kPairs * kMaskWords;
   constexpr int kRows = kPairs / kWarps;                                     // of a warp
   constexpr int kWide = kDim > 64 ? 4 : 2, kParts = kDim / (kWide * kWarp);  // columns of a lane
   SPECENGINE_DYNAMIC_SHARED(float, shared);
-  SPECENGINE_SHARED(unsigned, all_bits, kPairs* kMaskWords);
+  SPECENGINE_SHARED(unsigned, all_bits, kBits);
   SPECENGINE_SHARED(int, all_first, kPairs);
   wait_for_previous_kernel();
   const Tile tile = find_tile<kPairs>(a, blockIdx.x);
@@ -67,9 +70,10 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
   const auto copy_step = [&](const void* cache, int slot, Cache* stage) {
     const int64_t page = a.block_table[static_cast<int64_t>(tile.b) * a.max_pages + slot / kPage];
     const Cache* const from = static_cast<const Cache*>(cache) + ((page * a.K + blockIdx.y) * kPage + slot % kPage) * D;
-    const int vectors = D / kVector;
-    for (int i = threadIdx.x; i < kKeys * vectors; i += kThreads) {
-      copy_async_16(stage + i / vectors * stride + i % vectors * kVector, from + i * kVector, true);
+    for (int key = warp; key < kKeys; key += kWarps) {
+      for (int d = lane * kVector; d < D; d += kWarp * kVector) {
+        copy_async_16(stage + key * stride + d, from + key * D + d, true);
+      }
     }
     commit_copies();
   };
@@ -104,8 +108,10 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
 #pragma unroll
-      for (int k = 0; k < kLaneKeys; ++k)
-        to[row * columns + k * kWarp + lane] = (sum[row][k][0] + sum[row][k][1]) + (sum[row][k][2] + sum[row][k][3]);
+      for (int k = 0; k < kLaneKeys; ++k) {
+        const float (&part)[4] = sum[row][k];
+        to[row * columns + k * kWarp + lane] = (part[0] + part[1]) + (part[2] + part[3]);
+      }
     }
   };
   // A unit's scores, of slots `from` on, become weights; zero is what a row does not see.

@@ -2,14 +2,14 @@
 // their slots, prefix and tree alike; it stages keys and values in shared memory, one step ahead. A warp owns 16 of the
 // pairs and its part of each step's keys, with an online softmax of its own; the warps of the same pairs meet at the
 // end. What a pair does not see is masked, so a row's bits depend on the tree and the batch.
-// Floor: every key and value once per sequence and key/value head from memory, 64 pairs at a time; expected about 80 %
-// of the memory's bandwidth from a few thousand cached tokens on.
+// Floor: every key and value from memory once per sequence and key/value head (tiles of the same keys share them in
+// L2); expected: about 80 % of the memory's bandwidth from a few thousand cached tokens on.
 #include "cuda/tree_attention.cuh"
 
 namespace specengine::attention {
 namespace {
 
-// Pairs of a tile and keys of a step for head dims up to kDim.
+// For head dims up to kDim.
 template <typename Cache, int kDim, int kPairs>
 struct TensorKernel {
   static constexpr int kPairWarps = kPairs / 16, kKeyWarps = kWarps / kPairWarps;
@@ -26,9 +26,9 @@ template <typename Cache, int kDim, int kPairs>
 __global__ void __launch_bounds__(kThreads) tensor_attention_kernel(const Problem a) {
   using Kernel = TensorKernel<Cache, kDim, kPairs>;
   constexpr int kKeys = Kernel::kKeys, kWarpKeys = Kernel::kWarpKeys, kStride = Kernel::kStride;
-  constexpr int kKeyTiles = kWarpKeys / 8, kDimTiles = kDim / 8;
+  constexpr int kKeyTiles = kWarpKeys / 8, kDimTiles = kDim / 8, kBits = kPairs * kMaskWords;
   SPECENGINE_DYNAMIC_SHARED(Cache, stages);
-  SPECENGINE_SHARED(unsigned, bits, kPairs* kMaskWords);
+  SPECENGINE_SHARED(unsigned, bits, kBits);
   SPECENGINE_SHARED(int, first_slots, kPairs);
   SPECENGINE_SHARED(float2, outcomes, Kernel::kKeyWarps * kPairs);
   wait_for_previous_kernel();
@@ -40,17 +40,19 @@ __global__ void __launch_bounds__(kThreads) tensor_attention_kernel(const Proble
   const int end = min(begin + shares.each * kPage, slots);
   if (begin >= end) return;
 
-  // Nothing is read from a slot that no node has written: a weight of zero would not silence it.
+  // Zeros stand for slots that no node has written: a weight of zero would not silence what is there.
+  const auto written = [&](int slot) {
+    if (slot < tile.length) return true;
+    const int node = slot - tile.length;
+    const int64_t row = tile.first_row + node;
+    return node < tile.nodes && (a.ancestors[row * a.words + node / 32] >> (node % 32) & 1) != 0;
+  };
   const auto copy_step = [&](int slot, Cache* stage) {
     const int64_t page = a.block_table[static_cast<int64_t>(tile.b) * a.max_pages + slot / kPage];
     const int64_t from = ((page * a.K + blockIdx.y) * kPage + slot % kPage) * a.D;
     for (int i = threadIdx.x; i < kKeys * kDimTiles; i += kThreads) {
-      const int key = i / kDimTiles, column = i % kDimTiles * 8, node = slot + key - tile.length;
-      const bool written =
-          node < 0 ||
-          (node < tile.nodes &&
-           (a.ancestors[static_cast<int64_t>(tile.first_row + node) * a.words + node / 32] >> (node % 32) & 1) != 0);
-      const bool valid = column < a.D && written;
+      const int key = i / kDimTiles, column = i % kDimTiles * 8;
+      const bool valid = column < a.D && written(slot + key);
       const int64_t at = valid ? from + key * a.D + column : 0;
       copy_async_16(stage + key * kStride + column, static_cast<const Cache*>(a.k) + at, valid);
       copy_async_16(stage + (kKeys + key) * kStride + column, static_cast<const Cache*>(a.v) + at, valid);

@@ -15,6 +15,16 @@ void check_aligned(const void* p, const char* what, const Where& where) {
           where);
 }
 
+// Reads of 16 bytes from the one kind of memory the instruction takes.
+void check_global(const void* p, const Where& where) {
+  if (is_shared(reinterpret_cast<uintptr_t>(p))) finding("a shared address where a global one is needed", where);
+  touch_memory(reinterpret_cast<uintptr_t>(p), 16, Access::kRead, where);
+}
+void check_shared(const void* p, const Where& where) {
+  if (!is_shared(reinterpret_cast<uintptr_t>(p))) finding("a global address where a shared one is needed", where);
+  touch_shared(reinterpret_cast<uintptr_t>(p), 16, Access::kRead, where);
+}
+
 struct Matrices {
   const char* row;
   uint32_t* r;
@@ -77,8 +87,9 @@ void wait_for_previous_kernel() { current->waited_for_previous = true; }
 
 uint4 load_streaming(const void* p, const Where& where) {
   const Pause pause;
-  check_global_read(p, 16, where);
   check_aligned(p, "load_streaming", where);
+  check_global(p, where);
+  check_never_written(p, 16, where);
   uint4 v;
   std::memcpy(&v, p, 16);
   return v;
@@ -89,7 +100,7 @@ void copy_async_16(void* shared, const void* global, bool valid, const Where& wh
   check_aligned(shared, "copy_async_16 to shared memory", where);
   if (valid) {
     check_aligned(global, "copy_async_16 from global memory", where);
-    check_global_read(global, 16, where);
+    check_global(global, where);
   }
   start_copy(shared, 16, where);
   current->copies.push_back({shared, valid ? global : nullptr});
@@ -122,7 +133,7 @@ void wait_for_copies(size_t pending, const Where& where) {
 void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, const Where& where) {
   const Pause pause;
   check_aligned(row, "load_matrices", where);
-  check_shared_read(row, 16, where);
+  check_shared(row, where);
   Matrices mine{static_cast<const char*>(row), r, transposed};
   collective(transposed ? "load_matrices_transposed" : "load_matrices", kAll, &mine, load_for_warp, where);
 }

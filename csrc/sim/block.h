@@ -7,11 +7,13 @@
 
 #include "sim/fibre.h"
 #include "sim/race.h"
+#include "sim/text.h"
 #include "sim/types.h"
 
 namespace specengine::sim {
 
 constexpr int kMaxThreads = 1024;
+constexpr size_t kSharedBytes = 227 * 1024, kStaticSharedBytes = 48 * 1024;
 
 struct AsyncCopy {
   void* to;
@@ -24,29 +26,19 @@ struct Thread {
   int id, warp, lane;
   bool exited;
   bool waited_for_previous;       // see wait_for_previous_kernel()
+  uint32_t steps;                 // memory accesses since it last waited
   const char* waits_at;           // what it waits at, nullptr: nothing
   std::source_location where;     // of that
   std::vector<AsyncCopy> copies;  // not yet performed
   std::vector<size_t> groups;     // how many of them each committed group has
 };
 
-// Lanes that wait for each other. Every lane brings the address of its own arguments; who comes last handles them all.
-struct Rendezvous {
-  const char* name;
-  unsigned mask, arrived;
-  std::source_location where;
-  void* arguments[kLanes];
-};
-
-struct Warp {
-  unsigned alive;  // lanes that exist and have not exited
-  int open;        // rendezvous under way
-  Rendezvous meetings[kLanes];
-  WarpOrder order;
-};
-
-extern Thread* current;  // whose fibre runs
-extern bool in_kernel;   // it runs the kernel's code: memory accesses are checked
+// Per thread of the host, of which one at a time launches. Initial-exec: they are read at every access.
+#define SPECENGINE_SIM_STATE extern constinit thread_local __attribute__((tls_model("initial-exec")))
+SPECENGINE_SIM_STATE Thread* current;  // whose fibre runs
+SPECENGINE_SIM_STATE bool in_launch;
+SPECENGINE_SIM_STATE bool in_kernel;  // the kernel's own code runs: memory accesses are checked
+#undef SPECENGINE_SIM_STATE
 
 // Marks the simulator's own work on behalf of the current thread.
 class Pause {
@@ -60,9 +52,12 @@ class Pause {
   const bool before_;
 };
 
-// Ends the launch with an error about the current thread. `where`: of the source, or the address of an instruction.
-[[noreturn]] void finding(const std::string& text, const std::source_location& where);
-[[noreturn]] void finding(const std::string& text, const void* instruction);
+// Runs all threads to their end. False: there was a finding, which says what it is.
+bool run_block(uint3 index, void (*body)(void*), void* params);
+std::string text_of_finding();
+
+// Ends the launch with an error about the current thread.
+[[noreturn]] void finding(const std::string& text, const Site& site);
 
 Accessor accessor();  // the current thread
 std::string name_of_thread(int id);
@@ -78,5 +73,6 @@ void synchronise_warp(unsigned mask, const std::source_location& where);
 unsigned lanes_alive();
 
 void set_schedule(uint64_t seed);
+uint32_t random_below(uint32_t bound);
 
 }  // namespace specengine::sim

@@ -1,7 +1,11 @@
 // The simulator's side of cuda/device.cuh: launching, the shape of a launch, shared memory.
 #pragma once
 #include <cstddef>
+#include <cstring>
+#include <string>
 #include <tuple>
+#include <type_traits>
+#include <vector>
 
 #include "sim/types.h"
 
@@ -32,8 +36,27 @@ struct LaunchConfig {
 };
 
 namespace sim {
-void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, size_t params_bytes);
+
+// `written`: addresses in the tensors that the kernel may write.
+void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, size_t params_bytes,
+              const std::vector<const void*>& written);
+std::string name_of_block(size_t nth);  // to run
+
+// A pointer to what is not const; of a struct, whatever looks like a pointer.
+template <typename Param>
+void add_written(std::vector<const void*>& written, const Param& param) {
+  if constexpr (std::is_pointer_v<Param>) {
+    if (!std::is_const_v<std::remove_pointer_t<Param>>) written.push_back(param);
+  } else if constexpr (std::is_class_v<Param>) {
+    for (size_t at = 0; at + sizeof(void*) <= sizeof(Param); at += sizeof(void*)) {
+      const void* pointer;
+      std::memcpy(&pointer, reinterpret_cast<const char*>(&param) + at, sizeof(pointer));
+      written.push_back(pointer);
+    }
+  }
 }
+
+}  // namespace sim
 
 template <typename... Params, typename... Args>
 void launch(const LaunchConfig& config, void (*kernel)(Params...), Args... args) {
@@ -41,9 +64,11 @@ void launch(const LaunchConfig& config, void (*kernel)(Params...), Args... args)
     void (*kernel)(Params...);
     std::tuple<Params...> params;
   } call{kernel, {static_cast<Params>(args)...}};
+  std::vector<const void*> written;
+  std::apply([&](const auto&... params) { (sim::add_written(written, params), ...); }, call.params);
   sim::run_grid(
       config, [](void* p) { std::apply(static_cast<Call*>(p)->kernel, static_cast<Call*>(p)->params); }, &call,
-      sizeof(call));
+      sizeof(call), written);
 }
 
 class DeviceGuard {

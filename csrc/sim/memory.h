@@ -1,35 +1,57 @@
-// Which memory a kernel may touch, and when. The kernels are compiled with calls before every access (GCC's
-// -fsanitize=thread, with the functions of memory.cpp in place of its run-time library), so that they need no wrappers.
+// Which memory a kernel may touch, and when. The kernels are compiled with a call before every access (GCC's
+// -fsanitize=thread, with hooks.cpp in place of its run-time library), so that they need no wrappers.
 //
 // A thread may use its own stack, the launch's parameters, this module's constants and variables, every tensor that
-// the running op has checked, and the block's shared memory: there only inside one declared array, only what was
-// written before, and only in order with the accesses of other threads.
+// the running op has checked, and the block's shared memory: there only inside one declared array, and only what was
+// written before. Accesses that conflict must be ordered, in shared memory and in the tensors the launch may write.
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <source_location>
+#include <string>
+#include <vector>
 
 #include "base/tensor_view.h"
+#include "sim/race.h"
+#include "sim/text.h"
 
 namespace specengine::sim {
 
-enum class Access { kRead, kWrite, kAtomic, kAtomicInitialise };
-
+// Tensors: tensors.cpp.
 void begin_op();  // forgets the tensors of the one before on this thread
 void note_tensor(const TensorView& tensor, const char* name);
+const char* read_by_host();  // a tensor that the op's launcher has read, which a GPU's memory does not allow
+void check_host_read(const void* place);
+bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site);  // false: none has these bytes
+void check_never_written(const void* place, size_t bytes, const Site& site);     // by this launch, so far
+std::string relative_to_tensors(uintptr_t at);
+void note_fence();
+void begin_tensors(const std::vector<const void*>& written);
+void begin_block_of_tensors();
 
-void begin_launch(const void* params, size_t params_bytes, size_t dynamic_shared_bytes);
+// Shared memory: shared.cpp.
+bool is_shared(uintptr_t at);
+void touch_shared(uintptr_t at, size_t bytes, Access access, const Site& site);
+// An asynchronous copy writes from its start, and nobody may touch the place before its end.
+void start_copy(const void* to, size_t bytes, const Site& site);
+void finish_copy(const void* to, size_t bytes, const Site& site);
+void begin_shared(size_t dynamic_bytes);
+
+// All of it: memory.cpp. check() is called by the kernels' code, and by the launchers', which it watches too;
+// everything else here by the simulator, inside a Pause.
+void check(const void* place, size_t bytes, Access access, const Site& site);
+void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site);
+void begin_launch(const void* params, size_t params_bytes, const std::vector<const void*>& written,
+                  size_t dynamic_shared_bytes);
 void begin_block();
 void begin_epoch();  // after __syncthreads
-
-void check_atomic(const void* place, size_t bytes, bool initialises, const void* instruction);
-void check_shared_read(const void* place, size_t bytes, const std::source_location& where);
-void check_global_read(const void* place, size_t bytes, const std::source_location& where);
-
-// An asynchronous copy writes from its start, and nobody may touch the place before its end.
-void start_copy(const void* place, size_t bytes, const std::source_location& where);
-void finish_copy(const void* place, size_t bytes, const std::source_location& where);
-
 uint32_t epoch();
+uint32_t first_epoch_of_block();
+
+// The ends of a message.
+std::string text_of_access(const char* what, Access access, size_t bytes);
+std::string text_of_distance(uintptr_t at, uintptr_t begin, uintptr_t end, const char* name);
+
+// Zero bytes that cost nothing until they are touched.
+void* map_memory(size_t bytes);
 
 }  // namespace specengine::sim

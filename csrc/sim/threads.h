@@ -51,13 +51,14 @@ inline int shuffle_source(Shuffle kind, int lane, int by, int width) {
   return (kind == Shuffle::kUp ? source >= first : source <= last) ? source : lane;
 }
 
+void fence();
 void check_shuffle(const char* name, unsigned mask, int source, int width, const Where& where);
-int lane_of_running();
+int own_lane();
 
 template <typename T>
 T shuffle(Shuffle kind, const char* name, unsigned mask, T value, int by, int width, const Where& where) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "CUDA shuffles 2, 4 or 8 bytes");
-  const int source = shuffle_source(kind, lane_of_running(), by, width);
+  const int source = shuffle_source(kind, own_lane(), by, width);
   check_shuffle(name, mask, source, width, where);
   return exchange(
       name, mask, value, source, [](auto lanes, unsigned, int lane) { return lanes[lanes[lane]->other]->value; },
@@ -137,7 +138,7 @@ inline unsigned ballot(const char* name, unsigned mask, bool predicate, const Wh
 // Reads, replaces and returns what was there; nothing comes between. `initialises`: does not care what was there.
 template <typename T, typename Update>
 [[gnu::no_sanitize_thread]] T atomic(T* place, const Update& update, bool initialises = false) {
-  check_atomic(place, sizeof(T), initialises, __builtin_return_address(0));
+  check(place, sizeof(T), initialises ? Access::kAtomicInitialise : Access::kAtomic, Site(__builtin_return_address(0)));
   const T before = *place;
   *place = update(before);
   return before;
@@ -259,8 +260,8 @@ inline float atomicExch(float* place, float value) {
 }
 #undef SPECENGINE_SIM_WHERE
 
-// One thread runs at a time and nothing is reordered: what one has written, the others see.
-inline void __threadfence() {}
+// One thread runs at a time and nothing is reordered; a fence only counts as order between blocks (sim/blocks.h).
+inline void __threadfence() { specengine::sim::fence(); }
 inline void __threadfence_block() {}
 
 template <typename T>

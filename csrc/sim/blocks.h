@@ -1,0 +1,83 @@
+// Order between the blocks of a launch, of which there is none but this: a thread's atomic operation that follows its
+// __threadfence releases what came before the fence, to every block that later operates on the same address.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "sim/race.h"
+
+namespace specengine::sim {
+
+class BlockOrder {
+ public:
+  void begin_launch(uint32_t epoch) {
+    launch_start_ = epoch, starts_.clear(), releases_.clear(), acquired_.clear(), fences_.clear();
+  }
+  void begin_block(uint32_t epoch) { starts_.push_back(epoch), acquired_.clear(), fences_.clear(); }
+
+  void fence(const Accessor& me) { fences_[me.thread] = me.now(); }
+
+  void atomic(uintptr_t address, const Accessor& me) {
+    std::vector<Moment>& list = releases_[address];
+    if (!list.empty() && !known(list, me)) acquired_.push_back({&list, list.size(), me.now()});
+    if (const auto fence = fences_.find(me.thread); fence != fences_.end()) list.push_back(fence->second);
+  }
+
+  // The access of another block that conflicts with the current one.
+  Conflict conflict(const Place& p, Access access, const Accessor& me) const {
+    Moment m = p.writes.of_another_block(me);
+    if (!ordered(m, me)) return {"has written", m.thread, m.epoch};
+    // Operations on one address follow each other: who has made one comes after those before it.
+    m = p.atomics.of_another_block(me);
+    if (!is_atomic(access) && !p.atomics.of_this_block(me) && !ordered(m, me)) {
+      return {"has changed atomically", m.thread, m.epoch};
+    }
+    m = p.reads.of_another_block(me);
+    if (access != Access::kRead && !ordered(m, me)) return {"has read", m.thread, m.epoch};
+    return {};
+  }
+
+  bool of_this_launch(const Accesses& a) const { return a.lanes != 0 && a.epoch >= launch_start_; }
+
+  // The how-manieth block of the launch was running then.
+  size_t block_at(uint32_t epoch) const {
+    return static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), epoch) - starts_.begin()) - 1;
+  }
+
+ private:
+  struct Acquired {
+    const std::vector<Moment>* releases;  // the first `count` of them
+    size_t count;
+    Moment when;
+  };
+
+  bool known(const std::vector<Moment>& list, const Accessor& me) const {
+    return !acquired_.empty() && acquired_.back().releases == &list && acquired_.back().count == list.size() &&
+           acquired_.back().when.thread == me.thread;
+  }
+
+  bool ordered(const Moment& m, const Accessor& me) const {
+    if (m.epoch < launch_start_ || m.thread < 0) return true;
+    const size_t block = block_at(m.epoch);  // an earlier one: it has ended
+    for (const Acquired& a : acquired_) {
+      if (!me.after(a.when)) continue;
+      const auto end = a.releases->begin() + static_cast<ptrdiff_t>(a.count);
+      auto fence = std::lower_bound(a.releases->begin(), end, starts_[block],
+                                    [](const Moment& f, uint32_t epoch) { return f.epoch < epoch; });
+      for (; fence != end && fence->epoch < starts_[block + 1]; ++fence) {
+        if (m.epoch < fence->epoch || m.thread == fence->thread) return true;
+        if (m.thread / kLanes == fence->thread / kLanes && m.clock < fence->clock) return true;
+      }
+    }
+    return false;
+  }
+
+  uint32_t launch_start_ = 0;
+  std::vector<uint32_t> starts_;  // the epoch in which each block began
+  std::map<uintptr_t, std::vector<Moment>> releases_;
+  std::vector<Acquired> acquired_;  // by this block
+  std::map<int, Moment> fences_;    // the last one of each thread of this block
+};
+
+}  // namespace specengine::sim

@@ -1,0 +1,173 @@
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "sim/block.h"
+#include "sim/blocks.h"
+#include "sim/launch.h"
+#include "sim/memory.h"
+
+namespace specengine::sim {
+namespace {
+
+// Of places for the words of tensors a launch may write: mapped, not used. What does not fit is not checked for races.
+constexpr size_t kMostWords = size_t{1} << 26, kWordsToKeep = size_t{1} << 18;
+
+struct Tensor {
+  uintptr_t begin, end;
+  const char* name;
+  bool written;       // the launch was given a pointer to it that it may write through
+  size_t first_byte;  // of its places
+};
+
+thread_local std::vector<Tensor> of_op;
+thread_local const char* host_read = nullptr;
+
+std::vector<Tensor> tensors;  // of the launch: those of the op in order, overlapping ones joined
+Place* const words = static_cast<Place*>(map_memory(kMostWords * sizeof(Place)));
+Place* const bytes_of_words = static_cast<Place*>(map_memory(4 * kMostWords * sizeof(Place)));
+const Places places(words, bytes_of_words);
+size_t words_used;
+BlockOrder order;
+
+size_t bytes_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt64:
+      return 8;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kBFloat16:
+    case DType::kFloat16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+bool has(const Tensor& t, uintptr_t at, size_t bytes) { return at >= t.begin && at + bytes <= t.end; }
+
+const Tensor* find(uintptr_t at, size_t bytes) {
+  static size_t last[2] = {0, 0};
+  const size_t count = tensors.size();
+  const Tensor* const all = tensors.data();
+  for (size_t i : last) {
+    if (i < count && has(all[i], at, bytes)) return &all[i];
+  }
+  size_t low = 0, high = count;  // low: how many begin at or before `at`
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    if (all[middle].begin <= at) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == 0 || !has(all[low - 1], at, bytes)) return nullptr;
+  last[1] = last[0], last[0] = low - 1;
+  return &all[low - 1];
+}
+
+[[noreturn]] void report_race(const Conflict& c, const char* between, uintptr_t at, size_t bytes, Access access,
+                              const Site& site) {
+  const Accessor me = accessor();
+  const std::string who = c.epoch < me.block_start ? name_of_block(order.block_at(c.epoch)) + " " : "";
+  finding(text_of_access("race: ", access, bytes) + " " + relative_to_tensors(at) + ", which " + who +
+              name_of_thread(c.thread) + " " + c.did + ", with no " + between + " between",
+          site);
+}
+
+void touch_written(const Tensor& t, uintptr_t at, size_t bytes, Access access, const Site& site) {
+  const Accessor me = accessor();
+  // Before the places: an operation comes after those of other blocks on its address.
+  if (is_atomic(access)) order.atomic(at, me);
+  places.each(t.first_byte + (at - t.begin / 4 * 4), bytes, access, [&](Place& place) {
+    if (const Conflict c = conflict_in_block(place, access, me); c.did) {
+      report_race(c, "__syncthreads or __syncwarp", at, bytes, access, site);
+    }
+    if (const Conflict c = order.conflict(place, access, me); c.did) {
+      report_race(c, "__threadfence, atomic operation and barrier", at, bytes, access, site);
+    }
+    place.record(access, me);
+  });
+}
+
+}  // namespace
+
+void begin_op() { of_op.clear(), host_read = nullptr; }
+
+void note_tensor(const TensorView& t, const char* name) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(t.data);
+  const uintptr_t bytes = static_cast<uintptr_t>(t.numel()) * bytes_of(t.dtype);
+  if (bytes > 0) of_op.push_back({begin, begin + bytes, name, false, 0});
+}
+
+void check_host_read(const void* place) {
+  for (const Tensor& t : of_op) {
+    if (has(t, reinterpret_cast<uintptr_t>(place), 1)) host_read = t.name;
+  }
+}
+const char* read_by_host() { return host_read; }
+
+void begin_tensors(const std::vector<const void*>& written) {
+  if (words_used > kWordsToKeep) {
+    madvise(words, words_used * sizeof(Place), MADV_DONTNEED);
+    madvise(bytes_of_words, 4 * words_used * sizeof(Place), MADV_DONTNEED);
+  }
+  words_used = 0;
+  tensors.clear();
+  std::sort(of_op.begin(), of_op.end(), [](const Tensor& a, const Tensor& b) { return a.begin < b.begin; });
+  for (const Tensor& t : of_op) {
+    if (!tensors.empty() && t.begin < tensors.back().end) {
+      tensors.back().end = std::max(tensors.back().end, t.end);
+    } else {
+      tensors.push_back(t);
+    }
+  }
+  for (Tensor& t : tensors) {
+    const size_t needed = (t.end - t.begin / 4 * 4 + 3) / 4;
+    const bool named = std::any_of(written.begin(), written.end(),
+                                   [&](const void* p) { return has(t, reinterpret_cast<uintptr_t>(p), 1); });
+    t.written = named && words_used + needed <= kMostWords;
+    if (t.written) t.first_byte = 4 * words_used, words_used += needed;
+  }
+  order.begin_launch(epoch());
+}
+
+void begin_block_of_tensors() { order.begin_block(epoch()); }
+
+bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site) {
+  const Tensor* const t = find(at, bytes);
+  if (t == nullptr) return false;
+  if (!current->waited_for_previous) {
+    finding(text_of_access("", access, bytes) + " " + relative_to_tensors(at) + " before wait_for_previous_kernel()",
+            site);
+  }
+  if (t->written) touch_written(*t, at, bytes, access, site);
+  return true;
+}
+
+std::string relative_to_tensors(uintptr_t at) {
+  const Tensor* nearest = nullptr;
+  uintptr_t least = UINTPTR_MAX;
+  for (const Tensor& t : tensors) {
+    const uintptr_t distance = at < t.begin ? t.begin - at : at >= t.end ? at - t.end + 1 : 0;
+    if (distance < least) least = distance, nearest = &t;
+  }
+  return nearest ? text_of_distance(at, nearest->begin, nearest->end, nearest->name) : "of no tensor";
+}
+
+void check_never_written(const void* place, size_t bytes, const Site& site) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(place);
+  const Tensor* const t = find(at, bytes);
+  if (t == nullptr || !t->written) return;
+  places.each(t->first_byte + (at - t->begin / 4 * 4), bytes, Access::kRead, [&](const Place& p) {
+    if (order.of_this_launch(p.writes) || order.of_this_launch(p.atomics)) {
+      finding("a load for constant memory " + relative_to_tensors(at) + ", which this launch has written", site);
+    }
+  });
+}
+
+void note_fence() { order.fence(accessor()); }
+
+}  // namespace specengine::sim

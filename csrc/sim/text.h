@@ -1,0 +1,26 @@
+// Parts of the messages.
+#pragma once
+#include <source_location>
+#include <string>
+
+#include "sim/types.h"
+
+namespace specengine::sim {
+
+// Where something was done: a line of the source, or an instruction, whose line is found when it is asked for.
+struct Site {
+  Site(const std::source_location& where) : where(&where) {}
+  Site(const void* instruction) : instruction(instruction) {}
+  const std::source_location* where = nullptr;
+  const void* instruction = nullptr;
+};
+
+std::string text_of(uint3 index);
+std::string text_of(const std::source_location& where);
+std::string text_of_mask(unsigned lanes);
+// " at file:line", with the lines it was inlined to; empty where the machine has no addr2line.
+std::string text_of(const Site& site);
+
+bool same_place(const std::source_location& a, const std::source_location& b);
+
+}  // namespace specengine::sim
