@@ -124,8 +124,7 @@ struct Result {
     for (int offset = kWidth / 2; offset > 0; offset /= 2) {
       key = Max::combine(key, __shfl_xor_sync(kAllLanes, key, offset));
     }
-    // Most blocks have no larger key than those before them; an outdated one that is read here is only too small.
-    if (threadIdx.x % kWidth == 0 && row < rows && key > keys[row]) atomicMax(keys + row, key);
+    if (threadIdx.x % kWidth == 0 && row < rows) atomicMax(keys + row, key);
   }
 };
 

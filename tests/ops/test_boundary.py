@@ -30,7 +30,8 @@ from tests.ops.arguments import (
 
 CLASSES = {"Projection", "DecoderLayer", "Decoder"}
 NOT_OPS = CLASSES | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
-NOT_OPS |= {"tree_attention_workspace"}
+NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
+CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
 
 
 def refuse(op: str, arguments: Arguments, message: str) -> None:
@@ -46,7 +47,7 @@ def refuse(op: str, arguments: Arguments, message: str) -> None:
 
 def test_the_table_covers_every_op():
     functions = {name for name, value in inspect.getmembers(_C) if callable(value) and not name.startswith("_")}
-    assert functions - NOT_OPS == {op.partition(" ")[0] for op in OPS}
+    assert functions - NOT_OPS - CUDA_ONLY == {op.partition(" ")[0] for op in OPS}
 
 
 @pytest.mark.parametrize("op", OPS)
