@@ -31,8 +31,8 @@ class Graphs:
     """cycle(slots) for every bucket and width, as a CUDA graph or, with capture=False, as plain calls.
 
     On a machine without CUDA (the simulator) only plain calls are possible. adaptive: choose(size) picks the width that
-    pays by measured times and the acceptance seen; else always the largest. clocked: every cycle is waited for and
-    leaves in `timings` the seconds its phases took.
+    pays by measured times and the acceptance seen; else always the largest. fixed: no other is ever needed. clocked:
+    every cycle is waited for and leaves in `timings` the seconds its phases took.
     """
 
     def __init__(
@@ -43,15 +43,17 @@ class Graphs:
         *,
         capture: bool,
         adaptive: bool,
+        fixed: bool = False,
         clocked: bool = False,
     ) -> None:
         self._state, self._cycle, self._nodes = state, cycle, nodes
-        self._captures, self._adaptive, self._clocked = capture, adaptive and capture, clocked
+        self._captures, self._adaptive, self._fixed, self._clocked = capture, adaptive and capture, fixed, clocked
         self.timings: list[dict[str, float]] = []
         self.buckets, widths = buckets_up_to(state.size), widths_up_to(nodes)
-        keys = [(b, w) for b in self.buckets for w in widths if w == 1 or b * w <= MAX_ROWS]
-        self.slots = {key: Slots(state, *key) for key in keys}
-        self._widths = {b: [w for bucket, w in keys if bucket == b] for b in self.buckets}
+        self._widths = {b: [w for w in widths if w == 1 or b * w <= MAX_ROWS] for b in self.buckets}
+        if fixed:
+            self._widths = {b: fitting[-1:] for b, fitting in self._widths.items()}
+        self.slots = {(b, w): Slots(state, b, w) for b, fitting in self._widths.items() for w in fitting}
         self._choice = WidthChoice(nodes)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._seconds: dict[tuple[int, int], float] = {}
@@ -60,8 +62,8 @@ class Graphs:
 
     def clocked(self) -> Graphs:
         """The same cycles with clocks in them, which cost a little time of their own."""
-        options = {"capture": self._captures, "adaptive": self._adaptive, "clocked": True}
-        other = Graphs(self._state, self._cycle, self._nodes, **options)
+        options = {"capture": self._captures, "adaptive": self._adaptive, "fixed": self._fixed}
+        other = Graphs(self._state, self._cycle, self._nodes, **options, clocked=True)
         other._choice, other._seconds = self._choice, self._seconds
         return other
 

@@ -75,7 +75,8 @@ def resident_cycles(
     )
     target.tune()
     capture = options.graphs and target.device.type == "cuda"
-    graphs = Graphs(state, cycle, drafter.max_nodes, capture=capture, adaptive=drafter.adaptive)
+    widths = {"adaptive": drafter.adaptive, "fixed": drafter.drafts_on_device and not drafter.adaptive}
+    graphs = Graphs(state, cycle, drafter.max_nodes, capture=capture, **widths)
     return DeviceCycles(state, graphs, drafter)
 
 

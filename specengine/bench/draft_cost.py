@@ -99,7 +99,7 @@ class Eagle3(DraftCost):
         self.levels = levels
 
     def __call__(self, roots: torch.Tensor, lengths: torch.Tensor, mark: Mark = lambda phase: None) -> None:
-        tokens = roots.repeat_interleave(self.nodes)
+        tokens = roots[:, None].repeat(1, self.nodes).view(-1)
         for step in range(self.levels):
             features = self.hidden(tokens, lengths, step)
             tokens = self.net.ops.linear_argmax(features, self.net.head)
@@ -120,7 +120,8 @@ class FastEagle(DraftCost):
         if batch not in self._expanders:  # made by the first call, which is not captured
             self._expanders[batch] = BackboneExpander(batch, self.levels, vocab, [self.k], device=self.net.device)
         features = self.hidden(roots, lengths, 0)
-        logits = self.net.ops.linear(features.repeat_interleave(self.levels, 0), self.target.head)
+        rows = features.repeat(1, self.levels).view(batch * self.levels, -1)
+        logits = self.net.ops.linear(rows, self.target.head)
         mark("draft")
         self._expanders[batch](logits.view(batch, self.levels, vocab), roots)
         mark("expand")

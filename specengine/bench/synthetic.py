@@ -124,16 +124,13 @@ class Synthetic(Drafter):
         if self._cost:
             self._cost(root.view(-1), slots.cache.lengths, slots.mark)
         tokens = torch.cat([root, self._tokens[last % PERIOD, 1:nodes]], 1)
-        limit = torch.where(slots.limits.active > 0, slots.limits.final_length - history.length - 1, -1)
-        used = shape.depths[:nodes] <= limit[:, None]
+        limit = slots.limits.final_length - history.length - 1
+        unused = (shape.depths[:nodes] > limit[:, None]) | (slots.limits.active == 0)[:, None]
         words = -(-nodes // 32)
-
-        def padded(values: torch.Tensor, padding: int) -> torch.Tensor:
-            return torch.where(used, values, padding).view(-1)
-
-        bits = torch.where(used[:, :, None], shape.ancestors[:nodes, :words], 0).view(-1, words)
-        places = (padded(shape.parents[:nodes], -1), padded(shape.depths[:nodes], -1))
-        return TreeBatch(padded(tokens, -1), *places, slots.row_start, bits, nodes)
+        bits = shape.ancestors[:nodes, :words].masked_fill(unused[:, :, None], 0).view(-1, words)
+        columns = (tokens, shape.parents[:nodes], shape.depths[:nodes])
+        rows = (column.masked_fill(unused, -1).view(-1) for column in columns)
+        return TreeBatch(*rows, slots.row_start, bits, nodes)
 
     @torch.inference_mode()
     def bend(self, logits: torch.Tensor, tree: TreeBatch, lengths: torch.Tensor) -> None:
@@ -146,7 +143,7 @@ class Synthetic(Drafter):
         drafted = tree.parents >= 0
         # The other rows write column 0 back: what is bent must have one shape in a captured graph.
         rows = torch.where(drafted, tree.row_start[sequence] + tree.parents, row)
-        columns = torch.where(drafted, tree.tokens, 0).long()
+        columns = tree.tokens.masked_fill(~drafted, 0).long()
         bends = self._bends[lengths[sequence].long() % PERIOD, node]
         logits.index_put_((rows, columns), torch.where(drafted, bends, logits[:, 0]))
 

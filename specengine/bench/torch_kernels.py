@@ -21,7 +21,7 @@ def verify(
     path = [node]
     for _ in range(depth - 1):
         follows = (parents == node) & (tokens == drawn[node.clamp(min=0)])
-        node = torch.where(follows.any(), follows.int().argmax()[None], _OVER)
+        node = follows.int().argmax()[None].masked_fill(~follows.any(), _OVER)
         path.append(node)
     return torch.cat(path).clamp(min=-1).int()
 

@@ -101,4 +101,4 @@ def linear_argmax_reference(x: torch.Tensor, layer: Linear) -> torch.Tensor:
 
 def _finite_argmax(scores: torch.Tensor) -> torch.Tensor:
     top, ids = scores.max(dim=1)  # torch takes the lowest index of equal maxima, and a NaN for the largest
-    return torch.where(top.isfinite(), ids, -1).int()
+    return ids.masked_fill(~top.isfinite(), -1).int()  # which a captured graph can hold

@@ -17,6 +17,7 @@ from specengine.bench.peers.base import Answer, Peer, Setup, reason
 from specengine.bench.questions import Question
 from specengine.bench.report import peers_table, run_dicts, table
 from specengine.bench.run import calls_of, measure
+from specengine.models.checkpoint import expected_tensors
 from specengine.models.loading import load_model
 from specengine.types import SamplingParams
 
@@ -35,12 +36,13 @@ def tiny():
 
 def setup_for(model, tmp_path, source=None, weights="") -> Setup:
     return Setup(
+        name=model.name,
         source=source or tmp_path,
+        config=model.config,
         weights=weights,
         threads=1,
         device="cpu",
         eos_token_ids=model.eos_token_ids,
-        max_position=model.config.max_position,
         scratch=tmp_path,
     )
 
@@ -144,9 +146,9 @@ def test_unknown_peers_are_refused(name):
 
 
 def test_what_cannot_run_is_left_out_with_a_reason(tiny, monkeypatch):
-    peers, left_out = open_peers(["transformers", "llama.cpp"], tiny, 1, None)
-    assert peers == [] and set(left_out) == {"transformers", "llama.cpp"}
-    assert all(TINY in why for why in left_out.values())
+    peers, left_out = open_peers(["llama.cpp"], tiny, 1, None)
+    assert peers == [] and set(left_out) == {"llama.cpp"}
+    assert TINY in left_out["llama.cpp"] or "not installed" in left_out["llama.cpp"]
 
     def absent(name, setup):
         raise ModuleNotFoundError("No module named 'x'", name="x")
@@ -239,6 +241,36 @@ def test_transformers_stops_where_we_do(folder, tmp_path, position):
     assert peer.failed is None and output.token_ids == expected and output.finish_reason == "stop"
     (output,) = peer.generate([ids], SamplingParams(max_new_tokens=12, temperature=0.8, ignore_eos=True))
     assert peer.failed is None and len(output.token_ids) == 12
+
+
+@needs_transformers
+def test_a_static_cache_says_the_same_and_grows_with_the_conversation(folder, tmp_path):
+    model = load_model(str(folder))
+    (peer,), left_out = open_peers(["transformers:compiled"], model, 2, tmp_path)
+    assert left_out == {} and peer.mode == "transformers:compiled" and peer.about["cache"] == "static"
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
+    runs = measure(model, ["none"], [Question("a", ("x", "y"))], params, repetitions=2, peers=[peer])
+    assert peer.failed is None and [run.peer for run in runs] == [None, "transformers:compiled"]
+    assert all(runs[1].identical.values()) and runs[1].median.cycles == 48
+    first = peer._cache
+    peer.prepare(1023)
+    assert peer._cache is first and peer.room == 1024
+    peer.prepare(1024)
+    assert peer._cache is not first and peer.room == 2048
+
+
+@needs_transformers
+@pytest.mark.parametrize("preset", ["tiny-llama3", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
+def test_random_models_race_a_model_of_the_same_shape(preset, tmp_path):
+    model = load_model(f"random:{preset}")
+    (plain, lookup), left_out = open_peers(["transformers"], model, 1, tmp_path)
+    assert left_out == {} and plain.about["weights"] == "float32, its own random"
+    theirs = {name: parameter.shape for name, parameter in plain.model.named_parameters()}
+    ours = expected_tensors(model.config)
+    assert theirs == ours
+    for peer in (plain, lookup):
+        (output,) = peer.generate([[3, 4, 5] * 3], SamplingParams(max_new_tokens=5, ignore_eos=True))
+        assert peer.failed is None and len(output.token_ids) == 5
 
 
 # ---- llama.cpp

@@ -230,6 +230,7 @@ def test_random_rows_do_not_depend_on_how_they_are_asked_for():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or no CUDA in torch")
 def test_large_random_weights_are_drawn_on_the_device_and_small_ones_are_the_same_everywhere():
     wide, device = RandomCheckpoint(replace(PRESETS["tiny-llama"], vocab_size=70_000)), torch.device("cuda")
     whole = wide.read_rows("lm_head.weight", 0, 70_000, device)

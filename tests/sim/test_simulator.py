@@ -48,7 +48,7 @@ PLANTED = {
     "missing_fence": r"race: read of 4 bytes at byte \d of out \(256 bytes\), which block \(\d,0,0\) thread "
     r"\(0,0,0\) has written, with no __threadfence, atomic operation and barrier between",
     "fence_of_another_thread": r"race: read of 4 bytes .* block \(\d,0,0\) thread \(40,0,0\) has written, with no __th",
-    "no_arrival": r"race: read of 4 bytes .* which block .* has written",
+    "no_arrival": r"race: (read|write) of 4 bytes .* which block .* has (read|written)",
     "reads_ahead": r"race: (read|write) of 4 bytes at byte 4 of out .* which block \(\d,0,0\) thread \([07],0,0\) has",
     "blocks_overlap": r"race: write of 4 bytes at byte \d+ of out .* which block \(\d,0,0\) thread \(\d+,0,0\) has wri",
     "host_read": r"in is read on the host",

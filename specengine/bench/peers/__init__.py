@@ -21,7 +21,7 @@ class Kind:
 
 
 KINDS = {
-    "transformers": Kind(hf.open_modes, hf.WEIGHTS),
+    "transformers": Kind(hf.open_modes, (*hf.WEIGHTS, hf.COMPILED)),
     "llama.cpp": Kind(llama.open_modes, llama.WEIGHTS),
 }
 
@@ -48,15 +48,14 @@ def open_peers(
         kind, _, weights = name.partition(":")
         try:
             source = resolve_model(model.name)
-            if not isinstance(source, Path):
-                raise ValueError(f"{model.name} has no file that another engine could read")
             setup = Setup(
-                source=source,
+                name=model.name,
+                source=source if isinstance(source, Path) else None,
+                config=model.config,
                 weights=weights,
                 threads=threads,
                 device=model.target.device.type,
                 eos_token_ids=model.eos_token_ids,
-                max_position=model.config.max_position,
                 scratch=scratch,
             )
             peers += KINDS[kind].open_modes(name, setup)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specengine.models.config import ModelConfig
 from specengine.types import GenerationOutput, GenerationStats, SamplingParams
 
 
@@ -14,18 +15,24 @@ from specengine.types import GenerationOutput, GenerationStats, SamplingParams
 class Setup:
     """What a peer is opened with, the same for all.
 
-    source: GGUF file or checkpoint folder.  weights: weight format, empty for the peer's own choice.
-    device: `cpu` or `cuda`.  max_position: tokens of the model's context.
-    scratch: folder for files that live as long as the run.
+    name: of the model.  source: its GGUF file or checkpoint folder, None for random weights.  config: what it is.
+    weights: weight format or way to run, empty for the peer's own choice.
+    device: `cpu` or `cuda`.  scratch: folder for files that live as long as the run.
     """
 
-    source: Path
+    name: str
+    source: Path | None
+    config: ModelConfig
     weights: str
     threads: int
     device: str
     eos_token_ids: frozenset[int]
-    max_position: int
     scratch: Path
+
+    @property
+    def max_position(self) -> int:
+        """Tokens of the model's context."""
+        return self.config.max_position
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ def open_modes(name: str, setup: Setup) -> list[Peer]:
     """Both modes, in the GGUF file's own weight format where none is named."""
     import llama_cpp
 
+    if setup.source is None:
+        raise ValueError(f"{setup.name} has no file that another engine could read")
     if not setup.source.is_file():
         raise ValueError(f"llama.cpp reads GGUF files, {setup.source.name} is a folder")
     if setup.device == "cuda" and not llama_cpp.llama_supports_gpu_offload():
