@@ -31,8 +31,9 @@ struct Problem {
   int window, B, H, K, D, words, max_pages;
   int64_t pairs;  // M * H
   bool exact;
-  int tile_pairs, tiles;    // as many tiles as there can be
-  int splits, least_pages;  // least_pages of a split on tensor cores: its sums do not outweigh its keys
+  int tile_pairs = 0, tiles = 0;  // as many tiles as there can be
+  int splits = 1;
+  int least_pages = 1;  // of a split on tensor cores: its sums do not outweigh its keys
 };
 
 // As many elements as one access moves.

@@ -23,7 +23,7 @@ struct TensorKernel {
 };
 
 template <typename Cache, int kDim, int kPairs>
-__global__ void __launch_bounds__(kThreads) tensor_attention_kernel(const Problem a) {
+__global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Problem a) {
   using Kernel = TensorKernel<Cache, kDim, kPairs>;
   constexpr int kKeys = Kernel::kKeys, kWarpKeys = Kernel::kWarpKeys, kStride = Kernel::kStride;
   constexpr int kKeyTiles = kWarpKeys / 8, kDimTiles = kDim / 8, kBits = kPairs * kMaskWords;

@@ -169,7 +169,8 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slic
   const int b = blockIdx.x, first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
   const bool idle = op.idle(b);
   if (op.logits != nullptr && !idle) {
-    visit(op, b, [](int* count, bool) { *count = 0; }, [](float* bias, float) { *bias = 0; });
+    // A token that occurs often is cleared as often.
+    visit(op, b, [](int* count, bool) { atomicExch(count, 0); }, [](float* bias, float) { *bias = 0; });
   }
   if (blockIdx.y != 0) return;
   if (node < nodes) tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];

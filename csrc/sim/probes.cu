@@ -84,7 +84,7 @@ __global__ void atomics(const int* in, int* out) {
   atomicAdd(reinterpret_cast<float*>(&out[4]), 0.5f);
   atomicMax(reinterpret_cast<unsigned long long*>(&out[6]), static_cast<unsigned long long>(value) << 32);
   atomicAdd(reinterpret_cast<double*>(&out[8]), 0.25);
-  int seen = out[10], before;  // a lost update here would be one increment less
+  int seen = atomicAdd(&out[10], 0), before;  // a lost update here would be one increment less
   do {
     before = seen;
     seen = atomicCAS(&out[10], before, before + 1);

@@ -11,7 +11,7 @@ namespace specengine::sim {
 namespace {
 
 // Of places for the words of tensors a launch may write: mapped, not used. What does not fit is not checked for races.
-constexpr size_t kMostWords = size_t{1} << 26, kWordsToKeep = size_t{1} << 18;
+constexpr size_t kMostWords = size_t{1} << 20, kWordsToKeep = size_t{1} << 18;
 
 struct Tensor {
   uintptr_t begin, end;

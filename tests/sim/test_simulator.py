@@ -37,7 +37,7 @@ PLANTED = {
     "forgotten_wait": r"which an asynchronous copy not yet waited for writes",
     "wait_for_too_few": r"which an asynchronous copy not yet waited for writes",
     "wait_without_barrier": r"race: read of 4 bytes|uninitialised shared memory|not yet waited for",
-    "forgotten_previous_kernel": r"read of 4 bytes of a tensor before wait_for_previous_kernel\(\)",
+    "forgotten_previous_kernel": r"read of 4 bytes at byte \d+ of in \(256 bytes\) before wait_for_previous_kernel\(\)",
     "too_far_shift": r"shift by \d+ bits",
     "too_many_threads": r"a block of \(1088,1,1\) threads",
     "no_blocks": r"a grid of \(0,1,1\) blocks",
