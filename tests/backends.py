@@ -32,6 +32,8 @@ def cuda_backend_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
             pytest.skip("no GPU, or no CUDA in this build or in torch")
         return Backend("gpu", torch.device("cuda"))
     simulated = request.getfixturevalue("simulated")
+    simulated.set_schedule(0)  # a test runs alone as it runs among others
+    simulated.set_multiprocessors(4)
     for module in _ops_modules(_C):
         monkeypatch.setattr(module, "_C", simulated)
     return Backend("sim", torch.device("cpu"))

@@ -72,6 +72,7 @@ void suspend(Fibre& from) {
 }
 
 void wait_at(Thread& thread, const char* name, const std::source_location& where) {
+  settle_writes();
   thread.steps = 0;
   thread.waits_at = name, thread.where = where;
   suspend(thread.fibre);
@@ -94,6 +95,7 @@ void release_barrier() {
 void exit_thread() {
   Thread& me = *current;
   in_kernel = false;
+  settle_writes();
   me.exited = true, --alive;
   Warp& warp = warps[me.warp];
   warp.alive &= ~(1u << me.lane);

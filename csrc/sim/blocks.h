@@ -27,14 +27,14 @@ class BlockOrder {
   // The access of another block that conflicts with the current one.
   Conflict conflict(const Place& p, Access access, const Accessor& me) const {
     Moment m = p.writes.of_another_block(me);
-    if (!ordered(m, me)) return {"has written", m.thread, m.epoch};
+    if (!ordered(m, me)) return {"has written", Access::kWrite, m.thread, m.epoch};
     // Operations on one address follow each other: who has made one comes after those before it.
     m = p.atomics.of_another_block(me);
     if (!is_atomic(access) && !p.atomics.of_this_block(me) && !ordered(m, me)) {
-      return {"has changed atomically", m.thread, m.epoch};
+      return {"has changed atomically", Access::kAtomic, m.thread, m.epoch};
     }
     m = p.reads.of_another_block(me);
-    if (access != Access::kRead && !ordered(m, me)) return {"has read", m.thread, m.epoch};
+    if (access != Access::kRead && !ordered(m, me)) return {"has read", Access::kRead, m.thread, m.epoch};
     return {};
   }
 

@@ -1,5 +1,5 @@
 // What the compiler and the linker make the kernels call: before every access, where behaviour would be undefined,
-// and for memcpy and its like.
+// and for memcpy and its like. A volatile access counts as an atomic one, as CUDA treats it.
 #include <cstring>
 
 #include "sim/block.h"
@@ -12,11 +12,13 @@ using sim::Access;
   extern "C" void __tsan_##name(void* place) {                                        \
     sim::check(place, bytes, Access::access, sim::Site(__builtin_return_address(0))); \
   }
-#define SPECENGINE_SIM_HOOKS(bytes)                        \
-  SPECENGINE_SIM_HOOK(read##bytes, kRead, bytes)           \
-  SPECENGINE_SIM_HOOK(write##bytes, kWrite, bytes)         \
-  SPECENGINE_SIM_HOOK(unaligned_read##bytes, kRead, bytes) \
-  SPECENGINE_SIM_HOOK(unaligned_write##bytes, kWrite, bytes)
+#define SPECENGINE_SIM_HOOKS(bytes)                          \
+  SPECENGINE_SIM_HOOK(read##bytes, kRead, bytes)             \
+  SPECENGINE_SIM_HOOK(write##bytes, kWrite, bytes)           \
+  SPECENGINE_SIM_HOOK(unaligned_read##bytes, kRead, bytes)   \
+  SPECENGINE_SIM_HOOK(unaligned_write##bytes, kWrite, bytes) \
+  SPECENGINE_SIM_HOOK(volatile_read##bytes, kAtomic, bytes)  \
+  SPECENGINE_SIM_HOOK(volatile_write##bytes, kAtomicInitialise, bytes)
 SPECENGINE_SIM_HOOKS(1)
 SPECENGINE_SIM_HOOKS(2)
 SPECENGINE_SIM_HOOKS(4)

@@ -3,6 +3,7 @@
 #include <link.h>
 #include <sys/mman.h>
 
+#include <cstring>
 #include <new>
 
 #include "sim/block.h"
@@ -16,8 +17,17 @@ struct Range {
 };
 
 // More accesses between two waits than a kernel makes that gets anywhere.
-constexpr uint32_t kMostSteps = 1u << 28;
+constexpr uint32_t kMostSteps = 1u << 26;
 
+struct Unsettled {
+  size_t bytes = 0;  // 0: none
+  const void* at;
+  unsigned char before[16];
+  std::string text;
+  const void* instruction;
+};
+
+Unsettled unsettled;
 Range params;
 std::vector<Range> segments;  // of this module
 uint32_t now = 1, block_start = 1;
@@ -43,6 +53,7 @@ int find_segments(dl_phdr_info* module, size_t, void*) {
 }  // namespace
 
 void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site) {
+  settle_writes();
   if (++current->steps > kMostSteps) {
     finding("no end in sight: does it wait for a thread or block that cannot run meanwhile?", site);
   }
@@ -52,6 +63,25 @@ void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site) {
     if (in(segment, at, bytes, access)) return;
   }
   finding(text_of_access("out-of-bounds ", access, bytes) + ", " + relative_to_tensors(at), site);
+}
+
+void race(const Conflict& conflict, const char* between, uintptr_t at, size_t bytes, Access access, const Site& site,
+          const std::string& place) {
+  const std::string block = conflict.epoch < block_start ? name_of_block_in(conflict.epoch) + " " : "";
+  std::string text = text_of_access("race: ", access, bytes) + " " + place + ", which " + block +
+                     name_of_thread(conflict.thread) + " " + conflict.did + ", with no " + between + " between";
+  const bool both_write = access == Access::kWrite && conflict.kind == Access::kWrite;
+  if (!both_write || bytes > sizeof(unsettled.before) || site.instruction == nullptr) finding(text, site);
+  unsettled.bytes = bytes, unsettled.at = reinterpret_cast<const void*>(at);
+  unsettled.text = std::move(text), unsettled.instruction = site.instruction;
+  std::memcpy(unsettled.before, unsettled.at, bytes);
+}
+
+void settle_writes() {
+  if (unsettled.bytes == 0) return;
+  const size_t bytes = unsettled.bytes;
+  unsettled.bytes = 0;
+  if (std::memcmp(unsettled.before, unsettled.at, bytes) != 0) finding(unsettled.text, unsettled.instruction);
 }
 
 void check(const void* place, size_t bytes, Access access, const Site& site) {
@@ -66,6 +96,7 @@ void begin_launch(const void* p, size_t params_bytes, const std::vector<const vo
   if (segments.empty()) dl_iterate_phdr(find_segments, nullptr);
   params = {reinterpret_cast<uintptr_t>(p), reinterpret_cast<uintptr_t>(p) + params_bytes, false};
   ++now;
+  unsettled.bytes = 0;
   begin_shared(dynamic_shared_bytes);
   begin_tensors(written);
 }

@@ -25,6 +25,7 @@ bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site); 
 void check_never_written(const void* place, size_t bytes, const Site& site);     // by this launch, so far
 std::string relative_to_tensors(uintptr_t at);
 void note_fence();
+std::string name_of_block_in(uint32_t epoch);
 void begin_tensors(const std::vector<const void*>& written);
 void begin_block_of_tensors();
 
@@ -40,6 +41,11 @@ void begin_shared(size_t dynamic_bytes);
 // everything else here by the simulator, inside a Pause.
 void check(const void* place, size_t bytes, Access access, const Site& site);
 void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site);
+// A race. Two threads that write the same do no harm: of a write that conflicts with another one it is known only when
+// it has been made, at the thread's next access or wait, which settles it.
+void race(const Conflict& conflict, const char* between, uintptr_t at, size_t bytes, Access access, const Site& site,
+          const std::string& place);
+void settle_writes();
 void begin_launch(const void* params, size_t params_bytes, const std::vector<const void*>& written,
                   size_t dynamic_shared_bytes);
 void begin_block();

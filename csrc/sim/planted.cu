@@ -100,6 +100,26 @@ __global__ void sum_read_too_early(const float* in, float* out, bool broken) {
   out[t] = static_cast<float>(sum[0]);
 }
 
+// Threads that all write the same do no harm.
+__global__ void different_writes(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(float, same, 1);
+  const int t = threadIdx.x;
+  same[0] = broken ? static_cast<float>(t) : 1.0f;
+  __syncthreads();
+  out[t] = in[t] + same[0];
+}
+
+__global__ void global_without_barrier(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = in[t];
+  if (!broken) __syncthreads();
+  const float next = out[(t + 40) % kThreads];
+  __syncthreads();
+  out[t] = next;
+}
+
 __global__ void uninitialised_read(const float* in, float* out, bool broken) {
   wait_for_previous_kernel();
   SPECENGINE_SHARED(float, rows, kThreads);
@@ -281,6 +301,73 @@ __global__ void too_far_shift(const float* in, float* out, bool broken) {
   out[t] = (1u << by) != 0 ? in[t] : 0;
 }
 
+// Kernels of two blocks of 64 threads; what a sum of theirs is made of lies in out[0], out[1], the sum in out[2], the
+// number of blocks that have arrived in out[3].
+__device__ void leave_part(const float* in, float* out) {
+  if (threadIdx.x == 0) out[blockIdx.x] = in[blockIdx.x + 1];
+}
+__device__ bool arrive(float* out) {
+  SPECENGINE_SHARED(bool, last, 1);
+  if (threadIdx.x == 0) last[0] = atomicAdd(&out[3], 1.0f) != 0;
+  __syncthreads();
+  return last[0];
+}
+__device__ void finish(float* out) {
+  if (threadIdx.x == 1) out[2] = out[0] + out[1], out[3] = 0;
+}
+
+__global__ void missing_fence(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  leave_part(in, out);
+  if (!broken) __threadfence();
+  if (arrive(out)) finish(out);
+}
+
+__global__ void fence_of_another_thread(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  if (threadIdx.x == 40) out[blockIdx.x] = in[blockIdx.x + 1];
+  if (!broken) __syncthreads();
+  __threadfence();
+  if (arrive(out)) finish(out);
+}
+
+__global__ void no_arrival(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  leave_part(in, out);
+  __threadfence();
+  if (broken) __syncthreads();
+  if (broken || arrive(out)) finish(out);
+}
+
+__global__ void reads_ahead(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  if (broken && threadIdx.x == 7 && blockIdx.x == 0) out[5] = out[1];
+  leave_part(in, out);
+  __threadfence();
+  if (arrive(out)) finish(out);
+}
+
+__global__ void blocks_overlap(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  if (blockIdx.x > 0 && !broken) return;
+  out[threadIdx.x] = in[threadIdx.x] + blockIdx.x;
+}
+
+__global__ void constant_load_of_own_output(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const int t = threadIdx.x;
+  out[t] = in[t];
+  __syncthreads();
+  if (t == 0) out[0] = __uint_as_float(load_streaming(broken ? out : in).x);
+}
+
+__global__ void endless_wait(const float*, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const volatile float* const other = out;
+  while (broken && *other == 0) {
+  }
+}
+
 using Kernel = void (*)(const float*, float*, bool);
 #define SPECENGINE_PLANTED(name) {#name, name}
 const std::map<std::string, Kernel> kKernels = {
@@ -292,6 +379,8 @@ const std::map<std::string, Kernel> kKernels = {
     SPECENGINE_PLANTED(bytes_without_barrier),
     SPECENGINE_PLANTED(unprotected_sum),
     SPECENGINE_PLANTED(sum_read_too_early),
+    SPECENGINE_PLANTED(different_writes),
+    SPECENGINE_PLANTED(global_without_barrier),
     SPECENGINE_PLANTED(uninitialised_read),
     SPECENGINE_PLANTED(shared_overrun),
     SPECENGINE_PLANTED(dynamic_shared_overrun),
@@ -313,6 +402,11 @@ const std::map<std::string, Kernel> kKernels = {
     SPECENGINE_PLANTED(wait_without_barrier),
     SPECENGINE_PLANTED(forgotten_previous_kernel),
     SPECENGINE_PLANTED(too_far_shift),
+    SPECENGINE_PLANTED(constant_load_of_own_output),
+};
+const std::map<std::string, Kernel> kKernelsOfTwoBlocks = {
+    SPECENGINE_PLANTED(missing_fence), SPECENGINE_PLANTED(fence_of_another_thread), SPECENGINE_PLANTED(no_arrival),
+    SPECENGINE_PLANTED(reads_ahead),   SPECENGINE_PLANTED(blocks_overlap),          SPECENGINE_PLANTED(endless_wait),
 };
 
 }  // namespace
@@ -329,7 +423,10 @@ void sim::run_planted(const std::string& name, const TensorView& in, const Tenso
     return call({"planted", dim3(1, 1 + size * 65535), kThreads, 0, nullptr}, copy);
   if (name == "too_much_shared_memory")
     return call({"planted", 1, kThreads, 200 * 1024 + size * 28 * 1024, nullptr}, copy);
-  call({"planted", 1, kThreads, sizeof(float) * kThreads, nullptr}, kKernels.at(name));
+  if (name == "host_read") return call({"planted", 1 + (broken && in.as<float>()[0] < 0), kThreads, 0, nullptr}, copy);
+  const bool two = kKernelsOfTwoBlocks.count(name) != 0;
+  call({"planted", two ? 2u : 1u, kThreads, sizeof(float) * kThreads, nullptr},
+       (two ? kKernelsOfTwoBlocks : kKernels).at(name));
 }
 
 }  // namespace specengine

@@ -119,15 +119,18 @@ struct Place {
 // An access that is not ordered with the current one; did == nullptr: none.
 struct Conflict {
   const char* did = nullptr;
+  Access kind = Access::kRead;
   int thread = -1;
   uint32_t epoch = 0;
 };
 
 inline Conflict conflict_in_block(const Place& p, Access access, const Accessor& me) {
   int other = p.writes.unordered(me);
-  if (other >= 0) return {"has written", other, me.epoch};
-  if (!is_atomic(access) && (other = p.atomics.unordered(me)) >= 0) return {"has changed atomically", other, me.epoch};
-  if (access != Access::kRead && (other = p.reads.unordered(me)) >= 0) return {"has read", other, me.epoch};
+  if (other >= 0) return {"has written", Access::kWrite, other, me.epoch};
+  if (!is_atomic(access) && (other = p.atomics.unordered(me)) >= 0)
+    return {"has changed atomically", Access::kAtomic, other, me.epoch};
+  if (access != Access::kRead && (other = p.reads.unordered(me)) >= 0)
+    return {"has read", Access::kRead, other, me.epoch};
   return {};
 }
 

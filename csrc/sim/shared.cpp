@@ -62,9 +62,8 @@ void touch(size_t offset, size_t bytes, Access access, Copy copy, const Site& si
               site);
     }
     if (const Conflict c = conflict_in_block(place, access, me); c.did) {
-      finding(text_of_access("race: ", access, bytes) + " of shared memory " + nearest_array(offset) + ", which " +
-                  name_of_thread(c.thread) + " " + c.did + ", with no __syncthreads or __syncwarp between",
-              site);
+      race(c, "__syncthreads or __syncwarp", reinterpret_cast<uintptr_t>(arena) + offset, bytes, access, site,
+           "of shared memory " + nearest_array(offset));
     }
     place.record(access, me);
     if (access != Access::kRead) place.block = me.block_start, place.copying = copy == Copy::kStart;

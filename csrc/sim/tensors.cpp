@@ -68,25 +68,16 @@ const Tensor* find(uintptr_t at, size_t bytes) {
   return &all[low - 1];
 }
 
-[[noreturn]] void report_race(const Conflict& c, const char* between, uintptr_t at, size_t bytes, Access access,
-                              const Site& site) {
-  const Accessor me = accessor();
-  const std::string who = c.epoch < me.block_start ? name_of_block(order.block_at(c.epoch)) + " " : "";
-  finding(text_of_access("race: ", access, bytes) + " " + relative_to_tensors(at) + ", which " + who +
-              name_of_thread(c.thread) + " " + c.did + ", with no " + between + " between",
-          site);
-}
-
 void touch_written(const Tensor& t, uintptr_t at, size_t bytes, Access access, const Site& site) {
   const Accessor me = accessor();
   // Before the places: an operation comes after those of other blocks on its address.
   if (is_atomic(access)) order.atomic(at, me);
   places.each(t.first_byte + (at - t.begin / 4 * 4), bytes, access, [&](Place& place) {
     if (const Conflict c = conflict_in_block(place, access, me); c.did) {
-      report_race(c, "__syncthreads or __syncwarp", at, bytes, access, site);
+      race(c, "__syncthreads or __syncwarp", at, bytes, access, site, relative_to_tensors(at));
     }
     if (const Conflict c = order.conflict(place, access, me); c.did) {
-      report_race(c, "__threadfence, atomic operation and barrier", at, bytes, access, site);
+      race(c, "__threadfence, atomic operation and barrier", at, bytes, access, site, relative_to_tensors(at));
     }
     place.record(access, me);
   });
@@ -167,6 +158,8 @@ void check_never_written(const void* place, size_t bytes, const Site& site) {
     }
   });
 }
+
+std::string name_of_block_in(uint32_t epoch) { return name_of_block(order.block_at(epoch)); }
 
 void note_fence() { order.fence(accessor()); }
 

@@ -42,14 +42,24 @@ PLANTED = {
     "too_many_threads": r"a block of \(1088,1,1\) threads",
     "no_blocks": r"a grid of \(0,1,1\) blocks",
     "too_many_rows_of_blocks": r"a grid of \(1,65536,1\) blocks",
+    "different_writes": r"race: write of 4 bytes of shared memory at byte 0 of same .* has written",
+    "global_without_barrier": r"race: (read|write) of 4 bytes at byte \d+ of out \(256 bytes\), which thread \(",
+    "constant_load_of_own_output": r"a load for constant memory at byte 0 of out \(256 bytes\), which this launch",
+    "missing_fence": r"race: read of 4 bytes at byte \d of out \(256 bytes\), which block \(\d,0,0\) thread "
+    r"\(0,0,0\) has written, with no __threadfence, atomic operation and barrier between",
+    "fence_of_another_thread": r"race: read of 4 bytes .* block \(\d,0,0\) thread \(40,0,0\) has written, with no __th",
+    "no_arrival": r"race: (read|write) of 4 bytes .* which block .* has (read|written)",
+    "reads_ahead": r"race: (read|write) of 4 bytes at byte 4 of out .* which block \(\d,0,0\) thread \([07],0,0\) has",
+    "blocks_overlap": r"race: write of 4 bytes at byte \d+ of out .* which block \(\d,0,0\) thread \(\d+,0,0\) has wri",
+    "host_read": r"in is read on the host",
     "too_much_shared_memory": r"233472 bytes of dynamic shared memory, more than 227 KiB",
 }
-OF_THE_LAUNCH = ("too_many_threads", "no_blocks", "too_many_rows_of_blocks", "too_much_shared_memory")
+OF_THE_LAUNCH = ("too_many_threads", "no_blocks", "too_many_rows_of_blocks", "too_much_shared_memory", "host_read")
 
 
 def run_planted(simulated, name: str, *, broken: bool) -> torch.Tensor:
     # In the middle of larger ones: what lies beside the tensors is readable memory, so only the simulator objects.
-    around = torch.arange(192, dtype=torch.float32), torch.full((192,), torch.nan)
+    around = torch.arange(192, dtype=torch.float32), torch.zeros(192)
     simulated.planted(name, around[0][64:128], around[1][64:128], broken)
     return around[1][64:128]
 
@@ -66,7 +76,7 @@ def test_a_planted_bug_is_found_and_located_in_every_schedule(simulated, name):
         simulated.set_schedule(seed)
         with pytest.raises(RuntimeError, match=PLANTED[name]) as error:
             run_planted(simulated, name, broken=True)
-        place = "" if name in OF_THE_LAUNCH else r"block \(0,0,0\) thread \(\d+,0,0\): .*planted\.cu:\d+"
+        place = "" if name in OF_THE_LAUNCH else r"block \(\d,0,0\) thread \(\d+,0,0\): .*planted\.cu:\d+"
         assert re.match(f"simulator: planted: {place}", str(error.value)), error.value
 
 
@@ -76,7 +86,13 @@ def test_its_correct_twin_passes_in_every_schedule(simulated, name):
     for seed in range(20):
         simulated.set_schedule(seed)
         results.append(run_planted(simulated, name, broken=False))
-    assert all(torch.equal(result, results[0]) for result in results)  # which NaN, not written, would not be
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert results[0].any()
+
+
+def test_a_wait_for_what_cannot_come_is_ended(simulated):
+    with pytest.raises(RuntimeError, match="no end in sight"):
+        run_planted(simulated, "endless_wait", broken=True)
 
 
 def test_a_launch_after_a_finding_is_not_affected_by_it(simulated):
