@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specengine.batch import Batch
+from specengine.capture import stream_of
 from specengine.device_batch import DeviceBatch
 from specengine.drafters import Drafter, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
@@ -69,7 +70,8 @@ class Engine:
         if self.model.target.ops.resident:
             options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
             self.cache = resident_cache(self.model, self.drafter, options)
-            self._cycles = resident_cycles(self.model, self.drafter, self._cycle, options)
+            with stream_of(self.model.target.device):
+                self._cycles = resident_cycles(self.model, self.drafter, self._cycle, options)
         else:
             self.cache, self._cycles = self.model.target.new_cache(), None
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
@@ -134,7 +136,7 @@ class Engine:
                     batch = self._close(batch)
                     active.append(waiting.popleft())
                     self._prefill(active[-1])
-                with self._turns:
+                with self._turn():
                     batch = batch or self._batch(active)
                     batch.step()
                 if any(s.finish_reason for s in active):
@@ -159,10 +161,16 @@ class Engine:
             return self._cycles.batch(sequences)
         return Batch(sequences, self.cache, self.model.config.vocab_size, self._cycle, self.model.target.device)
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The caller's turn, on the stream of the device whatever the thread."""
+        with self._turns, stream_of(self.model.target.device):
+            yield
+
     def _close(self, batch: Batch | DeviceBatch | None) -> None:
         """Ends a batch whose members are about to change."""
         if batch:
-            with self._turns:
+            with self._turn():
                 batch.close()
 
     def _slots(self, sequence: Sequence) -> int:
@@ -182,12 +190,12 @@ class Engine:
         begin = time.perf_counter()
         target, step = self.model.target, self.model.target.ops.prefill_rows
         target.ensure_positions(sequence.prompt_length + sequence.limit)
-        with self._turns:
+        with self._turn():
             sequence.pages = self.cache.allocate(self._slots(sequence))
         prompt = sequence.tokens[:-1]
         for start in range(0, len(prompt), step):
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
-            with self._turns:
+            with self._turn():
                 target.hidden(rows, self.cache, self.cache.batch([sequence.pages], [start]))
         sequence.started = time.perf_counter()
         sequence.prefill_seconds = sequence.started - begin

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
 
 from specengine import _C
+from specengine.capture import capture_graph
 from specengine.phase_clock import DeviceClock, HostClock
 from specengine.resident import ResidentState, Slots
 from specengine.tree_choice import WidthChoice
@@ -46,7 +48,8 @@ class Graphs:
         fixed: bool = False,
         clocked: bool = False,
     ) -> None:
-        self._state, self._cycle, self._nodes = state, cycle, nodes
+        self._state, self._nodes = state, nodes
+        self._cycle = weakref.WeakMethod(cycle)  # of the engine that owns this: memory must not wait for the collector
         self._captures, self._adaptive, self._fixed, self._clocked = capture, adaptive and capture, fixed, clocked
         self.timings: list[dict[str, float]] = []
         self.buckets, widths = buckets_up_to(state.size), widths_up_to(nodes)
@@ -84,7 +87,10 @@ class Graphs:
     def _cycle_of(self, slots: Slots) -> None:
         if self._clocked:
             slots.clock = DeviceClock() if self._captures else HostClock()
-        self._cycle(slots)
+        cycle = self._cycle()
+        if cycle is None:
+            raise RuntimeError("the engine of these cycles is gone")
+        cycle(slots)
 
     def of(self, size: int, nodes: int) -> Slots:
         """The slots that run(size, nodes) works on."""
@@ -123,15 +129,7 @@ class Graphs:
             self._seconds[key] = _seconds(graph.replay, state.device)
 
     def _captured(self, slots: Slots, device: torch.device) -> torch.cuda.CUDAGraph:
-        current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            self._cycle_of(slots)  # what initialises itself on first use must not do so under capture
-        current.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._cycle_of(slots)
-        return graph
+        return capture_graph(lambda: self._cycle_of(slots), device, pool=self._pool)
 
     def _overlap_pays(self, key: tuple[int, int], device: torch.device) -> bool:
         """Whether a cycle is faster when its kernels start before their predecessors end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -101,6 +102,11 @@ def _pages(target: Transformer, rows: int, fraction: float) -> int:
     c = target.config
     most = max(rows, target.ops.prefill_rows)
     activations = 4 * most * (4 * c.hidden_size + 3 * c.intermediate_size + 4 * c.num_heads * c.head_dim)
-    workspace = RESERVE_BYTES + 2 * activations + 2 * 4 * rows * c.vocab_size
+    splits = 128  # of attention over the longest context there may be, in float32
+    attention = 4 * rows * c.num_heads * (c.head_dim + 2) * splits
+    logits = 4 * 4 * rows * c.vocab_size  # every captured width keeps its own: twice the widest, and as much under way
+    workspace = RESERVE_BYTES + 2 * activations + attention + logits
+    gc.collect()  # an engine that was dropped may hold a cache and graphs until now
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.device)
     return pages_left(free, total, fraction, workspace, target.new_cache(0).page_bytes)

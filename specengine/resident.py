@@ -67,7 +67,8 @@ class ResidentState:
 
         def put(target: torch.Tensor, values: Seq, rows: slice = slice(0, count)) -> None:
             if len(values):
-                target[rows].copy_(torch.as_tensor(values, dtype=target.dtype), non_blocking=True)
+                host = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
+                target[rows].copy_(host, non_blocking=True)
 
         self.limits.active.zero_()
         table = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences])

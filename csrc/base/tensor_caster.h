@@ -44,6 +44,14 @@ struct type_caster<specengine::TensorView> {
     auto* managed = static_cast<specengine::dlpack::ManagedTensor*>(PyCapsule_GetPointer(holder_.ptr(), "dltensor"));
     if (managed == nullptr) return refuse_pending_error();
     describe(managed->tensor);  // the capsule still owns it and frees it with holder_, after the call
+    if (value.device == specengine::Device::kCuda) {  // a torch without the table; its stream is not the default one
+      try {
+        const object current = module_::import("torch._C").attr("_cuda_getCurrentRawStream");
+        value.stream = reinterpret_cast<void*>(current(value.device_id).cast<uintptr_t>());
+      } catch (error_already_set& error) {
+        return refuse(error);
+      }
+    }
     return true;
   }
 

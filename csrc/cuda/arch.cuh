@@ -14,8 +14,9 @@ namespace specengine {
 // and nothing of that may be read or overwritten before this returns. Lets the successor start likewise.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::
+                   : "memory");  // it will wait for this kernel, and so for all before
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

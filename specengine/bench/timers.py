@@ -8,6 +8,8 @@ from statistics import median
 
 import torch
 
+from specengine.capture import capture_graph
+
 Call = Callable[[], object]
 Timer = Callable[[Sequence[Call]], Callable[[], float]]  # from calls to what times them: mean seconds of one
 
@@ -31,15 +33,8 @@ class GraphTimer:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._count = len(calls)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            calls[0]()  # what initialises itself on first use must not do so under capture
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            for call in calls:
-                call()
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._graph = capture_graph(lambda: [call() for call in calls], device, warm_up=calls[0])
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def __call__(self) -> float:

@@ -16,6 +16,7 @@ import torch
 
 from specengine import _C
 from specengine.build import build_info
+from specengine.capture import capture_graph
 from specengine.kept import kept_path, read_kept, write_kept
 from specengine.ops.linear import LIBRARY, multiply
 from specengine.ops.weight import Linear
@@ -143,12 +144,11 @@ class _CudaTimer:
         out = torch.empty(rows, weight.shape[0], device=weight.device)
         products = self.weights * -(-8 // len(self.weights))
         with torch.cuda.device(weight.device):
-            multiply(x, weight, None, out, 0, way)  # what is set up at first use is not captured
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for copy in products:
-                    multiply(x, copy, None, out, 0, way)
+            graph = capture_graph(
+                lambda: [multiply(x, copy, None, out, 0, way) for copy in products],
+                weight.device,
+                warm_up=lambda: multiply(x, weight, None, out, 0, way),
+            )
             return min(self._replayed(graph) for _ in range(ROUNDS)) / len(products)
 
     @staticmethod

@@ -32,11 +32,11 @@ def causal_attention(
         return flash_attn_func(*batch, softmax_scale=scale, causal=True, window_size=reach)[0].float()
     rows, slots = q.shape[0], keys.shape[0]
     if _is_half(keys) and window == 0:
-        group = q.shape[1] // keys.shape[1]
-        keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1)[None] for x in (keys, values))
+        keys, values = (x.transpose(0, 1)[None] for x in (keys, values))
         rounded = q.to(keys.dtype).transpose(0, 1)[None]
         mask = causal_lower_right(rows, slots)
-        out = F.scaled_dot_product_attention(rounded, keys, values, attn_mask=mask, scale=scale)
+        shared = q.shape[1] != keys.shape[1]
+        out = F.scaled_dot_product_attention(rounded, keys, values, attn_mask=mask, scale=scale, enable_gqa=shared)
         return out[0].transpose(0, 1).float()
     position = torch.arange(slots - rows, slots, device=q.device)[:, None]
     key = torch.arange(slots, device=q.device)[None, :]
