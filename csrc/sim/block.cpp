@@ -125,10 +125,11 @@ void report_deadlock() {
   for (int i = 0; i < block_threads; ++i) {
     const Thread& t = threads[i];
     if (t.exited) continue;
-    if (first == nullptr)
+    if (first == nullptr) {
       first = &t;
-    else if (second == nullptr && (t.waits_at != first->waits_at || !same_place(t.where, first->where)))
+    } else if (second == nullptr && (t.waits_at != first->waits_at || !same_place(t.where, first->where))) {
       second = &t;
+    }
   }
   failed = true;
   failure = "thread " + text_of(first->index) +
