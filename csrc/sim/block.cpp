@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cstring>
-#include <string_view>
 
 #include "sim/launch.h"
 #include "sim/memory.h"
@@ -15,6 +14,7 @@ namespace specengine::sim {
 constinit thread_local Thread* current = nullptr;
 constinit thread_local bool in_launch = false;
 constinit thread_local bool in_kernel = false;
+uint32_t epoch = 1, first_epoch_of_block = 1;
 
 namespace {
 
@@ -72,7 +72,7 @@ void suspend(Fibre& from) {
 }
 
 void wait_at(Thread& thread, const char* name, const std::source_location& where) {
-  settle_writes();
+  if (unsettled_write) settle_write();
   thread.steps = 0;
   thread.waits_at = name, thread.where = where;
   suspend(thread.fibre);
@@ -95,7 +95,7 @@ void release_barrier() {
 void exit_thread() {
   Thread& me = *current;
   in_kernel = false;
-  settle_writes();
+  if (unsettled_write) settle_write();
   me.exited = true, --alive;
   Warp& warp = warps[me.warp];
   warp.alive &= ~(1u << me.lane);
@@ -113,6 +113,11 @@ void thread_entry() {
   in_kernel = true;
   kernel_body(kernel_params);
   exit_thread();
+}
+
+void end_warp_barrier(void* const*, unsigned lanes) {
+  Warp& warp = warps[current->warp];
+  warp.order.synchronise(lanes, warp.alive);
 }
 
 std::string describe_waiting(const Thread& thread) {
@@ -154,7 +159,7 @@ bool run_block(uint3 index, void (*body)(void*), void* params) {
     Thread& t = threads[i];
     const unsigned id = static_cast<unsigned>(i);
     t.index = {id % blockDim.x, id / blockDim.x % blockDim.y, id / (blockDim.x * blockDim.y)};
-    t.id = i, t.warp = i / kLanes, t.lane = i % kLanes;
+    t.id = i, t.warp = i / kLanes, t.lane = i % kLanes, t.order = &warps[t.warp].order;
     t.exited = t.waited_for_previous = false, t.steps = 0;
     t.copies.clear(), t.groups.clear();
     t.fibre.start_at(thread_entry);
@@ -175,13 +180,8 @@ void finding(const std::string& text, const Site& site) {
   __builtin_unreachable();
 }
 
-Accessor accessor() {
-  return {current->id, current->warp, current->lane, epoch(), first_epoch_of_block(), warps[current->warp].order};
-}
-
 std::string name_of_thread(int id) { return "thread " + text_of(threads[id].index); }
 
-int own_lane() { return current->lane; }
 unsigned lanes_alive() { return warps[current->warp].alive; }
 
 int barrier(Vote vote, int value, const char* name, const std::source_location& where) {
@@ -208,7 +208,6 @@ void collective(const char* name, unsigned mask, void* arguments, Complete compl
   const Pause pause;
   Thread& me = *current;
   Warp& warp = warps[me.warp];
-  const std::string_view own = name;
   if (!(mask >> me.lane & 1))
     finding(std::string(name) + ": mask " + text_of_mask(mask) + " leaves out the calling lane", where);
   if (const unsigned absent = mask & ~warp.alive) {
@@ -220,7 +219,8 @@ void collective(const char* name, unsigned mask, void* arguments, Complete compl
   for (int i = 0; i < warp.open; ++i) {
     Rendezvous& open = warp.meetings[i];
     if (!(open.mask >> me.lane & 1) || !(open.arrived & mask)) continue;  // they do not wait for each other
-    if (open.mask != mask || own != open.name || (own != "__syncwarp" && !same_place(open.where, where))) {
+    if (open.mask != mask || !same_text(open.name, name) ||
+        (complete != end_warp_barrier && !same_place(open.where, where))) {
       finding(std::string(name) + " with mask " + text_of_mask(mask) + " while lane " +
                   std::to_string(std::countr_zero(open.arrived)) + " waits for this lane at " + open.name +
                   " with mask " + text_of_mask(open.mask) + " (" + text_of(open.where) + ")",
@@ -242,13 +242,7 @@ void collective(const char* name, unsigned mask, void* arguments, Complete compl
 }
 
 void synchronise_warp(unsigned mask, const std::source_location& where) {
-  collective(
-      "__syncwarp", mask, nullptr,
-      [](void* const*, unsigned lanes) {
-        Warp& warp = warps[current->warp];
-        warp.order.synchronise(lanes, warp.alive);
-      },
-      where);
+  collective("__syncwarp", mask, nullptr, end_warp_barrier, where);
 }
 
 void fence() {
@@ -256,14 +250,23 @@ void fence() {
   note_fence();
 }
 
-void check_shuffle(const char* name, unsigned mask, int source, int width, const std::source_location& where) {
+int shuffle_source(Shuffle kind, const char* name, unsigned mask, int by, int width,
+                   const std::source_location& where) {
   const Pause pause;
   if (width < 1 || width > kLanes || (width & (width - 1)) != 0) {
     finding(std::string(name) + ": width " + std::to_string(width) + " is not a power of two up to 32", where);
   }
+  const int lane = current->lane, segment = kLanes - width, first = lane & segment, last = first | (31 & ~segment);
+  by &= 31;
+  int source = kind == Shuffle::kIndex  ? first | (by & ~segment)
+               : kind == Shuffle::kUp   ? lane - by
+               : kind == Shuffle::kDown ? lane + by
+                                        : lane ^ by;
+  if (kind == Shuffle::kUp ? source < first : source > last) source = lane;
   if (!(mask >> source & 1)) {
     finding(std::string(name) + ": reads lane " + std::to_string(source) + ", which the mask leaves out", where);
   }
+  return source;
 }
 
 void set_schedule(uint64_t seed) { random_state = seed * 2 + 1; }

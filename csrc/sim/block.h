@@ -24,6 +24,7 @@ struct Thread {
   Fibre fibre;
   uint3 index;
   int id, warp, lane;
+  const WarpOrder* order;  // of its warp
   bool exited;
   bool waited_for_previous;       // see wait_for_previous_kernel()
   uint32_t steps;                 // memory accesses since it last waited
@@ -59,7 +60,12 @@ std::string text_of_finding();
 // Ends the launch with an error about the current thread.
 [[noreturn]] void finding(const std::string& text, const Site& site);
 
-Accessor accessor();  // the current thread
+// Epochs go on over all launches; the current one, and the first of this block.
+extern uint32_t epoch, first_epoch_of_block;
+
+inline Accessor accessor() {
+  return {current->id, current->warp, current->lane, epoch, first_epoch_of_block, *current->order};
+}
 std::string name_of_thread(int id);
 
 // Waits until every thread that has not exited is there, all with the same name and from the same place.

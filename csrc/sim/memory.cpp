@@ -20,7 +20,7 @@ struct Range {
 constexpr uint32_t kMostSteps = 1u << 26;
 
 struct Unsettled {
-  size_t bytes = 0;  // 0: none
+  size_t bytes;
   const void* at;
   unsigned char before[16];
   std::string text;
@@ -30,7 +30,6 @@ struct Unsettled {
 Unsettled unsettled;
 Range params;
 std::vector<Range> segments;  // of this module
-uint32_t now = 1, block_start = 1;
 
 bool in(const Range& range, uintptr_t at, size_t bytes, Access access) {
   return at >= range.begin && at + bytes <= range.end && (range.writable || access == Access::kRead);
@@ -52,8 +51,10 @@ int find_segments(dl_phdr_info* module, size_t, void*) {
 
 }  // namespace
 
+bool unsettled_write = false;
+
 void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site) {
-  settle_writes();
+  if (unsettled_write) settle_write();
   if (++current->steps > kMostSteps) {
     finding("no end in sight: does it wait for a thread or block that cannot run meanwhile?", site);
   }
@@ -67,21 +68,21 @@ void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site) {
 
 void race(const Conflict& conflict, const char* between, uintptr_t at, size_t bytes, Access access, const Site& site,
           const std::string& place) {
-  const std::string block = conflict.epoch < block_start ? name_of_block_in(conflict.epoch) + " " : "";
+  const std::string block = conflict.epoch < first_epoch_of_block ? name_of_block_in(conflict.epoch) + " " : "";
   std::string text = text_of_access("race: ", access, bytes) + " " + place + ", which " + block +
                      name_of_thread(conflict.thread) + " " + conflict.did + ", with no " + between + " between";
   const bool both_write = access == Access::kWrite && conflict.kind == Access::kWrite;
   if (!both_write || bytes > sizeof(unsettled.before) || site.instruction == nullptr) finding(text, site);
-  unsettled.bytes = bytes, unsettled.at = reinterpret_cast<const void*>(at);
+  unsettled_write = true, unsettled.bytes = bytes, unsettled.at = reinterpret_cast<const void*>(at);
   unsettled.text = std::move(text), unsettled.instruction = site.instruction;
   std::memcpy(unsettled.before, unsettled.at, bytes);
 }
 
-void settle_writes() {
-  if (unsettled.bytes == 0) return;
-  const size_t bytes = unsettled.bytes;
-  unsettled.bytes = 0;
-  if (std::memcmp(unsettled.before, unsettled.at, bytes) != 0) finding(unsettled.text, unsettled.instruction);
+void settle_write() {
+  unsettled_write = false;
+  if (std::memcmp(unsettled.before, unsettled.at, unsettled.bytes) != 0) {
+    finding(unsettled.text, unsettled.instruction);
+  }
 }
 
 void check(const void* place, size_t bytes, Access access, const Site& site) {
@@ -95,20 +96,18 @@ void begin_launch(const void* p, size_t params_bytes, const std::vector<const vo
                   size_t dynamic_shared_bytes) {
   if (segments.empty()) dl_iterate_phdr(find_segments, nullptr);
   params = {reinterpret_cast<uintptr_t>(p), reinterpret_cast<uintptr_t>(p) + params_bytes, false};
-  ++now;
-  unsettled.bytes = 0;
+  ++epoch;
+  unsettled_write = false;
   begin_shared(dynamic_shared_bytes);
   begin_tensors(written);
 }
 
 void begin_block() {
-  block_start = ++now;
+  first_epoch_of_block = ++epoch;
   begin_block_of_tensors();
 }
 
-void begin_epoch() { ++now; }
-uint32_t epoch() { return now; }
-uint32_t first_epoch_of_block() { return block_start; }
+void begin_epoch() { ++epoch; }
 
 std::string text_of_access(const char* what, Access access, size_t bytes) {
   const char* const name = access == Access::kRead ? "read" : is_atomic(access) ? "atomic operation" : "write";

@@ -45,13 +45,12 @@ void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site);
 // it has been made, at the thread's next access or wait, which settles it.
 void race(const Conflict& conflict, const char* between, uintptr_t at, size_t bytes, Access access, const Site& site,
           const std::string& place);
-void settle_writes();
+extern bool unsettled_write;
+void settle_write();
 void begin_launch(const void* params, size_t params_bytes, const std::vector<const void*>& written,
                   size_t dynamic_shared_bytes);
 void begin_block();
 void begin_epoch();  // after __syncthreads
-uint32_t epoch();
-uint32_t first_epoch_of_block();
 
 // The ends of a message.
 std::string text_of_access(const char* what, Access access, size_t bytes);

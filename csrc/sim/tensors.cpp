@@ -122,10 +122,10 @@ void begin_tensors(const std::vector<const void*>& written) {
     t.written = named && words_used + needed <= kMostWords;
     if (t.written) t.first_byte = 4 * words_used, words_used += needed;
   }
-  order.begin_launch(epoch());
+  order.begin_launch(epoch);
 }
 
-void begin_block_of_tensors() { order.begin_block(epoch()); }
+void begin_block_of_tensors() { order.begin_block(epoch); }
 
 bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site) {
   const Tensor* const t = find(at, bytes);

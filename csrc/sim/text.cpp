@@ -46,7 +46,7 @@ std::string text_of(const Site& site) {
 }
 
 bool same_place(const std::source_location& a, const std::source_location& b) {
-  return a.line() == b.line() && a.column() == b.column() && std::strcmp(a.file_name(), b.file_name()) == 0;
+  return a.line() == b.line() && a.column() == b.column() && same_text(a.file_name(), b.file_name());
 }
 
 }  // namespace specengine::sim

@@ -1,5 +1,6 @@
 // Parts of the messages.
 #pragma once
+#include <cstring>
 #include <source_location>
 #include <string>
 
@@ -21,6 +22,7 @@ std::string text_of_mask(unsigned lanes);
 // " at file:line", with the lines it was inlined to; empty where the machine has no addr2line.
 std::string text_of(const Site& site);
 
+inline bool same_text(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
 bool same_place(const std::source_location& a, const std::source_location& b);
 
 }  // namespace specengine::sim

@@ -40,26 +40,14 @@ template <typename T, typename Combine>
 
 enum class Shuffle { kIndex, kUp, kDown, kXor };
 
-// PTX's shfl: where a lane reads, which is itself outside its segment of `width` lanes.
-inline int shuffle_source(Shuffle kind, int lane, int by, int width) {
-  const int segment = kLanes - width, first = lane & segment, last = first | (31 & ~segment);
-  by &= 31;
-  const int source = kind == Shuffle::kIndex  ? first | (by & ~segment)
-                     : kind == Shuffle::kUp   ? lane - by
-                     : kind == Shuffle::kDown ? lane + by
-                                              : lane ^ by;
-  return (kind == Shuffle::kUp ? source >= first : source <= last) ? source : lane;
-}
-
+// PTX's shfl: the lane to read, which is the calling one outside its segment of `width` lanes.
+int shuffle_source(Shuffle kind, const char* name, unsigned mask, int by, int width, const Where& where);
 void fence();
-void check_shuffle(const char* name, unsigned mask, int source, int width, const Where& where);
-int own_lane();
 
 template <typename T>
 T shuffle(Shuffle kind, const char* name, unsigned mask, T value, int by, int width, const Where& where) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "CUDA shuffles 2, 4 or 8 bytes");
-  const int source = shuffle_source(kind, own_lane(), by, width);
-  check_shuffle(name, mask, source, width, where);
+  const int source = shuffle_source(kind, name, mask, by, width, where);
   return exchange(
       name, mask, value, source, [](auto lanes, unsigned, int lane) { return lanes[lanes[lane]->other]->value; },
       where);
