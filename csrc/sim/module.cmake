@@ -10,6 +10,8 @@ set_source_files_properties(${KERNEL_SOURCES} PROPERTIES
   LANGUAGE CXX
   # Accesses stay as the source has them: nothing is joined to wider ones or made a built-in.
   COMPILE_OPTIONS "-fsanitize=thread,alignment,bounds,shift-exponent,integer-divide-by-zero;--param=tsan-instrument-func-entry-exit=0;--param=tsan-distinguish-volatile=1;-fno-tree-vectorize;-fno-store-merging;-fno-optimize-sibling-calls;-fno-builtin-memcpy;-fno-builtin-memmove;-fno-builtin-memset;-Wno-unknown-pragmas")
+# Bindings run once per op: compiling them faster counts for more.
+set_source_files_properties(csrc/bindings.cpp csrc/sim/module.cpp PROPERTIES COMPILE_OPTIONS -O0)
 
 # In this order: where an inline function is compiled in several, the linker keeps the first, and the simulator's own
 # must not be instrumented, the kernels' must.

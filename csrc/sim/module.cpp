@@ -1,5 +1,7 @@
 #include "sim/module.h"
 
+#include <pybind11/pybind11.h>
+
 #include "base/tensor_caster.h"
 #include "sim/block.h"
 #include "sim/launch.h"

@@ -1,10 +1,12 @@
 // What the simulator's module has beside the ops: its switches, and kernels for its own tests, called by name.
 #pragma once
-#include <pybind11/pybind11.h>
-
 #include <string>
 
 #include "base/tensor_view.h"
+
+namespace pybind11 {
+class module_;
+}
 
 namespace specengine::sim {
 

@@ -1,6 +1,7 @@
 """The execution simulator: it finds planted bugs, lets correct kernels pass, and its device language computes right."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -99,6 +100,13 @@ def test_a_launch_after_a_finding_is_not_affected_by_it(simulated):
     with pytest.raises(RuntimeError):
         run_planted(simulated, "barrier_against_shuffle", broken=True)
     assert torch.equal(run_planted(simulated, "global_overrun", broken=False), torch.arange(64.0, 128.0))
+
+
+def test_launches_of_several_threads_follow_each_other(simulated):
+    with ThreadPoolExecutor(4) as threads:
+        jobs = [threads.submit(run_planted, simulated, "missing_second_barrier", broken=i % 5 == 0) for i in range(100)]
+        failures = [job.exception() for job in jobs]
+    assert all(isinstance(failure, RuntimeError) == (i % 5 == 0) for i, failure in enumerate(failures))
 
 
 def test_a_schedule_is_repeated_by_its_seed(simulated):
