@@ -66,7 +66,7 @@ class Graphs:
     def clocked(self) -> Graphs:
         """The same cycles with clocks in them, which cost a little time of their own."""
         options = {"capture": self._captures, "adaptive": self._adaptive, "fixed": self._fixed}
-        other = Graphs(self._state, self._cycle, self._nodes, **options, clocked=True)
+        other = Graphs(self._state, self._cycle(), self._nodes, **options, clocked=True)
         other._choice, other._seconds = self._choice, self._seconds
         return other
 

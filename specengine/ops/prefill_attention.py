@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 try:
     from flash_attn import flash_attn_func
@@ -32,6 +31,8 @@ def causal_attention(
         return flash_attn_func(*batch, softmax_scale=scale, causal=True, window_size=reach)[0].float()
     rows, slots = q.shape[0], keys.shape[0]
     if _is_half(keys) and window == 0:
+        from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler: two seconds of every start
+
         keys, values = (x.transpose(0, 1)[None] for x in (keys, values))
         rounded = q.to(keys.dtype).transpose(0, 1)[None]
         mask = causal_lower_right(rows, slots)
