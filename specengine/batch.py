@@ -11,8 +11,9 @@ from specengine.drafters.base import Drafter
 from specengine.kv_cache import KVCache
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import HostClock
+from specengine.rules import Match
 from specengine.sequence import Sequence
-from specengine.tree import DraftTree, TreeBatch
+from specengine.tree import DraftLogits, DraftTree, TreeBatch
 
 
 class Batch:
@@ -27,21 +28,14 @@ class Batch:
         self.sequences, self._cycle, self._device = list(sequences), cycle, device
         self.cache = cache.batch([s.pages for s in sequences], [len(s.tokens) - 1 for s in sequences])
         self.params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences])
-        self.history = self._history()
+        longest = max((s.prompt_length + s.limit for s in self.sequences), default=1)
+        self.history = TokenHistory.of(
+            [s.tokens for s in self.sequences], [s.prompt_length for s in self.sequences], longest
+        )
         self.workspace = VerifyWorkspace(len(self.sequences), vocab)
         # Else the most likely token of every node is all there is to know of its logits.
         self.reads_logits = any(s.params.reads_logits for s in sequences)
-
-    def _history(self) -> TokenHistory:
-        longest = max((s.prompt_length + s.limit for s in self.sequences), default=1)
-        tokens = torch.zeros(len(self.sequences), longest, dtype=torch.int32)
-        for row, sequence in zip(tokens, self.sequences, strict=True):
-            row[: len(sequence.tokens)] = torch.tensor(sequence.tokens, dtype=torch.int32)
-        return TokenHistory(
-            tokens=tokens,
-            length=torch.tensor([len(s.tokens) for s in self.sequences], dtype=torch.int32),
-            prompt_length=torch.tensor([s.prompt_length for s in self.sequences], dtype=torch.int32),
-        )
+        self.draft_logits: DraftLogits | None = None  # of the trees under way, where the rule wants them
 
     def step(self) -> None:
         """One cycle."""
@@ -57,8 +51,8 @@ class Batch:
         """Notes that a phase has ended."""
         self._clock.mark(phase)
 
-    def draft(self, drafter: Drafter) -> TreeBatch:
-        self._trees = drafter.draft(self.sequences)
+    def draft(self, drafter: Drafter, rule: Match) -> TreeBatch:
+        self._trees, self.draft_logits = drafter.draft_for(rule.wants, self.sequences)
         return TreeBatch.of(self._trees, self._device)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:

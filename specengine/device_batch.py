@@ -15,6 +15,7 @@ from specengine.graphs import Graphs
 from specengine.ops.commit_tokens import record_width
 from specengine.phase_clock import HostClock
 from specengine.resident import ResidentState
+from specengine.rules.base import Wants
 from specengine.sequence import Sequence
 from specengine.tree import DraftTree
 
@@ -24,8 +25,8 @@ RING = 4  # records on the host; two cycles are in flight at most
 class DeviceCycles:
     """The device side of an engine: its state, its graphs, the ring of records, and whose sequences are loaded."""
 
-    def __init__(self, state: ResidentState, graphs: Graphs, drafter: Drafter) -> None:
-        self.state, self.graphs, self.drafter = state, graphs, drafter
+    def __init__(self, state: ResidentState, graphs: Graphs, drafter: Drafter, wants: Wants) -> None:
+        self.state, self.graphs, self.drafter, self.wants = state, graphs, drafter, wants
         self.loaded: DeviceBatch | None = None
         largest = max(size * record_width(nodes) for size, nodes in graphs.slots)
         pinned = state.device.type == "cuda"
@@ -122,9 +123,9 @@ class DeviceBatch:
         if cycles.drafter.drafts_on_device:
             nodes = cycles.graphs.choose(size)
         else:
-            trees = cycles.drafter.draft(self.sequences)
+            trees, logits = cycles.drafter.draft_for(cycles.wants, self.sequences)
             nodes = cycles.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
-            cycles.graphs.of(size, nodes).take(trees)
+            cycles.graphs.of(size, nodes).take(trees, logits)
         self._launched.append(cycles.launch(size, nodes))
 
     def _commit(self, records: list[list[int]]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from specengine.batch import Batch
 from specengine.capture import stream_of
 from specengine.device_batch import DeviceBatch
-from specengine.drafters import Drafter, load_drafter
+from specengine.drafters import Drafter, check_offers, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
 from specengine.models.loading import LoadedModel, load_model
 from specengine.models.transformer import TargetOutput
@@ -66,12 +66,14 @@ class Engine:
             self.model = load_model(model, device=device, dtype=dtype, strict=strict)
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
+        self.drafter.check_tokenizer(self.tokenizer)
+        check_offers(self.drafter, self.rule.name, self.rule.wants)
         self.max_batch_size = max_batch_size
         if self.model.target.ops.resident:
             options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
-            self.cache = resident_cache(self.model, self.drafter, options)
+            self.cache = resident_cache(self.model, self.drafter, self.rule.wants, options)
             with stream_of(self.model.target.device):
-                self._cycles = resident_cycles(self.model, self.drafter, self._cycle, options)
+                self._cycles = resident_cycles(self.model, self.drafter, self.rule.wants, self._cycle, options)
         else:
             self.cache, self._cycles = self.model.target.new_cache(), None
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
@@ -203,7 +205,7 @@ class Engine:
     def _cycle(self, batch: Batch | Slots) -> None:
         """One round: every sequence of the batch commits its accepted tokens and the bonus token."""
         target = self.model.target
-        tree = batch.draft(self.drafter)
+        tree = batch.draft(self.drafter, self.rule)
         batch.mark("draft")
         out = self._forward(tree, batch)
         batch.mark("verify")
@@ -222,6 +224,7 @@ class Engine:
     def _release(self, sequences: Iterable[Sequence]) -> None:
         # Takes no turn: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.
         for sequence in sequences:
+            self.drafter.release(sequence)  # first: who gets the target's pages may count on the drafter's
             self.cache.free(sequence.pages)
             sequence.pages = []
 

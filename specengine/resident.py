@@ -7,7 +7,7 @@ number of nodes. Slots have the interface of a Batch, so the engine's one cycle 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -19,8 +19,9 @@ from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import DeviceClock, HostClock
+from specengine.rules import Match
 from specengine.sequence import Sequence
-from specengine.tree import DraftTree, TreeBatch
+from specengine.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.types import SamplingParams
 
 MAX_BIASES = 1024  # entries of logit_bias of all sequences of a batch
@@ -29,11 +30,19 @@ MAX_BIASES = 1024  # entries of logit_bias of all sequences of a batch
 class ResidentState:
     """Room for `slots` sequences of up to `positions` tokens; idle slots are padding in every op.
 
-    nodes: of the largest tree.  rows: of the largest pass.
+    nodes: of the largest tree.  rows: of the largest pass.  draft_logits: as many rows, where the rule wants them.
     """
 
     def __init__(
-        self, slots: int, positions: int, nodes: int, rows: int, vocab: int, eos: Seq[int], device: torch.device
+        self,
+        slots: int,
+        positions: int,
+        nodes: int,
+        rows: int,
+        vocab: int,
+        eos: Seq[int],
+        device: torch.device,
+        draft_logits: DraftLogits | None = None,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -46,7 +55,7 @@ class ResidentState:
             torch.tensor(sorted(eos), dtype=torch.int32, device=device), *(zeros(slots) for _ in "ifa")
         )
         idle = SamplingTable.of([SamplingParams()] * slots, [0] * slots)
-        self.params = SamplingTable(**{f.name: getattr(idle, f.name).to(device) for f in fields(SamplingTable)})
+        self.params = idle.to(device)
         self.params = SamplingTable(
             **{f.name: getattr(self.params, f.name) for f in fields(SamplingTable) if "bias_" not in f.name},
             bias_start=zeros(slots + 1),
@@ -54,6 +63,7 @@ class ResidentState:
             bias_values=zeros(MAX_BIASES, dtype=torch.float32),
         )
         self.workspace = VerifyWorkspace(slots, vocab, rows=rows, device=device)
+        self.draft_logits = draft_logits
 
     def check_biases(self, sequences: Seq[Sequence]) -> None:
         """Raises ValueError where the sequences of a batch have more biases than there is room for."""
@@ -118,10 +128,12 @@ class Slots:
             ancestors=torch.zeros(rows, -(-nodes // 32), dtype=torch.int32, device=device),
             nodes=nodes,
         )
+        logits = state.draft_logits
+        self.draft_logits = logits and replace(logits, logits=logits.logits[:rows], rows=logits.rows[:rows])
         self.scores = self.features = torch.empty(0)
         self.clock: HostClock | DeviceClock | None = None
 
-    def draft(self, drafter: Drafter) -> TreeBatch:
+    def draft(self, drafter: Drafter, rule: Match) -> TreeBatch:
         return drafter.draft_on_device(self) if drafter.drafts_on_device else self._tree
 
     def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
@@ -130,23 +142,38 @@ class Slots:
         state = (history.tokens, history.length, limits.final_length, limits.active)
         return draft_lookup(*state, self.row_start, self.nodes, ngrams)
 
-    def take(self, trees: Seq[DraftTree]) -> None:
-        """Trees that were drafted on the host, one per running sequence; nodes beyond the width are left out."""
+    def take(self, trees: Seq[DraftTree], logits: DraftLogits | None) -> None:
+        """Trees that were drafted on the host, one per running sequence, and what the rule wants to know of them; nodes
+        beyond the width are left out."""
         shape = (self.size, self.nodes)
         batch = TreeBatch.of(trees, torch.device("cpu"), masked=True)
         starts, words = batch.row_start.tolist(), self._tree.ancestors.shape[1]
-        for name in ("tokens", "parents", "depths"):
+
+        def padded(column: torch.Tensor) -> np.ndarray:
             rows = np.full(shape, -1, dtype=np.int32)
             for b, first in enumerate(starts[:-1]):
                 count = min(self.nodes, starts[b + 1] - first)
-                rows[b, :count] = getattr(batch, name)[first : first + count]
-            getattr(self._tree, name).copy_(torch.from_numpy(rows).view(-1), non_blocking=True)
+                rows[b, :count] = column[first : first + count]
+            return rows.reshape(-1)
+
+        for name in ("tokens", "parents", "depths"):
+            getattr(self._tree, name).copy_(torch.from_numpy(padded(getattr(batch, name))), non_blocking=True)
+        if logits is not None:
+            self._take_logits(logits.logits, padded(logits.rows.cpu()))
         bits = np.zeros((*shape, words), dtype=np.int32)
         for b, first in enumerate(starts[:-1]):
             count = min(self.nodes, starts[b + 1] - first)
             own = batch.ancestors[first : first + count, :words]
             bits[b, :count, : own.shape[1]] = own
         self._tree.ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
+
+    def _take_logits(self, logits: torch.Tensor, rows: np.ndarray) -> None:
+        """logits: [R, Vd] of the whole trees.  rows: of the nodes that are kept."""
+        known = rows >= 0
+        kept = torch.from_numpy(rows[known]).to(logits.device)
+        rows[known] = np.arange(len(kept))
+        self.draft_logits.logits[: len(kept)] = logits[kept]
+        self.draft_logits.rows.copy_(torch.from_numpy(rows), non_blocking=True)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         self.scores = scores

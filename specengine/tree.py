@@ -84,6 +84,21 @@ class TreeBatch:
         return TreeBatch(put(tokens), put(parents), put(depths), put(starts), bits, nodes)
 
 
+@dataclass(frozen=True)
+class DraftLogits:
+    """The distributions that the children of drafted nodes come from, before the sampling parameters.
+
+    logits: float32 [R, Vd].  rows: int32 [M], the row of `logits` of each node of a TreeBatch, -1: none is known.
+    index: int32 [V], the column of each token of the target, -1: not in the drafter's vocabulary; None: the same one.
+    replacement: whether siblings were drawn with replacement.
+    """
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    index: torch.Tensor | None = None
+    replacement: bool = False
+
+
 def _pack(masks: Sequence[int], nodes: int) -> np.ndarray:
     words = (nodes + 31) // 32
     data = b"".join(mask.to_bytes(4 * words, "little") for mask in masks)

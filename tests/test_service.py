@@ -86,7 +86,8 @@ def test_engines_that_share_a_model_may_grow_its_rotary_tables_at_once():
             failures.append(error)
 
     for round_ in range(10):
-        model.target._rope = tuple(table[:16] for table in model.target._rope)
+        rope = model.target._rope
+        rope.cos_sin = tuple(table[:16] for table in rope.cos_sin)
         threads = [threading.Thread(target=work, args=(e, 20 * (i + 1) + round_)) for i, e in enumerate(engines)]
         for thread in threads:
             thread.start()

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
 from specengine.options import Spec
+from specengine.rules.base import Wants
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
 
-__all__ = ["Drafter", "drafter_names", "load_drafter"]
+__all__ = ["Drafter", "check_offers", "drafter_names", "load_drafter"]
 
 AUTO = "prompt_lookup"  # the best that needs no weights of its own
 
@@ -31,8 +32,22 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     name = (AUTO if spec.name == "auto" else spec.name).replace("-", "_")
     if name not in drafter_names():
         raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {text!r}")
-    module = importlib.import_module(f"specengine.drafters.{name}")
-    kind = next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("name") == name)
+    kind = _kind(name)
     if spec.path is not None and not kind.takes_path:
         raise ValueError(f"drafter: {name} takes no path, got {text!r}")
     return kind(spec.build(kind.Config, "drafter"), spec.path, target)
+
+
+def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
+    """Raises ValueError where a drafter cannot serve a rule."""
+    if wants not in drafter.offers:
+        able = ", ".join(name for name in drafter_names() if wants in _kind(name).offers)
+        needs = "draft logits" if wants is Wants.PROBABILITIES else "children sampled from draft logits"
+        raise ValueError(
+            f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give; drafters that do: {able}"
+        )
+
+
+def _kind(name: str) -> type[Drafter]:
+    module = importlib.import_module(f"specengine.drafters.{name}")
+    return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("name") == name)

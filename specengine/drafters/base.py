@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from specengine.tree import DraftTree, TreeBatch
+from specengine.rules.base import Wants
+from specengine.tree import DraftLogits, DraftTree, TreeBatch
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
     from specengine.resident import Slots
     from specengine.sequence import Sequence as TokenSequence
+    from specengine.text import Tokenizer
 
 
 class Drafter(ABC):
@@ -26,6 +28,8 @@ class Drafter(ABC):
     Config: ClassVar[type]  # dataclass of the options
     takes_path: ClassVar[bool] = False
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
+    # What it can serve: any tree will do for NOTHING, and is a deterministic one without a distribution for SAMPLES.
+    offers: ClassVar[frozenset[Wants]] = frozenset({Wants.NOTHING, Wants.SAMPLES})
 
     def __init__(self, config: Any, path: str | None, target: Transformer) -> None:
         self.config = config
@@ -44,6 +48,28 @@ class Drafter(ABC):
     def draft(self, sequences: Sequence[TokenSequence]) -> list[DraftTree]:
         """One tree per sequence, no deeper than the sequence's `draft_limit`."""
 
+    def draft_with_logits(
+        self, sequences: Sequence[TokenSequence], sampled: bool
+    ) -> tuple[list[DraftTree], DraftLogits | None]:
+        """As draft(), with the distributions the children come from, on the target's device; None: there are none.
+
+        sampled: children are drawn from them, else chosen in any way. Called where the rule wants to know.
+        """
+        return self.draft(sequences), None
+
+    def draft_for(self, wants: Wants, sequences: Sequence[TokenSequence]) -> tuple[list[DraftTree], DraftLogits | None]:
+        """The trees of a cycle, and what the rule wants to know of them."""
+        if wants is Wants.NOTHING:
+            return self.draft(sequences), None
+        return self.draft_with_logits(sequences, sampled=wants is not Wants.PROBABILITIES)
+
+    def room_for_logits(self, nodes: int) -> DraftLogits | None:
+        """Buffers for what draft_with_logits returns of trees of `nodes` nodes in all; None: it never returns any.
+
+        A captured cycle reads them, so what is not a tensor in them must hold for every draft.
+        """
+        return None
+
     def draft_on_device(self, slots: Slots) -> TreeBatch:
         """One tree of slots.nodes rows per slot from device tensors alone: nothing of it may come from the host.
 
@@ -58,4 +84,21 @@ class Drafter(ABC):
 
         features: float32 [M, hidden] of the rows verified, or None.
         """
+        return None
+
+    def release(self, sequence: TokenSequence) -> None:
+        """The sequence is over: gives back what it holds. May be called at any moment, in any thread."""
+        return None
+
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Raises ValueError where the drafter's tokens are not those of the target's tokenizer."""
+        return None
+
+    @property
+    def page_bytes(self) -> int:
+        """Device memory it needs beside each page of the target's cache."""
+        return 0
+
+    def reserve(self, pages: int) -> None:
+        """Takes the memory that page_bytes announced, once the target's cache has its `pages`."""
         return None

@@ -6,6 +6,7 @@ The convention is the half-split one: component j of a head is rotated with comp
 from __future__ import annotations
 
 import math
+import threading
 
 import torch
 
@@ -30,6 +31,24 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.T
     angles = positions * frequencies
     scale = _attention_factor(rope)
     return angles.cos().mul_(scale), angles.sin_().mul_(scale)
+
+
+class RopeTables:
+    """rope_tables of a model on its device, extended with the need; models of the same positions share them."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self._lock = threading.Lock()  # engines that share a model may grow them from several threads
+        self.cos_sin = (torch.empty(0), torch.empty(0))  # replaced only by a longer pair
+        self.ensure(min(2048, config.max_position))
+
+    def ensure(self, count: int) -> None:
+        """Extends them to `count` positions."""
+        with self._lock:
+            have = len(self.cos_sin[0])
+            if count > have:
+                cos, sin = rope_tables(self._config, max(count, min(2 * have, self._config.max_position)))
+                self.cos_sin = (cos.to(self._device), sin.to(self._device))
 
 
 def _frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:

@@ -6,18 +6,20 @@ cache behind the prefix and returns features, and logits or greedy tokens, of ev
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.config import ModelConfig
-from specengine.models.rope import rope_tables
+from specengine.models.rope import RopeTables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
 from specengine.ops.weight import Linear
+from specengine.options import check_range
 from specengine.tree import TreeBatch
 
 
@@ -36,15 +38,34 @@ class Transformer:
         self.config: ModelConfig = checkpoint.config
         self.device, self.ops = device, ops or ops_for(device)
         loader = WeightLoader(checkpoint, dtype, device, self.ops)
-        embedding = loader.linear("model.embed_tokens")
+        self._embedding = loader.linear("model.embed_tokens")
         self._layers = [loader.layer(i) for i in range(self.config.num_layers)]
         self.final_norm = loader.vector("model.norm.weight")
-        self.head = embedding if self.config.tie_embeddings else loader.linear("lm_head")
-        self._decoder = self.ops.decoder(self.config, embedding.weights[0], self._layers, self.final_norm)
+        self.head = self._embedding if self.config.tie_embeddings else loader.linear("lm_head")
+        self._decoder = self._new_decoder()
         self.formats = loader.formats
-        self._rope = (torch.empty(0), torch.empty(0))  # cos and sin; replaced only by a longer pair
-        self._rope_lock = threading.Lock()
-        self.ensure_positions(min(2048, self.config.max_position))
+        self._rope = RopeTables(self.config, device)
+
+    def _new_decoder(self) -> Callable[..., torch.Tensor]:
+        return self.ops.decoder(self.config, self._embedding.weights[0], self._layers, self.final_norm)
+
+    def first_layers(self, count: int) -> Transformer:
+        """The model that goes from layer `count` straight to the final norm and the head; it shares all memory.
+
+        Raises ValueError where there are not so many layers.
+        """
+        check_range("layers", count, 1, self.config.num_layers)
+        sliding = self.config.sliding_layers[:count]
+        part = copy.copy(self)
+        part.config = replace(
+            self.config,
+            num_layers=count,
+            sliding_layers=sliding if any(sliding) else (),
+            sliding_window=self.config.sliding_window if any(sliding) else None,
+        )
+        part._layers = self._layers[:count]
+        part._decoder = part._new_decoder()
+        return part
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -60,11 +81,7 @@ class Transformer:
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
-        with self._rope_lock:  # engines that share this model may grow it from several threads
-            have = len(self._rope[0])
-            if count > have:
-                cos, sin = rope_tables(self.config, max(count, min(2 * have, self.config.max_position)))
-                self._rope = (cos.to(self.device), sin.to(self.device))
+        self._rope.ensure(count)
 
     @property
     def linears(self) -> list[Linear]:
@@ -84,10 +101,15 @@ class Transformer:
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
         """Features and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""
         features = self.hidden(tree, cache, batch)
-        scores = self.ops.linear_argmax(features, self.head) if greedy else self.ops.linear(features, self.head)
+        scores = self.ops.linear_argmax(features, self.head) if greedy else self.logits(features)
         return TargetOutput(scores, features)
+
+    @torch.inference_mode()
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """Logits float32 [M, V] of features [M, hidden]."""
+        return self.ops.linear(features, self.head)
 
     @torch.inference_mode()
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
         """Features float32 [M, hidden] without logits; keys and values of row r go to slot length + node index."""
-        return self._decoder(tree, cache.k, cache.v, batch.block_table, batch.lengths, *self._rope)
+        return self._decoder(tree, cache.k, cache.v, batch.block_table, batch.lengths, *self._rope.cos_sin)

@@ -6,8 +6,9 @@ Shapes: M rows (nodes of all sequences), B sequences, V vocabulary, N columns of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 
 from specengine import _C
@@ -54,6 +55,9 @@ class SamplingTable:
             bias_values=torch.tensor([v for b in biases for v in b.values()], dtype=torch.float32),
         )
 
+    def to(self, device: torch.device) -> SamplingTable:
+        return SamplingTable(*(getattr(self, field.name).to(device) for field in fields(self)))
+
 
 @dataclass(frozen=True)
 class TokenHistory:
@@ -62,6 +66,21 @@ class TokenHistory:
     tokens: torch.Tensor
     length: torch.Tensor
     prompt_length: torch.Tensor
+
+    @staticmethod
+    def of(texts: Sequence[Sequence[int]], prompt_lengths: Sequence[int], columns: int) -> TokenHistory:
+        """texts: committed tokens, the first of them the prompt's.  columns: room for as many."""
+        tokens = np.zeros((len(texts), columns), dtype=np.int32)
+        for row, text in zip(tokens, texts, strict=True):
+            row[: len(text)] = text
+        return TokenHistory(
+            tokens=torch.from_numpy(tokens),
+            length=torch.tensor([len(text) for text in texts], dtype=torch.int32),
+            prompt_length=torch.tensor(list(prompt_lengths), dtype=torch.int32),
+        )
+
+    def to(self, device: torch.device) -> TokenHistory:
+        return TokenHistory(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specengine.options import Spec
+from specengine.rules.base import Wants
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Match:
     """
 
     name = "match"
+    wants = Wants.NOTHING
 
 
 RULES = {"match": Match}

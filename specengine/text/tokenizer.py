@@ -108,6 +108,12 @@ class Tokenizer:
         """One token for display: special tokens spelled out, spaces kept, U+FFFD for parts of characters."""
         return self._piece(index(token_id)).decode("utf-8", errors="replace")
 
+    def first_difference(self, other: Tokenizer) -> int | None:
+        """The lowest id that stands for another text there; None where all ids that both have agree."""
+        ours, theirs = ({i: token for token, i in t._backend.get_vocab().items()} for t in (self, other))
+        shared = sorted(ours.keys() & theirs.keys())
+        return next((i for i in shared if ours[i] != theirs[i] and self._piece(i) != other._piece(i)), None)
+
     def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """Prompt text of a conversation of `role` and `content` dicts.
 

@@ -1,0 +1,69 @@
+"""Trees that grow level by level, and how the children of their nodes are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from specengine.ops.draw_siblings import draw_siblings
+from specengine.ops.verify_tree import SamplingTable, TokenHistory
+from specengine.tree import DraftTree, TreeBatch
+
+if TYPE_CHECKING:
+    from specengine.sequence import Sequence as TokenSequence
+
+
+@dataclass
+class Growth:
+    """A sequence's tree while it grows. slot: of the sequence in its batch.  depth: levels it may have.
+
+    rows: per node, the row of its children's distribution, or -1.  open: the nodes whose children come next.
+    """
+
+    sequence: TokenSequence
+    slot: int
+    depth: int
+    tokens: list[int]
+    parents: list[int] = field(default_factory=lambda: [-1])
+    rows: list[int] = field(default_factory=lambda: [-1])
+    open: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def tree(self) -> DraftTree:
+        return DraftTree(self.tokens, self.parents)
+
+    def add(self, parent: int, token: int) -> int:
+        """The number of the new node."""
+        self.tokens.append(token), self.parents.append(parent), self.rows.append(-1)
+        return len(self.tokens) - 1
+
+
+# choose(logits [R, V], (slot, node) of each row, all trees so far, children per node) -> tokens [R, children], -1: none
+Choice = Callable[[torch.Tensor, list[tuple[int, int]], list[Growth], int], torch.Tensor]
+
+
+def likeliest_children(logits: torch.Tensor, nodes, trees, count: int) -> torch.Tensor:
+    """A Choice: the likeliest tokens, of equals the lower one first, which topk does not promise."""
+    left, chosen = logits.clone() if count > 1 else logits, []
+    for _ in range(count):
+        chosen.append(left.argmax(dim=-1))
+        if count > 1:
+            left.scatter_(1, chosen[-1][:, None], float("-inf"))
+    return torch.stack(chosen, dim=1)
+
+
+def drawn_children(sequences: Sequence[TokenSequence], replacement: bool, device: torch.device) -> Choice:
+    """A Choice: tokens drawn from the distributions that the sampling parameters make of the logits."""
+    params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences]).to(device)
+    longest = max((len(s.tokens) for s in sequences), default=1)
+    history = TokenHistory.of([s.tokens for s in sequences], [s.prompt_length for s in sequences], longest).to(device)
+
+    def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> torch.Tensor:
+        slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
+        tree = TreeBatch.of([growth.tree for growth in trees], device)
+        return draw_siblings(logits, own, tree, slots, params, history, count, replacement)
+
+    return choose

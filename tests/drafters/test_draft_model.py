@@ -1,0 +1,390 @@
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+import torch
+
+from specengine import Engine, SamplingParams
+from specengine.batch import Batch
+from specengine.drafters import check_offers, load_drafter
+from specengine.drafters.draft_model import Config, DraftModel, State
+from specengine.drafters.prompt_lookup import PromptLookup
+from specengine.models.loading import load_model
+from specengine.ops import native
+from specengine.resident import ResidentState, Slots
+from specengine.rules.base import Wants
+from specengine.sequence import Sequence
+from specengine.text import Tokenizer
+from specengine.text.vocabulary import Vocabulary
+from specengine.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.tree_growth import likeliest_children
+from tests.engines import tiny_engine, tiny_model
+from tests.models.files import CONFIG_JSON, random_state, write_folder
+
+CPU = torch.device("cpu")
+PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70))]
+GREEDY = SamplingParams(max_new_tokens=24)
+SAMPLED = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.95, seed=3)
+SPECS = {
+    "own first layer": "draft-model:self,layers=1",
+    "own layers": "draft-model:self,layers=2,length=6",
+    "own layers, tree": "draft-model:self,layers=2,tree=3x2x1",
+    "other model": "draft-model:random:tiny-qwen2",
+    "other model, tree": "draft-model:random:tiny-qwen2,layers=1,tree=2x2,confidence=0.02",
+}
+
+
+def drafter_of(spec="self,layers=2", **options) -> DraftModel:
+    text = ",".join([f"draft-model:{spec}", *(f"{name}={value}" for name, value in options.items())])
+    return load_drafter(text, tiny_model().target)
+
+
+def sequence_of(tokens, limit=100, params=GREEDY) -> Sequence:
+    return Sequence(list(tokens), params, params.seed, limit, frozenset(), None)
+
+
+def ids(outputs):
+    return [output.token_ids for output in outputs]
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    """Drafted tokens from the root's child to a node."""
+    path = []
+    while node:
+        path.append(tree.tokens[node])
+        node = tree.parents[node]
+    return path[::-1]
+
+
+def plain_logits(model, tokens) -> torch.Tensor:
+    """What the model says after these tokens, float32 [V], from an empty cache."""
+    cache = model.new_cache()
+    out = model.forward(TreeBatch.chains([tokens], CPU), cache, cache.batch([cache.allocate(len(tokens))], [0]))
+    return out.scores[-1]
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Watches a model: the rows of each of its passes, by sequence."""
+
+    def watch(model) -> list[list[int]]:
+        seen, hidden = [], model.hidden
+
+        def counted(rows, *rest):
+            seen.append(rows.row_start.diff().tolist())
+            return hidden(rows, *rest)
+
+        monkeypatch.setattr(model, "hidden", counted)
+        return seen
+
+    return watch
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_the_text_is_that_of_plain_decoding(spec, params):
+    plain = tiny_engine("none").generate(PROMPTS, params)
+    for batch in (1, 3):
+        engine = tiny_engine(spec, max_batch_size=batch)
+        assert ids(engine.generate(PROMPTS, params)) == ids(plain)
+        assert engine.drafter._cache.pages_in_use == engine.cache.pages_in_use == 0
+
+
+def test_a_draft_by_the_whole_target_is_accepted_whole():
+    for spec, levels in ((SPECS["own layers"], 6), (SPECS["own layers, tree"], 3)):
+        for output in tiny_engine(spec).generate(PROMPTS, SamplingParams(max_new_tokens=levels * 3 + 3)):
+            assert output.stats.tau == levels + 1 and output.stats.acceptance_by_depth == [1.0] * levels
+
+
+@pytest.mark.parametrize("options", [{"length": 4}, {"tree": "3x2x1"}], ids=["chain", "tree"])
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+def test_every_distribution_is_the_models_own_at_its_node(options, sampled):
+    drafter = drafter_of("self,layers=1", **options)
+    sequences = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS]
+    trees, logits = drafter.draft_with_logits(sequences, sampled)
+    rows = iter(logits.rows.tolist())
+    known = 0
+    for sequence, tree in zip(sequences, trees, strict=True):
+        for node in range(len(tree.tokens)):
+            row = next(rows)
+            assert (row >= 0) == (node in tree.parents)
+            if row >= 0:
+                known += 1
+                tokens = [*sequence.tokens, *path_to(tree, node)]
+                assert logits.logits[row].equal(plain_logits(drafter._model, tokens))
+    assert known == len(logits.logits) and next(rows, None) is None
+
+
+def run_cycles(drafter, sequences, cycles=6):
+    """Commits some of each tree and a bonus token, now and then one that was drafted; once what nobody drafted."""
+    for cycle in range(cycles):
+        for number, (sequence, tree) in enumerate(zip(sequences, drafter.draft(sequences), strict=True)):
+            path = path_to(tree, len(tree.tokens) - 1)
+            kept = (cycle + number) % (len(path) + 1)
+            bonus = path[kept] if kept < len(path) and cycle % 3 == 2 else 40 + cycle
+            sequence.commit([41, 42, 43] if cycle == cycles - 1 else path[:kept], bonus)
+
+
+def continued(drafter, prompts=PROMPTS):
+    """Logits of a drafter after several cycles, and those of a new one at the same tokens."""
+    sequences = [sequence_of(prompt) for prompt in prompts]
+    run_cycles(drafter, sequences)
+    used = drafter.draft_with_logits(sequences, sampled=False)
+    fresh = DraftModel(drafter.config, "self", tiny_model().target)
+    return used, fresh.draft_with_logits([sequence_of(sequence.tokens) for sequence in sequences], sampled=False)
+
+
+@pytest.mark.parametrize("options", [{"length": 4}, {"tree": "3x2x1"}], ids=["chain", "tree"])
+def test_what_was_not_accepted_leaves_no_trace_in_the_cache(options):
+    (trees, logits), (expected_trees, expected) = continued(drafter_of("self,layers=2", **options))
+    assert trees == expected_trees
+    assert logits.logits.equal(expected.logits) and logits.rows.equal(expected.rows)
+
+
+def test_a_cache_that_is_not_rolled_back_would_be_seen(monkeypatch):
+    def keeps_all(state, tokens):
+        state.cached, state.ahead = min(state.cached + len(state.ahead), len(tokens) - 1), []
+
+    monkeypatch.setattr(State, "settle", keeps_all)
+    (_, logits), (_, expected) = continued(drafter_of("self,layers=2"))
+    assert not logits.logits.equal(expected.logits)
+
+
+def test_catching_up_and_the_first_level_are_one_pass(passes):
+    drafter = drafter_of(length=3)
+    rows = passes(drafter._model)
+    sequences = [sequence_of(prompt) for prompt in PROMPTS]
+    trees = drafter.draft(sequences)
+    assert rows == [[len(prompt) for prompt in PROMPTS], [1, 1, 1], [1, 1, 1]]
+    rows.clear()
+    for kept, sequence, tree in zip((3, 1, 0), sequences, trees, strict=True):
+        sequence.commit(tree.tokens[1 : kept + 1], 50)
+    drafter.draft(sequences)
+    assert rows == [[2, 1, 1], [1, 1, 1], [1, 1, 1]]  # the last node's own keys were not known
+
+
+def test_a_tree_is_passed_again_for_each_level(passes):
+    drafter = drafter_of(tree="3x2x1")
+    rows = passes(drafter._model)
+    (tree,) = drafter.draft([sequence_of(PROMPTS[0])])
+    assert rows == [[5], [4], [10]] and len(tree.tokens) == drafter.max_nodes == 16
+    assert tree.parents == [-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_long_prompt_is_passed_in_pieces(passes):
+    drafter, step = drafter_of(length=1), native.prefill_rows
+    rows = passes(drafter._model)
+    sequences = [sequence_of([3] * 300), sequence_of([4] * 5)]
+    drafter.draft(sequences)
+    assert rows == [[300 - step // 2], [step // 2, 5]]
+
+
+def test_pages_are_given_back_whatever_ends_a_sequence():
+    engine = tiny_engine("draft-model:self,layers=1")
+    stream = engine.stream(PROMPTS[0], GREEDY)
+    next(stream)
+    assert engine.drafter._cache.pages_in_use > 0
+    stream.close()
+    assert engine.drafter._cache.pages_in_use == 0
+    sequence = sequence_of([1, 2])
+    engine.drafter.draft([sequence])
+    for _ in range(2):  # twice does no harm
+        engine.drafter.release(sequence)
+    assert engine.drafter._cache.pages_in_use == 0
+
+
+def test_nothing_is_drafted_behind_a_node_the_model_is_unsure_of():
+    sequences = [sequence_of(prompt) for prompt in PROMPTS]
+    all_logits = drafter_of(tree="3x2x1").draft_with_logits(sequences, sampled=False)[1].logits
+    median = all_logits.softmax(-1).amax(-1).median().item()
+    sequences = [sequence_of(prompt) for prompt in PROMPTS]
+    trees, logits = drafter_of(tree="3x2x1", confidence=median).draft_with_logits(sequences, sampled=False)
+    rows, stopped, went_on = iter(logits.rows.tolist()), 0, 0
+    for tree in trees:
+        for node in range(len(tree.tokens)):
+            row = next(rows)
+            if row >= 0:  # of unsure nodes too
+                likeliest = logits.logits[row].softmax(-1).max().item()
+                sure = node in tree.parents
+                assert likeliest >= median - 1e-6 if sure else likeliest <= median + 1e-6
+                stopped, went_on = stopped + (not sure), went_on + sure
+    assert stopped and went_on
+    trees, logits = drafter_of(confidence=1.0).draft_with_logits([sequence_of(PROMPTS[0])], sampled=False)
+    assert trees == [DraftTree([9], [-1])] and logits.rows.tolist() == [0]
+
+
+@pytest.mark.parametrize("options", [{"length": 4}, {"tree": "2x2x2"}], ids=["chain", "tree"])
+def test_no_tree_is_deeper_than_its_sequence_needs(options):
+    drafter = drafter_of(**options)
+    sequences = [sequence_of(PROMPTS[0], limit) for limit in (1, 3, 9)]
+    trees, logits = drafter.draft_with_logits(sequences, sampled=False)
+    depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in trees]
+    assert [s.draft_limit for s in sequences] == [0, 2, 8] and depths == [0, 2, len(drafter.config.widths)]
+    assert logits.rows[0] == -1 and sequences[0].drafter_state is None
+    trees, logits = drafter.draft_with_logits(sequences[:1], sampled=True)
+    assert trees == [DraftTree([9], [-1])] and logits.logits.shape == (0, 320)
+
+
+def test_a_context_shorter_than_the_targets_ends_the_drafting_and_nothing_else(tmp_path):
+    folder = write_folder(tmp_path / "short", random_state(tiny_model().config))
+    (folder / "config.json").write_text(json.dumps(CONFIG_JSON | {"max_position_embeddings": 16}))
+    for options in ("", ",tree=2x1x1"):
+        engine = tiny_engine(f"draft-model:{folder}{options}")
+        outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=24, trace=True))
+        assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+        for output in outputs:
+            length = len(output.prompt_token_ids)
+            for cycle in output.trace:
+                depth = max(len(path_to(cycle, node)) for node in range(len(cycle.tokens)))
+                assert length - 1 + max(0, depth - 1) < 16 or depth == 0
+                length += len(cycle.accepted) + 1
+            assert output.prompt_token_ids == PROMPTS[2] or output.stats.tau > 1
+
+
+def test_drawn_siblings_differ_unless_they_are_drawn_with_replacement():
+    hot = SamplingParams(temperature=1.0, top_k=4, seed=5)
+    (tree,) = drafter_of(tree="6").draft_with_logits([sequence_of(PROMPTS[0], params=hot)], sampled=True)[0]
+    assert len(tree.tokens) == 5 and len(set(tree.tokens[1:])) == 4  # there are no more
+    drafter = drafter_of(tree="6", replacement=True)
+    (tree,), logits = drafter.draft_with_logits([sequence_of(PROMPTS[0], params=hot)], sampled=True)
+    assert len(tree.tokens) == 7 and len(set(tree.tokens[1:])) <= 4 and logits.replacement
+    cold = drafter_of(tree="6").draft_with_logits([sequence_of(PROMPTS[0])], sampled=True)[0]
+    assert cold == drafter_of(tree="1").draft([sequence_of(PROMPTS[0])])
+
+
+def test_what_is_drawn_depends_on_the_sequence_alone():
+    drafter = drafter_of(tree="3x2")
+    together = drafter.draft_with_logits([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS], True)[0]
+    alone = [drafter.draft_with_logits([sequence_of(p, params=SAMPLED)], sampled=True)[0][0] for p in PROMPTS]
+    assert together == alone
+    other = SamplingParams(temperature=0.8, top_p=0.95, seed=4)
+    assert drafter.draft_with_logits([sequence_of(PROMPTS[0], params=other)], sampled=True)[0] != alone[:1]
+
+
+def test_of_equally_likely_children_the_lower_token_comes_first():
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    assert likeliest_children(logits, [], [], 4).tolist() == [[1, 2, 4, 3], [0, 1, 2, 3]]
+
+
+def test_a_batch_hands_over_what_its_rule_wants():
+    model, drafter = tiny_model(), drafter_of("self,layers=1", tree="2x1")
+    sequences = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS[:2]]
+    cache = model.target.new_cache()
+    batch = Batch(sequences, cache, 320, lambda _: None, CPU)
+    assert batch.draft(drafter, SimpleNamespace(wants=Wants.NOTHING)).nodes == 5 and batch.draft_logits is None
+    for wants in (Wants.SAMPLES, Wants.SAMPLED_ONLY, Wants.PROBABILITIES):
+        tree = batch.draft(drafter, SimpleNamespace(wants=wants))
+        chosen, logits = drafter.draft_with_logits(sequences, sampled=wants is not Wants.PROBABILITIES)
+        assert tree.tokens.tolist() == [token for each in chosen for token in each.tokens]
+        assert batch.draft_logits.logits.equal(logits.logits) and batch.draft_logits.rows.equal(logits.rows)
+    lookup = load_drafter("prompt_lookup,adaptive=false", model.target)
+    batch = Batch([sequence_of(PROMPTS[0])], cache, 320, lambda _: None, CPU)
+    batch.draft(lookup, SimpleNamespace(wants=Wants.SAMPLES))
+    assert batch.draft_logits is None
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width):
+    drafter = drafter_of("self,layers=1", tree="2x1")
+    state = ResidentState(4, 64, 5, 4 * width, 320, [], CPU, drafter.room_for_logits(4 * width))
+    slots = Slots(state, 3, width)
+    sequences = [sequence_of(prompt) for prompt in PROMPTS[:2]]  # the third slot is idle
+    for _ in range(2):
+        trees, logits = drafter.draft_with_logits(sequences, sampled=False)
+        slots.take(trees, logits)
+        tree = slots.draft(drafter, SimpleNamespace(wants=Wants.PROBABILITIES))
+        assert tree.tokens[: 2 * width].tolist() == [t for each in trees for t in each.tokens[:width]]
+        taken = slots.draft_logits.rows.tolist()
+        expected = [row for b in (0, 1) for row in logits.rows[5 * b : 5 * b + width].tolist()]
+        assert [row >= 0 for row in taken] == [row >= 0 for row in (*expected, *[-1] * width)]
+        for row, source in zip(taken, expected, strict=False):
+            assert row < 0 or slots.draft_logits.logits[row].equal(logits.logits[source])
+        for sequence in sequences:
+            sequence.commit([], 33)
+
+
+def test_a_rule_that_a_drafter_cannot_serve_is_refused_with_those_that_can():
+    lookup = load_drafter("prompt_lookup,adaptive=false", tiny_model().target)
+    check_offers(lookup, "any", Wants.SAMPLES)
+    for wants in Wants:
+        check_offers(drafter_of(), "any", wants)
+    for wants, needs in ((Wants.PROBABILITIES, "draft logits"), (Wants.SAMPLED_ONLY, "children sampled from")):
+        with pytest.raises(ValueError, match=rf"^rule: mixed needs {needs}.* prompt_lookup .*: draft_model$"):
+            check_offers(lookup, "mixed", wants)
+    assert Wants.PROBABILITIES not in PromptLookup.offers
+
+
+def test_an_engine_refuses_a_rule_its_drafter_cannot_serve(monkeypatch):
+    monkeypatch.setattr("specengine.rules.Match.wants", Wants.PROBABILITIES)
+    with pytest.raises(ValueError, match=r"^rule: match needs draft logits, which drafter none does not give"):
+        tiny_engine("none")
+    outputs = tiny_engine("draft-model:self,layers=1").generate(PROMPTS, GREEDY)
+    assert len(outputs[0].token_ids) == 24
+
+
+def test_first_layers_share_the_memory_of_the_model():
+    model = load_model("random:tiny-mistral", device="cpu").target
+    part = model.first_layers(1)
+    assert part.config.num_layers == 1 and part.config.sliding_window == 16 and part.head is model.head
+    tokens = list(range(3, 40))
+    assert plain_logits(model.first_layers(2), tokens).equal(plain_logits(model, tokens))
+    assert not plain_logits(part, tokens).equal(plain_logits(model, tokens))
+    part.ensure_positions(400)
+    assert part._rope is model._rope
+    for count in (0, 3):
+        with pytest.raises(ValueError, match=r"^layers: expected an integer from 1 to 2"):
+            model.first_layers(count)
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("draft-model", r"^drafter: draft-model:MODEL takes a model .* draft-model:self,layers=N"),
+        ("draft-model:self", r"^layers: expected an integer from 1 to 2, got 0"),
+        ("draft-model:self,layers=3", r"^layers: expected an integer from 1 to 2, got 3"),
+        ("draft-model:self,layers=1,dtype=int8", r"^drafter: dtype"),
+        ("draft-model:random:tiny-mistral", r"^drafter: random:tiny-mistral has a vocabulary of 260 .* has 320"),
+        ("draft-model:self,layers=1,tree=3y2", r"tree: expected the children"),
+        ("draft-model:self,layers=1,tree=0x2", r"tree: expected the children"),
+        ("draft-model:self,layers=1,tree=16x16", r"tree: 16x16 has 273 nodes with its root, at most 256"),
+        ("draft-model:self,layers=1,confidence=1.5", r"confidence: expected a probability"),
+        ("draft-model:self,layers=1,length=0", r"length: expected an integer from 1"),
+        ("draft-model:self,layers=1,depth=2", r"draft-model has no option 'depth'; its options: confidence, dtype"),
+    ],
+)
+def test_what_cannot_draft_is_refused_by_name(spec, message):
+    with pytest.raises(ValueError, match=message):
+        load_drafter(spec, tiny_model().target)
+
+
+def words_of(*changed: int) -> Tokenizer:
+    """A tokenizer of 320 words, with other words at the ids given."""
+    words = {(f"other{i}" if i in changed else f"word{i}"): i for i in range(320)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
+    backend.decoder = tokenizers.decoders.Fuse()
+    return Tokenizer(Vocabulary(backend, "words", 320))
+
+
+def test_a_draft_model_whose_tokens_mean_something_else_is_refused():
+    drafter = drafter_of()
+    drafter._tokenizer = words_of()
+    drafter.check_tokenizer(None)
+    drafter.check_tokenizer(words_of())
+    with pytest.raises(ValueError, match=r"^drafter: token 7 is 'word7' in self and 'other7' in the target"):
+        drafter.check_tokenizer(words_of(30, 7))
+    with pytest.raises(ValueError, match=r"^drafter: token 8"):
+        Engine(replace(tiny_model(), tokenizer=words_of(8)), drafter=drafter)
+
+
+def test_the_tree_overrides_the_length():
+    assert Config(length=3).widths == (1, 1, 1) and Config(length=3).nodes == 4
+    assert Config(length=3, tree="4x2").widths == (4, 2) and Config(tree="4x2").nodes == 13
+    assert Config(tree="1").nodes == 2
+
+
+def test_distributions_are_not_looked_for_where_there_are_none():
+    assert load_drafter("none", tiny_model().target).room_for_logits(8) is None
+    room = drafter_of(replacement=True).room_for_logits(8)
+    assert isinstance(room, DraftLogits) and room.logits.shape == (8, 320) and room.replacement
