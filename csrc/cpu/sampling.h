@@ -36,6 +36,7 @@ class Sampler {
     if (needs.untempered) untempered_total_ = weigh_scores(untempered);
     if (temperature() == 0.0f) return true;
     for (int64_t v = 0; v < vocab_; ++v) scores_[v] /= temperature();
+    if (!(scores_[top_token_] < INFINITY)) return false;  // a low temperature may drive it there
     keep_top_k();
     keep_top_p();
     drop_below_min_p();

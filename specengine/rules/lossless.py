@@ -29,8 +29,8 @@ class Match(Rule):
 
 @dataclass(frozen=True)
 class Rejection(Rule):
-    """Speculative sampling: a child is followed with probability min(1, target_prob / draft_prob), else its siblings and
-    the bonus token come from the residual (Leviathan et al. 2023; siblings as in SpecInfer and Sequoia).
+    """Speculative sampling: a child is followed with probability min(1, target_prob / draft_prob), else its siblings
+    and the bonus token come from the residual (Leviathan et al. 2023; siblings as in SpecInfer and Sequoia).
 
     Guarantee: lossless; the output has the target's distribution, but which text a seed gives depends on the drafter.
     """
