@@ -51,23 +51,7 @@ def generate(
     the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in place of each.
     Raises ValueError naming the argument.
     """
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-        n=n,
-        trace=trace,
-    )
+    params = SamplingParams.among(locals())
     return _engine(model, drafter, rule, device, dtype).generate(prompts, params)
 
 

@@ -113,23 +113,7 @@ def generate(
     from specengine.engine import Engine
     from specengine.types import SamplingParams
 
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_parse_bias(logit_bias or []),
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-        n=n,
-        trace=trace,
-    )
+    params = SamplingParams.among({**locals(), "logit_bias": _parse_bias(logit_bias or [])})
     if prompt == "-":
         prompt = sys.stdin.read().removesuffix("\n")
     engine = Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype)
@@ -181,18 +165,7 @@ def chat(
     from specengine.engine import Engine
     from specengine.types import SamplingParams
 
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_parse_bias(logit_bias or []),
-        seed=seed,
-    )
+    params = SamplingParams.among({**locals(), "logit_bias": _parse_bias(logit_bias or [])})
     Chat(Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype), params, system).run()
 
 

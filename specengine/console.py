@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from specengine.hub import ModelFetchError
+from specengine.embedded_models import ModelFetchError
 
 if TYPE_CHECKING:
     from specengine.types import CycleTrace, GenerationOutput, TokenLogprob

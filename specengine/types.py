@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 Message = Mapping[str, str]
@@ -80,6 +80,11 @@ class SamplingParams:
                 raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         self._check_stop()
         self._check_logit_bias()
+
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> SamplingParams:
+        """The parameters among the named arguments of a function; those it does not have keep their defaults."""
+        return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
 
     @property
     def reads_logits(self) -> bool:
