@@ -68,8 +68,9 @@ class Batch:
         # numpy writes a few integers in a fraction of the time that a tensor takes
         history, lengths = self.history.tokens.numpy(), accepted.path_length.numpy()
         paths, bonuses, first_rows = accepted.path.tolist(), accepted.bonus.tolist(), tree.row_start.tolist()
+        relaxed = accepted.relaxed.tolist()
         for b, (sequence, draft) in enumerate(zip(self.sequences, self._trees, strict=True)):
-            kept = commit_run(sequence, draft, paths[b][: lengths[b]], bonuses[b], scores, first_rows[b])
+            kept = commit_run(sequence, draft, paths[b][: lengths[b]], bonuses[b], scores, first_rows[b], relaxed[b])
             end = len(sequence.tokens)
             history[b, end - len(kept) : end] = kept
             lengths[b] = len(kept)
@@ -81,14 +82,21 @@ class Batch:
 
 
 def commit_run(
-    sequence: Sequence, tree: DraftTree, path: list[int], bonus: int, scores: torch.Tensor, first_row: int
+    sequence: Sequence,
+    tree: DraftTree,
+    path: list[int],
+    bonus: int,
+    scores: torch.Tensor,
+    first_row: int,
+    relaxed: int,
 ) -> list[int]:
     """Gives a sequence the accepted tokens of a path and the bonus token; returns those kept.
 
-    scores: of the target's pass; first_row: row of the sequence's root.
+    scores: of the target's pass; first_row: row of the sequence's root.  relaxed: how many of the
+    accepted tokens the exact rule would have refused.
     """
     kept = sequence.commit([tree.tokens[node] for node in path[1:]], bonus)
-    sequence.count_cycle(tree, min(len(kept), len(path) - 1))
+    sequence.count_cycle(tree, min(len(kept), len(path) - 1), relaxed)
     if sequence.params.trace:
         sequence.record_trace(tree, path, len(kept), bonus)
     if sequence.params.logprobs:

@@ -94,7 +94,7 @@ class Engine:
         groups = [self._sequences(p, s) for p, s in zip(prompts, _one_each(params, len(prompts)), strict=True)]
         for _ in self._run([sequence for group in groups for sequence in group]):
             pass
-        outputs = [[s.output(s.take_text()) for s in group] for group in groups]
+        outputs = [[s.output(s.take_text(), self.rule) for s in group] for group in groups]
         results = [out[0] if group[0].params.n == 1 else out for group, out in zip(groups, outputs, strict=True)]
         return results[0] if single else results
 
@@ -114,7 +114,7 @@ class Engine:
         for _ in self._run([sequence]):
             piece, new = sequence.take_text(), sequence.tokens[seen:]
             text, seen = text + piece, len(sequence.tokens)
-            output = sequence.output(text) if sequence.finish_reason else None
+            output = sequence.output(text, self.rule) if sequence.finish_reason else None
             yield StreamEvent(piece, new, sequence.accepted_last, output)
 
     def _sequences(self, prompt: Prompt, params: SamplingParams) -> list[Sequence]:

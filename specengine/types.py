@@ -160,10 +160,15 @@ class GenerationStats:
     """How the tokens came about; seconds are wall-clock and include the time other sequences of the batch took.
 
     tau: mean committed tokens per cycle, bonus token included.
+    rule, lossless: the rule's name, and whether the output is the target's under it.
+    relaxed: accepted tokens that the exact rule would have refused; 0 where the rule is lossless.
     acceptance_by_depth: entry d is the fraction of cycles drafting to depth d + 1 or deeper that accepted a node there.
     tokens_per_second: tokens over prefill and decode time together.
     """
 
+    rule: str = "match"
+    lossless: bool = True
+    relaxed: int = 0
     cycles: int = 0
     tau: float = 0.0
     acceptance_by_depth: list[float] = field(default_factory=list)

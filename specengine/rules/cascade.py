@@ -59,8 +59,8 @@ class Cascade(Rule):
 
 @dataclass(frozen=True)
 class Bild(Rule):
-    """BiLD's rollback criterion as a deferral rule: keeps the draft distribution where the target's cross-entropy of the
-    drafter's best token, -log(target_prob) without temperature and filters, is at most alpha (Kim et al. 2023).
+    """BiLD's rollback criterion as a deferral rule: keeps the draft distribution where the target's cross-entropy of
+    the drafter's best token, -log(target_prob) without temperature and filters, is at most alpha (Kim et al. 2023).
 
     Lossy. Neutral at alpha = -1, which no cross-entropy reaches.
     """

@@ -10,7 +10,7 @@ from specengine.rules.base import Rule, check_number
 
 @dataclass(frozen=True)
 class Typical(Rule):
-    """Follows the longest path of tokens with target_prob > min(epsilon, delta * exp(-entropy)), or of the target's draw.
+    """Follows the longest path of tokens with target_prob > min(epsilon, delta * exp(-entropy)) or drawn by the target.
 
     Lossy (Cai et al. 2024, section 3.3.2); probabilities are those after temperature and filters, so temperature 0 is
     exact. Neutral at epsilon = 1 with delta = 1e9, where only what the target draws is accepted: `match`.
