@@ -20,7 +20,8 @@ DRAFT = "draft-model:self,layers=1,tree=2x2x1"
 LOSSY = (
     *(Margin(0.8, mode) for mode in ("strict", "lossless-base")),
     Typical(),
-    *(Cascade(deferral, 0.3) for deferral in ("chow", "diff", "opt", "token-v1", "token-v2", "token-v3")),
+    Cascade("chow", 0.99),
+    *(Cascade(deferral, 0.3) for deferral in ("diff", "opt", "token-v1", "token-v2", "token-v3")),
     Bild(4.0),
     Lossy(0.5),
 )
