@@ -130,7 +130,7 @@ def test_rejection_without_a_draft_says_what_match_says():
 def test_block_takes_chains_and_refuses_trees():
     params = SamplingParams(max_new_tokens=12, temperature=1.0)
     tiny_engine("draft-model:self,layers=1,length=3", rule="block").generate(PROMPTS, params)
-    with pytest.raises(ValueError, match="rule block takes chains only.*traversal takes trees"):
+    with pytest.raises(ValueError, match=r"rule block takes chains only.*traversal takes trees"):
         tiny_engine(DRAFT, rule="block").generate(PROMPTS, params)
 
 
