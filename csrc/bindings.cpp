@@ -8,6 +8,7 @@
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
 #include "ops/draft_lookup.h"
+#include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
 #include "ops/launch_mode.h"
 #include "ops/layer.h"
@@ -217,6 +218,35 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       py::arg("top_tokens"), py::arg("top_scores"), py::arg("sums"), py::arg("arrived"));
 
   m.def(
+      "draw_siblings",
+      [](T logits, T sequences, T nodes, T index, T tokens, T parents, T row_start, T temperature, T top_k, T top_p,
+         T min_p, T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
+         T bias_values, T history, T history_length, T prompt_length, T drawn, T scores, T counts, T weights,
+         bool replacement) {
+        run_op("draw_siblings", DrawSiblings{logits,
+                                             sequences,
+                                             nodes,
+                                             index,
+                                             tokens,
+                                             parents,
+                                             row_start,
+                                             {temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
+                                              frequency_penalty, seed, bias_start, bias_tokens, bias_values},
+                                             {history, history_length, prompt_length},
+                                             drawn,
+                                             scores,
+                                             counts,
+                                             weights,
+                                             replacement});
+      },
+      nogil, py::arg("logits"), py::arg("sequences"), py::arg("nodes"), py::arg("index"), py::arg("tokens"),
+      py::arg("parents"), py::arg("row_start"), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
+      py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"), py::arg("frequency_penalty"),
+      py::arg("seed"), py::arg("bias_start"), py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"),
+      py::arg("history_length"), py::arg("prompt_length"), py::arg("drawn"), py::arg("scores"), py::arg("counts"),
+      py::arg("weights"), py::arg("replacement"));
+
+  m.def(
       "draft_lookup",
       [](T history, T history_length, T final_length, T active, T tokens, T parents, T depths, T ancestors,
          int64_t min_ngram, int64_t max_ngram) {
@@ -232,41 +262,37 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       "verify_tree",
       [](T logits, T drawn, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p,
          T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
-         T bias_values, T history, T history_length, T prompt_length, T path, T path_length, T bonus, T scores,
-         T counts, T row_states, const std::string& rule) {
+         T bias_values, T history, T history_length, T prompt_length, T draft_logits, T draft_rows, T draft_index,
+         bool replacement, T path, T path_length, T bonus, T relaxed, T scores, T counts, T row_states, T weights,
+         const std::string& rule, const std::vector<double>& options) {
         run_op("verify_tree", VerifyTree{logits,
                                          drawn,
                                          tokens,
                                          parents,
                                          row_start,
-                                         temperature,
-                                         top_k,
-                                         top_p,
-                                         min_p,
-                                         repetition_penalty,
-                                         presence_penalty,
-                                         frequency_penalty,
-                                         seed,
-                                         bias_start,
-                                         bias_tokens,
-                                         bias_values,
-                                         history,
-                                         history_length,
-                                         prompt_length,
+                                         {temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
+                                          frequency_penalty, seed, bias_start, bias_tokens, bias_values},
+                                         {history, history_length, prompt_length},
+                                         {draft_logits, draft_rows, draft_index, replacement},
                                          path,
                                          path_length,
                                          bonus,
+                                         relaxed,
                                          scores,
                                          counts,
                                          row_states,
-                                         rule});
+                                         weights,
+                                         rule,
+                                         options});
       },
       nogil, py::arg("logits"), py::arg("drawn"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"),
       py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"),
       py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
       py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
-      py::arg("prompt_length"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("scores"),
-      py::arg("counts"), py::arg("row_states"), py::arg("rule") = "match");
+      py::arg("prompt_length"), py::arg("draft_logits"), py::arg("draft_rows"), py::arg("draft_index"),
+      py::arg("replacement"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("relaxed"),
+      py::arg("scores"), py::arg("counts"), py::arg("row_states"), py::arg("weights"), py::arg("rule"),
+      py::arg("options"));
 
   m.def(
       "commit_tokens",
@@ -301,6 +327,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.attr("LINEAR_VARIANTS") = linear_variants();
   m.attr("ROW_STATE_WORDS") = kRowStateWords;
+  m.attr("WEIGHT_PLANES") = kWeightPlanes;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specengine.api import generate
     from specengine.build import __version__, build_info
+    from specengine.embedded_models import ModelFetchError
     from specengine.engine import Engine
-    from specengine.hub import ModelFetchError
     from specengine.types import (
         CycleTrace,
         GenerationOutput,
@@ -25,7 +25,7 @@ _HOMES = {
     "__version__": "build",
     "build_info": "build",
     "Engine": "engine",
-    "ModelFetchError": "hub",
+    "ModelFetchError": "embedded_models",
     "CycleTrace": "types",
     "GenerationOutput": "types",
     "GenerationStats": "types",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specengine.engine import Engine
 from specengine.models.loading import LoadedModel, check_model, load_model
+from specengine.rules import Rule, parse_rule
 from specengine.types import GenerationOutput, Prompt, SamplingParams
 
 # Least recently used ones beyond this are let go; an engine beside the model it shares costs its own cache.
@@ -26,7 +27,7 @@ def generate(
     *,
     model: str | Path = "smollm2-135m",
     drafter: str = "auto",
-    rule: str = "match",
+    rule: str | Rule = "match",
     device: str = "auto",
     dtype: str = "auto",
     max_new_tokens: int = 128,
@@ -51,32 +52,17 @@ def generate(
     the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in place of each.
     Raises ValueError naming the argument.
     """
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-        n=n,
-        trace=trace,
-    )
+    params = SamplingParams.among(locals())
     return _engine(model, drafter, rule, device, dtype).generate(prompts, params)
 
 
-def _engine(model: str | Path, drafter: str, rule: str, device: str, dtype: str) -> Engine:
+def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtype: str) -> Engine:
     """The engine of these settings; engines of one model share its weights."""
-    for name, value in (("drafter", drafter), ("rule", rule), ("device", device), ("dtype", dtype)):
+    for name, value in (("drafter", drafter), ("device", device), ("dtype", dtype)):
         if not isinstance(value, str):
             raise ValueError(f"{name}: expected a string, got {value!r}")
     check_model(model)
+    rule = parse_rule(rule)
     with _lock:
         key = (str(model), device, dtype)
         if key not in _models:

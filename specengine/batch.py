@@ -11,7 +11,8 @@ from specengine.drafters.base import Drafter
 from specengine.kv_cache import KVCache
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import HostClock
-from specengine.rules import Match
+from specengine.rules import Rule
+from specengine.rules.lossless import Match
 from specengine.sequence import Sequence
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
 
@@ -23,7 +24,13 @@ class Batch:
     """
 
     def __init__(
-        self, sequences: Seq[Sequence], cache: KVCache, vocab: int, cycle: Callable[[Batch], None], device: torch.device
+        self,
+        sequences: Seq[Sequence],
+        cache: KVCache,
+        vocab: int,
+        cycle: Callable[[Batch], None],
+        device: torch.device,
+        rule: Rule,
     ) -> None:
         self.sequences, self._cycle, self._device = list(sequences), cycle, device
         self.cache = cache.batch([s.pages for s in sequences], [len(s.tokens) - 1 for s in sequences])
@@ -32,9 +39,9 @@ class Batch:
         self.history = TokenHistory.of(
             [s.tokens for s in self.sequences], [s.prompt_length for s in self.sequences], longest
         )
-        self.workspace = VerifyWorkspace(len(self.sequences), vocab)
+        self.workspace = VerifyWorkspace(len(self.sequences), vocab, weights=not isinstance(rule, Match))
         # Else the most likely token of every node is all there is to know of its logits.
-        self.reads_logits = any(s.params.reads_logits for s in sequences)
+        self.reads_logits = rule.reads_logits or any(s.params.reads_logits for s in sequences)
         self.draft_logits: DraftLogits | None = None  # of the trees under way, where the rule wants them
 
     def step(self) -> None:
@@ -51,7 +58,7 @@ class Batch:
         """Notes that a phase has ended."""
         self._clock.mark(phase)
 
-    def draft(self, drafter: Drafter, rule: Match) -> TreeBatch:
+    def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         self._trees, self.draft_logits = drafter.draft_for(rule.wants, self.sequences)
         return TreeBatch.of(self._trees, self._device)
 
@@ -61,8 +68,9 @@ class Batch:
         # numpy writes a few integers in a fraction of the time that a tensor takes
         history, lengths = self.history.tokens.numpy(), accepted.path_length.numpy()
         paths, bonuses, first_rows = accepted.path.tolist(), accepted.bonus.tolist(), tree.row_start.tolist()
+        relaxed = accepted.relaxed.tolist()
         for b, (sequence, draft) in enumerate(zip(self.sequences, self._trees, strict=True)):
-            kept = commit_run(sequence, draft, paths[b][: lengths[b]], bonuses[b], scores, first_rows[b])
+            kept = commit_run(sequence, draft, paths[b][: lengths[b]], bonuses[b], scores, first_rows[b], relaxed[b])
             end = len(sequence.tokens)
             history[b, end - len(kept) : end] = kept
             lengths[b] = len(kept)
@@ -74,14 +82,21 @@ class Batch:
 
 
 def commit_run(
-    sequence: Sequence, tree: DraftTree, path: list[int], bonus: int, scores: torch.Tensor, first_row: int
+    sequence: Sequence,
+    tree: DraftTree,
+    path: list[int],
+    bonus: int,
+    scores: torch.Tensor,
+    first_row: int,
+    relaxed: int,
 ) -> list[int]:
     """Gives a sequence the accepted tokens of a path and the bonus token; returns those kept.
 
-    scores: of the target's pass; first_row: row of the sequence's root.
+    scores: of the target's pass; first_row: row of the sequence's root.  relaxed: how many of the
+    accepted tokens the exact rule would have refused.
     """
     kept = sequence.commit([tree.tokens[node] for node in path[1:]], bonus)
-    sequence.count_cycle(tree, min(len(kept), len(path) - 1))
+    sequence.count_cycle(tree, min(len(kept), len(path) - 1), relaxed)
     if sequence.params.trace:
         sequence.record_trace(tree, path, len(kept), bonus)
     if sequence.params.logprobs:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from specengine import _C
@@ -23,3 +26,11 @@ def build_info() -> dict[str, Any]:
         "threads": _C.num_threads(),
         "cuda_architectures": _C.cuda_architectures.split(),
     }
+
+
+def cpu_name() -> str:
+    """What the processor calls itself; on aarch64, where Linux has no name for it, its part number."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("model name", "CPU part"))).partition(":")[2].strip()
+    return platform.processor() or platform.machine()

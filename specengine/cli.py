@@ -59,7 +59,7 @@ def _options(
 
 Model = Annotated[str, typer.Option(help="Embedded name, checkpoint folder, GGUF file, hub name, or random:<preset>.")]
 Drafter = Annotated[str, typer.Option(help="NAME[:PATH][,option=value...]: auto, none, prompt_lookup, ...")]
-Rule = Annotated[str, typer.Option(help="Verification rule.")]
+Rule = Annotated[str, typer.Option(help="Verification rule, NAME[:option=value,...]; lossless by default.")]
 Device = Annotated[str, typer.Option(help="auto (the CPU, for now), cpu or cuda.")]
 DType = Annotated[str, typer.Option(help="auto (as stored), float32, float16, bfloat16, int8 or int4.")]
 System = Annotated[str | None, typer.Option(help="System message of the chat.")]
@@ -113,23 +113,7 @@ def generate(
     from specengine.engine import Engine
     from specengine.types import SamplingParams
 
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_parse_bias(logit_bias or []),
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-        n=n,
-        trace=trace,
-    )
+    params = SamplingParams.among({**locals(), "logit_bias": _parse_bias(logit_bias or [])})
     if prompt == "-":
         prompt = sys.stdin.read().removesuffix("\n")
     engine = Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype)
@@ -181,18 +165,7 @@ def chat(
     from specengine.engine import Engine
     from specengine.types import SamplingParams
 
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_parse_bias(logit_bias or []),
-        seed=seed,
-    )
+    params = SamplingParams.among({**locals(), "logit_bias": _parse_bias(logit_bias or [])})
     Chat(Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype), params, system).run()
 
 

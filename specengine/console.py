@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from specengine.hub import ModelFetchError
+from specengine.embedded_models import ModelFetchError
 
 if TYPE_CHECKING:
     from specengine.types import CycleTrace, GenerationOutput, TokenLogprob
@@ -52,9 +52,12 @@ def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -
     tokens = sum(len(output.token_ids) for output in outputs)
     cycles = sum(output.stats.cycles for output in outputs)
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
+    stats = outputs[0].stats
+    relaxed = sum(output.stats.relaxed for output in outputs)
+    rule = "" if stats.lossless else f"rule {stats.rule} (lossy, {relaxed} relaxed), "
     return (
         f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s, tau {tokens / cycles:.2f}, "
-        f"{cycles} cycles, drafter {drafter}, finished by {reasons}"
+        f"{cycles} cycles, drafter {drafter}, {rule}finished by {reasons}"
     )
 
 

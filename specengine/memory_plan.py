@@ -19,7 +19,8 @@ from specengine.models.loading import LoadedModel
 from specengine.models.transformer import Transformer
 from specengine.options import check_range
 from specengine.resident import ResidentState, Slots
-from specengine.rules.base import Wants
+from specengine.rules import Rule, Wants
+from specengine.rules.lossless import Match
 
 RESERVE_BYTES = 1 << 30  # for what libraries take: context, cuBLAS, graphs
 SIMULATED_PAGES = 256  # where no GPU says how much memory there is
@@ -45,7 +46,7 @@ class ResidentOptions:
             raise ValueError(f"graphs: expected True or False, got {self.graphs!r}")
 
 
-def resident_cache(model: LoadedModel, drafter: Drafter, wants: Wants, options: ResidentOptions) -> KVCache:
+def resident_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: ResidentOptions) -> KVCache:
     """The cache that all engines of a model share: a pool that never moves. The drafter gets its share of the memory.
 
     Raises ValueError where the GPU has no room for it behind weights and workspaces.
@@ -55,7 +56,7 @@ def resident_cache(model: LoadedModel, drafter: Drafter, wants: Wants, options: 
             longest = model.config.max_position + drafter.max_nodes
             useful = options.max_batch_size * -(-longest // PAGE_SIZE)
             rows = min(MAX_ROWS, options.max_batch_size * drafter.max_nodes)
-            pages = _pages(model.target, drafter, wants, rows, options.gpu_memory_fraction)
+            pages = _pages(model.target, drafter, rule, rows, options.gpu_memory_fraction)
             _caches[model.target] = model.target.new_cache(min(useful, pages))
         cache = _caches[model.target]
         try:
@@ -69,7 +70,7 @@ def resident_cache(model: LoadedModel, drafter: Drafter, wants: Wants, options: 
 
 
 def resident_cycles(
-    model: LoadedModel, drafter: Drafter, wants: Wants, cycle: Callable[[Slots], None], options: ResidentOptions
+    model: LoadedModel, drafter: Drafter, rule: Rule, cycle: Callable[[Slots], None], options: ResidentOptions
 ) -> DeviceCycles:
     """An engine's state on the device and its captured cycles."""
     config, target = model.config, model.target
@@ -83,13 +84,14 @@ def resident_cycles(
         vocab=config.vocab_size,
         eos=sorted(model.eos_token_ids),
         device=target.device,
-        draft_logits=None if wants is Wants.NOTHING else drafter.room_for_logits(rows),
+        draft_logits=None if rule.wants is Wants.NOTHING else drafter.room_for_logits(rows),
+        weights=not isinstance(rule, Match),
     )
     target.tune()
     capture = options.graphs and target.device.type == "cuda"
     widths = {"adaptive": drafter.adaptive, "fixed": drafter.drafts_on_device and not drafter.adaptive}
     graphs = Graphs(state, cycle, drafter.max_nodes, capture=capture, **widths)
-    return DeviceCycles(state, graphs, drafter, wants)
+    return DeviceCycles(state, graphs, drafter, rule.wants)
 
 
 def pages_left(free: int, total: int, fraction: float, workspace: int, page: int) -> int:
@@ -107,7 +109,7 @@ def pages_left(free: int, total: int, fraction: float, workspace: int, page: int
     return left // page
 
 
-def _pages(target: Transformer, drafter: Drafter, wants: Wants, rows: int, fraction: float) -> int:
+def _pages(target: Transformer, drafter: Drafter, rule: Rule, rows: int, fraction: float) -> int:
     if target.device.type != "cuda":
         return SIMULATED_PAGES
     c = target.config
@@ -116,7 +118,7 @@ def _pages(target: Transformer, drafter: Drafter, wants: Wants, rows: int, fract
     splits = 128  # of attention over the longest context there may be, in float32
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * splits
     logits = 4 * 4 * rows * c.vocab_size  # every captured width keeps its own: twice the widest, and as much under way
-    if wants is not Wants.NOTHING and not drafter.drafts_on_device:
+    if rule.wants is not Wants.NOTHING and not drafter.drafts_on_device:
         logits += 3 * 4 * rows * c.vocab_size  # the draft's: by level, all of them, where the cycle reads them
     workspace = RESERVE_BYTES + 2 * activations + attention + logits
     gc.collect()  # an engine that was dropped may hold a cache and graphs until now

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from specengine.hub import cached_embedded, list_models
+from specengine.embedded_models import cached_embedded, list_models
 from specengine.models.presets import PRESETS
 
 

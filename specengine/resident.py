@@ -19,7 +19,7 @@ from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import DeviceClock, HostClock
-from specengine.rules import Match
+from specengine.rules import Rule
 from specengine.sequence import Sequence
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.types import SamplingParams
@@ -31,6 +31,7 @@ class ResidentState:
     """Room for `slots` sequences of up to `positions` tokens; idle slots are padding in every op.
 
     nodes: of the largest tree.  rows: of the largest pass.  draft_logits: as many rows, where the rule wants them.
+    weights: whether the rule works with them, as all do but `match`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ResidentState:
         eos: Seq[int],
         device: torch.device,
         draft_logits: DraftLogits | None = None,
+        weights: bool = False,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -62,7 +64,7 @@ class ResidentState:
             bias_tokens=zeros(MAX_BIASES),
             bias_values=zeros(MAX_BIASES, dtype=torch.float32),
         )
-        self.workspace = VerifyWorkspace(slots, vocab, rows=rows, device=device)
+        self.workspace = VerifyWorkspace(slots, vocab, rows=rows, device=device, weights=weights)
         self.draft_logits = draft_logits
 
     def check_biases(self, sequences: Seq[Sequence]) -> None:
@@ -133,7 +135,7 @@ class Slots:
         self.scores = self.features = torch.empty(0)
         self.clock: HostClock | DeviceClock | None = None
 
-    def draft(self, drafter: Drafter, rule: Match) -> TreeBatch:
+    def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         return drafter.draft_on_device(self) if drafter.drafts_on_device else self._tree
 
     def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specengine.rules import Rule
 from specengine.text import Detokenizer, StopStrings, Tokenizer
 from specengine.tree import DraftTree
 from specengine.types import PHASES, CycleTrace, GenerationOutput, GenerationStats, SamplingParams, TokenLogprob
@@ -36,7 +37,7 @@ class Sequence:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.started = self.finished = 0.0
         self.accepted_last = 0  # drafted tokens the last cycle kept
-        self._cycles = 0
+        self._cycles = self._relaxed = 0
         self._drafted: list[int] = []  # cycles that drafted to depth d + 1
         self._accepted: list[int] = []  # cycles that accepted a node there
         self._text: list[str] = []
@@ -96,9 +97,10 @@ class Sequence:
         self._text = []
         return text
 
-    def count_cycle(self, tree: DraftTree, accepted: int) -> None:
-        """Statistics of one cycle that accepted `accepted` drafted tokens."""
+    def count_cycle(self, tree: DraftTree, accepted: int, relaxed: int) -> None:
+        """Statistics of one cycle that accepted `accepted` drafted tokens, `relaxed` of them against the exact rule."""
         self._cycles += 1
+        self._relaxed += relaxed
         self.accepted_last = accepted
         depths = [0] * len(tree.parents)
         for node, parent in enumerate(tree.parents[1:], start=1):
@@ -128,11 +130,14 @@ class Sequence:
             top = sorted(zip(ids.tolist(), values.tolist(), strict=True), key=lambda entry: (-entry[1], entry[0]))
             self.logprobs.append(TokenLogprob(token, log_probs[token].item(), tuple(top)))
 
-    def output(self, text: str) -> GenerationOutput:
+    def output(self, text: str, rule: Rule) -> GenerationOutput:
         """The finished sequence as the caller gets it."""
         decode, count = self.finished - self.started, len(self.tokens) - self.prompt_length
         self.seconds["host"] = max(0.0, decode - sum(self.seconds[phase] for phase in PHASES[:-1]))
         stats = GenerationStats(
+            rule=rule.name,
+            lossless=rule.lossless,
+            relaxed=self._relaxed,
             cycles=self._cycles,
             tau=count / self._cycles,
             acceptance_by_depth=[a / d for a, d in zip(self._accepted, self._drafted, strict=True)],

@@ -98,6 +98,10 @@ class DraftLogits:
     index: torch.Tensor | None = None
     replacement: bool = False
 
+    def to(self, device: torch.device) -> DraftLogits:
+        index = None if self.index is None else self.index.to(device)
+        return DraftLogits(self.logits.to(device), self.rows.to(device), index, self.replacement)
+
 
 def _pack(masks: Sequence[int], nodes: int) -> np.ndarray:
     words = (nodes + 31) // 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 Message = Mapping[str, str]
@@ -81,6 +81,11 @@ class SamplingParams:
         self._check_stop()
         self._check_logit_bias()
 
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> SamplingParams:
+        """The parameters among the named arguments of a function; those it does not have keep their defaults."""
+        return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
+
     @property
     def reads_logits(self) -> bool:
         """Whether more than the most likely token of the model's own distribution matters."""
@@ -155,10 +160,15 @@ class GenerationStats:
     """How the tokens came about; seconds are wall-clock and include the time other sequences of the batch took.
 
     tau: mean committed tokens per cycle, bonus token included.
+    rule, lossless: the rule's name, and whether the output is the target's under it.
+    relaxed: accepted tokens that the exact rule would have refused; 0 where the rule is lossless.
     acceptance_by_depth: entry d is the fraction of cycles drafting to depth d + 1 or deeper that accepted a node there.
     tokens_per_second: tokens over prefill and decode time together.
     """
 
+    rule: str = "match"
+    lossless: bool = True
+    relaxed: int = 0
     cycles: int = 0
     tau: float = 0.0
     acceptance_by_depth: list[float] = field(default_factory=list)

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from specengine.hub import fetch_embedded
+from specengine.embedded_models import fetch_embedded
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 import specengine
-from specengine import hub
+from specengine import embedded_models
 from specengine.chat import Chat
 from specengine.cli import app
 from specengine.console import show_trace
@@ -241,7 +241,9 @@ def test_a_prompt_that_is_no_token_ids_is_refused_without_a_tokenizer(prompt):
     one_error_line(result, "prompt")
 
 
-@pytest.mark.parametrize("error", [hub.ModelFetchError("pip said:\n  nothing\n"), MemoryError("cache: no room")])
+@pytest.mark.parametrize(
+    "error", [embedded_models.ModelFetchError("pip said:\n  nothing\n"), MemoryError("cache: no room")]
+)
 def test_other_failures_give_one_line_and_status_1(error, monkeypatch):
     def fail(*_, **__):
         raise error
@@ -334,10 +336,10 @@ def test_chat_keeps_what_was_said_before_ctrl_c(chat_model, capsys):
 def test_models_lists_embedded_models_and_presets():
     result = run("models")
     assert result.exit_code == 0
-    for name in (*hub.EMBEDDED, *(f"random:{preset}" for preset in PRESETS)):
+    for name in (*embedded_models.EMBEDDED, *(f"random:{preset}" for preset in PRESETS)):
         assert name in result.stdout
     data = json.loads(run("models", "--json").stdout)
-    assert {entry["name"] for entry in data["embedded"]} == set(hub.EMBEDDED)
+    assert {entry["name"] for entry in data["embedded"]} == set(embedded_models.EMBEDDED)
     assert {entry["name"] for entry in data["random"]} == {f"random:{preset}" for preset in PRESETS}
 
 
@@ -349,10 +351,10 @@ def test_models_check_tells_missing_from_damaged(tmp_path, monkeypatch):
         return json.loads(result.stdout)["embedded"][0]["state"], result.exit_code
 
     assert state("--check") == ("not fetched", 0)
-    path = hub._cache_path("smollm2-135m")
+    path = embedded_models._cache_path("smollm2-135m")
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
-        file.truncate(hub.EMBEDDED["smollm2-135m"].gguf_bytes)
+        file.truncate(embedded_models.EMBEDDED["smollm2-135m"].gguf_bytes)
     assert state() == ("cached", 0)
     assert state("--check") == ("damaged", 1)
 

@@ -1,9 +1,10 @@
 import dataclasses
+import inspect
 import json
 
 import pytest
 
-from specengine import SamplingParams
+from specengine import SamplingParams, generate
 from tests.engines import tiny_engine
 
 
@@ -85,3 +86,17 @@ def test_numpy_numbers_are_numbers():
         max_new_tokens=np.int64(3), temperature=np.float32(0.5), logit_bias={np.int64(1): np.float64(1)}
     )
     assert params == SamplingParams(max_new_tokens=3, temperature=0.5, logit_bias={1: 1.0})
+
+
+def test_generate_takes_every_sampling_parameter_with_its_default():
+    taken = inspect.signature(generate).parameters
+    assert {each.name: each.default for each in dataclasses.fields(SamplingParams)} == {
+        name: taken[name].default
+        for name in taken
+        if name not in ("prompts", "model", "drafter", "rule", "device", "dtype")
+    }
+
+
+def test_parameters_among_other_arguments_are_found_and_the_others_left():
+    found = SamplingParams.among({"prompt": "x", "top_k": 3, "seed": 4})
+    assert found == SamplingParams(top_k=3, seed=4)

@@ -8,7 +8,7 @@
 namespace specengine {
 
 // Streams salt the counter: draws used for different purposes must be independent, or the output is biased.
-enum class NoiseStream : uint32_t { kBlock = 0, kToken = 1 };
+enum class NoiseStream : uint32_t { kBlock = 0, kToken = 1, kAccept = 2, kDraftBlock = 3, kDraftToken = 4 };
 
 struct Philox4 {
   uint32_t v[4];
@@ -25,10 +25,10 @@ SPECENGINE_HOST_DEVICE inline Philox4 philox4x32(uint64_t key, uint32_t c0, uint
   return {{c0, c1, c2, c3}};
 }
 
-// 32 random bits for entry `index` of the token at absolute position `position`.
-SPECENGINE_HOST_DEVICE inline uint32_t random_bits(uint64_t seed, uint32_t position, uint32_t index,
-                                                   NoiseStream stream) {
-  const Philox4 four = philox4x32(seed, index >> 2, position, static_cast<uint32_t>(stream), 0);
+// 32 random bits for entry `index` of the token at absolute position `position`. salt: which of several draws there.
+SPECENGINE_HOST_DEVICE inline uint32_t random_bits(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream,
+                                                   uint32_t salt = 0) {
+  const Philox4 four = philox4x32(seed, index >> 2, position, static_cast<uint32_t>(stream), salt);
   const uint32_t low = index & 1 ? four.v[1] : four.v[0], high = index & 1 ? four.v[3] : four.v[2];
   return index & 2 ? high : low;  // an index known at run time only would send the four to memory
 }

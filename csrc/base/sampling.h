@@ -11,6 +11,22 @@ namespace specengine {
 constexpr int32_t kNoToken = -1;
 constexpr int64_t kNoiseBlock = 64;  // tokens that share one number of the first level of noise
 
+// A product that is not fused into the sum it is used in.
+SPECENGINE_HOST_DEVICE inline float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+SPECENGINE_HOST_DEVICE inline double product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 // What penalties know of a token: 0 where it has not occurred, else the times it was output, plus kSeen where it is
 // (also) in the prompt.
 constexpr int32_t kSeen = 1 << 30;
@@ -25,15 +41,6 @@ struct Penalties {
     const int32_t outputs = count & ~kSeen;
     score = score > 0 ? score / repetition : product(score, repetition);
     return score - (product(frequency, static_cast<float>(outputs)) + (outputs > 0 ? presence : 0.0f));
-  }
-
- private:
-  SPECENGINE_HOST_DEVICE static float product(float a, float b) {
-#if defined(__CUDA_ARCH__)
-    return __fmul_rn(a, b);  // else fused into the sum it is used in
-#else
-    return a * b;
-#endif
   }
 };
 
@@ -54,8 +61,14 @@ SPECENGINE_HOST_DEVICE inline uint64_t enough(float top_p, uint64_t total) {
   return static_cast<uint64_t>(std::ceil(static_cast<double>(top_p) * static_cast<double>(total)));
 }
 
-SPECENGINE_HOST_DEVICE inline double gumbel(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream) {
-  return -std::log(-std::log((random_bits(seed, position, index, stream) + 0.5) * 0x1p-32));
+// A number above 0 and below 1.
+SPECENGINE_HOST_DEVICE inline double uniform(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream,
+                                             uint32_t salt = 0) {
+  return (random_bits(seed, position, index, stream, salt) + 0.5) * 0x1p-32;
+}
+SPECENGINE_HOST_DEVICE inline double gumbel(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream,
+                                            uint32_t salt = 0) {
+  return -std::log(-std::log(uniform(seed, position, index, stream, salt)));
 }
 
 // A draw has two levels: first the block of 64 tokens, by its total weight, then the token inside it; the larger of

@@ -2,23 +2,17 @@
 // Guarantee: the output is the target's, token for token, for every proposal: the drawn token depends on the seed and
 // the position alone, never on the tree. Needs nothing of the drafter.
 #pragma once
-#include "base/host_device.h"
+#include "rules/walk.h"
 
 namespace specengine {
 
-struct MatchRule {
-  // Where the walk goes from `node`: a child to follow, or -1 and the token that ends the walk.
-  struct Step {
-    int child;
-    int token;
-  };
+struct Match {
+  static constexpr Needs needs{};
 
-  // tokens and parents are those of one sequence's tree of `nodes` nodes.
-  SPECENGINE_HOST_DEVICE static Step step(int drawn, int node, const int* tokens, const int* parents, int nodes) {
-    for (int child = node + 1; child < nodes; ++child) {
-      if (parents[child] == node && tokens[child] == drawn) return {child, drawn};
-    }
-    return {-1, drawn};
+  template <typename Rows>
+  SPECENGINE_HOST_DEVICE Step step(Rows& rows, int node) const {
+    const int drawn = rows.drawn();
+    return {rows.child_with(node, drawn), drawn};
   }
 };
 

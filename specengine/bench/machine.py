@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 import time
 from contextlib import suppress
@@ -17,13 +16,14 @@ import torch
 
 import specengine
 from specengine.bench.timers import GraphTimer, medians
+from specengine.build import cpu_name
 
 
 def machine() -> dict[str, Any]:
     """CPU model, usable cores, memory in bytes, operating system, and what the build uses of them."""
     build = specengine.build_info()
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory": _memory_bytes(),
         "os": platform.platform(),
@@ -100,14 +100,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
         return done.stdout.strip()
     return None
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int | None:

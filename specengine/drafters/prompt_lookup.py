@@ -22,7 +22,6 @@ from specengine.tree_choice import Acceptance, choose_nodes
 
 # A node's kind: bits of the match's length (1, 2-3, 4-7, 8-15, 16 or more tokens), then first branch or a later one.
 LONGEST = 16
-KINDS = 2 * LONGEST.bit_length()
 PRIOR = (0.2, 0.06, 0.5, 0.1, 0.7, 0.1, 0.8, 0.1, 0.9, 0.1)  # rounded from chats and code of a small model
 UNLIKELY = 0.01  # below this no row is worth its cost
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from specengine.models.config_base import ModelConfig
+from specengine.ops.weight import FLOAT_FORMATS
 
-FLOAT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 CPU = torch.device("cpu")
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
@@ -140,8 +140,8 @@ def validate_tensors(checkpoint: Checkpoint) -> None:
                 raise ValueError(
                     f"{checkpoint.source}: tensor '{name}' has shape {info.shape}, expected {expected[name]}"
                 )
-            if info.dtype not in (*FLOAT_DTYPES, *BLOCK_TYPES):
-                wanted = ", ".join(FLOAT_DTYPES)
+            if info.dtype not in (*FLOAT_FORMATS, *BLOCK_TYPES):
+                wanted = ", ".join(FLOAT_FORMATS)
                 raise ValueError(f"{checkpoint.source}: tensor '{name}' has type {info.dtype}, expected {wanted}")
         elif not (name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"):
             raise ValueError(f"{checkpoint.source}: tensor '{name}' is unexpected for {checkpoint.config.architecture}")

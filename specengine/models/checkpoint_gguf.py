@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from specengine.models.checkpoint_base import BLOCK_TYPES, FLOAT_DTYPES, Checkpoint, TensorInfo
+from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInfo
 from specengine.models.config_gguf import config_from_gguf
 from specengine.models.gguf_file import GGUFFile
+from specengine.ops.weight import FLOAT_FORMATS
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ROPE_FREQS = "rope_freqs.weight"
@@ -72,7 +73,7 @@ class GGUFCheckpoint(Checkpoint):
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         data, kind = self._stored_bytes(name, start, stop), self.file.tensors[self._stored[name]].type
         if kind.name in _FLOATS:
-            out.copy_(torch.from_numpy(data).view(FLOAT_DTYPES[_FLOATS[kind.name]]).view(out.shape))
+            out.copy_(torch.from_numpy(data).view(FLOAT_FORMATS[_FLOATS[kind.name]]).view(out.shape))
         else:
             out.copy_(torch.from_numpy(quants.dequantize(data, kind)).view(out.shape))
 

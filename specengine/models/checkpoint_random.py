@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from specengine.models.checkpoint_base import CPU, FLOAT_DTYPES, Checkpoint, TensorInfo, expected_tensors
+from specengine.models.checkpoint_base import CPU, Checkpoint, TensorInfo, expected_tensors
 from specengine.models.config_base import ModelConfig
+from specengine.ops.weight import FLOAT_FORMATS
 
 _BLOCK_ELEMENTS = 1 << 20
 
@@ -23,8 +24,8 @@ class RandomCheckpoint(Checkpoint):
 
     def __init__(self, config: ModelConfig, seed: int = 0, source: str = "random") -> None:
         dtype = config.dtype or "float32"
-        if dtype not in FLOAT_DTYPES:
-            raise ValueError(f"config.dtype must be one of {', '.join(FLOAT_DTYPES)}, got {dtype!r}")
+        if dtype not in FLOAT_FORMATS:
+            raise ValueError(f"config.dtype must be one of {', '.join(FLOAT_FORMATS)}, got {dtype!r}")
         self.source, self.seed = source, seed
         self.config = replace(config, dtype=dtype)
         self.tensors = {name: TensorInfo(shape, dtype) for name, shape in expected_tensors(config).items()}
@@ -33,7 +34,7 @@ class RandomCheckpoint(Checkpoint):
         info = self._info(name)
         if device.type == "cpu" or math.prod(info.shape) <= _BLOCK_ELEMENTS:
             return super().read_rows(name, start, stop, device)
-        rows = torch.empty((stop - start, *info.shape[1:]), dtype=FLOAT_DTYPES[info.dtype], device=device)
+        rows = torch.empty((stop - start, *info.shape[1:]), dtype=FLOAT_FORMATS[info.dtype], device=device)
         self._fill_rows(rows, name, start, stop)
         return rows
 

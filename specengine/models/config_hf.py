@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specengine.json_file import read_json_object
 from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, Fields, ModelConfig, RopeConfig, check_layers
 
 _HF_ARCHITECTURES = {
@@ -155,21 +155,9 @@ def _hf_rope(fields: Fields, max_position: int) -> RopeConfig:
 def read_model_config(folder: str | Path) -> ModelConfig:
     """Read config.json of a checkpoint folder, with the end tokens of generation_config.json merged in."""
     path = Path(folder) / "config.json"
-    config = dict(_read_json(path))
+    config = dict(read_json_object(path))
     generation = Path(folder) / "generation_config.json"
     if generation.is_file():
-        extra = Fields(_read_json(generation), str(generation)).ids("eos_token_id")
+        extra = Fields(read_json_object(generation), str(generation)).ids("eos_token_id")
         config["eos_token_id"] = list(dict.fromkeys(Fields(config, str(path)).ids("eos_token_id") + extra))
     return config_from_hf(config, str(path))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value

@@ -13,7 +13,9 @@ import torch
 
 from specengine import _C
 from specengine.ops import noise
-from specengine.tree import TreeBatch
+from specengine.rules.base import Rule
+from specengine.rules.lossless import Match
+from specengine.tree import DraftLogits, TreeBatch
 from specengine.types import SamplingParams
 
 
@@ -56,7 +58,11 @@ class SamplingTable:
         )
 
     def to(self, device: torch.device) -> SamplingTable:
-        return SamplingTable(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return SamplingTable(*(column.to(device) for column in self.columns()))
+
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        """The tensors in the order of the fields, which is that of the ops' arguments."""
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True)
@@ -86,26 +92,35 @@ class TokenHistory:
 @dataclass(frozen=True)
 class Accepted:
     """What a cycle committed. path: int32 [B, N], node indices, root first, then -1.
-    path_length: int32 [B], root included, so also the number of tokens committed.  bonus: int32 [B]."""
+    path_length: int32 [B], root included, so also the number of tokens committed.  bonus: int32 [B].
+    relaxed: int32 [B], accepted tokens that the exact rule would have refused."""
 
     path: torch.Tensor
     path_length: torch.Tensor
     bonus: torch.Tensor
+    relaxed: torch.Tensor
 
 
 class VerifyWorkspace:
     """Scratch of verify_tree for a batch size: scores float32 [B, V] and counts int32 [B, V], on CUDA zero between
-    calls; row_states int64 [R, 34] for up to R rows of logits, which only CUDA needs."""
+    calls; row_states int64 [R, 34] for up to R rows of logits, which only CUDA needs; weights int64 [B, 4, V], where a
+    rule other than `match` is to be served."""
 
-    def __init__(self, batch: int, vocab: int, *, device: torch.device | str = "cpu", rows: int = 0) -> None:
+    def __init__(
+        self, batch: int, vocab: int, *, device: torch.device | str = "cpu", rows: int = 0, weights: bool = False
+    ) -> None:
         self.scores = torch.zeros(batch, vocab, device=device)
         self.counts = torch.zeros(batch, vocab, dtype=torch.int32, device=device)
         self.row_states = torch.empty(rows, _C.ROW_STATE_WORDS, dtype=torch.int64, device=device)
+        self.weights = (
+            torch.empty(batch, _C.WEIGHT_PLANES, vocab, dtype=torch.int64, device=device) if weights else None
+        )
 
     def part(self, batch: int, rows: int) -> VerifyWorkspace:
         """A smaller one in the same memory."""
         part = object.__new__(VerifyWorkspace)
         part.scores, part.counts, part.row_states = self.scores[:batch], self.counts[:batch], self.row_states[:rows]
+        part.weights = None if self.weights is None else self.weights[:batch]
         return part
 
 
@@ -115,64 +130,53 @@ def verify_tree(
     params: SamplingTable,
     history: TokenHistory,
     workspace: VerifyWorkspace | None = None,
-    rule: str = "match",
+    rule: Rule | None = None,
+    draft: DraftLogits | None = None,
 ) -> Accepted:
-    """Walks every tree by a rule; `match` draws the target's token at each node and follows it while the tree has it.
+    """Walks every tree by a rule; `match`, the default, draws the target's token at each node and follows it while the
+    tree has it.
 
     scores: logits float32 [M, V], or the target's token at every node, int32 [M], where it is known already (greedy
-    decoding; -1 for a row that has none; this needs a workspace). The drawn token depends on (seed, position,
-    distribution) alone, so the tokens committed are those of plain decoding.
+    decoding under `match`; -1 for a row that has none; this needs a workspace).  draft: the distributions children were
+    drafted from. Under `match` the drawn token depends on (seed, position, distribution) alone, so the tokens committed
+    are those of plain decoding.
     Raises ValueError for NaN or infinite scores on the walk, or a parent that is no earlier node. CUDA, where nothing
     waits for the device, ends such a walk with bonus -1 instead, never visits rows whose token is -1 (padding), and
     gives a sequence whose root is padding (idle) path_length 0 and bonus -1.
     """
-    batch, device = len(params.seed), scores.device
+    batch, device, rule = len(params.seed), scores.device, rule or Match()
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
     if workspace is None:
         if logits is None:
             raise ValueError("workspace: tokens instead of logits need one, which has the size of the vocabulary")
-        workspace = VerifyWorkspace(batch, logits.shape[1], device=device, rows=len(logits))
+        size = {"rows": len(logits), "weights": not isinstance(rule, Match)}
+        workspace = VerifyWorkspace(batch, logits.shape[1], device=device, **size)
     accepted = Accepted(
         path=torch.empty(batch, tree.nodes, dtype=torch.int32, device=device),
         path_length=torch.empty(batch, dtype=torch.int32, device=device),
         bonus=torch.empty(batch, dtype=torch.int32, device=device),
+        relaxed=torch.empty(batch, dtype=torch.int32, device=device),
     )
     _C.verify_tree(
-        logits,
-        drawn,
-        tree.tokens,
-        tree.parents,
-        tree.row_start,
-        params.temperature,
-        params.top_k,
-        params.top_p,
-        params.min_p,
-        params.repetition_penalty,
-        params.presence_penalty,
-        params.frequency_penalty,
-        params.seed,
-        params.bias_start,
-        params.bias_tokens,
-        params.bias_values,
-        history.tokens,
-        history.length,
-        history.prompt_length,
-        accepted.path,
-        accepted.path_length,
-        accepted.bonus,
-        workspace.scores,
-        workspace.counts,
+        *(logits, drawn, tree.tokens, tree.parents, tree.row_start),
+        *params.columns(),
+        *(history.tokens, history.length, history.prompt_length),
+        *((draft.logits, draft.rows, draft.index, draft.replacement) if draft else (None, None, None, False)),
+        *(accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed),
+        *(workspace.scores, workspace.counts),
         workspace.row_states[: len(logits)] if logits is not None and len(workspace.row_states) else None,
-        rule,
+        workspace.weights,
+        rule.kernel,
+        rule.options,
     )
     return accepted
 
 
-def verify_tree_on_host(scores, tree, params, history, workspace=None, rule="match") -> Accepted:
+def verify_tree_on_host(scores, tree, params, history, workspace=None, rule=None, draft=None) -> Accepted:
     """verify_tree for scores on another device: copies them to the host, where tree and history are read anyway."""
     tensors = (tree.tokens, tree.parents, tree.depths, tree.row_start)
     host = TreeBatch(*(tensor.cpu() for tensor in tensors), None, tree.nodes)
-    return verify_tree(scores.cpu(), host, params, history, workspace, rule)
+    return verify_tree(scores.cpu(), host, params, history, workspace, rule, draft and draft.to(torch.device("cpu")))
 
 
 def verify_tree_reference(logits, tree, params, history, workspace=None) -> Accepted:
@@ -199,6 +203,7 @@ def verify_tree_reference(logits, tree, params, history, workspace=None) -> Acce
         path=torch.tensor([[*p, *[-1] * (columns - len(p))] for p in paths], dtype=torch.int32),
         path_length=torch.tensor([len(p) for p in paths], dtype=torch.int32),
         bonus=torch.tensor(bonuses, dtype=torch.int32),
+        relaxed=torch.zeros(batch, dtype=torch.int32),
     )
 
 

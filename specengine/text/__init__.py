@@ -1,8 +1,8 @@
 """Text in, text out: tokenizers, chat templates, incremental detokenisation and stop strings."""
 
-from .chat_template import CHAT_FORMATS, ChatTemplate
-from .detokenizer import Detokenizer
-from .stop_strings import StopStrings
-from .tokenizer import Tokenizer
+from specengine.text.chat_template import ChatTemplate
+from specengine.text.detokenizer import Detokenizer
+from specengine.text.stop_strings import StopStrings
+from specengine.text.tokenizer import Tokenizer
 
-__all__ = ["CHAT_FORMATS", "ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer"]
+__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer"]

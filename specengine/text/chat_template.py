@@ -87,13 +87,6 @@ class ChatTemplate:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ValueError(f"{source}: chat template is not valid Jinja: {error}{line}") from None
 
-    @classmethod
-    def built_in(cls, chat_format: str, special_tokens: Mapping[str, str] | None = None) -> ChatTemplate:
-        """Raises: ValueError naming `chat_format` if it is not one of CHAT_FORMATS."""
-        if chat_format not in CHAT_FORMATS:
-            raise ValueError(f"chat_format must be one of {', '.join(CHAT_FORMATS)}, got {chat_format!r}")
-        return cls(CHAT_FORMATS[chat_format], f"chat_format {chat_format!r}", special_tokens)
-
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
         """The prompt text of a conversation; ValueError if the messages or the template's own checks fail."""
         checked = check_messages(messages)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
 
-from .sentencepiece_bpe import read_model_file
-from .vocabulary import Vocabulary, chosen_template
+from specengine.json_file import read_json_object
+from specengine.text.sentencepiece_bpe import read_model_file
+from specengine.text.vocabulary import Vocabulary, chosen_template
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
@@ -62,15 +62,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -9,9 +9,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models
 
-from .pre_tokenizers import rules_for
-from .sentencepiece_bpe import TokenType, added_tokens, build_backend
-from .vocabulary import Vocabulary, chosen_template
+from specengine.text.pre_tokenizers import rules_for
+from specengine.text.sentencepiece_bpe import TokenType, added_tokens, build_backend
+from specengine.text.vocabulary import Vocabulary, chosen_template
 
 _PREFIX = "tokenizer.ggml."
 

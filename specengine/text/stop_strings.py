@@ -26,11 +26,6 @@ class StopStrings:
         """The stop string that was found, or None."""
         return self._matched
 
-    @property
-    def held_back(self) -> int:
-        """Number of characters fed but not emitted, because they may begin a stop string."""
-        return len(self._held)
-
     def feed(self, piece: str) -> tuple[str, bool]:
         """Takes the next piece: (text now certain to stand before any stop, whether a stop is complete)."""
         if self._matched is not None:

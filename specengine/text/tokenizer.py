@@ -8,11 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .chat_template import CHAT_FORMATS, ChatTemplate, format_for_name
-from .detokenizer import Detokenizer, PieceDecoder
-from .folder_vocab import has_vocabulary, read_folder_vocabulary
-from .gguf_vocab import read_gguf_vocabulary
-from .vocabulary import Vocabulary
+from specengine.text.chat_template import CHAT_FORMATS, ChatTemplate, format_for_name
+from specengine.text.detokenizer import Detokenizer, PieceDecoder
+from specengine.text.folder_vocab import has_vocabulary, read_folder_vocabulary
+from specengine.text.gguf_vocab import read_gguf_vocabulary
+from specengine.text.vocabulary import Vocabulary
 
 
 class Tokenizer:
@@ -20,11 +20,10 @@ class Tokenizer:
 
     vocab_size: one more than the highest token id, which may be less than the rows of the model's embedding.
     eos_token_ids: the tokens that end a text or a turn.
-    chat_format: a built-in chat format ("vicuna", "llama-2") to use instead of the model's template; without
-    either it is chosen by the model's name.
+    A model without a chat template gets a built-in format where its name tells which.
     """
 
-    def __init__(self, vocabulary: Vocabulary, chat_format: str | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._backend = vocabulary.backend
         self._source = vocabulary.source
         self.vocab_size: int = vocabulary.size
@@ -38,41 +37,38 @@ class Tokenizer:
         self._decoder = PieceDecoder.from_backend(self._backend.decoder, self._source)
         self._pieces: dict[int, bytes] = {}
 
-        own = vocabulary.chat_template is not None and chat_format is None
-        chat_format = None if own else chat_format or format_for_name(vocabulary.model_name)
+        template, source, special = vocabulary.chat_template, vocabulary.template_source, vocabulary.special_tokens
         self._template: ChatTemplate | None = None
         # The templates of models hold their own BOS; the built-in formats leave it to the tokenizer.
-        self._chat_prefix: list[int] = [] if own else self._prefix
-        if own:
-            self._template = ChatTemplate(
-                vocabulary.chat_template, vocabulary.template_source, vocabulary.special_tokens
-            )
-        elif chat_format is not None:
-            self._template = ChatTemplate.built_in(chat_format, vocabulary.special_tokens)
+        self._chat_prefix: list[int] = self._prefix if template is None else []
+        if template is not None:
+            self._template = ChatTemplate(template, source, special)
+        elif chat_format := format_for_name(vocabulary.model_name):
+            self._template = ChatTemplate(CHAT_FORMATS[chat_format], f"chat format {chat_format!r}", special)
 
     @classmethod
-    def from_folder(cls, path: str | PathLike[str], chat_format: str | None = None) -> Tokenizer:
+    def from_folder(cls, path: str | PathLike[str]) -> Tokenizer:
         """Reads a model folder: tokenizer.json, or else tokenizer.model, and the configs beside it.
 
         Raises: FileNotFoundError if there is no tokenizer; ValueError naming a corrupt or unsupported file.
         """
-        return cls(read_folder_vocabulary(Path(path)), chat_format)
+        return cls(read_folder_vocabulary(Path(path)))
 
     @classmethod
-    def find(cls, path: str | PathLike[str], chat_format: str | None = None) -> Tokenizer | None:
+    def find(cls, path: str | PathLike[str]) -> Tokenizer | None:
         """As `from_folder`, but None for a folder without a tokenizer."""
         folder = Path(path)
         if folder.is_dir() and not has_vocabulary(folder):
             return None
-        return cls.from_folder(folder, chat_format)
+        return cls.from_folder(folder)
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any], chat_format: str | None = None) -> Tokenizer:
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """Builds the tokenizer a GGUF file describes; metadata: its keys with Python values (arrays: lists).
 
         Raises: ValueError naming the key that is missing, malformed or not supported.
         """
-        return cls(read_gguf_vocabulary(metadata), chat_format)
+        return cls(read_gguf_vocabulary(metadata))
 
     @property
     def has_chat_template(self) -> bool:
@@ -120,10 +116,7 @@ class Tokenizer:
         Raises: ValueError if there is no chat template, it fails, or `messages[i]` is malformed.
         """
         if self._template is None:
-            raise ValueError(
-                f"{self._source}: no chat template; choose a chat_format ({', '.join(CHAT_FORMATS)}) "
-                f"or give a plain prompt"
-            )
+            raise ValueError(f"{self._source}: no chat template; give a plain prompt")
         return self._template.render(messages, add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:

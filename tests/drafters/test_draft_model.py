@@ -16,6 +16,7 @@ from specengine.ops import native, row_tools
 from specengine.ops.row_tools import confidence, likeliest, stack_rows, take_rows
 from specengine.resident import ResidentState, Slots
 from specengine.rules.base import Wants
+from specengine.rules.lossless import Match
 from specengine.sequence import Sequence
 from specengine.text import Tokenizer
 from specengine.text.vocabulary import Vocabulary
@@ -279,7 +280,7 @@ def test_a_batch_hands_over_what_its_rule_wants():
     model, drafter = tiny_model(), drafter_of("self,layers=1", tree="2x1")
     sequences = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS[:2]]
     cache = model.target.new_cache()
-    batch = Batch(sequences, cache, 320, lambda _: None, CPU)
+    batch = Batch(sequences, cache, 320, lambda _: None, CPU, Match())
     assert batch.draft(drafter, SimpleNamespace(wants=Wants.NOTHING)).nodes == 5 and batch.draft_logits is None
     for wants in (Wants.SAMPLES, Wants.SAMPLED_ONLY, Wants.PROBABILITIES):
         tree = batch.draft(drafter, SimpleNamespace(wants=wants))
@@ -287,7 +288,7 @@ def test_a_batch_hands_over_what_its_rule_wants():
         assert tree.tokens.tolist() == [token for each in chosen for token in each.tokens]
         assert batch.draft_logits.logits.equal(logits.logits) and batch.draft_logits.rows.equal(logits.rows)
     lookup = load_drafter("prompt_lookup,adaptive=false", model.target)
-    batch = Batch([sequence_of(PROMPTS[0])], cache, 320, lambda _: None, CPU)
+    batch = Batch([sequence_of(PROMPTS[0])], cache, 320, lambda _: None, CPU, Match())
     batch.draft(lookup, SimpleNamespace(wants=Wants.SAMPLES))
     assert batch.draft_logits is None
 

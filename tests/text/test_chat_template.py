@@ -3,7 +3,7 @@
 import pytest
 
 from specengine.text import ChatTemplate
-from specengine.text.chat_template import format_for_name
+from specengine.text.chat_template import CHAT_FORMATS, format_for_name
 
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello."}
@@ -91,8 +91,12 @@ def test_a_malformed_message_is_named_by_its_index(message):
         ChatTemplate("x", "here").render([USER, message])
 
 
+def built_in(chat_format: str, special_tokens: dict[str, str] | None = None) -> ChatTemplate:
+    return ChatTemplate(CHAT_FORMATS[chat_format], chat_format, special_tokens)
+
+
 def test_vicuna_format_has_one_system_line_and_ends_assistant_turns():
-    vicuna = ChatTemplate.built_in("vicuna")
+    vicuna = built_in("vicuna")
     assert vicuna.render([USER]) == f"{VICUNA_SYSTEM} USER: Hi ASSISTANT:"
     expected = f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello.</s>USER: Hi ASSISTANT:"
     assert vicuna.render([USER, ASSISTANT, USER]) == expected
@@ -100,7 +104,7 @@ def test_vicuna_format_has_one_system_line_and_ends_assistant_turns():
 
 
 def test_llama_2_format_puts_the_system_text_into_the_first_turn():
-    llama = ChatTemplate.built_in("llama-2", {"bos_token": "<s>", "eos_token": "</s>"})
+    llama = built_in("llama-2", {"bos_token": "<s>", "eos_token": "</s>"})
     assert llama.render([USER]) == "<s>[INST] Hi [/INST]"
     expected = "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello. </s><s>[INST] Hi [/INST]"
     assert llama.render([SYSTEM, USER, ASSISTANT, USER]) == expected
@@ -116,13 +120,8 @@ def test_llama_2_format_puts_the_system_text_into_the_first_turn():
     ],
 )
 def test_built_in_formats_refuse_roles_out_of_place(chat_format, messages):
-    with pytest.raises(ValueError, match=f"chat_format '{chat_format}'.*role"):
-        ChatTemplate.built_in(chat_format).render(messages)
-
-
-def test_an_unknown_chat_format_is_refused():
-    with pytest.raises(ValueError, match="chat_format must be one of vicuna, llama-2, got 'alpaca'"):
-        ChatTemplate.built_in("alpaca")
+    with pytest.raises(ValueError, match=f"{chat_format}: chat template failed: role"):
+        built_in(chat_format).render(messages)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,20 @@
-"""Incremental detokenisation and stop strings."""
+"""Incremental detokenisation."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from specengine.text import StopStrings, Tokenizer
-from specengine.text.detokenizer import byte_alphabet
+from specengine.text import Tokenizer
+from tests.text.vocabularies import BYTES
 
 
 def byte_level() -> Tokenizer:
     """The 256 bytes (id = byte), "th" (256) and the control token <eos> (257)."""
-    letters = {byte: char for char, byte in byte_alphabet().items()}
     return Tokenizer.from_gguf(
         {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "gpt-2",
-            "tokenizer.ggml.tokens": [letters[byte] for byte in range(256)] + ["th", "<eos>"],
+            "tokenizer.ggml.tokens": [*BYTES, "th", "<eos>"],
             "tokenizer.ggml.token_type": [1] * 257 + [3],
             "tokenizer.ggml.merges": ["t h"],
             "tokenizer.ggml.eos_token_id": 257,
@@ -119,65 +118,3 @@ def test_feeding_costs_the_new_tokens_only():
     for _ in range(100):
         detokenizer.feed([256])
     assert len(asked) == 100
-
-
-def test_a_stop_string_is_found_across_token_borders():
-    stops = StopStrings(["\n\nUser:"])
-    assert stops.feed("Hi.\n") == ("Hi.", False)
-    assert stops.held_back == 1
-    assert stops.feed("\nUs") == ("", False)
-    assert stops.feed("er: more") == ("", True)
-    assert (stops.matched, stops.finish()) == ("\n\nUser:", "")
-
-
-def test_text_held_back_in_vain_is_given_out():
-    stops = StopStrings(["aab"])
-    assert stops.feed("xaa") == ("x", False)
-    assert stops.feed("a") == ("a", False)
-    assert stops.feed("c") == ("aac", False)
-    assert stops.feed("a") == ("", False)
-    assert stops.finish() == "a"
-
-
-def test_the_stop_that_ends_first_wins_and_then_the_longest():
-    assert StopStrings(["abcd", "bc"]).feed("abcd") == ("a", True)
-    assert StopStrings(["b", "ab"]).feed("xab") == ("x", True)
-
-
-def test_nothing_is_given_out_after_a_stop():
-    stops = StopStrings(["."])
-    assert stops.feed("a.b") == ("a", True)
-    assert stops.feed("c") == ("", True)
-    assert stops.finish() == ""
-
-
-def test_without_stop_strings_text_passes_through():
-    stops = StopStrings([])
-    assert (stops.feed("abc"), stops.held_back, stops.matched) == (("abc", False), 0, None)
-
-
-@settings(max_examples=300)
-@given(
-    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
-    pieces=st.lists(st.text("abc", max_size=5), max_size=12),
-)
-def test_any_split_stops_where_a_search_of_the_whole_text_does(stops, pieces):
-    text = "".join(pieces)
-    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    matcher, emitted, fed, stopped_at = StopStrings(stops), "", "", None
-    for piece in pieces:
-        fed += piece
-        emit, stopped = matcher.feed(piece)
-        emitted += emit
-        if stopped:
-            stopped_at = len(fed)
-            break
-        assert emitted + fed[len(fed) - matcher.held_back :] == fed
-    emitted += matcher.finish()
-    if not found:
-        assert (emitted, stopped_at) == (text, None)
-    else:
-        end, start = min(found)
-        assert emitted == text[:start]
-        assert stopped_at is not None
-        assert stopped_at - len(piece) < end <= stopped_at

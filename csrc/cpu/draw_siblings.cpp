@@ -1,0 +1,51 @@
+// One task owns one row of the drafter's logits.
+#include "ops/draw_siblings.h"
+
+#include "cpu/sampling.h"
+#include "cpu/sampling_checks.h"
+#include "rules/siblings.h"
+
+namespace specengine::SPECENGINE_ISA {
+namespace {
+
+void check_values(const DrawSiblings& op) {
+  check_sequences(op.tokens, op.parents, op.row_start, op.sampling, op.history, op.scores.shape[1]);
+  check_index(op.index, "index", op.logits.shape[1]);
+  const int64_t B = op.sampling.seed.shape[0];
+  const int32_t* row_start = op.row_start.as<int32_t>();
+  for (int64_t r = 0; r < op.logits.shape[0]; ++r) {
+    const int32_t b = op.sequences.as<int32_t>()[r], node = op.nodes.as<int32_t>()[r];
+    if (b < 0 || b >= B) fail("sequences: entry ", r, " is ", b, ", expected 0 to ", B - 1);
+    if (node < 0 || node >= row_start[b + 1] - row_start[b]) {
+      fail("nodes: entry ", r, " is ", node, ", sequence ", b, " has ", row_start[b + 1] - row_start[b], " nodes");
+    }
+  }
+}
+
+}  // namespace
+
+void run(const DrawSiblings& op) {
+  check_values(op);
+  const int64_t R = op.logits.shape[0], V = op.scores.shape[1], K = op.drawn.shape[1];
+  parallel_for(R, [&](int64_t r) {
+    const int32_t b = op.sequences.as<int32_t>()[r], node = op.nodes.as<int32_t>()[r];
+    const int32_t first = op.row_start.as<int32_t>()[b], nodes = op.row_start.as<int32_t>()[b + 1] - first;
+    const DraftedTree tree{op.tokens.as<int32_t>() + first, op.parents.as<int32_t>() + first, nodes};
+    Sampler sampler(op.sampling, op.history, b, V, op.scores.as<float>() + r * V, op.counts.as<int32_t>() + r * V);
+    const float* logits = op.logits.as<float>() + r * op.logits.shape[1];
+    uint64_t* weights = op.weights.as<uint64_t>() + r * V;
+    int32_t* drawn = op.drawn.as<int32_t>() + r * K;
+    std::fill(drawn, drawn + K, kNoToken);
+    if (!sampler.load(logits, op.index.as<int32_t>(), tree, node, {}, nullptr)) {
+      drawn[0] = kUnsound;  // reported below: a task must not throw
+      return;
+    }
+    sampler.weigh(weights);
+    draw_siblings(sampler, weights, node, static_cast<int>(K), op.replacement, drawn);
+  });
+  for (int64_t r = 0; r < R && K > 0; ++r) {
+    if (op.drawn.as<int32_t>()[r * K] == kUnsound) fail("logits: row ", r, " has NaN or infinite scores");
+  }
+}
+
+}  // namespace specengine::SPECENGINE_ISA

@@ -1,0 +1,57 @@
+// Draws the children of nodes from the drafter's logits, shaped by the sampling parameters as the target's are, with
+// noise of a stream of its own: an acceptance test or a residual that shared it would bias the output.
+//
+// The noise depends on the root's position and the node, so that what an earlier cycle drafted for the same position,
+// and perhaps refused, says nothing about what is drafted now.
+#pragma once
+#include "ops/verify_tree.h"
+
+namespace specengine {
+
+struct DrawSiblings {
+  TensorView logits;     // [R, C] float32
+  TensorView sequences;  // [R] int32: whose row it is
+  TensorView nodes;      // [R] int32: the node within that sequence whose children are drawn
+  TensorView index;      // [V] int32 or None; see DraftLogits
+  TensorView tokens;     // [M] int32, of the trees so far
+  TensorView parents;    // [M] int32
+  TensorView row_start;  // [B + 1] int32
+  SamplingTable sampling;
+  TokenHistory history;
+
+  TensorView drawn;    // [R, K] int32, written: siblings in the order they were drawn; -1: nothing is left to draw
+  TensorView scores;   // [R, V] float32, workspace
+  TensorView counts;   // [R, V] int32, workspace: all zero before and after
+  TensorView weights;  // [R, V] int64, workspace
+
+  bool replacement;  // whether a sibling may be drawn again
+
+  Device validate() const {
+    Checker check;
+    Dim R{"R"}, C{"C"}, V{"V"}, M{"M"}, B{"B"}, K{"K"};
+    check(logits, "logits", {DType::kFloat32}, {R, C});
+    check(sequences, "sequences", {DType::kInt32}, {R});
+    check(nodes, "nodes", {DType::kInt32}, {R});
+    check(scores, "scores", {DType::kFloat32}, {R, V});
+    check(counts, "counts", {DType::kInt32}, {R, V});
+    check(weights, "weights", {DType::kInt64}, {R, V});
+    check.optional(index, "index", {DType::kInt32}, {V});
+    if (!index.defined() && C != V) fail("logits: expected V=", V.value, " columns without an index, got ", C.value);
+    check(tokens, "tokens", {DType::kInt32}, {M});
+    check(parents, "parents", {DType::kInt32}, {M});
+    check(sampling.temperature, "temperature", {DType::kFloat32}, {B});
+    check(row_start, "row_start", {DType::kInt32}, {B + 1});
+    sampling.validate(check, B);
+    history.validate(check, B);
+    check(drawn, "drawn", {DType::kInt32}, {R, K});
+    if (V < 1) fail("scores: expected at least one column");
+    return check.device();
+  }
+};
+
+SPECENGINE_CPU_OP(DrawSiblings)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const DrawSiblings& op);
+#endif
+
+}  // namespace specengine

@@ -1,0 +1,58 @@
+// Rule `cascade` (speculative cascades, Narasimhan et al. 2024, arXiv 2405.19261): rule `rejection` for a mixture of
+// target and draft distribution in the target's place. Where the deferral rule trusts the drafter its distribution is
+// kept (chow, diff, opt, bild), or the tokens that it is trusted with are (token_v1 to v3). Decisions are made from the
+// distributions without temperature and filters, mixing is of those with them.
+// Lossy; needs sampled children. The bonus token behind a node without a draft distribution is the target's.
+#pragma once
+#include "rules/rejection.h"
+
+namespace specengine {
+
+enum class Deferral { kChow, kDiff, kOpt, kTokenV1, kTokenV2, kTokenV3, kBild };
+
+struct Cascade {
+  static constexpr Needs needs{.weights = true, .draft = true, .untempered = true};
+  Deferral deferral;
+  double alpha;  // bild: the least target probability of the drafter's best token that keeps its distribution
+
+  template <typename Rows>
+  SPECENGINE_HOST_DEVICE Step step(Rows& rows, int node) const {
+    if (rows.has_draft()) mix(rows);
+    return reject_in_turn(rows, node, [&](int token) { return rows.processed_prob(token); });
+  }
+
+ private:
+  template <typename Rows>
+  SPECENGINE_HOST_DEVICE void mix(Rows& rows) const {
+    const double target_top = rows.untempered_target_top(), draft_top = rows.untempered_draft_top();
+    const auto trust_draft = [&](double least) {
+      rows.mix([=, &rows](int token) { return rows.untempered_draft_prob(token) >= least; });
+    };
+    const auto trust_target = [&](double least) {
+      rows.mix([=, &rows](int token) { return rows.untempered_target_prob(token) >= least; });
+    };
+    const auto keep = [&](bool kept) {
+      if (kept) rows.keep_draft();
+    };
+    switch (deferral) {
+      case Deferral::kChow:
+        return keep(draft_top >= 1 - alpha);
+      case Deferral::kDiff:
+        return keep(draft_top >= target_top - alpha);
+      case Deferral::kOpt: {
+        const double distance = rows.distance();  // 0: there is nothing to choose, and alpha may be infinite
+        return keep(distance > 0 && draft_top >= target_top - product(alpha, distance));
+      }
+      case Deferral::kBild:
+        return keep(rows.untempered_target_prob(rows.draft_top_token()) >= alpha);
+      case Deferral::kTokenV1:
+        return trust_draft(target_top - alpha);
+      case Deferral::kTokenV2:
+        return trust_target(target_top - alpha);
+      case Deferral::kTokenV3:
+        return trust_target((1 - alpha) * target_top);
+    }
+  }
+};
+
+}  // namespace specengine

@@ -1,0 +1,33 @@
+// Rule `margin` (MARS): where the target's two best tokens are close, either will do.
+// Close: z2 / z1 > theta for the two largest scores before temperature and filters, both positive: the ratio means
+// nothing for others. Lossy; needs nothing of the drafter.
+//   strict          Algorithm 1 of the paper: follow the best token, or the second where they are close; else emit the
+//                   best. It never samples. theta = 1 is greedy decoding, so it equals `match` at temperature 0.
+//   lossless base   Follow one of the two where they are close and the tree has it, else rule `match`. theta = 1 is
+//                   `match` bit for bit.
+#pragma once
+#include "rules/walk.h"
+
+namespace specengine {
+
+struct Margin {
+  static constexpr Needs needs{.leaders = true};
+  float theta;
+  bool strict;
+
+  template <typename Rows>
+  SPECENGINE_HOST_DEVICE Step step(Rows& rows, int node) const {
+    const auto [best, second] = rows.leaders();
+    const bool close = best.score > 0 && second.score > 0 && second.score / best.score > theta;
+    const int exact = strict ? best.token : rows.drawn();
+    if (close) {
+      for (const int token : {best.token, second.token}) {
+        const int child = strict || rows.allows(token) ? rows.child_with(node, token) : -1;
+        if (child >= 0) return {child, token, token != exact};
+      }
+    }
+    return {rows.child_with(node, exact), exact};
+  }
+};
+
+}  // namespace specengine

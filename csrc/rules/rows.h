@@ -1,0 +1,226 @@
+// What a rule sees of one sequence: its tree, and the distributions at the node loaded last.
+//
+// A distribution is a row of integer weights, so that sums have no order and CPU and CUDA decide alike. The loops over
+// the vocabulary are those of a Sampler: one thread on the CPU, a block on CUDA, whose threads all run the rule and all
+// get the same answers. A Sampler has
+//   load(logits, index, tree, node, needs, untempered)  shapes a row; false: it is no distribution. untempered: where
+//                                                its weights without temperature and filters go, if they are needed.
+//   draw()  leaders()  temperature()  allows(token)  entropy()  untempered_total()  top_token()    of that row
+//   weigh(weights)  weight(token)                its weights, or that of one token
+//   sum(f)  best(begin, end, f)                  sum of f(token); the first index of the largest f, -1 if all are -inf
+//   set(address, value)                          one thread writes, all see it
+//   uniform(node)                                the number that decides on a node
+//   draw_by_weight(weights)                      a token, with the noise of draw()
+#pragma once
+#include "base/sampling.h"
+#include "rules/drafted_tree.h"
+#include "rules/walk.h"
+
+namespace specengine {
+
+struct TokenScore {
+  int token;
+  float score;
+};
+struct Leaders {
+  TokenScore best, second;
+};
+
+// Rows of logits of one sequence. draft_rows: the row of a node in draft_logits, or -1.
+struct LogitRows {
+  const float* target;     // [N, V]
+  const float* draft;      // [R, C]; nullptr: nothing was drafted from a distribution
+  const int* draft_rows;   // [N]
+  const int* draft_index;  // [V]; nullptr: columns are tokens
+  int64_t vocab, columns;
+  bool replacement;
+};
+
+template <typename Sampler>
+class Rows : public DraftedTree {
+ public:
+  // weights: uint64 [4, V], workspace. values, marks: [N], a rule's notes on nodes.
+  SPECENGINE_HOST_DEVICE Rows(const DraftedTree& tree, const LogitRows& logits, Sampler& sampler, uint64_t* weights,
+                              double* values, int* marks)
+      : DraftedTree(tree),
+        logits_(logits),
+        sampler_(sampler),
+        target_(weights),
+        draft_(weights + logits.vocab),
+        untempered_target_(weights + 2 * logits.vocab),
+        untempered_draft_(weights + 3 * logits.vocab),
+        values_(values),
+        marks_(marks) {}
+
+  // False where the scores are no distribution; the walk then ends.
+  SPECENGINE_HOST_DEVICE bool load(int node, const Needs& needs) {
+    loaded_ = node, changed_ = false;
+    has_draft_ = needs.draft && logits_.draft != nullptr && logits_.draft_rows[node] >= 0;
+    if (has_draft_) {
+      const float* row = logits_.draft + logits_.draft_rows[node] * logits_.columns;
+      if (!sampler_.load(row, logits_.draft_index, *this, node, needs, untempered_draft_)) return false;
+      draft_total_ = sampler_.weigh(draft_);
+      untempered_draft_total_ = sampler_.untempered_total(), draft_top_token_ = sampler_.top_token();
+    }
+    const float* row = logits_.target + node * logits_.vocab;
+    if (!sampler_.load(row, nullptr, *this, node, needs, untempered_target_)) return false;
+    if (needs.weights) target_total_ = processed_total_ = sampler_.weigh(target_);
+    untempered_target_total_ = sampler_.untempered_total();
+    return true;
+  }
+  SPECENGINE_HOST_DEVICE int loaded() const { return loaded_; }
+
+  // Of the target's row as the sampling parameters shape it.
+  SPECENGINE_HOST_DEVICE int drawn() const { return sampler_.draw(); }
+  SPECENGINE_HOST_DEVICE Leaders leaders() const { return sampler_.leaders(); }
+  SPECENGINE_HOST_DEVICE float temperature() const { return sampler_.temperature(); }
+  SPECENGINE_HOST_DEVICE bool greedy() const { return sampler_.temperature() == 0.0f; }
+  SPECENGINE_HOST_DEVICE bool allows(int token) const { return sampler_.allows(token); }
+  SPECENGINE_HOST_DEVICE double entropy() const { return sampler_.entropy(); }
+  SPECENGINE_HOST_DEVICE double processed_prob(int token) const {
+    return share(sampler_.weight(token), processed_total_);
+  }
+
+  // Of the two distributions as the rule has left them.
+  SPECENGINE_HOST_DEVICE double target_prob(int token) const { return share(target_[token], target_total_); }
+  SPECENGINE_HOST_DEVICE bool has_draft() const { return has_draft_; }
+  SPECENGINE_HOST_DEVICE double draft_prob(int token) const {  // a child drawn from no distribution is certain
+    return has_draft_ ? share(draft_[token], draft_total_) : 1.0;
+  }
+  SPECENGINE_HOST_DEVICE int residual() { return changed_ ? sampler_.draw_by_weight(target_) : sampler_.draw(); }
+
+  // Without temperature and filters.
+  SPECENGINE_HOST_DEVICE double untempered_target_prob(int token) const {
+    return share(untempered_target_[token], untempered_target_total_);
+  }
+  SPECENGINE_HOST_DEVICE double untempered_draft_prob(int token) const {
+    return has_draft_ ? share(untempered_draft_[token], untempered_draft_total_) : 1.0;
+  }
+  SPECENGINE_HOST_DEVICE double untempered_target_top() const { return share(kOne, untempered_target_total_); }
+  SPECENGINE_HOST_DEVICE double untempered_draft_top() const { return share(kOne, untempered_draft_total_); }
+  SPECENGINE_HOST_DEVICE int draft_top_token() const { return draft_top_token_; }
+
+  // Whether the coin of a node falls within a probability.
+  SPECENGINE_HOST_DEVICE bool accepts(int node, double probability) const {
+    return sampler_.uniform(node) <= probability;
+  }
+
+  // Takes a refused child's token: target becomes norm(max(scale * target - draft, 0)), and the draft distribution
+  // loses the token where siblings were drawn without replacement. Returns the mass before normalising; where it is 0
+  // the target stays as it was, for nothing will be drawn from it.
+  SPECENGINE_HOST_DEVICE double reject(int token, double scale) {
+    changed_ = true;
+    if (!has_draft_) {  // the draft distribution is the token
+      const uint64_t weight = target_[token], rest = target_total_ - weight;
+      if (rest == 0) return 0;
+      sampler_.set(target_ + token, uint64_t{0});
+      const double mass = scale * share(rest, target_total_);
+      target_total_ = rest;
+      return mass;
+    }
+    const double target_scale = scale / static_cast<double>(target_total_);
+    const double draft_scale = 1.0 / static_cast<double>(draft_total_);
+    const uint64_t mass = sampler_.sum([&](int64_t v) { return excess(v, target_scale, draft_scale); });
+    if (mass > 0) {
+      target_total_ = sampler_.sum([&](int64_t v) { return target_[v] = excess(v, target_scale, draft_scale); });
+    }
+    if (!logits_.replacement) {
+      draft_total_ -= draft_[token];
+      sampler_.set(draft_ + token, uint64_t{0});
+    }
+    return static_cast<double>(mass) / kUnit;
+  }
+
+  // Takes so much probability from one token of the target, at most all of it, and renormalises.
+  SPECENGINE_HOST_DEVICE void lower(int token, double by) {
+    const double left = target_prob(token) - by;
+    const uint64_t weight = left > 0 ? static_cast<uint64_t>(left * static_cast<double>(target_total_)) : 0;
+    const uint64_t total = target_total_ - target_[token] + weight;
+    if (total == 0) return;
+    sampler_.set(target_ + token, weight);
+    target_total_ = total, changed_ = true;
+  }
+
+  // Half the L1 distance of the two.
+  SPECENGINE_HOST_DEVICE double distance() const {
+    const double target_scale = 1.0 / static_cast<double>(target_total_);
+    const double draft_scale = 1.0 / static_cast<double>(draft_total_);
+    return static_cast<double>(sampler_.sum([&](int64_t v) {
+             return unit(product(draft_scale, static_cast<double>(draft_[v])) -
+                         product(target_scale, static_cast<double>(target_[v])));
+           })) /
+           kUnit;
+  }
+
+  // The target becomes the draft distribution.
+  SPECENGINE_HOST_DEVICE void keep_draft() {
+    target_total_ = sampler_.sum([&](int64_t v) { return target_[v] = draft_[v]; });
+    changed_ = true;
+  }
+
+  // The target becomes draft * [kept] + (1 - sum of draft * [kept]) * target.
+  template <typename Kept>
+  SPECENGINE_HOST_DEVICE void mix(const Kept& kept) {
+    const uint64_t trusted = sampler_.sum([&](int64_t v) { return kept(static_cast<int>(v)) ? draft_[v] : 0; });
+    if (trusted == 0) return;
+    const double draft_scale = 1.0 / static_cast<double>(draft_total_);
+    const double rest = share(draft_total_ - trusted, draft_total_) / static_cast<double>(target_total_);
+    target_total_ = sampler_.sum([&](int64_t v) {
+      const double own = kept(static_cast<int>(v)) ? product(draft_scale, static_cast<double>(draft_[v])) : 0.0;
+      return target_[v] = unit(own + product(rest, static_cast<double>(target_[v])));
+    });
+    changed_ = true;
+  }
+
+  SPECENGINE_HOST_DEVICE void note(int node, double value, int mark) {
+    sampler_.set(values_ + node, value), sampler_.set(marks_ + node, mark);
+  }
+  SPECENGINE_HOST_DEVICE double value(int node) const { return values_[node]; }
+  SPECENGINE_HOST_DEVICE int mark(int node) const { return marks_[node]; }
+
+ private:
+  static constexpr double kUnit = 0x1p61;              // of weights that were probabilities: all together fit 63 bits
+  static constexpr uint64_t kOne = uint64_t{1} << 40;  // the weight of the best score
+
+  SPECENGINE_HOST_DEVICE static double share(uint64_t weight, uint64_t total) {
+    return static_cast<double>(weight) / static_cast<double>(total);
+  }
+  SPECENGINE_HOST_DEVICE static uint64_t unit(double probability) {
+    return probability > 0 ? static_cast<uint64_t>(probability * kUnit) : 0;
+  }
+  SPECENGINE_HOST_DEVICE uint64_t excess(int64_t v, double target_scale, double draft_scale) const {
+    return unit(product(target_scale, static_cast<double>(target_[v])) -
+                product(draft_scale, static_cast<double>(draft_[v])));
+  }
+
+  LogitRows logits_;
+  Sampler& sampler_;
+  uint64_t *target_, *draft_, *untempered_target_, *untempered_draft_;
+  double* values_;
+  int* marks_;
+  uint64_t target_total_ = 1, processed_total_ = 1, draft_total_ = 1;
+  uint64_t untempered_target_total_ = 1, untempered_draft_total_ = 1;
+  int loaded_ = -1, draft_top_token_ = -1;
+  bool has_draft_ = false, changed_ = false;
+};
+
+// The token that a row of weights gives, -1 where all are 0: two levels of noise as in every draw.
+template <typename Sampler>
+SPECENGINE_HOST_DEVICE int draw_by_weight(const Sampler& sampler, const uint64_t* weights, int64_t vocab, uint64_t seed,
+                                          uint32_t position, NoiseStream blocks, NoiseStream tokens,
+                                          uint32_t salt = 0) {
+  const auto value = [&](uint64_t weight, int64_t index, NoiseStream stream) {
+    if (weight == 0) return static_cast<double>(-INFINITY);
+    return std::log(static_cast<double>(weight)) + gumbel(seed, position, static_cast<uint32_t>(index), stream, salt);
+  };
+  const int64_t block = sampler.best(0, (vocab + kNoiseBlock - 1) / kNoiseBlock, [&](int64_t i) {
+    uint64_t total = 0;
+    for (int64_t v = i * kNoiseBlock; v < vocab && v < (i + 1) * kNoiseBlock; ++v) total += weights[v];
+    return value(total, i, blocks);
+  });
+  if (block < 0) return kNoToken;
+  const int64_t first = block * kNoiseBlock, end = first + kNoiseBlock < vocab ? first + kNoiseBlock : vocab;
+  return static_cast<int>(sampler.best(first, end, [&](int64_t v) { return value(weights[v], v, tokens); }));
+}
+
+}  // namespace specengine

@@ -1,0 +1,52 @@
+// The one tree walk, from the root down; a rule says at each node where it goes.
+//
+// A rule is a small functor. `needs` says what it asks of a node; `step(rows, node)` is its decision there, with the
+// distributions of that node loaded in `rows` (rules/rows.h). A rule that does not go from the root down has
+// `verdict(rows)` instead.
+#pragma once
+#include "base/sampling.h"
+
+namespace specengine {
+
+// What a rule may ask of a node beside the target's own draw.
+struct Needs {
+  bool weights = false;     // the target's distribution as weights
+  bool draft = false;       // and the one its children were drafted from
+  bool untempered = false;  // both also as they are without temperature and filters
+  bool leaders = false;     // the two largest scores of the target, before temperature and filters
+};
+
+// Where the walk goes from a node: a child to follow, or -1 and the bonus token that ends the walk.
+struct Step {
+  int child;
+  int token;
+  bool relaxed = false;  // whether the exact rule would have refused the child
+};
+
+// How a walk ended: the last accepted node (its ancestors are the path) and the bonus token; kNoToken: the scores of
+// that node are no distribution.
+struct Verdict {
+  int node = 0;
+  int token = kNoToken;
+  int relaxed = 0;
+};
+
+template <typename Rule, typename Rows>
+SPECENGINE_HOST_DEVICE Verdict walk(const Rule& rule, Rows& rows) {
+  if constexpr (requires { rule.verdict(rows); }) {
+    return rule.verdict(rows);
+  } else {
+    Verdict end;
+    while (rows.load(end.node, rule.needs)) {
+      const Step step = rule.step(rows, end.node);
+      if (step.child < 0) {
+        end.token = step.token;
+        break;
+      }
+      end.node = step.child, end.relaxed += step.relaxed;
+    }
+    return end;
+  }
+}
+
+}  // namespace specengine

@@ -1,0 +1,16 @@
+"""Where fetched models and measurements are kept."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """$SPECENGINE_CACHE, else specengine in the user's cache folder. Raises RuntimeError where there is no home."""
+    if chosen := os.environ.get("SPECENGINE_CACHE"):
+        return Path(chosen).expanduser()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "specengine"
+    if sys.platform == "win32" and (base := os.environ.get("LOCALAPPDATA")):
+        return Path(base) / "specengine"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "specengine"

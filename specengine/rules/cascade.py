@@ -1,0 +1,111 @@
+"""Speculative cascades and the lossy baselines they are compared with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from specengine.rules.base import Rule, Wants, check_choice, check_number
+
+# Deferral rule -> the least and the largest alpha; the least one never keeps anything of the drafter.
+ALPHAS = {
+    "chow": (-1.0, 1.0),
+    "diff": (-2.0, 1.0),
+    "opt": (-1e9, 1e9),
+    "token-v1": (-2.0, 1.0),
+    "token-v2": (-2.0, 1.0),
+    "token-v3": (-1.0, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Cascade(Rule):
+    """Speculative sampling from a mixture pi of target and draft distribution (Narasimhan et al., arXiv 2405.19261).
+
+    Lossy: the output has the distribution pi. With q and p the draft's and the target's largest probability without
+    temperature and filters, the draft distribution is kept where
+      chow: q >= 1 - alpha;  diff: q >= p - alpha;  opt: q >= p - alpha * D_TV(target, draft);
+    or the tokens are kept whose
+      token-v1: draft_prob >= p - alpha;  token-v2: target_prob >= p - alpha;  token-v3: target_prob >= (1 - alpha) * p,
+    the rest of the draft's mass going to the target's distribution. D_TV and the mixing are of the distributions after
+    temperature and filters. The bonus token behind the last drafted one is the target's.
+    Neutral at the least alpha each takes: -1 (chow, token-v3), -2 (diff, token-v1, token-v2), -1e9 (opt).
+    """
+
+    deferral: str = "token-v3"
+    alpha: float = 0.5
+
+    name: ClassVar[str] = "cascade"
+    wants: ClassVar[Wants] = Wants.SAMPLED_ONLY
+    positional: ClassVar[str] = "deferral"
+
+    def __post_init__(self) -> None:
+        check_choice("deferral", self.deferral, tuple(ALPHAS))
+        check_number("alpha", self.alpha, *ALPHAS[self.deferral])
+
+    @property
+    def kernel(self) -> str:
+        return self.deferral.replace("-", "_")
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        return (self.alpha,)
+
+    @property
+    def neutral(self) -> Rule:
+        return Cascade(self.deferral, ALPHAS[self.deferral][0])
+
+
+@dataclass(frozen=True)
+class Bild(Rule):
+    """BiLD's rollback criterion as a deferral rule: keeps the draft distribution where the target's cross-entropy of
+    the drafter's best token, -log(target_prob) without temperature and filters, is at most alpha (Kim et al. 2023).
+
+    Lossy. Neutral at alpha = -1, which no cross-entropy reaches.
+    """
+
+    alpha: float = 1.0
+
+    name: ClassVar[str] = "bild"
+    wants: ClassVar[Wants] = Wants.SAMPLED_ONLY
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, -1, 100)
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        return (math.exp(-self.alpha),)
+
+    @property
+    def neutral(self) -> Rule:
+        return Bild(-1.0)
+
+
+@dataclass(frozen=True)
+class Lossy(Rule):
+    """Lenient speculative sampling: min(1, target_prob / ((1 - alpha) * draft_prob)), and the residual is
+    norm(max(target_prob / beta - draft_prob, 0)) (Leviathan et al. 2023, appendix A.5; beta: Tran-Thien 2023).
+
+    Lossy. Neutral at alpha = 0 with beta = 1; alpha = 1 accepts everything.
+    """
+
+    alpha: float = 0.2
+    beta: float = 1.0
+
+    name: ClassVar[str] = "lossy"
+    wants: ClassVar[Wants] = Wants.SAMPLED_ONLY
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, 0, 1)
+        check_number("beta", self.beta, 1 - self.alpha, 1)
+        if self.beta == 0:
+            raise ValueError("beta: expected a number above 0")
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        return (1 - self.alpha, 1 / self.beta)
+
+    @property
+    def neutral(self) -> Rule:
+        return Lossy(0.0, 1.0)

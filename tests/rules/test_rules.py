@@ -1,0 +1,145 @@
+"""Rules in the engine: specs, what they demand of a drafter, their neutral parameters, what they report."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from specengine import SamplingParams
+from specengine.ops.verify_tree import verify_tree
+from specengine.rules import RULES, Wants, parse_rule
+from specengine.rules.cascade import Bild, Cascade, Lossy
+from specengine.rules.lossless import Match, Rejection
+from specengine.rules.margin import Margin
+from specengine.rules.typical import Typical
+from tests.engines import tiny_engine
+from tests.ops.verifying import PARAMS, make_batch
+
+PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [7, 8, 9, 7, 8], [5] * 6]
+DRAFT = "draft-model:self,layers=1,tree=2x2x1"
+LOSSY = (
+    *(Margin(0.8, mode) for mode in ("strict", "lossless-base")),
+    Typical(),
+    Cascade("chow", 0.99),
+    *(Cascade(deferral, 0.3) for deferral in ("diff", "opt", "token-v1", "token-v2", "token-v3")),
+    Bild(4.0),
+    Lossy(0.5),
+)
+IDS = [f"{rule.name}-{getattr(rule, 'mode', getattr(rule, 'deferral', ''))}" for rule in LOSSY]
+
+
+def exact_rule(rule):
+    return Match() if rule.wants is Wants.NOTHING else Rejection()
+
+
+def text_of(rule, temperature: float) -> list[list[int]]:
+    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=5)
+    engine = tiny_engine(DRAFT, rule=rule)
+    return [output.token_ids for output in engine.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule"),
+    [
+        ("match", Match()),
+        ("margin:theta=0.84", Margin(0.84)),
+        ("margin: lossless-base, theta=1", Margin(1.0, "lossless-base")),
+        ("cascade:opt,alpha=-0.1", Cascade("opt", -0.1)),
+        ("cascade:alpha=0.25,deferral=chow", Cascade("chow", 0.25)),
+        ("lossy:alpha=0.2,beta=0.9", Lossy(0.2, 0.9)),
+        ("typical", Typical()),
+        (Bild(2.0), Bild(2.0)),
+    ],
+)
+def test_a_spec_names_a_rule_and_its_parameters(spec, rule):
+    assert parse_rule(spec) == rule
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nonsense", "rule: expected one of match, rejection, block"),
+        ("", "rule: expected NAME"),
+        (7, "rule: expected NAME"),
+        ("margin:beta=1", "margin has no option 'beta'; its options: mode, theta"),
+        ("margin:theta=1.5", "theta: expected a number from 0 to 1, got 1.5"),
+        ("margin:theta=nan", "theta: expected a number from 0 to 1"),
+        ("margin:lax", "mode: expected one of strict, lossless-base, reference, got 'lax'"),
+        ("cascade:token-v4", "deferral: expected one of chow, diff"),
+        ("cascade:chow,alpha=2", "alpha: expected a number from -1 to 1"),
+        ("lossy:alpha=0.5,beta=0.2", "beta: expected a number from 0.5 to 1"),
+        ("typical:0.09", "expected option=value, got '0.09'.*epsilon, delta"),
+        ("match:theta=1", "match has no option 'theta'; its options: none"),
+    ],
+)
+def test_a_wrong_spec_is_refused_with_what_is_possible(spec, message):
+    with pytest.raises(ValueError, match=message):
+        parse_rule(spec)
+
+
+@pytest.mark.parametrize("rule", ["cascade", "bild", "lossy", "margin:reference"])
+def test_a_rule_that_needs_a_distribution_refuses_a_drafter_without_one(rule):
+    with pytest.raises(ValueError, match=r"^rule: .* prompt_lookup does not give; drafters that do: draft_model$"):
+        tiny_engine(rule=rule)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("rule", LOSSY, ids=IDS)
+def test_the_neutral_parameter_is_the_exact_rule(rule, temperature):
+    neutral = rule.neutral
+    if isinstance(rule, Margin) and rule.mode == "strict" and temperature:
+        pytest.skip("never samples: its neutral parameter is greedy decoding")
+    assert text_of(neutral, temperature) == text_of(exact_rule(rule), temperature)
+
+
+@pytest.mark.parametrize("rule", LOSSY, ids=IDS)
+def test_the_parameter_matters(rule):
+    hot = {"max_new_tokens": 24, "temperature": 0.0 if isinstance(rule, Margin) else 1.5}
+    engine = tiny_engine(DRAFT, rule=dataclasses.replace(rule, theta=0.0) if isinstance(rule, Margin) else rule)
+    outputs = [engine.generate(PROMPTS, SamplingParams(seed=seed, **hot)) for seed in range(6)]
+    assert sum(output.stats.relaxed for group in outputs for output in group) > 0
+
+
+@pytest.mark.parametrize("name", ["rejection", "traversal"])
+def test_lossless_sampling_rules_report_nothing_relaxed(name):
+    engine = tiny_engine(DRAFT, rule=name)
+    outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=24, temperature=1.2))
+    assert all(o.stats.relaxed == 0 and o.stats.lossless and o.stats.rule == name for o in outputs)
+    assert any(o.stats.tau > 1 for o in outputs)
+
+
+def test_a_lossy_rule_is_labelled():
+    (output,) = tiny_engine(rule="margin").generate(PROMPTS[:1], SamplingParams(max_new_tokens=4))
+    assert output.stats.rule == "margin" and not output.stats.lossless
+
+
+@pytest.mark.parametrize("rule", ["rejection", "traversal"])
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup,adaptive=false", DRAFT])
+def test_lossless_rules_say_what_plain_decoding_says_at_temperature_0(rule, drafter):
+    params = SamplingParams(max_new_tokens=24)
+    plain = [o.token_ids for o in tiny_engine("none").generate(PROMPTS, params)]
+    assert [o.token_ids for o in tiny_engine(drafter, rule=rule).generate(PROMPTS, params)] == plain
+
+
+def test_rejection_without_a_draft_says_what_match_says():
+    params = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.9, seed=3)
+    plain = [o.token_ids for o in tiny_engine("none").generate(PROMPTS, params)]
+    assert [o.token_ids for o in tiny_engine("none", rule="rejection").generate(PROMPTS, params)] == plain
+
+
+def test_block_takes_chains_and_refuses_trees():
+    params = SamplingParams(max_new_tokens=12, temperature=1.0)
+    tiny_engine("draft-model:self,layers=1,length=3", rule="block").generate(PROMPTS, params)
+    with pytest.raises(ValueError, match="rule block takes chains only.*traversal takes trees"):
+        tiny_engine(DRAFT, rule="block").generate(PROMPTS, params)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "match"])
+def test_every_rule_serves_trees_without_a_distribution(rule):
+    """What one-hot proposals are to the op: deterministic children, under all parameters."""
+    trees = [[-1]] * 3 + [[-1, 0, 1], [-1, 0]] if rule == "block" else [[-1, 0, 0, 1, 1, 2], [-1], [-1, 0, 1]]
+    for params in PARAMS.values():
+        batch = make_batch(trees, [params] * len(trees), 40, seed=3)
+        out = verify_tree(*batch.arguments(), rule=parse_rule(rule))
+        assert (out.bonus >= 0).all() and (out.path_length >= 1).all()
+        assert torch.equal(out.path[:, 0], torch.zeros(len(trees), dtype=torch.int32))
