@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specengine.ops.draw_siblings import draw_siblings
+from specengine.ops.row_tools import likeliest
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 from specengine.tree import DraftTree, TreeBatch
 
@@ -41,18 +42,13 @@ class Growth:
         return len(self.tokens) - 1
 
 
-# choose(logits [R, V], (slot, node) of each row, all trees so far, children per node) -> tokens [R, children], -1: none
-Choice = Callable[[torch.Tensor, list[tuple[int, int]], list[Growth], int], torch.Tensor]
+# choose(logits [R, V], (slot, node) of each row, all trees so far, children per node) -> the children of each row
+Choice = Callable[[torch.Tensor, list[tuple[int, int]], list[Growth], int], list[list[int]]]
 
 
-def likeliest_children(logits: torch.Tensor, nodes, trees, count: int) -> torch.Tensor:
-    """A Choice: the likeliest tokens, of equals the lower one first, which topk does not promise."""
-    left, chosen = logits.clone() if count > 1 else logits, []
-    for _ in range(count):
-        chosen.append(left.argmax(dim=-1))
-        if count > 1:
-            left.scatter_(1, chosen[-1][:, None], float("-inf"))
-    return torch.stack(chosen, dim=1)
+def likeliest_children(logits: torch.Tensor, nodes, trees, count: int) -> list[list[int]]:
+    """A Choice: the likeliest tokens."""
+    return likeliest(logits, count)
 
 
 def drawn_children(sequences: Sequence[TokenSequence], replacement: bool, device: torch.device) -> Choice:
@@ -61,9 +57,10 @@ def drawn_children(sequences: Sequence[TokenSequence], replacement: bool, device
     longest = max((len(s.tokens) for s in sequences), default=1)
     history = TokenHistory.of([s.tokens for s in sequences], [s.prompt_length for s in sequences], longest).to(device)
 
-    def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> torch.Tensor:
+    def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> list[list[int]]:
         slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
         tree = TreeBatch.of([growth.tree for growth in trees], device)
-        return draw_siblings(logits, own, tree, slots, params, history, count, replacement)
+        drawn = draw_siblings(logits, own, tree, slots, params, history, count, replacement)
+        return [[token for token in row if token >= 0] for row in drawn.tolist()]
 
     return choose

@@ -1,5 +1,6 @@
 """The engine whose cycles run on the device: the CUDA kernels on the simulator, or on a GPU where there is one."""
 
+import copy
 import dataclasses
 import threading
 
@@ -10,6 +11,8 @@ from specengine.graphs import buckets_up_to, widths_up_to
 from specengine.memory_plan import ResidentOptions, pages_left
 from specengine.models.loading import load_model
 from specengine.ops import cuda_ops
+from specengine.resident import Slots
+from specengine.rules.base import Wants
 from tests.backends import cpu_kernels
 from tests.engines import Oracle
 
@@ -93,6 +96,25 @@ def test_trees_drafted_on_the_host_are_verified_on_the_device(device_engine):
     outputs = engine.generate(PROMPTS, SAMPLED)
     assert ids(outputs) == ids(plain)
     assert min(output.stats.tau for output in outputs) > 1.2
+
+
+@pytest.mark.parametrize("spec", ["length=2", "tree=2x1"])
+@pytest.mark.parametrize("wants", [Wants.NOTHING, Wants.PROBABILITIES])
+def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(device_engine, monkeypatch, spec, wants):
+    short = dataclasses.replace(SAMPLED, max_new_tokens=6)
+    expected = ids(on_the_cpu(short)[:3])
+    monkeypatch.setattr("specengine.rules.Match.wants", wants)
+    engine, seen, draft = device_engine(f"draft-model:self,layers=1,{spec}", max_batch_size=3), [], Slots.draft
+
+    def watched(slots, *rest):
+        seen.append(copy.deepcopy(slots.draft_logits))
+        return draft(slots, *rest)
+
+    monkeypatch.setattr(Slots, "draft", watched)
+    assert ids(engine.generate(PROMPTS[:3], short)) == expected
+    own, shared = engine.drafter._cache, engine.cache
+    assert own.fixed and own.k.shape[1] == shared.k.shape[1] and own.pages_in_use == shared.pages_in_use == 0
+    assert any(logits is not None and logits.rows[0] == 0 for logits in seen) == (wants is Wants.PROBABILITIES)
 
 
 def test_end_of_text_is_seen_by_the_device_and_stops_the_sequence(device_engine):

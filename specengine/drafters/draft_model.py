@@ -18,6 +18,7 @@ from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
 from specengine.models.loading import load_model
 from specengine.models.transformer import Transformer
+from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.options import check_range
 from specengine.rules.base import Wants
 from specengine.text import Tokenizer
@@ -135,7 +136,7 @@ class DraftModel(Drafter):
         choose = drawn_children(sequences, replacement, device) if sampled else likeliest_children
         trees, logits = self._grow(sequences, choose)
         rows = torch.tensor([row for growth in trees for row in growth.rows], dtype=torch.int32, device=device)
-        return [growth.tree for growth in trees], DraftLogits(logits, rows, replacement=replacement)
+        return [growth.tree for growth in trees], DraftLogits(stack_rows(logits), rows, replacement=replacement)
 
     def room_for_logits(self, nodes: int) -> DraftLogits:
         device = self._model.device
@@ -144,8 +145,8 @@ class DraftModel(Drafter):
         return DraftLogits(logits, rows, replacement=self.config.replacement)
 
     @torch.inference_mode()
-    def _grow(self, sequences: Sequence, choose: Choice) -> tuple[list[Growth], torch.Tensor]:
-        """The trees of a batch, and all distributions [R, V] that were looked at on the way."""
+    def _grow(self, sequences: Sequence, choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
+        """The trees of a batch, and all distributions that were looked at on the way, level by level."""
         trees = [Growth(s, b, self._depth(s), [s.tokens[-1]]) for b, s in enumerate(sequences)]
         levels = [torch.empty(0, self._model.config.vocab_size, device=self._model.device)]
         known = 0
@@ -155,16 +156,16 @@ class DraftModel(Drafter):
                 break
             logits = self._logits(growing, level)
             nodes = [(growth.slot, node) for growth in growing for node in growth.open]
-            chosen = choose(logits, nodes, trees, width).tolist()
+            chosen = choose(logits, nodes, trees, width)
             for growth in growing:
                 growth.open = []
             for (slot, node), tokens, sure in zip(nodes, chosen, self._sure(logits), strict=True):
                 growth = trees[slot]
                 growth.rows[node] = known
                 known += 1
-                growth.open += [growth.add(node, token) for token in tokens if sure and token >= 0]
+                growth.open += [growth.add(node, token) for token in tokens if sure]
             levels.append(logits)
-        return trees, torch.cat(levels)
+        return trees, levels
 
     def _depth(self, sequence) -> int:
         """Levels worth drafting, as far as the draft model's own context goes."""
@@ -173,7 +174,7 @@ class DraftModel(Drafter):
     def _sure(self, logits: torch.Tensor) -> list[bool]:
         if not self.config.confidence:
             return [True] * len(logits)
-        return ((logits.amax(-1) - logits.logsumexp(-1)).exp() >= self.config.confidence).tolist()
+        return [probability >= self.config.confidence for probability in confidence(logits)]
 
     def _logits(self, growing: list[Growth], level: int) -> torch.Tensor:
         """One pass: logits [R, V] of all open nodes."""
@@ -200,7 +201,7 @@ class DraftModel(Drafter):
                 state.ahead.append(growth.tokens[-1])
         first = accumulate((len(run) for run in runs), initial=0)
         picked = [start + row for start, own in zip(first, open_rows, strict=False) for row in own]
-        return model.logits(features[picked])
+        return model.logits(take_rows(features, picked))
 
     def _state(self, sequence) -> State:
         if sequence.drafter_state is None:

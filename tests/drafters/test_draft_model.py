@@ -12,7 +12,8 @@ from specengine.drafters import check_offers, load_drafter
 from specengine.drafters.draft_model import Config, DraftModel, State
 from specengine.drafters.prompt_lookup import PromptLookup
 from specengine.models.loading import load_model
-from specengine.ops import native
+from specengine.ops import native, row_tools
+from specengine.ops.row_tools import confidence, likeliest, stack_rows, take_rows
 from specengine.resident import ResidentState, Slots
 from specengine.rules.base import Wants
 from specengine.rules.lossless import Match
@@ -20,7 +21,6 @@ from specengine.sequence import Sequence
 from specengine.text import Tokenizer
 from specengine.text.vocabulary import Vocabulary
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
-from specengine.tree_growth import likeliest_children
 from tests.engines import tiny_engine, tiny_model
 from tests.models.files import CONFIG_JSON, random_state, write_folder
 
@@ -264,9 +264,16 @@ def test_what_is_drawn_depends_on_the_sequence_alone():
     assert drafter.draft_with_logits([sequence_of(PROMPTS[0], params=other)], sampled=True)[0] != alone[:1]
 
 
-def test_of_equally_likely_children_the_lower_token_comes_first():
+@pytest.mark.parametrize("where", ["numpy", "torch"])
+def test_of_equally_likely_children_the_lower_token_comes_first(where, monkeypatch):
+    if where == "torch":
+        monkeypatch.setattr(row_tools, "_array", lambda tensor: tensor)
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
-    assert likeliest_children(logits, [], [], 4).tolist() == [[1, 2, 4, 3], [0, 1, 2, 3]]
+    assert likeliest(logits, 4) == [[1, 2, 4, 3], [0, 1, 2, 3]]
+    assert likeliest(logits, 1) == [[1], [0]]
+    assert confidence(logits) == pytest.approx(logits.softmax(-1).amax(-1).tolist(), abs=1e-6)
+    assert stack_rows([logits, logits[1:]]).equal(logits[[0, 1, 1]])
+    assert take_rows(logits, [1, 0, 1]).equal(logits[[1, 0, 1]])
 
 
 def test_a_batch_hands_over_what_its_rule_wants():
