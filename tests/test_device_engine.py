@@ -31,7 +31,7 @@ def on_the_cpu(params, name="tiny-llama", **options):
 
 @pytest.fixture
 def device_engine(cuda_backend):
-    """Makes engines on the device, of a tiny float32 model; `without` names end-of-text tokens."""
+    """Makes engines on the device, of a tiny float32 model; eos: its end-of-text tokens."""
     models = {}
 
     def make(drafter=LOOKUP, *, name="tiny-llama", dtype="float32", eos=frozenset(), **options) -> Engine:
