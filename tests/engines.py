@@ -1,4 +1,4 @@
-"""Small engines the tests share, and a drafter that knows the answer."""
+"""Small engines and sampling parameters the tests share, and a drafter that knows the answer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ import dataclasses
 import functools
 import random
 
-from specengine import Engine
+from specengine import Engine, SamplingParams
 from specengine.drafters.base import Drafter
 from specengine.models.loading import LoadedModel, load_model
 from specengine.tree import DraftTree
+
+GREEDY = SamplingParams(max_new_tokens=48)
+SAMPLED = SamplingParams(max_new_tokens=48, temperature=0.9, top_p=0.95, top_k=50, seed=11)
+SHAPED = SamplingParams(
+    max_new_tokens=48,
+    temperature=0.7,
+    min_p=0.02,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.2,
+    logit_bias={5: 2.0, 9: -3.0},
+    seed=4,
+)
+
+
+def ids(outputs) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
 
 
 @functools.cache

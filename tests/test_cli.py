@@ -10,8 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -20,9 +18,9 @@ from specengine import embedded_models
 from specengine.chat import Chat
 from specengine.cli import app
 from specengine.console import show_trace
-from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.types import CycleTrace, StreamEvent
+from tests.models.files import random_state, write_folder
 
 TINY = "random:tiny-llama"
 TEMPLATE = (
@@ -46,22 +44,7 @@ def one_error_line(result, *parts: str) -> None:
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory) -> str:
     """A folder with a tiny random LLaMA, a tokenizer of single bytes and a chat template."""
-    folder = tmp_path_factory.mktemp("chat-model")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 320,
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 512,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    random = RandomCheckpoint(PRESETS["tiny-llama"])
-    save_file({name: random.read(name).to(torch.float32) for name in random.tensors}, folder / "model.safetensors")
+    folder = write_folder(tmp_path_factory.mktemp("chat-model"), random_state(PRESETS["tiny-llama"]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

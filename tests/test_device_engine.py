@@ -13,27 +13,15 @@ from specengine.models.loading import load_model
 from specengine.ops import cuda_ops
 from specengine.resident import Slots
 from specengine.rules.base import Wants
+from tests import engines
 from tests.backends import cpu_kernels
-from tests.engines import Oracle
+from tests.engines import Oracle, ids
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [11, 12, 11, 12, 11, 12, 11]]
-GREEDY = SamplingParams(max_new_tokens=16)
-SAMPLED = SamplingParams(max_new_tokens=16, temperature=0.9, top_p=0.95, top_k=50, seed=11)
-SHAPED = SamplingParams(
-    max_new_tokens=16,
-    temperature=0.7,
-    min_p=0.02,
-    repetition_penalty=1.3,
-    presence_penalty=0.4,
-    frequency_penalty=0.2,
-    logit_bias={5: 2.0, 9: -3.0},
-    seed=4,
+GREEDY, SAMPLED, SHAPED = (
+    dataclasses.replace(each, max_new_tokens=16) for each in (engines.GREEDY, engines.SAMPLED, engines.SHAPED)
 )
 LOOKUP = "prompt_lookup,nodes=6,adaptive=false"
-
-
-def ids(outputs):
-    return [output.token_ids for output in outputs]
 
 
 def on_the_cpu(params, name="tiny-llama", **options):
@@ -46,7 +34,7 @@ def on_the_cpu(params, name="tiny-llama", **options):
 
 @pytest.fixture
 def device_engine(cuda_backend):
-    """Makes engines on the device, of a tiny float32 model; `without` names end-of-text tokens."""
+    """Makes engines on the device, of a tiny float32 model; eos: its end-of-text tokens."""
     models = {}
 
     def make(drafter=LOOKUP, *, name="tiny-llama", dtype="float32", eos=frozenset(), **options) -> Engine:

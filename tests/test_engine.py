@@ -8,25 +8,9 @@ from specengine import Engine, SamplingParams, generate
 from specengine.cost_model import CostModel
 from specengine.models.loading import load_model
 from specengine.ops import native, reference
-from tests.engines import oracle_engine, tiny_engine, tiny_model
+from tests.engines import GREEDY, SAMPLED, SHAPED, ids, oracle_engine, tiny_engine, tiny_model
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 90)), [11, 12, 11, 12, 11, 12, 11], [200] * 9]
-GREEDY = SamplingParams(max_new_tokens=48)
-SAMPLED = SamplingParams(max_new_tokens=48, temperature=0.9, top_p=0.95, top_k=50, seed=11)
-SHAPED = SamplingParams(
-    max_new_tokens=48,
-    temperature=0.7,
-    min_p=0.02,
-    repetition_penalty=1.3,
-    presence_penalty=0.4,
-    frequency_penalty=0.2,
-    logit_bias={5: 2.0, 9: -3.0},
-    seed=4,
-)
-
-
-def ids(outputs):
-    return [output.token_ids for output in outputs]
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"])

@@ -1,7 +1,9 @@
 // One task owns one layer: within it, rows move in path order, which makes overlapping moves safe.
 #include "ops/compact_kv.h"
 
-#include "cpu/simd.h"
+#include <cstring>
+
+#include "cpu/parallel_for.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {

@@ -9,19 +9,7 @@
 
 namespace specengine::SPECENGINE_ISA {
 
-#if defined(__AVX512F__)
-using Lanes = f32x16;
-constexpr int kLanesPerSlice = 16;
-inline Lanes splat_lanes(float x) { return splat16(x); }
-inline Lanes load_lanes(const half* p) { return load16(p); }
-inline void store_lanes(float* p, Lanes v) { store16(p, v); }
-#else
-using Lanes = f32x8;
-constexpr int kLanesPerSlice = 8;
-inline Lanes splat_lanes(float x) { return splat(x); }
-inline Lanes load_lanes(const half* p) { return load8(p); }
-inline void store_lanes(float* p, Lanes v) { store8(p, v); }
-#endif
+constexpr int kLanesPerSlice = kLanesOf<Vector>;
 constexpr int kSlices = kPanel / kLanesPerSlice;
 
 inline int32_t four_codes(const int8_t* p) {
@@ -51,7 +39,7 @@ inline Bytes low_halves(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(1
 inline Bytes high_halves(Bytes b) { return low_halves(_mm512_srli_epi16(b, 4)); }
 inline Bytes flip_signs(Bytes b) { return _mm512_xor_si512(b, _mm512_set1_epi8(-128)); }
 inline Bytes splat_four(const int8_t* p) { return _mm512_set1_epi32(four_codes(p)); }
-inline Lanes to_float(Bytes sums) { return _mm512_cvtepi32_ps(sums); }
+inline Vector to_float(Bytes sums) { return _mm512_cvtepi32_ps(sums); }
 inline Bytes add32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }
 inline Bytes splat32(int32_t x) { return _mm512_set1_epi32(x); }
 #elif defined(__AVX2__)
@@ -61,7 +49,7 @@ inline Bytes low_halves(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(1
 inline Bytes high_halves(Bytes b) { return low_halves(_mm256_srli_epi16(b, 4)); }
 inline Bytes flip_signs(Bytes b) { return _mm256_xor_si256(b, _mm256_set1_epi8(-128)); }
 inline Bytes splat_four(const int8_t* p) { return _mm256_set1_epi32(four_codes(p)); }
-inline Lanes to_float(Bytes sums) { return reinterpret_cast<Lanes>(_mm256_cvtepi32_ps(sums)); }
+inline Vector to_float(Bytes sums) { return reinterpret_cast<Vector>(_mm256_cvtepi32_ps(sums)); }
 inline Bytes add32(Bytes a, Bytes b) { return _mm256_add_epi32(a, b); }
 inline Bytes splat32(int32_t x) { return _mm256_set1_epi32(x); }
 #endif
@@ -114,7 +102,7 @@ struct Codes8 : CodesBase<kQ8Bytes, kPanel * kBlock> {
     return flip_signs(load_bytes(block + group * kStep + slice * kSliceBytes));
   }
   static void add(Sum& sum, Bytes codes, const int8_t* x) { sum = dot_bytes(sum, codes, splat_four(x)); }
-  static Lanes total(Sum sum, int32_t code_sum) { return to_float(add32(sum, splat32(-128 * code_sum))); }
+  static Vector total(Sum sum, int32_t code_sum) { return to_float(add32(sum, splat32(-128 * code_sum))); }
 #else
   struct Signed {
     Bytes size, sign;
@@ -127,7 +115,7 @@ struct Codes8 : CodesBase<kQ8Bytes, kPanel * kBlock> {
   static void add(Sum& sum, const Signed& codes, const int8_t* x) {
     sum = add32(sum, pairs32(pairs16(codes.size, with_sign(splat_four(x), codes.sign))));
   }
-  static Lanes total(Sum sum, int32_t) { return to_float(sum); }
+  static Vector total(Sum sum, int32_t) { return to_float(sum); }
 #endif
 };
 
@@ -144,7 +132,7 @@ struct Codes4 : CodesBase<kMinimum ? kQ4MinBytes : kQ4Bytes, kPanel * kBlock / 2
   // The eight steps of a block fit 16 bits: 8 * 2 * 15 * 127 = 30480.
   static void add(Sum& sum, Bytes codes, const int8_t* x) { sum = add16(sum, pairs16(codes, splat_four(x))); }
 #endif
-  static Lanes total(Sum sum, int32_t code_sum) {
+  static Vector total(Sum sum, int32_t code_sum) {
 #if !defined(SPECENGINE_DOT_BYTES)
     sum = pairs32(sum);
 #endif
@@ -166,8 +154,8 @@ inline void add_products(Sums& sum, const FourColumns& codes, const int8_t* x) {
   }
 }
 
-inline Lanes to_float(const Sums& sum, int32_t offset) {
-  Lanes v;
+inline Vector to_float(const Sums& sum, int32_t offset) {
+  Vector v;
   for (int i = 0; i < kLanesPerSlice; ++i) v[i] = static_cast<float>(sum.of[i] + offset);
   return v;
 }
@@ -180,7 +168,7 @@ struct Codes8 : CodesBase<kQ8Bytes, kPanel * kBlock> {
     return codes;
   }
   static void add(Sum& sum, const FourColumns& codes, const int8_t* x) { add_products(sum, codes, x); }
-  static Lanes total(const Sum& sum, int32_t) { return to_float(sum, 0); }
+  static Vector total(const Sum& sum, int32_t) { return to_float(sum, 0); }
 };
 
 template <bool kMinimum>
@@ -193,7 +181,7 @@ struct Codes4 : CodesBase<kMinimum ? kQ4MinBytes : kQ4Bytes, kPanel * kBlock / 2
     return codes;
   }
   static void add(Sum& sum, const FourColumns& codes, const int8_t* x) { add_products(sum, codes, x); }
-  static Lanes total(const Sum& sum, int32_t code_sum) { return to_float(sum, kMinimum ? 0 : -8 * code_sum); }
+  static Vector total(const Sum& sum, int32_t code_sum) { return to_float(sum, kMinimum ? 0 : -8 * code_sum); }
 };
 #endif
 

@@ -2,6 +2,7 @@
 // Pass 2, one sequence after the other: the tree, a few hundred integers.
 #include "ops/expand_backbone.h"
 
+#include "cpu/parallel_for.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cpu/parallel_for.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
@@ -172,14 +173,7 @@ void run(const QuantiseRows& op) {
 void run(const RopeCache& op) {
   op.cache.validate_rows(op.q.shape[0]);
   check_depths(op.cache, op.depths, op.cos.shape[0]);
-  switch (op.cache.k.dtype) {
-    case DType::kFloat32:
-      return rope_cache<float>(op);
-    case DType::kBFloat16:
-      return rope_cache<bfloat16>(op);
-    default:
-      return rope_cache<half>(op);
-  }
+  with_float_type(op.cache.k.dtype, [&](auto zero) { rope_cache<decltype(zero)>(op); });
 }
 
 }  // namespace specengine::SPECENGINE_ISA

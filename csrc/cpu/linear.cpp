@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "cpu/dot_codes.h"
+#include "cpu/parallel_for.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
@@ -53,7 +54,7 @@ struct QuantisedKernel {
 
   template <int R>
   static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
-    Lanes sum[kSlices][R] = {};
+    Vector sum[kSlices][R] = {};
     for (int64_t b = 0; b < row_size; ++b, panel += Codes::kBytes) {
       for (int64_t line = 0; line < Codes::kBytes; line += 64) __builtin_prefetch(panel + kAhead + line);
       const RowBlock* block = x + b;
@@ -67,22 +68,22 @@ struct QuantisedKernel {
             settle(dot[r]);
           }
         }
-        const Lanes scale = load_lanes(Codes::scales(panel) + slice * kLanesPerSlice);
+        const Vector scale = load<Vector>(Codes::scales(panel) + slice * kLanesPerSlice);
         for (int r = 0; r < R; ++r) {
           const RowBlock& row = block[r * row_size];
-          const Lanes exact = Codes::total(dot[r], row.code_sum);
-          sum[slice][r] = fmadd(exact, scale * splat_lanes(row.scale), sum[slice][r]);
+          const Vector exact = Codes::total(dot[r], row.code_sum);
+          sum[slice][r] = fmadd(exact, scale * splat_of<Vector>(row.scale), sum[slice][r]);
         }
         if constexpr (Codes::kHasMinimum) {
-          const Lanes minimum = load_lanes(Codes::scales(panel) + kPanel + slice * kLanesPerSlice);
+          const Vector minimum = load<Vector>(Codes::scales(panel) + kPanel + slice * kLanesPerSlice);
           for (int r = 0; r < R; ++r) {
-            sum[slice][r] = fmadd(minimum, splat_lanes(block[r * row_size].sum), sum[slice][r]);
+            sum[slice][r] = fmadd(minimum, splat_of<Vector>(block[r * row_size].sum), sum[slice][r]);
           }
         }
       }
     }
     for (int r = 0; r < R; ++r) {
-      for (int slice = 0; slice < kSlices; ++slice) store_lanes(out[r] + slice * kLanesPerSlice, sum[slice][r]);
+      for (int slice = 0; slice < kSlices; ++slice) store(out[r] + slice * kLanesPerSlice, sum[slice][r]);
     }
   }
 };
@@ -136,15 +137,9 @@ void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
 }
 
 void multiply_any(const TensorView& x, const TensorView& weight, const Sink& sink) {
-  switch (weight.dtype) {
-    case DType::kFloat32:
-      return multiply<FloatKernel<float>>(x, weight, sink);
-    case DType::kFloat16:
-      return multiply<FloatKernel<half>>(x, weight, sink);
-    case DType::kBFloat16:
-      return multiply<FloatKernel<bfloat16>>(x, weight, sink);
-    default:
-      break;
+  if (weight.dtype != DType::kUInt8) {
+    with_float_type(weight.dtype, [&](auto zero) { multiply<FloatKernel<decltype(zero)>>(x, weight, sink); });
+    return;
   }
   if (weight.shape[2] == kQ8Bytes) return multiply<QuantisedKernel<Codes8>>(x, weight, sink);
   if (weight.shape[2] == kQ4Bytes) return multiply<QuantisedKernel<Codes4<false>>>(x, weight, sink);

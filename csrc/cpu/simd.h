@@ -11,7 +11,8 @@
 #endif
 
 #include "base/exp.h"
-#include "base/thread_pool.h"
+#include "cpu/float_types.h"
+#include "cpu/parallel_for.h"
 
 namespace specengine::SPECENGINE_ISA {
 
@@ -20,15 +21,7 @@ typedef float f32x4 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
-typedef int8_t i8x8 __attribute__((vector_size(8)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
-
-struct bfloat16 {
-  uint16_t bits;
-};
-struct half {
-  uint16_t bits;
-};
 
 inline f32x8 splat(float x) { return f32x8{x, x, x, x, x, x, x, x}; }
 
@@ -53,51 +46,6 @@ inline f32x8 load8(const bfloat16* p) {
 }
 
 inline void store8(float* p, f32x8 v) { std::memcpy(p, &v, sizeof(v)); }
-
-inline float load1(const float* p) { return *p; }
-inline float load1(const bfloat16* p) {
-  const uint32_t wide = static_cast<uint32_t>(p->bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, sizeof(x));
-  return x;
-}
-inline float load1(const half* p) {
-  const uint32_t sign = (p->bits & 0x8000u) << 16, exponent = (p->bits >> 10) & 31, mantissa = p->bits & 0x3FF;
-  if (exponent == 0) return (sign ? -1.0f : 1.0f) * std::ldexp(static_cast<float>(mantissa), -24);
-  const uint32_t bits = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | (mantissa << 13);
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-inline void store1(float* p, float x) { *p = x; }
-inline void store1(bfloat16* p, float x) {  // round to nearest even, as torch does; NaN stays NaN
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  p->bits = x != x ? 0x7FC0 : static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-inline void store1(half* p, float x) {  // round to nearest even; too large becomes infinite; NaN stays NaN
-#if defined(__F16C__)
-  p->bits = _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-#else
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
-  uint32_t result;
-  if (magnitude > 0x7F800000u) {
-    result = 0x7E00;
-  } else if (magnitude >= 0x477FF000u) {  // from 65520 on
-    result = 0x7C00;
-  } else if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, a multiple of 2^-24
-    float wide;
-    std::memcpy(&wide, &magnitude, sizeof(wide));
-    result = static_cast<uint32_t>(std::nearbyint(wide * 16777216.0f));
-  } else {
-    result = (magnitude - 0x38000000u + 0xFFF + (magnitude >> 13 & 1)) >> 13;
-  }
-  p->bits = static_cast<uint16_t>(sign | result);
-#endif
-}
 
 inline f32x8 load8(const half* p) {
 #if defined(__F16C__)
@@ -253,13 +201,5 @@ V exp_of(V x) {
 inline f32x8 exp8(f32x8 x) { return exp_of(x); }
 
 inline float exp1(float x) { return exp8(splat(x))[0]; }
-
-// In this namespace, not in the pool's: an inline function compiled for AVX2 must never serve the portable build.
-template <typename Body>
-void parallel_for(int64_t count, const Body& body) {
-  run_parallel(
-      count, [](void* context, int64_t i) { (*static_cast<const Body*>(context))(i); },
-      const_cast<void*>(static_cast<const void*>(&body)));
-}
 
 }  // namespace specengine::SPECENGINE_ISA

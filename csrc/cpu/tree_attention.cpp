@@ -7,125 +7,15 @@
 
 #include <vector>
 
-#include "cpu/simd.h"
+#include "cpu/attention_block.h"
+#include "cpu/parallel_for.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-constexpr int kBlock = 64;
-static_assert(kBlock == kPageSize);
-constexpr int kRunPairs = 6;    // share their operands in registers: 6 x 2 sums, as in the linear layers
-constexpr int kTaskPairs = 48;  // share a block of the cache while it is near
-constexpr int kGatherSlots = kMaxNodes + kBlock;  // from the block in which a tree's nodes begin
-constexpr int kScores = kBlock + 16;              // a row of scores: room for whole vectors behind its end
-
-template <typename Body>
-void with_count(int count, const Body& body) {
-  static_assert(kRunPairs == 6);
-  switch (count) {
-    case 1:
-      return body(std::integral_constant<int, 1>());
-    case 2:
-      return body(std::integral_constant<int, 2>());
-    case 3:
-      return body(std::integral_constant<int, 3>());
-    case 4:
-      return body(std::integral_constant<int, 4>());
-    case 5:
-      return body(std::integral_constant<int, 5>());
-    case 6:
-      return body(std::integral_constant<int, 6>());
-    default:
-      __builtin_unreachable();
-  }
-}
-
-// How many vectors of each of `pairs` pairs are summed side by side: at least eight sums hide the latency of one.
-constexpr int vectors_of(int pairs) { return pairs == 1 ? 8 : pairs <= 3 ? 4 : 2; }
-
-// out: [dim][64] of keys [count, dim]. No slot past `count` is read: it may never have been written.
-template <typename Cache>
-void transpose(const Cache* keys, int count, int64_t dim, float* out) {
-  for (int first = 0; first < count; first += kLanes) {
-    const Cache* key[kLanes];
-    for (int i = 0; i < kLanes; ++i) key[i] = keys + std::min(first + i, count - 1) * dim;
-    int64_t d = 0;
-    for (; d + kLanes <= dim; d += kLanes) {
-      f32x8 square[kLanes];
-      for (int i = 0; i < kLanes; ++i) square[i] = load8(key[i] + d);
-      transpose8(square);
-      for (int i = 0; i < kLanes; ++i) store8(out + (d + i) * kBlock + first, square[i]);
-    }
-    for (; d < dim; ++d) {
-      for (int i = 0; i < kLanes; ++i) out[d * kBlock + first + i] = load1(key[i] + d);
-    }
-  }
-}
-
-// keys: [dim][64].  scores: rows of `stride`, written in whole vectors, past `count` too. A score is one chain of fused
-// multiply-adds in the order of the dimensions.
-template <int kPairs>
-void score_block(const float* const* q, const float* keys, int count, int64_t dim, float scale, float* scores,
-                 int64_t stride) {
-  constexpr int kWidth = kLanesOf<Vector>, kVectors = std::min(vectors_of(kPairs), kBlock / kWidth);
-  for (int first = 0; first < count; first += kVectors * kWidth) {
-    Vector sum[kPairs][kVectors] = {};
-    for (int64_t d = 0; d < dim; ++d) {
-      Vector key[kVectors];
-      for (int v = 0; v < kVectors; ++v) key[v] = load<Vector>(keys + d * kBlock + first + v * kWidth);
-      for (int r = 0; r < kPairs; ++r) {
-        const Vector x = splat_of<Vector>(q[r][d]);
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = fmadd(x, key[v], sum[r][v]);
-      }
-    }
-    for (int r = 0; r < kPairs; ++r) {
-      for (int v = 0; v < kVectors; ++v) {
-        store(scores + r * stride + first + v * kWidth, sum[r][v] * splat_of<Vector>(scale));
-      }
-    }
-  }
-}
-
-// out[r][D] = out[r] * rescale[r] + sum over i in [begin, end) of weights[r][i] * values[i], in order: from column d
-// on, kVectors of V at a time; returns the first column left.
-template <typename V, int kPairs, int kVectors, typename Cache>
-int64_t accumulate_columns(int64_t d, float* const* out, const float* rescale, const float* weights,
-                           const Cache* const* values, int begin, int end, int64_t dim) {
-  constexpr int kWidth = kLanesOf<V>;
-  for (; d + kVectors * kWidth <= dim; d += kVectors * kWidth) {
-    V sum[kPairs][kVectors];
-    for (int r = 0; r < kPairs; ++r) {
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = load<V>(out[r] + d + v * kWidth) * splat_of<V>(rescale[r]);
-    }
-    for (int i = begin; i < end; ++i) {
-      V value[kVectors];
-      for (int v = 0; v < kVectors; ++v) value[v] = load<V>(values[i] + d + v * kWidth);
-      for (int r = 0; r < kPairs; ++r) {
-        const V weight = splat_of<V>(weights[r * kScores + i]);
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = fmadd(weight, value[v], sum[r][v]);
-      }
-    }
-    for (int r = 0; r < kPairs; ++r) {
-      for (int v = 0; v < kVectors; ++v) store(out[r] + d + v * kWidth, sum[r][v]);
-    }
-  }
-  return d;
-}
-
-template <int kPairs, typename Cache>
-void accumulate(float* const* out, const float* rescale, const float* weights, const Cache* const* values, int begin,
-                int end, int64_t dim) {
-  constexpr int kMost = vectors_of(kPairs);
-  const auto columns = [&]<typename V, int kVectors>(int64_t d) {
-    return accumulate_columns<V, kPairs, kVectors>(d, out, rescale, weights, values, begin, end, dim);
-  };
-  int64_t d = columns.template operator()<Vector, kMost>(0);
-  if constexpr (kMost > 4) d = columns.template operator()<Vector, 4>(d);
-  if constexpr (kMost > 2) d = columns.template operator()<Vector, 2>(d);
-  d = columns.template operator()<Vector, 1>(d);
-  if constexpr (kLanesOf<Vector> > kLanes) d = columns.template operator()<f32x8, 1>(d);
-  columns.template operator()<float, 1>(d);
-}
+static_assert(kBlockSize == kPageSize);
+constexpr int kTaskPairs = 48;                        // share a block of the cache while it is near
+constexpr int kGatherSlots = kMaxNodes + kBlockSize;  // from the block in which a tree's nodes begin
 
 // Rows of one sequence and query heads of one group. Pair p is row p / heads with head p % heads.
 struct Tile {
@@ -158,22 +48,22 @@ class Attention {
       highest_[p] = -INFINITY, total_[p] = 0;
       std::memset(out_[p], 0, dim_ * sizeof(float));
     }
-    const int64_t keys = dim_ * kBlock, gathered = chain_ ? 0 : pairs_ * kGatherSlots;
+    const int64_t keys = dim_ * kBlockSize, gathered = chain_ ? 0 : pairs_ * kGatherSlots;
     if (static_cast<int64_t>(scratch.size()) < keys + gathered) scratch.resize(keys + gathered);
     keys_ = scratch.data(), by_slot_ = keys_ + keys;
   }
 
   void run() {
-    const int64_t first = *std::min_element(first_, first_ + tile_.rows) / kBlock * kBlock;
-    const int64_t gather = chain_ ? slots_ : length_ / kBlock * kBlock;  // slots before it are positions
-    for (int64_t block = first; block < slots_; block += kBlock) {
+    const int64_t first = *std::min_element(first_, first_ + tile_.rows) / kBlockSize * kBlockSize;
+    const int64_t gather = chain_ ? slots_ : length_ / kBlockSize * kBlockSize;  // slots before it are positions
+    for (int64_t block = first; block < slots_; block += kBlockSize) {
       const int64_t offset = op_.cache.offset(tile_.b, block, tile_.kv_head);
       const Cache* keys = op_.cache.k.template as<Cache>() + offset;
-      const int count = static_cast<int>(std::min<int64_t>(kBlock, slots_ - block));
+      const int count = static_cast<int>(std::min<int64_t>(kBlockSize, slots_ - block));
       transpose(keys, count, dim_, keys_);
       if (block < gather) {
-        const Cache* values[kBlock];
-        for (int i = 0; i < kBlock; ++i) values[i] = op_.cache.v.template as<Cache>() + offset + i * dim_;
+        const Cache* values[kBlockSize];
+        for (int i = 0; i < kBlockSize; ++i) values[i] = op_.cache.v.template as<Cache>() + offset + i * dim_;
         consume_block(block, values);
       } else {
         for_runs(0, pairs_,
@@ -208,7 +98,7 @@ class Attention {
   }
 
   Seen seen(int64_t row, int64_t block) const {
-    const auto within = [&](int64_t p) { return static_cast<int>(std::clamp<int64_t>(p - block, 0, kBlock)); };
+    const auto within = [&](int64_t p) { return static_cast<int>(std::clamp<int64_t>(p - block, 0, kBlockSize)); };
     return {within(first_[row]), within(last_[row] + 1)};
   }
 
@@ -245,10 +135,11 @@ class Attention {
         slot[positions++] = static_cast<int>(prefix + 32 * w + __builtin_ctz(rest));
       }
     }
-    for (int64_t block = std::max(from, first_[row] / kBlock * kBlock); block <= last_[row]; block += kBlock) {
+    for (int64_t block = std::max(from, first_[row] / kBlockSize * kBlockSize); block <= last_[row];
+         block += kBlockSize) {
       const Seen range = seen(row, block);
       const int* slots = slot + (block - from);
-      const Cache* values[kBlock];
+      const Cache* values[kBlockSize];
       for (int i = range.begin; i < range.end; ++i) {
         values[i] = op_.cache.v.template as<Cache>() + op_.cache.offset(tile_.b, from + slots[i], tile_.kv_head);
       }
@@ -290,7 +181,7 @@ class Attention {
     }
     float rescale[kLanes];
     store8(rescale, exp8(load8(change)));
-    int begin = 0, end = kBlock;  // what all of them see
+    int begin = 0, end = kBlockSize;  // what all of them see
     for (int r = 0; r < n; ++r) {
       if (seen[r].begin < seen[r].end) total_[p + r] = fmadd(total_[p + r], rescale[r], sums_[r]);
       begin = std::max(begin, seen[r].begin), end = std::min(end, seen[r].end);
@@ -367,14 +258,7 @@ void run(const TreeAttention& op) {
   if (op.out.dtype != DType::kFloat32) fail("out: expected dtype float32 on cpu, got ", name_of(op.out.dtype));
   op.cache.validate_rows(op.q.shape[0]);
   if (op.ancestors.defined()) check_ancestors(op.cache, op.ancestors);
-  switch (op.cache.k.dtype) {
-    case DType::kFloat32:
-      return tree_attention<float>(op);
-    case DType::kBFloat16:
-      return tree_attention<bfloat16>(op);
-    default:
-      return tree_attention<half>(op);
-  }
+  with_float_type(op.cache.k.dtype, [&](auto zero) { tree_attention<decltype(zero)>(op); });
 }
 
 }  // namespace specengine::SPECENGINE_ISA

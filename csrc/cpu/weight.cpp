@@ -1,6 +1,7 @@
 // Weights into their packed form, and rows out of it. One task owns one panel.
 #include "ops/weight.h"
 
+#include "cpu/parallel_for.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
@@ -100,20 +101,6 @@ void pack(const PackLinear& op) {
   });
 }
 
-template <typename Row>
-void pack_from(const PackLinear& op) {
-  switch (op.packed.dtype) {
-    case DType::kFloat32:
-      return pack<Row, float>(op);
-    case DType::kFloat16:
-      return pack<Row, half>(op);
-    case DType::kBFloat16:
-      return pack<Row, bfloat16>(op);
-    default:
-      return pack_quantised<Row>(op);
-  }
-}
-
 // Codes [0, 32) of a 4-bit block of the file: byte i holds code i in its low half, code i + 16 in its high half.
 void copy_codes4(const uint8_t* from, const BlockColumn& out) {
   for (int64_t c = 0; c < kBlock; ++c) out.set_code(c, from[c % 16] >> (c < 16 ? 0 : 4) & 15);
@@ -173,14 +160,11 @@ void gather_quantised(const GatherRows& op) {
 }  // namespace
 
 void run(const PackLinear& op) {
-  switch (op.rows.dtype) {
-    case DType::kFloat32:
-      return pack_from<float>(op);
-    case DType::kBFloat16:
-      return pack_from<bfloat16>(op);
-    default:
-      return pack_from<half>(op);
-  }
+  with_float_type(op.rows.dtype, [&](auto row) {
+    using Row = decltype(row);
+    if (op.packed.dtype == DType::kUInt8) return pack_quantised<Row>(op);
+    with_float_type(op.packed.dtype, [&](auto weight) { pack<Row, decltype(weight)>(op); });
+  });
 }
 
 void run(const PackBlocks& op) {
@@ -196,16 +180,8 @@ void run(const PackBlocks& op) {
 
 void run(const GatherRows& op) {
   check_ids(op.ids, "ids", op.weight.shape[0] * kPanel);
-  switch (op.weight.dtype) {
-    case DType::kFloat32:
-      return gather<float>(op);
-    case DType::kFloat16:
-      return gather<half>(op);
-    case DType::kBFloat16:
-      return gather<bfloat16>(op);
-    default:
-      return gather_quantised(op);
-  }
+  if (op.weight.dtype == DType::kUInt8) return gather_quantised(op);
+  with_float_type(op.weight.dtype, [&](auto zero) { gather<decltype(zero)>(op); });
 }
 
 }  // namespace specengine::SPECENGINE_ISA

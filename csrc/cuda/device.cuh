@@ -19,10 +19,20 @@
   type* const name = reinterpret_cast<type*>(specengine_dynamic_shared_memory)
 #endif
 
+#include "base/tensor_view.h"
+
 namespace specengine {
 
 using Half = __half;
 using BFloat16 = __nv_bfloat16;
+
+// Calls body with a value of the C++ type of a checked dtype: float32, bfloat16 or float16.
+template <typename Body>
+void with_float_type(DType dtype, const Body& body) {
+  if (dtype == DType::kFloat32) return body(float{});
+  if (dtype == DType::kBFloat16) return body(BFloat16{});
+  body(Half{});
+}
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(Half x) { return __half2float(x); }

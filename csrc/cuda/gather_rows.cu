@@ -30,14 +30,7 @@ void launch_for(const GatherRows& op) {
 void run_cuda(const GatherRows& op) {
   if (op.out.numel() == 0) return;
   const DeviceGuard guard(op.weight.device_id);
-  switch (op.weight.dtype) {
-    case DType::kFloat32:
-      return launch_for<float>(op);
-    case DType::kFloat16:
-      return launch_for<Half>(op);
-    default:
-      return launch_for<BFloat16>(op);
-  }
+  with_float_type(op.weight.dtype, [&](auto zero) { launch_for<decltype(zero)>(op); });
 }
 
 }  // namespace specengine

@@ -264,14 +264,7 @@ void launch_chosen(const Product& p, std::index_sequence<kPlace...>) {
 
 void launch_any(const Product& p) {
   constexpr std::make_index_sequence<std::size(kLinearVariants)> kPlaces;
-  switch (p.weight.dtype) {
-    case DType::kFloat32:
-      return launch_chosen<float>(p, kPlaces);
-    case DType::kFloat16:
-      return launch_chosen<Half>(p, kPlaces);
-    default:
-      return launch_chosen<BFloat16>(p, kPlaces);
-  }
+  with_float_type(p.weight.dtype, [&](auto zero) { launch_chosen<decltype(zero)>(p, kPlaces); });
 }
 
 // A thread owns one row's key.

@@ -1,4 +1,4 @@
-// Rows of float32 walked four columns at a time, and the dtypes a row can be written in.
+// Rows walked four columns at a time.
 #pragma once
 #include <cstdint>
 
@@ -35,14 +35,6 @@ __device__ inline void store_four(Out* to, float4 x, int count) {
   } else {
     *reinterpret_cast<uint2*>(to) = {pack_two<Out>(x.x, x.y), pack_two<Out>(x.z, x.w)};
   }
-}
-
-// Calls body with a value of the C++ type of a checked dtype: float32, bfloat16 or float16.
-template <typename Body>
-void with_float_type(DType dtype, const Body& body) {
-  if (dtype == DType::kFloat32) return body(float{});
-  if (dtype == DType::kBFloat16) return body(BFloat16{});
-  body(Half{});
 }
 
 }  // namespace specengine

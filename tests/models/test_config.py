@@ -13,21 +13,12 @@ from specengine.models.config import (
     read_model_config,
 )
 from specengine.models.presets import PRESETS
+from tests.models.files import CONFIG_JSON
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
+LLAMA = CONFIG_JSON | {
     "model_type": "llama",
     "hidden_act": "silu",
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
     "bos_token_id": 1,
-    "eos_token_id": 2,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }

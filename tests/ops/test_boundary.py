@@ -18,11 +18,8 @@ from tests.ops.arguments import (
     blocks,
     call,
     comb,
-    decoder,
-    decoder_layer,
     ints,
     make_cache,
-    projection,
     quantised,
     randn,
     tensors_of,
@@ -379,99 +376,6 @@ def test_trees_too_large_for_their_masks_are_refused(nodes, words, message):
 def test_the_message_names_where_an_expected_size_comes_from():
     message = r"out: expected shape \[M, N\] with M=3 \(from x\), got \[4, 30\]"
     refuse("linear", {**OPS["linear"](), "out": torch.zeros(4, 30)}, message)
-
-
-FLOAT_WEIGHT, Q8_WEIGHT = randn(4, 6, 16), blocks(1, _C.Q8_BYTES)
-BAD_LAYERS = [  # what replaces arguments of a layer, and the message
-    *[
-        ({name: randn(7)}, rf"{name}: expected shape \[C\] with C=6 \(from hidden\)")
-        for name in ("attention_norm", "mlp_norm")
-    ],
-    *[({name: None}, f"{name}: expected a tensor, got None") for name in ("attention_norm", "mlp_norm")],
-    *[
-        ({name: 3}, f"{name}: expected a tensor, got int")
-        for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")
-    ],
-    *[({name: randn(6)}, f"{name}: expected shape .8., got .6.") for name in ("q_norm", "k_norm")],
-    *[({name: randn(8).double()}, f"{name}: expected dtype float32") for name in ("q_norm", "k_norm")],
-    ({"qkv": projection(63, 6, 1)}, "qkv: expected 64 rows, got 63"),
-    ({"qkv": projection(64, 7, 1)}, "qkv: expected shape .*C=6 "),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (48,), None)}, "qkv: 48 rows do not match 4 panels of 16"),
-    (
-        {"qkv": _C.Projection((FLOAT_WEIGHT,), (2**63 - 1,), None)},
-        "qkv: 9223372036854775807 rows do not match 4 panels",
-    ),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (-1,), None)}, "qkv: -1 rows do not match 4 panels"),
-    ({"qkv": _C.Projection((), (), None)}, "qkv: expected one row count per weight"),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (32, 32), None)}, "qkv: expected one row count per weight"),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), randn(63))}, "qkv bias: expected shape .64., got .63."),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), 3)}, "qkv bias: expected a tensor, got int"),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT.double(),), (64,), None)}, "qkv: expected dtype float32"),
-    ({"qkv": _C.Projection((None,), (64,), None)}, "qkv: expected a tensor, got None"),
-    ({"qkv": _C.Projection((blocks(2, _C.Q8_BYTES),), (32,), None)}, "qkv: expected shape .*C/32=1"),
-    ({"qkv": _C.Projection((blocks(1, 300),), (32,), None)}, "qkv: blocks of 300 bytes are of no known format"),
-    (
-        {"qkv": _C.Projection((FLOAT_WEIGHT[:2], Q8_WEIGHT), (32, 32), None)},
-        "qkv: quantised and float weights are mixed",
-    ),
-    (
-        {"qkv": _C.Projection((Q8_WEIGHT, FLOAT_WEIGHT[:2]), (32, 32), None)},
-        "qkv: quantised and float weights are mixed",
-    ),
-    ({"attention_out": projection(6, 24, 2)}, "attention_out: expected shape .*C=32 "),
-    ({"gate_up": projection(18, 6, 3)}, "gate_up: expected 20 rows, got 18"),
-    ({"down": projection(6, 20, 4)}, "down: expected shape .*C=10 "),
-    ({"down": projection(7, 10, 4)}, "down: expected 6 rows, got 7"),
-    ({"window": -1}, "window: expected 0 "),
-]
-
-
-@pytest.mark.parametrize("changes, message", BAD_LAYERS)
-def test_a_decoder_refuses_a_layer_that_does_not_fit(changes, message):
-    good, bad = _C.DecoderLayer(**decoder_layer()), _C.DecoderLayer(**{**decoder_layer(), **changes})
-    for layers in ([bad, good], [good, bad]):
-        with pytest.raises(ValueError, match=f"^layers: layer {layers.index(bad)}: {message}"):
-            _C.Decoder(**{**decoder(), "layers": layers})
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"layers": []}, "layers: expected at least one"),
-        ({"embedding": None}, "embedding: expected a tensor, got None"),
-        ({"embedding": "text"}, "embedding: expected a tensor, got str"),
-        ({"embedding": randn(2, 7, 16)}, r"embedding: expected shape \[P, C, 16\] with C=6 \(from hidden\)"),
-        ({"embedding": randn(2, 6, 16).double()}, "embedding: expected dtype float32 or float16 or bfloat16 or uint8"),
-        ({"embedding": blocks(2, _C.Q8_BYTES)}, "embedding: expected shape"),
-        ({"final_norm": randn(7)}, "final_norm: expected shape"),
-        ({"final_norm": None}, "final_norm: expected a tensor, got None"),
-        *[
-            ({name: value}, f"{name}: expected 1 to 16777216, got {value}")
-            for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate")
-            for value in (0, -1, 2**24 + 1, 2**63 - 1)
-        ],
-        ({"heads": 3}, "heads: 3 heads are no multiple of kv_heads=2"),
-        ({"heads": 514}, "heads: at most 256 query heads"),
-        ({"head_dim": 7}, "head_dim: expected an even number, got 7"),
-        ({"intermediate": 11}, "layers: layer 0: gate_up: expected 22 rows, got 20"),
-        ({"kv_heads": 4}, "layers: layer 0: qkv: expected 96 rows, got 64"),
-    ],
-)
-def test_a_decoder_refuses_sizes_and_tensors_that_do_not_fit(changes, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        _C.Decoder(**{**decoder(), **changes})
-
-
-def test_a_decoder_keeps_its_weights_alive():
-    import gc
-
-    arguments = OPS["decoder_pass"]()
-    gc.collect()  # nothing but the decoder refers to its weights here
-    filler = [torch.full((4, 6, 16), torch.nan) for _ in range(200)]
-    expected = OPS["decoder_pass"]()
-    for case in (arguments, expected):
-        call("decoder_pass", case)
-    assert torch.equal(arguments["features"], expected["features"]) and len(filler) == 200
 
 
 def test_an_unknown_instruction_set_is_refused():
