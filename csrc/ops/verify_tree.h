@@ -43,10 +43,8 @@ struct DraftLogits {
 
   void validate(Checker& check, Dim& M, Dim& V) const {
     Dim R{"R"}, C{"C"};
-    if (!logits.defined() && logits.not_a_tensor.empty()) {
-      if (rows.defined() || index.defined()) fail("draft_rows: expected None where there are no draft_logits");
-      return;
-    }
+    const auto absent = [](const TensorView& t) { return !t.defined() && t.not_a_tensor.empty(); };
+    if (absent(logits) && absent(rows) && absent(index)) return;
     check(logits, "draft_logits", {DType::kFloat32}, {R, C});
     check(rows, "draft_rows", {DType::kInt32}, {M});
     check.optional(index, "draft_index", {DType::kInt32}, {V});

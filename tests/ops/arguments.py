@@ -181,9 +181,43 @@ def verify_tree() -> Arguments:
         "path": torch.zeros(2, 6, dtype=torch.int32),
         "path_length": ints(0, 0),
         "bonus": ints(0, 0),
+        "relaxed": ints(0, 0),
         "scores": torch.zeros(2, 20),
         "counts": torch.zeros(2, 20, dtype=torch.int32),
         "row_states": torch.zeros(8, 34, dtype=torch.int64),
+        "weights": None,
+        "draft_logits": None,
+        "draft_rows": None,
+        "draft_index": None,
+        "replacement": False,
+        "rule": "match",
+        "options": [],
+    }
+
+
+def verify_tree_sampled() -> Arguments:
+    drafted = {"draft_logits": randn(3, 20, seed=4), "draft_rows": ints(0, 1, -1, -1, 2, 0, -1, -1)}
+    index = torch.tensor([*range(12), *[-1] * 8], dtype=torch.int32)
+    weights = torch.zeros(2, 4, 20, dtype=torch.int64)
+    return {**verify_tree(), **drafted, "draft_index": index, "weights": weights, "rule": "rejection"}
+
+
+def draw_siblings() -> Arguments:
+    verified = verify_tree()
+    shared = ("tokens", "parents", "row_start", "history", "history_length", "prompt_length")
+    batch = make_batch(TREES, [PARAMS["everything"], PARAMS["bias"]], 20, seed=1)
+    return {
+        "logits": randn(3, 20, seed=5),
+        "sequences": ints(0, 0, 1),
+        "nodes": ints(0, 2, 1),
+        "index": None,
+        **{name: verified[name] for name in shared},
+        **vars(batch.params),
+        "drawn": torch.zeros(3, 2, dtype=torch.int32),
+        "scores": torch.zeros(3, 20),
+        "counts": torch.zeros(3, 20, dtype=torch.int32),
+        "weights": torch.zeros(3, 20, dtype=torch.int64),
+        "replacement": False,
     }
 
 
@@ -199,19 +233,19 @@ def compact_kv() -> Arguments:
 
 
 OPS: dict[str, Callable[[], Arguments]] = {
-    op.__name__.replace("_quantised", " quantised").replace("_drawn", " drawn"): op
+    op.__name__.replace("_quantised", " quantised").replace("_drawn", " drawn").replace("_sampled", " sampled"): op
     for op in (
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
-        *(expand_backbone, verify_tree, verify_tree_drawn, compact_kv),
+        *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
 OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
-    ("verify_tree", "row_states"),
+    *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
 }
 
 

@@ -59,7 +59,9 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     only = {
         "tree_attention": {"out"},
         "verify_tree": {"path", "path_length", "bonus", "scores"},
-        "verify_tree drawn": {"path", "path_length", "bonus"},
+        "verify_tree drawn": {"path", "path_length", "bonus", "relaxed"},
+        "verify_tree sampled": {"path", "path_length", "bonus", "relaxed", "scores", "weights"},
+        "draw_siblings": {"drawn", "scores", "weights"},
         "decoder_pass": {"k_cache", "v_cache", "features", "workspace"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
@@ -118,7 +120,12 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0), ("decoder_pass", "workspace", 0)),
     ("tree_attention", "workspace", 0),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "decoder_pass", "compact_kv")),
-    *((op, name, 1) for op in ("verify_tree", "verify_tree drawn") for name in ("history", "path")),
+    *(
+        (op, name, 1)
+        for op in ("verify_tree", "verify_tree drawn", "verify_tree sampled")
+        for name in ("history", "path")
+    ),
+    *(("verify_tree sampled", "draft_logits", 0), ("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
     *(("tree_attention", "ancestors", 1), ("decoder_pass", "ancestors", 1), ("compact_kv", "path", 1)),
     ("expand_backbone", "logits", 2),
 }
@@ -347,7 +354,7 @@ LINEAR_CHANGES = [
         ("verify_tree", {"drawn": ints(*[0] * 8)}, "drawn: expected None where logits are given"),
         ("verify_tree", {"drawn": 3}, "drawn: expected a tensor, got int"),
         ("verify_tree drawn", {"logits": 3}, "drawn: expected None where logits are given"),
-        ("verify_tree", {"rule": "hope"}, "rule: there is no rule 'hope'"),
+        ("verify_tree sampled", {"rule": "hope"}, "rule: there is no rule 'hope'"),
         ("verify_tree", {"path": torch.zeros(2, 4, dtype=torch.int32)}, "path: 4 columns cannot hold a path of 5"),
         (
             "verify_tree",  # a wide path must not let the first sequence reach behind the rows there are
