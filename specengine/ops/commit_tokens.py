@@ -13,7 +13,6 @@ from specengine import _C
 from specengine.ops.verify_tree import Accepted, TokenHistory
 from specengine.tree import TreeBatch
 
-
 RECORD_HEAD = 4  # numbers in front of the path
 
 
