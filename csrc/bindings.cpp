@@ -296,14 +296,14 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   m.def(
       "commit_tokens",
-      [](T tokens, T parents, T path, T path_length, T bonus, T eos, T ignores_eos, T final_length, T history,
-         T history_length, T active, T record) {
-        run_op("commit_tokens", CommitTokens{tokens, parents, path, path_length, bonus, eos, ignores_eos, final_length,
-                                             history, history_length, active, record});
+      [](T tokens, T parents, T path, T path_length, T bonus, T relaxed, T eos, T ignores_eos, T final_length,
+         T history, T history_length, T active, T record) {
+        run_op("commit_tokens", CommitTokens{tokens, parents, path, path_length, bonus, relaxed, eos, ignores_eos,
+                                             final_length, history, history_length, active, record});
       },
       nogil, py::arg("tokens"), py::arg("parents"), py::arg("path"), py::arg("path_length"), py::arg("bonus"),
-      py::arg("eos"), py::arg("ignores_eos"), py::arg("final_length"), py::arg("history"), py::arg("history_length"),
-      py::arg("active"), py::arg("record"));
+      py::arg("relaxed"), py::arg("eos"), py::arg("ignores_eos"), py::arg("final_length"), py::arg("history"),
+      py::arg("history_length"), py::arg("active"), py::arg("record"));
 
   // compact
   m.def(

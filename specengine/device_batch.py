@@ -12,7 +12,7 @@ import torch
 from specengine.batch import commit_run
 from specengine.drafters.base import Drafter
 from specengine.graphs import Graphs
-from specengine.ops.commit_tokens import record_width
+from specengine.ops.commit_tokens import RECORD_HEAD, record_width
 from specengine.phase_clock import HostClock
 from specengine.resident import ResidentState
 from specengine.rules.base import Wants
@@ -130,14 +130,15 @@ class DeviceBatch:
 
     def _commit(self, records: list[list[int]]) -> None:
         committed = []
-        nodes = (len(records[0]) - 3) // 3
+        nodes = (len(records[0]) - RECORD_HEAD) // 3
         graphs = self._cycles.graphs
         for b, (sequence, record) in enumerate(zip(self.sequences, records, strict=False)):
             if sequence.finish_reason:  # by a stop string, which only the host can see: the device was one cycle ahead
                 committed.append([])
                 continue
-            _, count, bonus = record[:3]
-            path, tokens, parents = (record[3 + i * nodes : 3 + (i + 1) * nodes] for i in range(3))
+            _, count, bonus, relaxed = record[:RECORD_HEAD]
+            rows = record[RECORD_HEAD:]
+            path, tokens, parents = (rows[i * nodes : (i + 1) * nodes] for i in range(3))
             if bonus < 0:
                 position = len(sequence.tokens) + count - 1
                 where = f"sequence {b}, position {position}"
@@ -145,7 +146,7 @@ class DeviceBatch:
             used = tokens.index(-1) if -1 in tokens else nodes
             tree = DraftTree(tokens[:used], parents[:used])
             scores = graphs.of(len(self.sequences), nodes).scores
-            committed.append(commit_run(sequence, tree, path[:count], bonus, scores, b * nodes))
+            committed.append(commit_run(sequence, tree, path[:count], bonus, scores, b * nodes, relaxed))
             graphs.observe(nodes, used - 1, count - 1)
         if not self._cycles.drafter.drafts_on_device:
             self._cycles.drafter.observe(self.sequences, committed, None)

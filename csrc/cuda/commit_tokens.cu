@@ -10,7 +10,7 @@ namespace {
 struct Pointers {
   const int *tokens, *parents, *path;
   int* path_length;
-  const int *bonus, *eos, *ignores_eos, *final_length;
+  const int *bonus, *relaxed, *eos, *ignores_eos, *final_length;
   int *history, *history_length, *active, *record;
   int nodes, capacity, eos_count;
 };
@@ -35,14 +35,15 @@ __global__ void __launch_bounds__(kWarp) commit_tokens_kernel(Pointers p) {
   kept = warp_reduce<Min>(kept), ended = warp_reduce<Max>(ended);
   for (int i = lane; i < kept; i += kWarp) p.history[b * p.capacity + length + i] = token_at(i);
 
-  int* record = p.record + b * (3 + 3 * p.nodes);
+  int* record = p.record + b * (kRecordHead + 3 * p.nodes);
+  int* tree = record + kRecordHead;
   for (int i = lane; i < p.nodes; i += kWarp) {
-    record[3 + i] = path[i], record[3 + p.nodes + i] = tokens[i];
-    record[3 + 2 * p.nodes + i] = p.parents[b * p.nodes + i];
+    tree[i] = path[i], tree[p.nodes + i] = tokens[i];
+    tree[2 * p.nodes + i] = p.parents[b * p.nodes + i];
   }
   __syncwarp();  // every lane has read what lane 0 writes now
   if (lane == 0) {
-    record[0] = kept, record[1] = count, record[2] = bonus;
+    record[0] = kept, record[1] = count, record[2] = bonus, record[3] = active ? p.relaxed[b] : 0;
     p.path_length[b] = kept;
     if (active) p.history_length[b] = length + kept, p.active[b] = !ended;
   }
@@ -58,6 +59,7 @@ void run_cuda(const CommitTokens& op) {
                           op.path.as<int>(),
                           op.path_length.as<int>(),
                           op.bonus.as<int>(),
+                          op.relaxed.as<int>(),
                           op.eos.as<int>(),
                           op.ignores_eos.as<int>(),
                           op.final_length.as<int>(),

@@ -7,7 +7,6 @@ namespace specengine {
 
 constexpr int kFilterThreads = 512;
 constexpr int kBins = 2048;
-static_assert(kBins == 4 * kFilterThreads);
 
 // Shared memory of a search.
 struct Bins {
@@ -51,10 +50,12 @@ __device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const
       if (w != 0) bins.add(key >> shift & digits, w);
     });
     __syncthreads();
-    // A thread sums four bins, then all that come before them.
-    const int first = kBins - 1 - 4 * threadIdx.x;
-    const uint64_t own[4] = {bins.at(first), bins.at(first - 1), bins.at(first - 2), bins.at(first - 3)};
-    uint64_t until = own[0] + own[1] + own[2] + own[3];
+    // A thread sums some bins, then all that come before them.
+    const int share = (kBins + blockDim.x - 1) / blockDim.x, first = kBins - 1 - share * threadIdx.x;
+    const int last = max(first - share, -1);
+    uint64_t own = 0;
+    for (int bin = first; bin > last; --bin) own += bins.at(bin);
+    uint64_t until = own;
 #pragma unroll
     for (int offset = 1; offset < kWarp; offset *= 2) {
       const uint64_t more = __shfl_up_sync(kAllLanes, until, offset);
@@ -63,19 +64,19 @@ __device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const
     if (lane == kWarp - 1) bins.sums[warp] = until;
     __syncthreads();
     uint64_t total = 0;
-    for (int i = 0; i < kFilterThreads / kWarp; ++i) {
+    for (int i = 0; i < blockDim.x / kWarp; ++i) {
       if (i == warp) until += total;
       total += bins.sums[i];
     }
     if (level == 0) crossing.missing = target_of(total);
-    uint64_t before = until - own[0] - own[1] - own[2] - own[3];
+    uint64_t before = until - own;
     if (before < crossing.missing && crossing.missing <= until) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (before < crossing.missing && crossing.missing <= before + own[i]) {
-          bins.found[0] = first - i, bins.found[1] = crossing.missing - before, bins.found[2] = own[i];
+      for (int bin = first; bin > last; --bin) {
+        const uint64_t weight_of_bin = bins.at(bin);
+        if (before < crossing.missing && crossing.missing <= before + weight_of_bin) {
+          bins.found[0] = bin, bins.found[1] = crossing.missing - before, bins.found[2] = weight_of_bin;
         }
-        before += own[i];
+        before += weight_of_bin;
       }
     }
     __syncthreads();
@@ -101,23 +102,29 @@ __device__ inline void keep_smallest_set(Row& row, const Bins& bins, const Weigh
   row.threshold = at.key, row.last = last;
 }
 
-// Makes the row keep what top-k, top-p and min-p leave: all where there is no distribution.
+// Makes the row keep what top-k, top-p and min-p leave. row.top: its largest score.
+__device__ inline void shrink(Row& row, int top_k, float top_p, float min_p, const Bins& bins) {
+  row.filtered = true;
+  if (top_k > 0 && top_k < row.vocab) {
+    const auto one = [&](float, int v) { return static_cast<uint64_t>(v < row.vocab); };
+    keep_smallest_set(row, bins, one, [&](uint64_t) { return static_cast<uint64_t>(top_k); });
+  }
+  if (top_p < 1.0f) {
+    const auto weight = [&](float score, int) { return weight_of(score, row.top); };
+    keep_smallest_set(row, bins, weight, [&](uint64_t total) { return enough(top_p, total); });
+  }
+  row.min_p = min_p;
+}
+
+// The same for any row: all of it is kept where there is no distribution.
 __device__ inline void filter(Row& row, int top_k, float top_p, float min_p, const Bins& bins, float* scratch) {
   float top = -INFINITY;
   bool sane = true;
   row.for_each(0, row.vocab, [&](float score, int) { sane = sane && score < INFINITY, top = fmaxf(top, score); });
   top = block_reduce<Max>(top, scratch);
   if (__syncthreads_or(!sane) || top == -INFINITY) return;
-  row.top = top, row.filtered = true;
-  if (top_k > 0 && top_k < row.vocab) {
-    const auto one = [&](float, int v) { return static_cast<uint64_t>(v < row.vocab); };
-    keep_smallest_set(row, bins, one, [&](uint64_t) { return static_cast<uint64_t>(top_k); });
-  }
-  if (top_p < 1.0f) {
-    const auto weight = [&](float score, int) { return weight_of(score, top); };
-    keep_smallest_set(row, bins, weight, [&](uint64_t total) { return enough(top_p, total); });
-  }
-  row.min_p = min_p;
+  row.top = top;
+  shrink(row, top_k, top_p, min_p, bins);
 }
 
 }  // namespace specengine

@@ -38,11 +38,12 @@ __device__ inline Four load_four(const T* row, int v, int end, bool aligned, T p
 
 // One node's row, and how its sequence's parameters shape it.
 struct Row {
-  const float* logits;        // [V]
-  const float* bias;          // [V]; nullptr: none
-  const int* counts;          // [V], of the history (see kSeen); nullptr: no penalties
-  const int* path;            // tokens from the root's first child down to the node, in any order
-  const unsigned* path_bits;  // bit t % 1024 is set for every token t on the path
+  const float* logits;         // [V], or as many columns as the index says
+  const int* index = nullptr;  // [V]: the column of a token, -1: none (-inf); nullptr: columns are tokens
+  const float* bias;           // [V]; nullptr: none
+  const int* counts;           // [V], of the history (see kSeen); nullptr: no penalties
+  const int* path;             // tokens from the root's first child down to the node, in any order
+  const unsigned* path_bits;   // bit t % 1024 is set for every token t on the path
   int depth, vocab;
   bool aligned;  // rows start at multiples of 16 bytes
   Penalties penalties;
@@ -56,7 +57,10 @@ struct Row {
   int last = INT_MAX;
   float top = 0, min_p = 0;
 
-  __device__ float4 load(int v, int end) const { return load_four<float4>(logits, v, end, aligned, -INFINITY); }
+  __device__ float4 load(int v, int end) const {
+    if (index == nullptr) return load_four<float4>(logits, v, end, aligned, -INFINITY);
+    return {indexed(v, end), indexed(v + 1, end), indexed(v + 2, end), indexed(v + 3, end)};
+  }
 
   __device__ float4 scores(float4 x, int v) const {
     if (bias != nullptr) {
@@ -77,6 +81,11 @@ struct Row {
     return x;
   }
 
+  __device__ float score(int v) const {
+    const float4 x = scores(load(v / 4 * 4, vocab), v / 4 * 4);
+    return v & 2 ? (v & 1 ? x.w : x.z) : (v & 1 ? x.y : x.x);
+  }
+
   // Calls body(score, token) for all tokens of a part of the row, a thread's in ascending order; the score past the end
   // is -inf.
   template <typename Body>
@@ -93,6 +102,8 @@ struct Row {
   }
 
  private:
+  __device__ float indexed(int v, int end) const { return v < end && index[v] >= 0 ? logits[index[v]] : -INFINITY; }
+
   __device__ float penalised(float score, int v, int count) const {
     if (path_bits[v % kPathBits / 32] >> (v % 32) & 1) {
       for (int i = 0; i < depth; ++i) count += path[i] == v;
@@ -181,8 +192,7 @@ __device__ inline Candidate draw(const Row& row, int begin, int end, Candidate* 
   Candidate mine = nothing();
   const int v = static_cast<int>(block.token * kNoiseBlock) + threadIdx.x;
   if (threadIdx.x < kNoiseBlock && v < end) {
-    const float4 x = row.scores(row.load(v / 4 * 4, end), v / 4 * 4);
-    const float score = v & 2 ? (v & 1 ? x.w : x.z) : (v & 1 ? x.y : x.x);
+    const float score = row.score(v);
     if (score > -INFINITY) mine = {token_value(score, row.seed, row.position, v), v};
   }
   return {block.value, block_best(mine, scratch).token};

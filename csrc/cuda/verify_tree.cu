@@ -1,4 +1,4 @@
-// Four launches, or the last one alone where the tokens are known:
+// Rule `match`; verify_rules.cu has the others. Four launches, or the last one alone where the tokens are known:
 //   mark    A few blocks own a sequence: what its penalties and biases touch becomes dense in the workspaces.
 //   filter  A block owns a row with top-k, top-p or min-p and finds which of its tokens they keep.
 //   draw    A block owns a slice of a row: the target's token at EVERY node, so that no row waits for another's choice.
@@ -12,8 +12,9 @@
 
 #include "cuda/arch.cuh"
 #include "cuda/filters.cuh"
-#include "cuda/sampling.cuh"
-#include "rules/rules.h"
+#include "cuda/sequences.cuh"
+#include "cuda/verify_rules.cuh"
+#include "rules/drafted_tree.h"
 
 namespace specengine {
 namespace {
@@ -23,58 +24,30 @@ constexpr int kThreads = static_cast<int>(kMaxNodes), kDrawThreads = 256;
 struct Arguments {
   const float* logits;  // nullptr: `drawn` is given
   const int *drawn, *tokens, *parents, *row_start;
-  const float* temperature;
-  const int* top_k;
-  const float *top_p, *min_p, *repetition_penalty, *presence_penalty, *frequency_penalty;
-  const int64_t* seed;
-  const int *bias_start, *bias_tokens;
-  const float* bias_values;
-  const int *history, *history_length, *prompt_length;
-  int *path, *path_length, *bonus;
+  SequenceTable table;
+  int *path, *path_length, *bonus, *relaxed;
   float* biases;
   int* counts;
   RowState* row_states;
-  int sequences, columns, vocab, history_columns;
+  int sequences, columns;
   bool aligned;
 
-  __device__ Penalties penalties(int b) const {
-    return {repetition_penalty[b], presence_penalty[b], frequency_penalty[b]};
-  }
-  __device__ bool filters(int b) const {
-    return temperature[b] != 0.0f && ((top_k[b] > 0 && top_k[b] < vocab) || top_p[b] < 1.0f || min_p[b] > 0.0f);
-  }
   __device__ int nodes(int b) const { return min(row_start[b + 1] - row_start[b], columns); }
   __device__ bool idle(int b) const { return nodes(b) < 1 || tokens[row_start[b]] == kNoToken; }
+  __device__ DenseShaping dense(int b) const {
+    const int64_t row = static_cast<int64_t>(b) * table.vocab;
+    return {biases + row, counts + row};
+  }
+  // Blocks (b, 0) to (b, gridDim.y - 1) own a sequence.
+  __device__ int first_of_sequence() const { return blockIdx.y * blockDim.x + threadIdx.x; }
+  __device__ int step_of_sequence() const { return gridDim.y * blockDim.x; }
 };
-
-// Calls see(token's count, whether it is in the prompt) and bias(token's bias, its value) for all there are, spread
-// over the blocks of a sequence.
-template <typename See, typename Bias>
-__device__ void visit(const Arguments& op, int b, const See& see, const Bias& bias) {
-  const int first = blockIdx.y * blockDim.x + threadIdx.x, step = gridDim.y * blockDim.x;
-  const int64_t row = static_cast<int64_t>(b) * op.vocab;
-  if (op.penalties(b).any()) {
-    const int* history = op.history + static_cast<int64_t>(b) * op.history_columns;
-    const int length = op.history_length[b], prompt = op.prompt_length[b];
-    for (int i = first; i < length; i += step) see(op.counts + row + history[i], i < prompt);
-  }
-  for (int i = op.bias_start[b] + first; i < op.bias_start[b + 1]; i += step) {
-    bias(op.biases + row + op.bias_tokens[i], op.bias_values[i]);
-  }
-}
 
 __global__ void __launch_bounds__(kThreads) mark_kernel(Arguments op) {
   wait_for_previous_kernel();
   const int b = blockIdx.x;
   if (op.idle(b)) return;
-  const auto see = [](int* count, bool in_prompt) {
-    if (in_prompt) {
-      atomicCAS(count, 0, kSeen);  // an output that is counted already says as much
-    } else {
-      atomicAdd(count, 1);
-    }
-  };
-  visit(op, b, see, [](float* bias, float value) { *bias = value; });
+  op.table.mark(b, op.dense(b), op.first_of_sequence(), op.step_of_sequence());
 }
 
 // The sequence of the block's row; -1 where the row is padding.
@@ -95,14 +68,14 @@ __device__ Row row_of(const Arguments& op, int b) {
   SPECENGINE_SHARED(unsigned, path_bits, kPathBits / 32);
   SPECENGINE_SHARED(int, depth, 1);
   const int index = blockIdx.x, thread = threadIdx.x, first = op.row_start[b], node = index - first;
-  const Penalties penalties = op.penalties(b);
+  Row row = op.table.row(b, op.dense(b));
   if (thread <= node) parents[thread] = op.parents[first + thread];
   if (thread < kPathBits / 32) path_bits[thread] = 0;
   __syncthreads();
   if (thread == 0) {
     int above = 0;
     for (int n = node; n > 0; n = parents[n], ++above) {
-      if (!penalties.any()) continue;
+      if (row.counts == nullptr) continue;
       const int token = op.tokens[first + n];
       path[above] = token;
       path_bits[token % kPathBits / 32] |= 1u << (token % 32);
@@ -111,17 +84,9 @@ __device__ Row row_of(const Arguments& op, int b) {
   }
   __syncthreads();
 
-  const int64_t of_sequence = static_cast<int64_t>(b) * op.vocab;
-  Row row;
-  row.logits = op.logits + static_cast<int64_t>(index) * op.vocab;
-  row.bias = op.bias_start[b] < op.bias_start[b + 1] ? op.biases + of_sequence : nullptr;
-  row.penalties = penalties;
-  row.counts = penalties.any() ? op.counts + of_sequence : nullptr;
-  row.path = path, row.path_bits = path_bits, row.depth = depth[0];
-  row.vocab = op.vocab, row.aligned = op.aligned;
-  row.temperature = op.temperature[b];
-  row.seed = static_cast<uint64_t>(op.seed[b]);
-  row.position = static_cast<uint32_t>(op.history_length[b] + row.depth);
+  row.logits = op.logits + static_cast<int64_t>(index) * row.vocab;
+  row.path = path, row.path_bits = path_bits, row.depth = depth[0], row.aligned = op.aligned;
+  row.position = static_cast<uint32_t>(op.table.history_length[b] + row.depth);
   return row;
 }
 
@@ -133,9 +98,9 @@ __global__ void __launch_bounds__(kFilterThreads) filter_kernel(Arguments op) {
   SPECENGINE_SHARED(uint64_t, found, 3);
   SPECENGINE_SHARED(float, maxima, kWarp);
   const int b = sequence_of_row(op);
-  if (b < 0 || !op.filters(b)) return;
+  if (b < 0 || !op.table.filters(b)) return;
   Row row = row_of(op, b);
-  filter(row, op.top_k[b], op.top_p[b], op.min_p[b], {low, high, sums, found}, maxima);
+  filter(row, op.table.top_k[b], op.table.top_p[b], op.table.min_p[b], {low, high, sums, found}, maxima);
   if (threadIdx.x != 0) return;
   RowState& state = op.row_states[blockIdx.x];
   state.threshold = row.threshold, state.last = row.last, state.top = row.top, state.min_p = row.min_p;
@@ -148,29 +113,28 @@ __global__ void __launch_bounds__(kDrawThreads, 3) draw_kernel(Arguments op) {
   if (b < 0) return;
   Row row = row_of(op, b);
   RowState& state = op.row_states[blockIdx.x];
-  if (op.filters(b)) {
+  if (op.table.filters(b)) {
     row.filtered = true;
     row.threshold = state.threshold, row.last = state.last, row.top = state.top, row.min_p = state.min_p;
   }
-  const int strips = (op.vocab + kStrip - 1) / kStrip, share = (strips + gridDim.y - 1) / gridDim.y * kStrip;
-  const int begin = min(static_cast<int>(blockIdx.y) * share, op.vocab);
-  const Candidate winner = draw(row, begin, min(begin + share, op.vocab), best);
+  const int strips = (row.vocab + kStrip - 1) / kStrip, share = (strips + gridDim.y - 1) / gridDim.y * kStrip;
+  const int begin = min(static_cast<int>(blockIdx.y) * share, row.vocab);
+  const Candidate winner = draw(row, begin, min(begin + share, row.vocab), best);
   if (threadIdx.x == 0) state.candidates[blockIdx.y] = winner;
 }
 
-template <typename Rule>
 __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slices) {
   wait_for_previous_kernel();
   SPECENGINE_SHARED(int, tokens, kMaxNodes);
   SPECENGINE_SHARED(int, parents, kMaxNodes);
-  SPECENGINE_SHARED(typename Rule::Step, steps, kMaxNodes);
+  SPECENGINE_SHARED(int, drawn, kMaxNodes);
+  SPECENGINE_SHARED(int, followed, kMaxNodes);
   SPECENGINE_SHARED(int, path, kMaxNodes);
   SPECENGINE_SHARED(int, length, 1);
   const int b = blockIdx.x, first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
   const bool idle = op.idle(b);
   if (op.logits != nullptr && !idle) {
-    // A token that occurs often is cleared as often.
-    visit(op, b, [](int* count, bool) { atomicExch(count, 0); }, [](float* bias, float) { *bias = 0; });
+    op.table.clear(b, op.dense(b), op.first_of_sequence(), op.step_of_sequence());
   }
   if (blockIdx.y != 0) return;
   if (node < nodes) tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
@@ -182,19 +146,15 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slic
     } else {
       for (int i = 0; i < slices; ++i) best = better(best, op.row_states[first + node].candidates[i]);
     }
-    const int drawn = static_cast<int>(best.token);
-    steps[node] =
-        drawn == kNoToken ? typename Rule::Step{-1, kNoToken} : Rule::step(drawn, node, tokens, parents, nodes);
+    const int token = static_cast<int>(best.token);
+    drawn[node] = token;
+    followed[node] = token == kNoToken ? -1 : DraftedTree{tokens, parents, nodes}.child_with(node, token);
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    int count = 0;
-    typename Rule::Step step{idle ? -1 : 0, kNoToken};
-    while (step.child >= 0) {
-      path[count++] = step.child;
-      step = steps[step.child];
-    }
-    length[0] = count, op.path_length[b] = count, op.bonus[b] = step.token;
+    int count = 0, bonus = kNoToken;
+    for (int at = idle ? -1 : 0; at >= 0; at = followed[at]) path[count++] = at, bonus = drawn[at];
+    length[0] = count, op.path_length[b] = count, op.bonus[b] = bonus, op.relaxed[b] = 0;
   }
   __syncthreads();
   for (int i = threadIdx.x; i < op.columns; i += blockDim.x) {
@@ -206,18 +166,12 @@ Arguments arguments_of(const VerifyTree& op) {
   Arguments a{};
   a.logits = op.logits.as<float>(), a.drawn = op.drawn.as<int>();
   a.tokens = op.tokens.as<int>(), a.parents = op.parents.as<int>(), a.row_start = op.row_start.as<int>();
-  a.temperature = op.temperature.as<float>(), a.top_k = op.top_k.as<int>(), a.top_p = op.top_p.as<float>();
-  a.min_p = op.min_p.as<float>(), a.repetition_penalty = op.repetition_penalty.as<float>();
-  a.presence_penalty = op.presence_penalty.as<float>(), a.frequency_penalty = op.frequency_penalty.as<float>();
-  a.seed = op.seed.as<int64_t>(), a.bias_start = op.bias_start.as<int>(), a.bias_tokens = op.bias_tokens.as<int>();
-  a.bias_values = op.bias_values.as<float>(), a.history = op.history.as<int>();
-  a.history_length = op.history_length.as<int>(), a.prompt_length = op.prompt_length.as<int>();
+  a.table = SequenceTable(op.sampling, op.history, op.scores.shape[1]);
   a.path = op.path.as<int>(), a.path_length = op.path_length.as<int>(), a.bonus = op.bonus.as<int>();
+  a.relaxed = op.relaxed.as<int>();
   a.biases = op.scores.as<float>(), a.counts = op.counts.as<int>(), a.row_states = op.row_states.as<RowState>();
   a.sequences = static_cast<int>(op.bonus.shape[0]), a.columns = static_cast<int>(op.path.shape[1]);
-  a.vocab = static_cast<int>(op.scores.shape[1]), a.history_columns = static_cast<int>(op.history.shape[1]);
-  const auto at_16_bytes = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  a.aligned = a.vocab % 4 == 0 && at_16_bytes(a.logits) && at_16_bytes(a.biases) && at_16_bytes(a.counts);
+  a.aligned = a.table.vocab % 4 == 0 && at_16_bytes(a.logits) && at_16_bytes(a.biases) && at_16_bytes(a.counts);
   return a;
 }
 
@@ -227,13 +181,14 @@ void run_cuda(const VerifyTree& op) {
   const int64_t M = op.tokens.shape[0], B = op.bonus.shape[0], N = op.path.shape[1], V = op.scores.shape[1];
   if (B == 0) return;
   if (N > kMaxNodes) fail("path: expected at most ", kMaxNodes, " columns, got ", N);
+  if (op.rule != "match") return verify_by_rule(op);
   if (op.logits.defined() && !op.row_states.defined()) fail("row_states: expected a tensor, got None");
   const DeviceGuard guard(op.tokens.device_id);
   const Arguments arguments = arguments_of(op);
   void* stream = op.tokens.stream;
   int64_t parts = 1, slices = 1;
   if (op.logits.defined() && M > 0) {
-    parts = std::clamp<int64_t>(op.history.shape[1] / 2048, 1, 32);
+    parts = std::clamp<int64_t>(op.history.tokens.shape[1] / 2048, 1, 32);
     const int64_t strips = (V + kStrip - 1) / kStrip;
     slices =
         std::clamp<int64_t>(4 * multiprocessors(op.tokens.device_id) / M, 1, std::min<int64_t>(strips, kMaxSlices));
@@ -241,9 +196,7 @@ void run_cuda(const VerifyTree& op) {
     launch({"verify_tree", dim3(M), kFilterThreads, 0, stream}, filter_kernel, arguments);
     launch({"verify_tree", dim3(M, slices), kDrawThreads, 0, stream}, draw_kernel, arguments);
   }
-  with_rule(op.rule, [&](auto rule) {
-    launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, finish_kernel<decltype(rule)>, arguments, slices);
-  });
+  launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, finish_kernel, arguments, slices);
 }
 
 }  // namespace specengine

@@ -6,6 +6,8 @@
 
 namespace specengine {
 
+constexpr int kRecordHead = 4;  // numbers in front of the path
+
 // A sequence ends with an end-of-text token (unless it ignores them) or at final_length; it is idle from then on.
 // Idle sequences are left alone (path_length 0). A root row without a distribution (bonus -1) ends the sequence, and
 // nothing of its run is kept.
@@ -15,14 +17,15 @@ struct CommitTokens {
   TensorView path;            // [B, N] int32
   TensorView path_length;     // [B] int32; written: cut to the tokens kept
   TensorView bonus;           // [B] int32
+  TensorView relaxed;         // [B] int32
   TensorView eos;             // [E] int32, end-of-text tokens
   TensorView ignores_eos;     // [B] int32
   TensorView final_length;    // [B] int32
   TensorView history;         // [B, T] int32, written
   TensorView history_length;  // [B] int32, advanced by the tokens kept
   TensorView active;          // [B] int32, written: 0 once a sequence ended
-  TensorView record;          // [B, 3 + 3 N] int32, written: tokens kept, path length before the cut, bonus token, then
-                              // path, tokens and parents of the tree
+  TensorView record;          // [B, 4 + 3 N] int32, written: tokens kept, path length before the cut, bonus token,
+                              // relaxed, then path, tokens and parents of the tree
 
   Device validate() const {
     Checker check;
@@ -33,13 +36,14 @@ struct CommitTokens {
     check(parents, "parents", {DType::kInt32}, {M});
     check(path_length, "path_length", {DType::kInt32}, {B});
     check(bonus, "bonus", {DType::kInt32}, {B});
+    check(relaxed, "relaxed", {DType::kInt32}, {B});
     check(eos, "eos", {DType::kInt32}, {E});
     check(ignores_eos, "ignores_eos", {DType::kInt32}, {B});
     check(final_length, "final_length", {DType::kInt32}, {B});
     check(history, "history", {DType::kInt32}, {B, T});
     check(history_length, "history_length", {DType::kInt32}, {B});
     check(active, "active", {DType::kInt32}, {B});
-    check(record, "record", {DType::kInt32}, {B, 3 + 3 * N});
+    check(record, "record", {DType::kInt32}, {B, kRecordHead + 3 * N});
     if (N > kMaxNodes) fail("path: ", N.value, " columns, at most ", kMaxNodes, " nodes are supported");
     return check.device();
   }

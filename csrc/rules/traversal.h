@@ -44,7 +44,8 @@ struct Traversal {
   template <typename Rows>
   SPECENGINE_HOST_DEVICE static bool restore(Rows& rows, int node) {
     if (rows.loaded() == node) return true;
-    if (!rows.load(node, needs)) return false;
+    constexpr Needs asked = needs;
+    if (!rows.load(node, asked)) return false;
     for (int child = rows.first_child(node); child >= 0; child = rows.next_sibling(child)) {
       if (rows.mark(child) == kRefused) rows.reject(rows.token(child), rows.value(child));
     }

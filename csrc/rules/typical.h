@@ -12,6 +12,7 @@ struct Typical {
 
   template <typename Rows>
   SPECENGINE_HOST_DEVICE Verdict verdict(Rows& rows) const {
+    constexpr Needs asked = needs;
     // value(node): summed log-probability of its path; mark(node): 0 if not accepted, else 1, or 2 where it is relaxed.
     rows.note(0, 0.0, 1);
     for (int node = 1; node < rows.nodes(); ++node) rows.note(node, 0.0, 0);
@@ -22,7 +23,7 @@ struct Typical {
       if (depth > best_depth || (depth == best_depth && rows.value(node) > rows.value(best))) {
         best = node, best_depth = depth;
       }
-      if (rows.first_child(node) < 0 || !rows.load(node, needs)) continue;
+      if (rows.first_child(node) < 0 || !rows.load(node, asked)) continue;
       const int drawn = rows.drawn();
       const double limit = delta * std::exp(-rows.entropy()), threshold = limit < epsilon ? limit : epsilon;
       for (int child = rows.first_child(node); child >= 0; child = rows.next_sibling(child)) {
@@ -34,7 +35,7 @@ struct Typical {
     }
     Verdict end{best};
     for (int node = best; node > 0; node = rows.parent(node)) end.relaxed += rows.mark(node) == 2;
-    if (rows.load(best, needs)) end.token = rows.drawn();
+    if (rows.load(best, asked)) end.token = rows.drawn();
     return end;
   }
 };

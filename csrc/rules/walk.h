@@ -36,8 +36,9 @@ SPECENGINE_HOST_DEVICE Verdict walk(const Rule& rule, Rows& rows) {
   if constexpr (requires { rule.verdict(rows); }) {
     return rule.verdict(rows);
   } else {
+    constexpr Needs needs = Rule::needs;  // of its own: a static member has no address on a device
     Verdict end;
-    while (rows.load(end.node, rule.needs)) {
+    while (rows.load(end.node, needs)) {
       const Step step = rule.step(rows, end.node);
       if (step.child < 0) {
         end.token = step.token;

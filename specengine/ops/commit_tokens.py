@@ -14,6 +14,9 @@ from specengine.ops.verify_tree import Accepted, TokenHistory
 from specengine.tree import TreeBatch
 
 
+RECORD_HEAD = 4  # numbers in front of the path
+
+
 @dataclass(frozen=True)
 class Limits:
     """What ends a sequence. eos: int32 [E].  ignores_eos: int32 [B].  final_length: int32 [B], of the history.
@@ -26,8 +29,8 @@ class Limits:
 
 
 def record_width(nodes: int) -> int:
-    """Columns of a record: kept, path length, bonus token; path, tokens and parents of the tree."""
-    return 3 + 3 * nodes
+    """Columns of a record: kept, path length, bonus token, relaxed; path, tokens and parents of the tree."""
+    return RECORD_HEAD + 3 * nodes
 
 
 def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, limits: Limits, record) -> None:
@@ -37,7 +40,7 @@ def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, li
     record: int32 [B, record_width(N)].
     """
     _C.commit_tokens(
-        *(tree.tokens, tree.parents, accepted.path, accepted.path_length, accepted.bonus),
+        *(tree.tokens, tree.parents, accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed),
         *(limits.eos, limits.ignores_eos, limits.final_length, history.tokens, history.length, limits.active, record),
     )
 
@@ -59,7 +62,8 @@ def commit_tokens_reference(tree: TreeBatch, accepted: Accepted, history: TokenH
             ended = ended or (not limits.ignores_eos[b] and token in limits.eos.tolist())
             if ended:
                 break
-        record[b] = torch.tensor([kept, count, bonus, *path, *tokens, *tree.parents[rows].tolist()])
+        relaxed = int(accepted.relaxed[b]) if active else 0
+        record[b] = torch.tensor([kept, count, bonus, relaxed, *path, *tokens, *tree.parents[rows].tolist()])
         accepted.path_length[b] = kept
         if active:
             history.length[b] += kept

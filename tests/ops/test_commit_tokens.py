@@ -32,7 +32,8 @@ def make(batch: int, nodes: int, seed: int, *, active=None, ignores=None, room=N
     length = ints([rng.randint(1, 9) for _ in range(batch)])
     final = length + ints([room or rng.randint(1, 2 * nodes) for _ in range(batch)])
     tree = TreeBatch(ints(tokens), ints(parents), None, None, None, nodes)
-    accepted = Accepted(ints(paths), ints(counts), ints([rng.randrange(20) for _ in range(batch)]))
+    bonus, relaxed = (ints([rng.randrange(20) for _ in range(batch)]) for _ in range(2))
+    accepted = Accepted(ints(paths), ints(counts), bonus, relaxed)
     history = TokenHistory(torch.full((batch, 20 + 2 * nodes), -7, dtype=torch.int32), length, length.clone())
     flags = [rng.randint(0, 1) for _ in range(batch)]
     limits = Limits(ints([EOS, 17]), ints(ignores or flags), final, ints(active or [1] * batch))
@@ -91,6 +92,7 @@ def test_idle_sequences_are_left_alone(cuda_backend):
     before = arguments[2].tokens.clone()
     _, accepted, history, _, record = check(cuda_backend, arguments)
     assert accepted.path_length[[0, 2]].tolist() == [0, 0] and record[[0, 2], 0].tolist() == [0, 0]
+    assert record[:, 3].tolist() == [0, int(accepted.relaxed[1]), 0, int(accepted.relaxed[3])]
     assert torch.equal(history.tokens[[0, 2]], before[[0, 2]]) and not torch.equal(history.tokens[1], before[1])
 
 

@@ -1,0 +1,94 @@
+// A block owns a sequence and walks its tree as the CPU does, its threads sharing the loops over the vocabulary.
+// Nothing of the CPU's decisions changes: sums are of integers, and every thread computes the same doubles.
+// Cost per visited node: some reads of its two rows (from L2 after the first) and of 8 * V bytes of weights each.
+#include "cuda/verify_rules.cuh"
+
+#include "cuda/arch.cuh"
+#include "cuda/block_sampler.cuh"
+#include "rules/rules.h"
+
+namespace specengine {
+namespace {
+
+struct Arguments {
+  const int *tokens, *parents, *row_start;
+  SequenceTable table;
+  LogitRows logits;  // of all sequences
+  int *path, *path_length, *bonus, *relaxed;
+  float* biases;
+  int* counts;
+  uint64_t* weights;
+  int columns;
+  bool aligned;
+};
+
+// Threads share out the path's entries behind its end; one writes the others.
+__device__ void write(const Arguments& op, int b, const DraftedTree& tree, const Verdict& end) {
+  const bool idle = end.node < 0;
+  const int length = idle ? 0 : tree.depth(end.node) + 1;
+  int* path = op.path + static_cast<int64_t>(b) * op.columns;
+  for (int i = length + threadIdx.x; i < op.columns; i += blockDim.x) path[i] = -1;
+  if (threadIdx.x != 0) return;
+  for (int i = length - 1, node = end.node; i >= 0; --i, node = tree.parent(node)) path[i] = node;
+  op.path_length[b] = length, op.bonus[b] = end.token, op.relaxed[b] = end.relaxed;
+}
+
+template <typename Rule>
+__global__ void __launch_bounds__(kRuleThreads) walk_kernel(Arguments op, Rule rule) {
+  wait_for_previous_kernel();
+  SPECENGINE_SAMPLER_SCRATCH(scratch);
+  SPECENGINE_SHARED(int, tokens, kMaxNodes);
+  SPECENGINE_SHARED(int, parents, kMaxNodes);
+  SPECENGINE_SHARED(double, values, kMaxNodes);
+  SPECENGINE_SHARED(int, marks, kMaxNodes);
+  const int b = blockIdx.x, first = op.row_start[b], nodes = min(op.row_start[b + 1] - first, op.columns);
+  const DraftedTree tree{tokens, parents, nodes};
+  if (nodes < 1 || op.tokens[first] == kNoToken) return write(op, b, tree, {-1});
+
+  const int64_t vocab = op.table.vocab;
+  const DenseShaping dense{op.biases + b * vocab, op.counts + b * vocab};
+  for (int node = threadIdx.x; node < nodes; node += blockDim.x) {
+    tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
+  }
+  op.table.mark(b, dense, threadIdx.x, blockDim.x);
+  __syncthreads();
+
+  LogitRows logits = op.logits;
+  logits.target += first * vocab;
+  if (logits.draft != nullptr) logits.draft_rows += first;
+  BlockSampler sampler(op.table, b, dense, op.aligned, scratch);
+  Rows<BlockSampler> rows(tree, logits, sampler, op.weights + b * kWeightPlanes * vocab, values, marks);
+  write(op, b, tree, walk(rule, rows));
+  __syncthreads();
+  op.table.clear(b, dense, threadIdx.x, blockDim.x);
+}
+
+}  // namespace
+
+void verify_by_rule(const VerifyTree& op) {
+  const int64_t V = op.scores.shape[1];
+  const bool drafted = op.draft.logits.defined();
+  Arguments a{};
+  a.tokens = op.tokens.as<int>(), a.parents = op.parents.as<int>(), a.row_start = op.row_start.as<int>();
+  a.table = SequenceTable(op.sampling, op.history, V);
+  a.logits = {op.logits.as<float>(),
+              op.draft.logits.as<float>(),
+              op.draft.rows.as<int>(),
+              op.draft.index.as<int>(),
+              V,
+              drafted ? op.draft.logits.shape[1] : 0,
+              op.draft.replacement};
+  a.path = op.path.as<int>(), a.path_length = op.path_length.as<int>(), a.bonus = op.bonus.as<int>();
+  a.relaxed = op.relaxed.as<int>();
+  a.biases = op.scores.as<float>(), a.counts = op.counts.as<int>(), a.weights = op.weights.as<uint64_t>();
+  a.columns = static_cast<int>(op.path.shape[1]);
+  a.aligned = V % 4 == 0 && at_16_bytes(a.logits.target) && at_16_bytes(a.logits.draft) && at_16_bytes(a.biases) &&
+              at_16_bytes(a.counts);
+  const LaunchConfig config{"verify_tree", dim3(static_cast<unsigned>(op.bonus.shape[0])), dim3(rule_threads(V)), 0,
+                            op.tokens.stream};
+  with_rule(op.rule, op.options, [&](auto rule) {
+    if constexpr (!std::is_same_v<decltype(rule), Match>) launch(config, walk_kernel<decltype(rule)>, a, rule);
+  });
+}
+
+}  // namespace specengine

@@ -1,0 +1,232 @@
+"""Every rule on CUDA, simulated or on a GPU: paths, bonus tokens, relaxed counts and drawn siblings are the CPU's."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from specengine.ops.draw_siblings import draw_siblings
+from specengine.ops.verify_tree import Accepted, SamplingTable, VerifyWorkspace, verify_tree
+from specengine.rules import parse_rule
+from specengine.tree import DraftLogits, DraftTree, TreeBatch
+from tests.backends import cpu_kernels
+from tests.ops.cases import chain, comb, randn, random_tree
+from tests.ops.test_verify_tree_cuda import random_params
+from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, to_device
+
+RULES = (
+    "rejection",
+    "traversal",
+    "block",
+    "lossy:alpha=0.3,beta=0.8",
+    "margin:theta=0.5,mode=strict",
+    "margin:theta=0.5,mode=lossless-base",
+    "margin:theta=0.5,mode=reference",
+    "typical:epsilon=0.2,delta=0.4",
+    "cascade:chow,alpha=0.4",
+    "cascade:diff,alpha=0.1",
+    "cascade:opt,alpha=0.2",
+    "cascade:token-v1,alpha=0.2",
+    "cascade:token-v2,alpha=0.2",
+    "cascade:token-v3,alpha=0.5",
+    "bild:alpha=1.5",
+)
+VOCABULARIES = (1, 2, 5, 17, 64, 130, 700, 1400)
+
+
+@dataclass
+class Case:
+    batch: Batch
+    draft: DraftLogits
+
+
+def grow(rng: random.Random, logits, index, params, history, replacement: bool, depth: int, width: int):
+    """A tree of siblings drawn by the op for each of its nodes, and the row of the logits that each one's come from."""
+    tokens, parents, rows, level, used = [int(history.tokens[0, int(history.length[0]) - 1])], [-1], [-1], [0], 0
+    for _ in range(depth):
+        below = []
+        for node in level:
+            if used == len(logits):
+                break
+            tree = TreeBatch.of([DraftTree(tokens, parents)], CPU)
+            at, own = torch.tensor([node], dtype=torch.int32), logits[used : used + 1]
+            count = rng.randint(1, width)
+            first = torch.zeros(1, dtype=torch.int32)
+            drawn = draw_siblings(own, at, tree, first, params, history, count, replacement, index)[0].tolist()
+            drawn = [token for token in drawn if token >= 0]
+            rows[node] = used
+            used += 1
+            below += range(len(tokens), len(tokens) + len(drawn))
+            tokens += drawn
+            parents += [node] * len(drawn)
+            rows += [-1] * len(drawn)
+        level = below
+    return DraftTree(tokens, parents), rows
+
+
+def random_case(seed: int, cases: int, vocab: int, only_chains: bool) -> Case:
+    """Sampled trees and chains with likely ones that have no distribution, idle ones aside."""
+    rng = random.Random(seed)
+    likely = rng.sample(range(vocab), min(4, vocab))
+    index, columns = None, vocab
+    if seed % 2 and vocab > 2:  # the drafter's vocabulary is another one and lacks some tokens
+        columns = max(vocab // 2, 2)
+        places = [*range(columns), *[-1] * (vocab - columns)]
+        rng.shuffle(places)
+        index = torch.tensor(places, dtype=torch.int32)
+    replacement = bool(rng.getrandbits(1))
+    drafts, all_rows, draft_logits, texts, prompts, given, seeds = [], [], [], [], [], [], []
+    with cpu_kernels():
+        for _ in range(cases):
+            text = rng.choices(likely + rng.sample(range(vocab), min(9, vocab)), k=rng.randint(1, 20))
+            sampling, key = random_params(rng, vocab, likely), rng.randrange(2**63)
+            params, history = SamplingTable.of([sampling], [key]), history_of([text], [rng.randint(0, len(text))])
+            logits = randn(6, columns, seed=rng.randrange(10**6)) * rng.choice([0.0, 1.0, 4.0])
+            if rng.random() < 0.25:  # chosen without a distribution
+                shape = chain(rng.randint(1, 5)) if only_chains else random_tree(rng.randint(1, 9), rng.randrange(99))
+                draft, rows = DraftTree([text[-1], *rng.choices(likely, k=len(shape) - 1)], shape), [-1] * len(shape)
+            else:
+                width = 1 if only_chains else 3
+                draft, rows = grow(rng, logits, index, params, history, replacement, rng.randint(1, 4), width)
+            all_rows += [row + len(draft_logits) * 6 if row >= 0 else -1 for row in rows]
+            drafts.append(draft)
+            draft_logits.append(logits)
+            texts.append(text)
+            prompts.append(int(history.prompt_length[0]))
+            given.append(sampling)
+            seeds.append(key)
+    tree, known = TreeBatch.of(drafts, CPU), torch.cat(draft_logits)
+    rows = torch.tensor(all_rows, dtype=torch.int32)
+    logits = randn(len(rows), vocab, seed=seed) * torch.tensor(rng.choices([0.5, 2.0, 4.0], k=len(rows)))[:, None]
+    logits[:, likely] += 2
+    near = known[rows.clamp(min=0)][:, (index if index is not None else torch.arange(vocab)).clamp(min=0).long()]
+    logits += near * (rows >= 0)[:, None]  # a draft is close to the target
+    tied = torch.tensor(rng.choices([False, True], [3, 1], k=len(rows)))
+    logits[tied] = logits[tied].round()
+    batch = Batch(logits, tree, SamplingTable.of(given, seeds), history_of(texts, prompts))
+    return Case(batch, DraftLogits(known, rows, index, replacement))
+
+
+def run(backend, case: Case, rule) -> Accepted:
+    sequences, vocab = len(case.batch.params.seed), case.batch.logits.shape[1]
+    workspace = VerifyWorkspace(sequences, vocab, device=backend.device, weights=True)
+    workspace.weights.fill_(-77)
+    draft = case.draft.to(backend.device)
+    accepted = verify_tree(*case.batch.to(backend.device).arguments(), workspace, rule, draft)
+    assert not workspace.counts.any() and not workspace.scores.any(), "a workspace that must be zero again"
+    return to_device(accepted, CPU)
+
+
+def on_cpu(case: Case, rule) -> Accepted:
+    with cpu_kernels():
+        return verify_tree(*case.batch.arguments(), None, rule, case.draft)
+
+
+def assert_equal(a: Accepted, b: Accepted) -> None:
+    for name in ("path", "path_length", "bonus", "relaxed"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_random_cases_match_the_cpu(cuda_backend, spec):
+    rule, accepted, relaxed = parse_rule(spec), 0, 0
+    for seed, vocab in enumerate(VOCABULARIES):
+        for variant in (0, 1):
+            case = random_case(2 * seed + variant, 18 if vocab < 1000 else 4, vocab, spec == "block")
+            found = run(cuda_backend, case, rule)
+            assert_equal(found, on_cpu(case, rule))
+            accepted, relaxed = accepted + int(found.path_length.sum()), relaxed + int(found.relaxed.sum())
+    assert accepted > 300 and (rule.lossless or relaxed > 0)
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_padding_and_idle_sequences_change_nothing_for_the_others(cuda_backend, spec):
+    """The rows of a graph: as many per sequence, whatever the trees need; the second sequence is idle."""
+    rule, vocab, width = parse_rule(spec), 30, 6
+    batch = make_batch([chain(4), [-1], chain(6)], [PARAMS["everything"], PARAMS["plain"], PARAMS["cold"]], vocab)
+    plain = Case(batch, DraftLogits(randn(11, vocab, seed=3), torch.arange(11, dtype=torch.int32)))
+    expected = on_cpu(plain, rule)
+    places = [*range(4), 6, *range(12, 18)]
+    tokens, parents, rows = (torch.full((18,), -1, dtype=torch.int32) for _ in range(3))
+    tokens[places], parents[places], rows[places] = batch.tree.tokens, batch.tree.parents, plain.draft.rows
+    tokens[6], logits = -1, torch.full((18, vocab), torch.nan)
+    logits[places] = batch.logits
+    length = batch.history.length.clone()
+    length[1] = -7
+    starts = torch.arange(0, 19, width, dtype=torch.int32)
+    static = TreeBatch(tokens, parents, torch.empty(0), starts, None, width)
+    padded = Batch(logits, static, batch.params, replace(batch.history, length=length))
+    found = run(cuda_backend, Case(padded, replace(plain.draft, rows=rows)), rule)
+    assert (found.path[1] == -1).all()
+    assert [int(part[1]) for part in (found.path_length, found.bonus, found.relaxed)] == [0, -1, 0]
+    for name in ("path", "path_length", "bonus", "relaxed"):
+        assert torch.equal(getattr(found, name)[[0, 2]], getattr(expected, name)[[0, 2]]), name
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("spec", RULES)
+def test_a_root_without_a_distribution_gives_no_token(cuda_backend, spec, bad):
+    batch = make_batch([chain(3), chain(3)], [PARAMS["top_p"], PARAMS["plain"]], 20)
+    batch.logits[0, : 20 if bad < 0 else 1] = bad
+    found = run(
+        cuda_backend, Case(batch, DraftLogits(randn(1, 20), torch.zeros(6, dtype=torch.int32))), parse_rule(spec)
+    )
+    assert found.bonus[0] == -1 and found.path_length[0] == 1 and found.bonus[1] >= 0
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement):
+    names = list(PARAMS)
+    batch = make_batch([comb(4) if i % 2 else chain(3) for i in range(len(names))], [PARAMS[n] for n in names], vocab)
+    sequences = torch.arange(len(names), dtype=torch.int32)
+    nodes = (sequences % 3).int()
+    index = None if vocab % 2 else torch.arange(vocab, dtype=torch.int32).roll(1)
+    if index is not None and vocab > 2:
+        index[::3] = -1
+    arguments = (*batch.to(cuda_backend.device).arguments()[1:], 4, replacement)
+    logits = randn(len(names), vocab, seed=5)
+
+    def draw(put, tree, params, history, *rest):
+        return draw_siblings(put(logits), put(nodes), tree, put(sequences), params, history, *rest, index=places).cpu()
+
+    places = index if index is None else cuda_backend.put(index)
+    found = draw(cuda_backend.put, *arguments)
+    places = index
+    with cpu_kernels():
+        expected = draw(lambda t: t, *batch.arguments()[1:], 4, replacement)
+    assert torch.equal(found, expected)
+    assert vocab == 1 or len(set(found.flatten().tolist())) > 2
+
+
+def test_rows_of_siblings_that_are_padding_or_have_no_distribution_give_none(cuda_backend):
+    batch = make_batch([chain(3)] * 4, [PARAMS["everything"]] * 4, 20).to(cuda_backend.device)
+    logits = randn(4, 20)
+    logits[2, 7] = torch.nan
+    nodes, sequences = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2, -1], [-1, 1, 2, 3]))
+    put = cuda_backend.put
+    found = draw_siblings(put(logits), put(nodes), batch.tree, put(sequences), batch.params, batch.history, 2, False)
+    assert (found[[0, 2, 3]] == -1).all() and (found[1] >= 0).all()
+
+
+@pytest.mark.sim
+def test_no_order_of_the_threads_shows_in_the_result(simulated, cuda_backend):
+    case, rule = random_case(3, 6, 70, False), parse_rule("traversal")
+    expected = on_cpu(case, rule)
+    for seed in range(4):
+        if cuda_backend.name == "sim":
+            simulated.set_schedule(seed)
+        assert_equal(run(cuda_backend, case, rule), expected)
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_a_path_of_many_nodes_is_walked(cuda_backend, spec):
+    batch = make_batch([chain(150)], [PARAMS["greedy"]], 3)
+    batch.tree.tokens.fill_(2)
+    batch.logits[:, 2] = 9
+    case = Case(batch, DraftLogits(batch.logits.clone(), torch.arange(150, dtype=torch.int32)))
+    found = run(cuda_backend, case, parse_rule(spec))
+    assert found.path[0].tolist() == list(range(150)) and (found.path_length[0], found.bonus[0]) == (150, 2)
