@@ -41,7 +41,7 @@ class Models:
         return self._row(path, 1)
 
     def _row(self, path: Path, which: int) -> np.ndarray:
-        return _random_row(self.vocab, self.zeros, (self.seed, which, *path))
+        return _random_row(self.vocab, self.zeros, (self.seed, which, *(token + 1 for token in path)))
 
 
 @cache
@@ -81,7 +81,7 @@ class Drafted:
 
 def sampled(draft: Conditional, replacement: bool, shape: Shape, path: Path = ()) -> Iterator[Drafted]:
     """All trees of a shape, their siblings drawn from `draft` in turn; fewer of them where it has no further token."""
-    yield from _with_children(Drafted(1.0, [-1], [(*path, 0)[-1]], [path]), shape, draft(path), draft, replacement)
+    yield from _with_children(Drafted(1.0, [-1], [(0, *path)[-1]], [path]), shape, draft(path), draft, replacement)
 
 
 def _with_children(tree, shape, row, draft, replacement) -> Iterator[Drafted]:
@@ -99,7 +99,7 @@ def _with_children(tree, shape, row, draft, replacement) -> Iterator[Drafted]:
 def deterministic(favourites: Conditional, shape: Shape, path: Path = ()) -> Drafted:
     """The one tree whose children are the most likely tokens; a third sibling repeats the first."""
     order = np.argsort(-favourites(path))[:2]
-    tree = Drafted(1.0, [-1], [(*path, 0)[-1]], [path])
+    tree = Drafted(1.0, [-1], [(0, *path)[-1]], [path])
     for i, below in enumerate(shape):
         tree = tree.grafted(deterministic(favourites, below, (*path, int(order[i % 2]))), 1.0)
     return tree
