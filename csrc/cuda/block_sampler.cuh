@@ -53,6 +53,7 @@ class BlockSampler {
     if (row_.counts != nullptr) note_path(tree, node);
 
     row_.filtered = false, row_.temperature = 0;  // as scores are before temperature and filters
+    row_.threshold = 0, row_.last = INT_MAX, row_.min_p = 0;
     const Candidate first = block_best(most_likely(row_, 0, row_.vocab), scratch_.best);
     if (first.token == kNoToken) return false;
     top_token_ = static_cast<int>(first.token), top_ = static_cast<float>(first.value);

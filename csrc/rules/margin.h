@@ -21,7 +21,8 @@ struct Margin {
     const bool close = best.score > 0 && second.score > 0 && second.score / best.score > theta;
     const int exact = strict ? best.token : rows.drawn();
     if (close) {
-      for (const int token : {best.token, second.token}) {
+      for (int i = 0; i < 2; ++i) {
+        const int token = i == 0 ? best.token : second.token;
         const int child = strict || rows.allows(token) ? rows.child_with(node, token) : -1;
         if (child >= 0) return {child, token, token != exact};
       }

@@ -1,8 +1,10 @@
 #include "sim/module.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "base/tensor_caster.h"
+#include "law/rule_law.h"
 #include "sim/block.h"
 #include "sim/launch.h"
 #include "sim/memory.h"
@@ -37,6 +39,8 @@ void add_to(py::module_& module) {
         run_probe(name, in, out);
       },
       py::arg("name"), py::arg("in"), py::arg("out"));
+  module.def("rule_law", &rule_law, py::arg("rule"), py::arg("options"), py::arg("parents"), py::arg("tokens"),
+             py::arg("target_probs"), py::arg("draft_probs"), py::arg("replacement"), py::arg("residual_kept") = false);
 }
 
 }  // namespace specengine::sim

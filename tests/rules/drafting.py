@@ -1,0 +1,105 @@
+"""Random models over a few tokens, and every tree that can be drafted from them with its probability.
+
+A shape says how many children each node asks for: a tuple with a shape per child. Paths are tuples of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+Shape = tuple["Shape", ...]
+Path = tuple[int, ...]
+Conditional = Callable[[Path], np.ndarray]
+
+CHAINS: dict[int, Shape] = {1: ((),), 2: (((),),), 3: ((((),),),)}
+TREES: dict[str, Shape] = {
+    "siblings": ((), (), ()),
+    "two levels": (((), ()), ((),)),
+    "three levels": ((((),),), ((), ())),
+}
+
+
+@dataclass(frozen=True)
+class Models:
+    """Target and draft distributions [V] behind every path, random and different everywhere.
+
+    zeros: whether both give no probability to one token of every row, as filters do.
+    """
+
+    vocab: int
+    seed: int
+    zeros: bool = False
+
+    def target(self, path: Path) -> np.ndarray:
+        return self._row(path, 0)
+
+    def draft(self, path: Path) -> np.ndarray:
+        return self._row(path, 1)
+
+    def _row(self, path: Path, which: int) -> np.ndarray:
+        return _random_row(self.vocab, self.zeros, (self.seed, which, *(token + 1 for token in path)))
+
+
+@cache
+def _random_row(vocab: int, zeros: bool, key: Path) -> np.ndarray:
+    rng = np.random.default_rng(key)
+    row = np.exp(1.5 * rng.normal(size=vocab))
+    if zeros:
+        row[rng.integers(vocab)] = 0
+    return row / row.sum()
+
+
+@dataclass
+class Drafted:
+    """A tree with the probability that it is drafted; the root comes first, its token does not matter."""
+
+    probability: float
+    parents: list[int]
+    tokens: list[int]
+    paths: list[Path]
+
+    def grafted(self, other: Drafted, chance: float) -> Drafted:
+        """With another tree, whose root is a node here: the child of the root."""
+        at = len(self.parents)
+        parents = [0, *(at + parent for parent in other.parents[1:])]
+        return Drafted(
+            self.probability * other.probability * chance,
+            self.parents + parents,
+            self.tokens + other.tokens,
+            self.paths + other.paths,
+        )
+
+    @property
+    def inner(self) -> set[int]:
+        """The nodes with children."""
+        return set(self.parents[1:])
+
+
+def sampled(draft: Conditional, replacement: bool, shape: Shape, path: Path = ()) -> Iterator[Drafted]:
+    """All trees of a shape, their siblings drawn from `draft` in turn; fewer of them where it has no further token."""
+    yield from _with_children(Drafted(1.0, [-1], [(0, *path)[-1]], [path]), shape, draft(path), draft, replacement)
+
+
+def _with_children(tree, shape, row, draft, replacement) -> Iterator[Drafted]:
+    if not shape or row.sum() == 0:
+        yield tree
+        return
+    for token, chance in enumerate(row / row.sum()):
+        if chance == 0:
+            continue
+        left = row if replacement else np.where(np.arange(len(row)) == token, 0, row)
+        for below in sampled(draft, replacement, shape[0], (*tree.paths[0], token)):
+            yield from _with_children(tree.grafted(below, chance), shape[1:], left, draft, replacement)
+
+
+def deterministic(favourites: Conditional, shape: Shape, path: Path = ()) -> Drafted:
+    """The one tree whose children are the most likely tokens; a third sibling repeats the first."""
+    order = np.argsort(-favourites(path))[:2]
+    tree = Drafted(1.0, [-1], [(0, *path)[-1]], [path])
+    for i, below in enumerate(shape):
+        tree = tree.grafted(deterministic(favourites, below, (*path, int(order[i % 2]))), 1.0)
+    return tree
