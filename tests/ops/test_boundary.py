@@ -125,7 +125,8 @@ GROWS = {  # sizes that are free: larger than needed is fine
         for op in ("verify_tree", "verify_tree drawn", "verify_tree sampled")
         for name in ("history", "path")
     ),
-    *(("verify_tree sampled", "draft_logits", 0), ("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
+    *(("verify_tree sampled", "draft_logits", 0), ("verify_tree sampled", "draft_logits", 1)),
+    *(("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
     *(("tree_attention", "ancestors", 1), ("decoder_pass", "ancestors", 1), ("compact_kv", "path", 1)),
     ("expand_backbone", "logits", 2),
 }
