@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
+from specengine.ops.row_tools import zero_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 from specengine.tree import TreeBatch
 
@@ -37,8 +38,8 @@ def draw_siblings(
         *params.columns(),
         *(history.tokens, history.length, history.prompt_length),
         drawn,
-        torch.zeros(rows, vocab, device=device),
-        torch.zeros(rows, vocab, dtype=torch.int32, device=device),
+        torch.empty(rows, vocab, device=device),
+        zero_rows(rows, vocab, device),
         torch.empty(rows, vocab, dtype=torch.int64, device=device),
         replacement,
     )

@@ -48,5 +48,12 @@ def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(arrays)
 
 
+def zero_rows(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    """Zeros int32 [rows, columns]."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros((rows, columns), dtype=np.int32))
+    return torch.zeros(rows, columns, dtype=torch.int32, device=device)
+
+
 def _array(tensor: torch.Tensor) -> np.ndarray | torch.Tensor:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor

@@ -32,8 +32,8 @@ def make(batch: int, nodes: int, seed: int, *, active=None, ignores=None, room=N
     length = ints([rng.randint(1, 9) for _ in range(batch)])
     final = length + ints([room or rng.randint(1, 2 * nodes) for _ in range(batch)])
     tree = TreeBatch(ints(tokens), ints(parents), None, None, None, nodes)
-    bonus, relaxed = (ints([rng.randrange(20) for _ in range(batch)]) for _ in range(2))
-    accepted = Accepted(ints(paths), ints(counts), bonus, relaxed)
+    bonus = ints([rng.randrange(20) for _ in range(batch)])
+    accepted = Accepted(ints(paths), ints(counts), bonus, ints(range(1, batch + 1)))
     history = TokenHistory(torch.full((batch, 20 + 2 * nodes), -7, dtype=torch.int32), length, length.clone())
     flags = [rng.randint(0, 1) for _ in range(batch)]
     limits = Limits(ints([EOS, 17]), ints(ignores or flags), final, ints(active or [1] * batch))

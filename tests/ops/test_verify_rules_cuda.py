@@ -178,7 +178,7 @@ def test_a_root_without_a_distribution_gives_no_token(cuda_backend, spec, bad):
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("vocab", [5, 17, 64, 130, 1400])
 def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement):
     names = list(PARAMS)
     batch = make_batch([comb(4) if i % 2 else chain(3) for i in range(len(names))], [PARAMS[n] for n in names], vocab)
@@ -199,7 +199,7 @@ def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement):
     with cpu_kernels():
         expected = draw(lambda t: t, *batch.arguments()[1:], 4, replacement)
     assert torch.equal(found, expected)
-    assert vocab == 1 or len(set(found.flatten().tolist())) > 2
+    assert len(set(found.flatten().tolist())) > 2
 
 
 def test_rows_of_siblings_that_are_padding_or_have_no_distribution_give_none(cuda_backend):
