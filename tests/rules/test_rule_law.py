@@ -132,6 +132,7 @@ def test_the_first_three_tokens_follow_the_exact_law(family):
     assert p_value(FAMILIES[family][0], counts) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_cuda_ops_follow_the_exact_law(cuda_backend, family):
     if cuda_backend.name != "sim":
