@@ -90,7 +90,7 @@ __device__ Row row_of(const Arguments& op, int b) {
   return row;
 }
 
-__global__ void __launch_bounds__(kFilterThreads) filter_kernel(Arguments op) {
+__global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(Arguments op) {
   wait_for_previous_kernel();
   SPECENGINE_SHARED(unsigned, low, kBins);
   SPECENGINE_SHARED(unsigned, high, kBins);

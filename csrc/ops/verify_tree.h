@@ -5,6 +5,7 @@
 // CUDA refuses nothing:
 //   - such a walk ends there with bonus -1;
 //   - a row whose token is -1 is padding and never visited; neither is a row outside row_start;
+//   - rule `block` is not held to chains, and is `traversal` of trees;
 //   - a sequence whose root is padding is idle: path_length 0, bonus -1, path all -1; its history is not read.
 #pragma once
 #include <vector>
