@@ -20,7 +20,7 @@ struct DrawSiblings {
   TokenHistory history;
 
   TensorView drawn;    // [R, K] int32, written: siblings in the order they were drawn; -1: nothing is left to draw
-  TensorView scores;   // [R, V] float32, workspace
+  TensorView scores;   // [R, V] float32, workspace; CUDA: all zero before and after
   TensorView counts;   // [R, V] int32, workspace: all zero before and after
   TensorView weights;  // [R, V] int64, workspace
 

@@ -38,7 +38,7 @@ def draw_siblings(
         *params.columns(),
         *(history.tokens, history.length, history.prompt_length),
         drawn,
-        torch.empty(rows, vocab, device=device),
+        zero_rows(rows, vocab, device).view(torch.float32),
         zero_rows(rows, vocab, device),
         torch.empty(rows, vocab, dtype=torch.int64, device=device),
         replacement,
