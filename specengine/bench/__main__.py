@@ -17,10 +17,13 @@ from specengine.bench.kernels import gpu, kernels_table, time_kernels
 from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
 from specengine.bench.perplexity import perplexities, perplexity_table
+from specengine.bench.plot import check_matplotlib, plot_rules
 from specengine.bench.prefill import prefill_table
+from specengine.bench.quality import rules_table
 from specengine.bench.questions import BUILT_IN, RANDOM_TOKENS, load_files
 from specengine.bench.report import peers_table, table, write_json
 from specengine.bench.rows import PREFIX, rows_table
+from specengine.bench.rule_sweep import race, split_rules
 from specengine.bench.run import split_drafters
 from specengine.bench.session import Plan, run_plan
 from specengine.console import note, one_line_errors
@@ -64,10 +67,21 @@ def bench(
         int, typer.Option(help="Random tokens of a turn, where the model has no tokenizer to read questions with.")
     ] = RANDOM_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(help="Per turn.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Peers draw with their own samplers.")] = 0.0,
+    temperature: Annotated[str, typer.Option(help="Comma-separated; peers draw with their own samplers.")] = "0",
     batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
     repetitions: int = 3,
-    rule: str = "match",
+    rule: Annotated[str, typer.Option(help="Of all drafters.")] = "match",
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead, compare rules, at batch 1, and what they do to the text: separated by spaces, several "
+            "values by slashes, as in 'margin:theta=0.84/0.9 cascade:opt,alpha=0.1'. Each has the first drafter that "
+            "serves it, and the exact rule beside it. token-cascade:chow and seq-cascade:chow are sequential."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="With --rules: quality against speed (needs matplotlib).")
+    ] = None,
     dtype: str = "auto",
     device: str = "auto",
     seed: int = 0,
@@ -86,8 +100,13 @@ def bench(
 ) -> None:
     """Measure drafters, and other engines, against plain decoding on the same questions, and compare their answers."""
     with one_line_errors():
-        if json_file and not (json_file.absolute().parent.is_dir() and os.access(json_file.absolute().parent, os.W_OK)):
-            raise ValueError(f"json: cannot write {str(json_file)!r}, its folder does not exist or is read-only")
+        for name, file in (("json", json_file), ("plot", plot)):
+            if file and not (file.absolute().parent.is_dir() and os.access(file.absolute().parent, os.W_OK)):
+                raise ValueError(f"{name}: cannot write {str(file)!r}, its folder does not exist or is read-only")
+        if plot:
+            if not rules:
+                raise ValueError("plot: expected --rules with it")
+            check_matplotlib()
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         results: dict[str, Any] = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
         if kernels:
@@ -99,24 +118,30 @@ def bench(
             results["perplexity"] = perplexities(model, device=device, dtype=dtype)
             tables = [perplexity_table(results["perplexity"], f"{model}, perplexity of the text in the package")]
         else:
+            loaded = load_model(model, device=device, dtype=dtype)
+            contenders = [(name, rule) for name in split_drafters(drafters)]
+            if rules:
+                if batch != "1":
+                    raise ValueError(f"batch: rules are compared at batch 1, got {batch}")
+                contenders = race(split_rules(rules), split_drafters(drafters), loaded.target)
             plan = Plan(
-                drafters=split_drafters(drafters),
+                drafters=[name for name, _ in contenders],
+                rules=[each for _, each in contenders],
+                quality=bool(rules),
+                temperatures=_numbers("temperature", temperature, float),
                 peers=split_peers(peers),
                 batches=_numbers("batch", batch),
                 repetitions=repetitions,
-                rule=rule,
                 prefill=prefill,
                 rows=_numbers("rows", rows) if rows else [],
                 prefix=prefix,
             )
             files = [Path(part.strip()) for part in questions.split(",")] if questions else [BUILT_IN]
             asked = load_files(files, limit, per_class, prompt_tokens)
-            params = SamplingParams(
-                max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos
-            )
+            params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, ignore_eos=ignore_eos)
             results["model"] = model
             results["questions_file"] = ", ".join(file.name for file in files) if questions else "built-in"
-            results |= run_plan(plan, load_model(model, device=device, dtype=dtype), asked, params)
+            results |= run_plan(plan, loaded, asked, params)
             tables = _tables(results)
         # Rich takes a pipe for 80 columns, which would cut the numbers.
         console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
@@ -129,23 +154,28 @@ def bench(
             note(f"left out: {mode}: {why}")
         if json_file:
             write_json(json_file, results)
+        if plot:
+            plot_rules(results, plot)
 
 
 def _tables(results: dict[str, Any]) -> Iterator[Table]:
-    runs = results["runs"]
-    what = f"{results['dtype']} on {results['device']}, temperature {runs[0]['temperature']:g}"
-    yield table(runs, f"{results['model']}, {what}, {results['questions']} questions")
-    if any(row["speedup_over"] for row in runs):
-        yield peers_table(runs)
+    for temperature in dict.fromkeys(row["temperature"] for row in results["runs"]):
+        runs = [row for row in results["runs"] if row["temperature"] == temperature]
+        what = f"{results['dtype']} on {results['device']}, temperature {temperature:g}"
+        yield (rules_table if "family" in runs[0] else table)(
+            runs, f"{results['model']}, {what}, {results['questions']} questions"
+        )
+        if any(row["speedup_over"] for row in runs):
+            yield peers_table(runs)
     if results["prefill"]:
         yield prefill_table(results["prefill"])
     if results["rows"]:
         yield rows_table(results["rows"], results["one_row_linear"])
 
 
-def _numbers(name: str, text: str) -> list[int]:
+def _numbers(name: str, text: str, kind: type = int) -> list:
     try:
-        return list(dict.fromkeys(int(number) for number in text.split(",")))
+        return list(dict.fromkeys(kind(number) for number in text.split(",")))
     except ValueError:
         raise ValueError(f"{name}: expected numbers separated by commas, got {text!r}") from None
 

@@ -21,6 +21,26 @@ CONTEXT = 512
 _PASS_ROWS = 64  # logits of so many rows at a time
 
 
+def token_logprobs(target: Transformer, ids: Sequence[int], first: int = 1) -> torch.Tensor:
+    """float64 [len(ids) - first]: the log-probability of every token from `first` on, given all before it."""
+    target.ensure_positions(len(ids))
+    kv = target.new_cache()
+    pages = kv.allocate(len(ids))
+    found = []
+    for start in range(0, len(ids) - 1, _PASS_ROWS):
+        rows = ids[start : min(start + _PASS_ROWS, len(ids) - 1)]
+        tree, batch = TreeBatch.chains([rows], target.device), kv.batch([pages], [start])
+        known = max(0, first - 1 - start)  # rows whose next token is not asked for
+        if known >= len(rows):
+            target.hidden(tree, kv, batch)
+            continue
+        logits = target.forward(tree, kv, batch).scores[known:].to("cpu", torch.float64)
+        told = torch.tensor(ids[start + known + 1 : start + len(rows) + 1])
+        found.append(torch.log_softmax(logits, dim=-1).gather(1, told[:, None])[:, 0])
+    kv.free(pages)
+    return torch.cat(found)
+
+
 def perplexity(target: Transformer, ids: Sequence[int], context: int = CONTEXT) -> float:
     """exp of the mean negative log-probability of every token but the first of each `context` tokens.
 
@@ -29,22 +49,9 @@ def perplexity(target: Transformer, ids: Sequence[int], context: int = CONTEXT) 
     context = min(context, target.config.max_position)
     if len(ids) < 2 or context < 2:
         raise ValueError(f"perplexity: expected at least two tokens, got {len(ids)}")
-    target.ensure_positions(context)
-    cache = target.new_cache()
-    pages = cache.allocate(context)
-    nats, count = 0.0, 0
-    for begin in range(0, len(ids), context):
-        chunk = ids[begin : begin + context]
-        for start in range(0, len(chunk) - 1, _PASS_ROWS):
-            rows = chunk[start : min(start + _PASS_ROWS, len(chunk) - 1)]
-            told = torch.tensor(chunk[start + 1 : start + 1 + len(rows)])
-            tree = TreeBatch.chains([rows], target.device)
-            logits = target.forward(tree, cache, cache.batch([pages], [start])).scores
-            logprobs = torch.log_softmax(logits.to("cpu", torch.float64), dim=-1)
-            nats -= logprobs.gather(1, told[:, None]).sum().item()
-            count += len(rows)
-    cache.free(pages)
-    return math.exp(nats / count)
+    chunks = (ids[begin : begin + context] for begin in range(0, len(ids), context))
+    logprobs = torch.cat([token_logprobs(target, chunk) for chunk in chunks if len(chunk) > 1])
+    return math.exp(-logprobs.mean().item())
 
 
 def perplexities(model: str, *, device: str = "auto", dtype: str = "auto") -> list[dict[str, Any]]:

@@ -10,10 +10,9 @@ from typing import Any
 
 from rich.table import Table
 
+from specengine.bench.contenders import Contender, open_contender
 from specengine.bench.peers.base import Peer
 from specengine.bench.run import BASE, ask, rest_of
-from specengine.bench.synthetic import open_engine
-from specengine.engine import Engine
 from specengine.models.loading import LoadedModel
 from specengine.types import SamplingParams
 
@@ -34,7 +33,7 @@ def time_prefill(
     model: LoadedModel, drafters: Sequence[str], peers: Sequence[Peer], ids: list[int], repetitions: int
 ) -> list[dict[str, Any]]:
     """Median seconds to the first token after the prompt `ids`, per drafter and peer that did not fail."""
-    engines: list[Engine | Peer] = [*(open_engine(model, name) for name in drafters), *peers]
+    engines: list[Contender | Peer] = [*(open_contender(model, name) for name in drafters), *peers]
     params = SamplingParams(max_new_tokens=1, ignore_eos=True)
     seconds: list[list[float]] = [[] for _ in engines]
     for turn in range(max(_REPETITIONS, repetitions) + 1):

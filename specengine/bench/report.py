@@ -32,7 +32,6 @@ PEER_CAPTION = (
 def run_dicts(
     runs: Sequence[Run],
     *,
-    rule: str,
     temperature: float,
     floor_seconds: float | None = None,
     token_seconds: float = 0.0,
@@ -48,8 +47,8 @@ def run_dicts(
     rows = []
     for run in runs:
         tally, base = run.median, bases[run.batch]
-        # What a peer spends its time on is not known.
-        ms = None if run.peer else _ms_per_cycle(run)
+        # What a peer spends its time on is not known, and a sequential cascade may do without cycles.
+        ms = None if run.peer or not tally.passes else _ms_per_cycle(run)
         floored = floor_seconds and ms and ms["verify"]
         rivals = peers if run.peer is None and run.batch == 1 else {}
         speeds = [each.tokens_per_second for each in run.repetitions]
@@ -57,7 +56,7 @@ def run_dicts(
             {
                 "peer": run.peer,
                 "drafter": run.drafter,
-                "rule": rule,
+                "rule": run.rule,
                 "temperature": temperature,
                 "batch": run.batch,
                 "tokens_per_second": tally.tokens_per_second,

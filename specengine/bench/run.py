@@ -1,7 +1,7 @@
 """The measurement: every configuration does the same work, one right after the other.
 
-For every question and repetition all drafters run in turn, in an order that rotates from call to call, so
-that a slow spell of the machine falls on all of them. The base's answers are everybody's history. Peers
+For every question and repetition all drafters, each under its rule, run in turn, in an order that rotates from call
+to call, so that a slow spell of the machine falls on all of them. The base's answers are everybody's history. Peers
 take their turns among the drafters, at batch 1.
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 
+from specengine.bench.contenders import Contender, open_contender
 from specengine.bench.peers.base import Peer
 from specengine.bench.questions import Question, prompt_of
-from specengine.bench.synthetic import is_synthetic, open_engine
+from specengine.bench.synthetic import is_synthetic
 from specengine.bench.tally import Tally
 from specengine.engine import Engine
 from specengine.models.loading import LoadedModel
@@ -31,10 +32,12 @@ REST_SECONDS = 0.02
 
 @dataclass
 class Run:
-    """What one drafter did at one batch size; identical: per answer, if every repetition gave the base's.
+    """What one drafter did under one rule at one batch size.
 
+    identical: per answer, if every repetition gave the base's.
     peer: the mode of another engine that did it, None for ours.
     device_seconds: of a cycle by phase, where cycles run on the device; the median of a repetition of its own.
+    answers: of the first repetition, by group, place and turn.
     """
 
     drafter: str
@@ -43,6 +46,8 @@ class Run:
     identical: dict[tuple[int, int, int], bool] = field(default_factory=dict)
     peer: str | None = None
     device_seconds: dict[str, float] | None = None
+    rule: str = "match"
+    answers: dict[tuple[int, int, int], GenerationOutput] = field(default_factory=dict)
 
     @property
     def median(self) -> Tally:
@@ -88,11 +93,13 @@ def measure(
     *,
     batches: Sequence[int] = (1,),
     repetitions: int = 3,
-    rule: str = "match",
+    rule: str | Sequence[str] = "match",
     peers: Sequence[Peer] = (),
     advance: Callable[[], None] = lambda: None,
 ) -> list[Run]:
     """One Run per batch size and drafter; drafters must hold the base, `advance` is called after every call.
+
+    rule: one for all drafters, or one per drafter.
 
     A batch takes as many questions, starting over at the first so that the last batch is full; a question
     whose turns are over leaves its batch. A Run per peer too, at batch 1 and unless it failed on the way.
@@ -103,7 +110,9 @@ def measure(
     # The trace is on for all, the base too: it counts acceptance, and costs microseconds per cycle.
     params = replace(params, trace=True)
     grouped = {batch: _batches(questions, batch) for batch in batches}
-    engines = [open_engine(model, name, rule=rule, max_batch_size=max(batches)) for name in drafters]
+    rules = [rule] * len(drafters) if isinstance(rule, str) else rule
+    pairs = list(zip(drafters, rules, strict=True))
+    engines = [open_contender(model, name, rule=each, max_batch_size=max(batches)) for name, each in pairs]
     runs = []
     for batch, groups in grouped.items():
         racing = peers if batch == 1 else ()
@@ -111,12 +120,12 @@ def measure(
         bench.warm_up()
         tallies = [bench.repetition(advance) for _ in range(repetitions)]
         phases = [bench.device_seconds(engine) for engine in engines] + [None] * len(racing)
-        named = [(name, None) for name in drafters] + [(peer.drafter, peer) for peer in racing]
-        for position, (name, peer) in enumerate(named):
+        named = [(*pair, None) for pair in pairs] + [(peer.drafter, "match", peer) for peer in racing]
+        for position, (name, each, peer) in enumerate(named):
             if peer is None or not peer.failed:
                 same = {key: flags[position] for key, flags in bench.identical.items()}
-                done = [each[position] for each in tallies]
-                runs.append(Run(name, batch, done, same, peer and peer.mode, phases[position]))
+                done, told = [tally[position] for tally in tallies], bench.told[position]
+                runs.append(Run(name, batch, done, same, peer and peer.mode, phases[position], each, told))
     return runs
 
 
@@ -138,13 +147,13 @@ def _batches(questions: Sequence[Question], size: int) -> list[list[Question]]:
     return [[questions[(start + i) % count] for i in range(size)] for start in range(0, count, size)]
 
 
-def rest_of(engines: Sequence[Engine | Peer]) -> float:
+def rest_of(engines: Sequence[Contender | Peer]) -> float:
     """Seconds of rest before each call of these engines."""
     return REST_SECONDS if any(isinstance(engine, Peer) for engine in engines) else 0.0
 
 
 def ask(
-    engine: Engine | Peer, prompts: list[list[int]], params: SamplingParams, rest: float
+    engine: Contender | Peer, prompts: list[list[int]], params: SamplingParams, rest: float
 ) -> tuple[list[GenerationOutput], float]:
     """The answers (none from a peer that failed) and the seconds they took."""
     if isinstance(engine, Peer):
@@ -161,7 +170,7 @@ class _Bench:
     def __init__(
         self,
         model: LoadedModel,
-        engines: Sequence[Engine | Peer],
+        engines: Sequence[Contender | Peer],
         base: int,
         groups: list[list[Question]],
         params: SamplingParams,
@@ -169,6 +178,7 @@ class _Bench:
         self.model, self.engines, self.base, self.groups, self.params = model, engines, base, groups, params
         self.answers: list[list[list[GenerationOutput]]] = [[[] for _ in group] for group in groups]
         self.identical: dict[tuple[int, int, int], list[bool]] = {}  # (group, place, turn) -> one flag per engine
+        self.told: list[dict[tuple[int, int, int], GenerationOutput]] = [{} for _ in engines]
         self.rest = rest_of(engines)
         self._calls = 0
 
@@ -199,9 +209,9 @@ class _Bench:
                 self._compare(number, turn, places, outputs)
         return tallies
 
-    def device_seconds(self, engine: Engine) -> dict[str, float] | None:
+    def device_seconds(self, engine: Contender) -> dict[str, float] | None:
         """What the phases of a cycle take on the device, over the first turns of all questions."""
-        if not engine.model.target.ops.resident:
+        if not isinstance(engine, Engine) or not engine.model.target.ops.resident:
             return None
         with engine.timed_phases() as timings:
             for number, group in enumerate(self.groups):
@@ -230,3 +240,5 @@ class _Bench:
             flags = self.identical.setdefault((number, place, turn), [True] * len(self.engines))
             for position, found in outputs.items():
                 flags[position] &= bool(found) and found[index].token_ids == expected
+                if found:
+                    self.told[position].setdefault((number, place, turn), found[index])

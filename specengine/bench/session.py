@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,10 +17,11 @@ from specengine._C import PAGE_SIZE
 from specengine.bench.machine import OthersCPU, bandwidth
 from specengine.bench.peers import Peer, open_peers
 from specengine.bench.prefill import long_prompt, time_prefill
+from specengine.bench.quality import qualities
 from specengine.bench.questions import Question
 from specengine.bench.report import run_dicts
 from specengine.bench.rows import PREFIX, time_linear, time_rows
-from specengine.bench.run import calls_of, measure
+from specengine.bench.run import Run, calls_of, measure
 from specengine.build import build_info
 from specengine.models.loading import LoadedModel
 from specengine.types import SamplingParams
@@ -30,14 +31,19 @@ _COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. prefill: tokens of a prompt to time, None for none.  rows: row counts to time, behind `prefix`
-    tokens."""
+    """What to measure.
+
+    rules: one per drafter.  quality: also what they do to the text.
+    prefill: tokens of a prompt to time, None for none.  rows: row counts to time, behind `prefix` tokens.
+    """
 
     drafters: Sequence[str]
     peers: Sequence[str]
     batches: Sequence[int]
     repetitions: int
-    rule: str
+    rules: Sequence[str]
+    temperatures: Sequence[float]
+    quality: bool
     prefill: int | None
     rows: Sequence[int]
     prefix: int = PREFIX
@@ -53,16 +59,21 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
     with TemporaryDirectory(prefix="specengine-bench-") as scratch:
         peers, left_out = _peers(plan, model, Path(scratch))
         calls = calls_of(questions, len(plan.drafters), plan.batches, plan.repetitions, len(peers))
+        calls = len(plan.temperatures) * (calls + plan.quality * len(plan.drafters))
+        found = []
         with _progress(calls) as advance:
-            runs = measure(
-                *(model, plan.drafters, questions, params),
-                batches=plan.batches,
-                repetitions=plan.repetitions,
-                rule=plan.rule,
-                peers=peers,
-                advance=advance,
-            )
-        prefills = time_prefill(model, plan.drafters, peers, prompt, plan.repetitions) if prompt else []
+            for temperature in plan.temperatures:
+                runs = measure(
+                    *(model, plan.drafters, questions, replace(params, temperature=temperature)),
+                    batches=plan.batches,
+                    repetitions=plan.repetitions,
+                    rule=plan.rules,
+                    peers=peers,
+                    advance=advance,
+                )
+                found.append((temperature, runs, qualities(model.target, runs, advance) if plan.quality else []))
+        drafters = list(dict.fromkeys(plan.drafters))
+        prefills = time_prefill(model, drafters, peers, prompt, plan.repetitions) if prompt else []
     others_cpu = others.cores()
     weight_bytes, token_bytes = model.target.weight_bytes(), model.target.new_cache(0).page_bytes / PAGE_SIZE
     speed = bandwidth(model.target.device)
@@ -80,11 +91,18 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
         "others_cpu": others_cpu,
         "peers": {peer.mode: peer.about for peer in peers if not peer.failed},
         "peers_left_out": {**left_out, **{peer.mode: peer.failed for peer in peers if peer.failed}},
-        "runs": run_dicts(runs, rule=plan.rule, temperature=params.temperature, **floors),
+        "runs": [row for each in found for row in _rows(*each, floors)],
         "prefill": prefills,
         "rows": passes,
         "one_row_linear": linears,
     }
+
+
+def _rows(
+    temperature: float, runs: Sequence[Run], found: Sequence[dict[str, Any]], floors: dict[str, float]
+) -> list[dict[str, Any]]:
+    rows = run_dicts(runs, temperature=temperature, **floors)
+    return [{**row, **quality} for row, quality in zip(rows, found, strict=True)] if found else rows
 
 
 def _peers(plan: Plan, model: LoadedModel, scratch: Path) -> tuple[list[Peer], dict[str, str]]:

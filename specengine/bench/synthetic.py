@@ -162,11 +162,6 @@ class SyntheticEngine(Engine):
         return out
 
 
-def open_engine(model: LoadedModel, drafter: str, **options) -> Engine:
-    """The engine that a drafter's description in a list of the benchmark asks for."""
-    return (SyntheticEngine if is_synthetic(drafter) else Engine)(model, drafter=drafter, **options)
-
-
 def _hash(x: torch.Tensor) -> torch.Tensor:
     """int64 -> well-mixed 32 bits; no product overflows, so every device gives the same."""
     for _ in range(2):

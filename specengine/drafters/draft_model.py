@@ -86,7 +86,10 @@ class State:
 
 
 class DraftModel(Drafter):
-    """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions."""
+    """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions.
+
+    model: the one that drafts.
+    """
 
     name = "draft_model"
     Config = Config
@@ -95,13 +98,13 @@ class DraftModel(Drafter):
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        self._model, self._tokenizer = _open(config, path, target)
-        ours, theirs = self._model.config.vocab_size, target.config.vocab_size
+        self.model, self._tokenizer = _open(config, path, target)
+        ours, theirs = self.model.config.vocab_size, target.config.vocab_size
         if ours != theirs:
             raise ValueError(f"drafter: {path} has a vocabulary of {ours} tokens, the target has {theirs}")
         check_range("tree", max(config.widths), 1, ours)
         self._path, self._chain = path, max(config.widths) == 1
-        self._cache = self._model.new_cache()
+        self._cache = self.model.new_cache()
 
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         if tokenizer is None or self._tokenizer is None:
@@ -120,8 +123,8 @@ class DraftModel(Drafter):
         return self._cache.page_bytes
 
     def reserve(self, pages: int) -> None:
-        self._model.tune()
-        self._cache = self._model.new_cache(pages)
+        self.model.tune()
+        self._cache = self.model.new_cache(pages)
 
     def release(self, sequence) -> None:
         state, sequence.drafter_state = sequence.drafter_state, None
@@ -132,15 +135,15 @@ class DraftModel(Drafter):
         return [growth.tree for growth in self._grow(sequences, likeliest_children)[0]]
 
     def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
-        device, replacement = self._model.device, self.config.replacement
+        device, replacement = self.model.device, self.config.replacement
         choose = drawn_children(sequences, replacement, device) if sampled else likeliest_children
         trees, logits = self._grow(sequences, choose)
         rows = torch.tensor([row for growth in trees for row in growth.rows], dtype=torch.int32, device=device)
         return [growth.tree for growth in trees], DraftLogits(stack_rows(logits), rows, replacement=replacement)
 
     def room_for_logits(self, nodes: int) -> DraftLogits:
-        device = self._model.device
-        logits = torch.zeros(nodes, self._model.config.vocab_size, device=device)
+        device = self.model.device
+        logits = torch.zeros(nodes, self.model.config.vocab_size, device=device)
         rows = torch.full((nodes,), -1, dtype=torch.int32, device=device)
         return DraftLogits(logits, rows, replacement=self.config.replacement)
 
@@ -148,7 +151,7 @@ class DraftModel(Drafter):
     def _grow(self, sequences: Sequence, choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
         """The trees of a batch, and all distributions that were looked at on the way, level by level."""
         trees = [Growth(s, b, self._depth(s), [s.tokens[-1]]) for b, s in enumerate(sequences)]
-        levels = [torch.empty(0, self._model.config.vocab_size, device=self._model.device)]
+        levels = [torch.empty(0, self.model.config.vocab_size, device=self.model.device)]
         known = 0
         for level, width in enumerate(self.config.widths):
             growing = [growth for growth in trees if growth.open and level < growth.depth]
@@ -169,7 +172,7 @@ class DraftModel(Drafter):
 
     def _depth(self, sequence) -> int:
         """Levels worth drafting, as far as the draft model's own context goes."""
-        return min(sequence.draft_limit, self._model.config.max_position - len(sequence.tokens) + 1)
+        return min(sequence.draft_limit, self.model.config.max_position - len(sequence.tokens) + 1)
 
     def _sure(self, logits: torch.Tensor) -> list[bool]:
         if not self.config.confidence:
@@ -178,7 +181,7 @@ class DraftModel(Drafter):
 
     def _logits(self, growing: list[Growth], level: int) -> torch.Tensor:
         """One pass: logits [R, V] of all open nodes."""
-        model, device = self._model, self._model.device
+        model, device = self.model, self.model.device
         states = [self._state(growth.sequence) for growth in growing]
         if level == 0:  # what was committed since the last draft; its last token is the root
             self._catch_up(growing, states)
@@ -206,21 +209,21 @@ class DraftModel(Drafter):
     def _state(self, sequence) -> State:
         if sequence.drafter_state is None:
             longest = sequence.prompt_length + sequence.limit
-            self._model.ensure_positions(min(longest, self._model.config.max_position))
+            self.model.ensure_positions(min(longest, self.model.config.max_position))
             sequence.drafter_state = State(self._cache.allocate(longest + self.max_nodes))
         return sequence.drafter_state
 
     def _catch_up(self, growing: list[Growth], states: list[State]) -> None:
         """Passes what is more than one pass of the batch should hold: prompts."""
-        step = self._model.ops.prefill_rows
+        step = self.model.ops.prefill_rows
         most = max(len(self.config.widths) + 1, step // len(growing))  # what a cycle commits always fits
         for growth, state in zip(growing, states, strict=True):
             tokens = growth.sequence.tokens
             state.settle(tokens)
             while (waiting := len(tokens) - state.cached) > most:
                 run = tokens[state.cached : state.cached + min(step, waiting - most)]
-                rows = TreeBatch.chains([run], self._model.device)
-                self._model.hidden(rows, self._cache, self._cache.batch([state.pages], [state.cached]))
+                rows = TreeBatch.chains([run], self.model.device)
+                self.model.hidden(rows, self._cache, self._cache.batch([state.pages], [state.cached]))
                 state.cached += len(run)
 
 

@@ -240,7 +240,7 @@ def tally_of(seconds: float) -> Tally:
 def test_results_are_of_the_repetition_of_median_time():
     base = Run("none", 1, [tally_of(4.0), tally_of(5.0), tally_of(20.0)], {(0, 0, 0): True})
     fast = Run("fast", 1, [tally_of(2.5), tally_of(1.0), tally_of(3.0)], {(0, 0, 0): True, (0, 0, 1): False})
-    _, row = run_dicts([base, fast], rule="match", temperature=0.5, floor_seconds=0.001)
+    _, row = run_dicts([base, fast], temperature=0.5, floor_seconds=0.001)
     assert row["speedup"] == 2 and row["tokens_per_second"] == 40 and row["seconds"] == 2.5
     assert row["tokens_per_second_spread"] == [pytest.approx(100 / 3), 100]
     assert row["tau"] == 2 and row["acceptance_by_depth"] == [0.75, 0.25] and row["identical"] == "1/2"
@@ -248,7 +248,7 @@ def test_results_are_of_the_repetition_of_median_time():
 
 
 def test_the_table_shows_every_number_and_says_what_tau_counts():
-    rows = run_dicts([Run("none", 2, [tally_of(5.0)], {(0, 0, 0): True})], rule="match", temperature=0.0)
+    rows = run_dicts([Run("none", 2, [tally_of(5.0)], {(0, 0, 0): True})], temperature=0.0)
     console = Console(width=170)
     with console.capture() as capture:
         console.print(table(rows, "a title"))

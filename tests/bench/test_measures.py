@@ -55,7 +55,7 @@ def test_every_class_is_compared_with_the_base(tiny):
     questions = [Question("a", ("x", "y"), "chat"), Question("b", ("z",), "code"), Question("c", ("u",), "chat")]
     params = SamplingParams(max_new_tokens=5, ignore_eos=True)
     runs = measure(tiny, ["none", "prompt_lookup"], questions, params, batches=(1, 3), repetitions=3)
-    rows = run_dicts(runs, rule="match", temperature=0.0)
+    rows = run_dicts(runs, temperature=0.0)
     for row, run in zip(rows[:2], runs[:2], strict=True):
         assert {name: found["tokens"] for name, found in row["by_class"].items()} == {"chat": 15, "code": 5}
         spent = [sum(tally.by_class[name].seconds for name in row["by_class"]) for tally in run.repetitions]

@@ -92,7 +92,7 @@ def test_peers_do_the_same_work_and_their_rows_say_so(tiny, tmp_path):
     # Three turns twice, after the warm-up; the second turn's prompt holds the base's answer to the first.
     assert len(peer.asked) == 1 + 6
     assert {limit for _, limit, _ in peer.asked} == {6} and peer.room == [len(ids) + 6 for ids, _, _ in peer.asked]
-    rows = run_dicts(runs, rule="match", temperature=0.0)
+    rows = run_dicts(runs, temperature=0.0)
     ours, lookup, echo, *batch_2 = rows
     assert echo["peer"] == "echo" and echo["identical"] == "3/3" and echo["tau"] == 2
     assert echo["ms_per_cycle"] is None and echo["speedup_over"] == {} and echo["acceptance_by_depth"] == []

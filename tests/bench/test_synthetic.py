@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from specengine import Engine, SamplingParams
 from specengine.bench import draft_cost
 from specengine.bench.__main__ import app
+from specengine.bench.contenders import open_contender
 from specengine.bench.draft_cost import Eagle3, FastEagle
 from specengine.bench.questions import Question
 from specengine.bench.report import run_dicts
 from specengine.bench.run import measure, split_drafters
-from specengine.bench.synthetic import PERIOD, Synthetic, SyntheticEngine, is_synthetic, open_engine
+from specengine.bench.synthetic import PERIOD, Synthetic, SyntheticEngine, is_synthetic
 from specengine.models.loading import load_model
 from specengine.ops import cuda_ops
 from specengine.tree import TreeBatch
@@ -44,7 +45,7 @@ def test_the_chance_of_a_token_is_its_depths(tiny):
 @pytest.mark.parametrize("options", ["", ",k=3", ",k=2,cost=eagle3", ",k=3,cost=fasteagle"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_engine_accepts_what_was_chosen(tiny, options, temperature):
-    engine = open_engine(tiny, CHAIN + options, max_batch_size=2)
+    engine = open_contender(tiny, CHAIN + options, max_batch_size=2)
     params = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=temperature, top_p=0.95, trace=True)
     outputs = engine.generate([[9] * 3, [8] * 60], params)
     for output in outputs:
@@ -145,8 +146,8 @@ def test_numbers_after_the_colon_belong_to_the_synthetic_drafter():
 
 
 def test_other_drafters_get_the_ordinary_engine(tiny):
-    assert type(open_engine(tiny, "none")) is Engine
-    assert type(open_engine(tiny, CHAIN)) is SyntheticEngine
+    assert type(open_contender(tiny, "none")) is Engine
+    assert type(open_contender(tiny, CHAIN)) is SyntheticEngine
 
 
 def test_the_command_measures_them_beside_the_others(tmp_path):
@@ -172,7 +173,7 @@ def device_model(cuda_backend):
 
 @pytest.mark.parametrize("options", ["", ",k=3,cost=fasteagle", ",cost=eagle3"])
 def test_the_device_accepts_the_same(device_model, options):
-    engine = open_engine(device_model, CHAIN + options, max_batch_size=2)
+    engine = open_contender(device_model, CHAIN + options, max_batch_size=2)
     params = SamplingParams(max_new_tokens=16, ignore_eos=True, trace=True)
     outputs = engine.generate([[9] * 3, [8] * 70], params)
     assert set(engine._cycles.graphs.slots) == {(1, engine.drafter.max_nodes), (2, engine.drafter.max_nodes)}
@@ -192,7 +193,7 @@ def test_cycles_on_the_device_are_timed_by_phase(device_model):
     assert set(run.device_seconds) == set(PHASES[:-1])
     assert set(other.device_seconds) == {*PHASES[:-1], "expand", "bend"}
     assert all(seconds > 0 for seconds in other.device_seconds.values())
-    rows = run_dicts([run, other], rule="match", temperature=0.0, floor_seconds=1e-6, token_seconds=1e-9)
+    rows = run_dicts([run, other], temperature=0.0, floor_seconds=1e-6, token_seconds=1e-9)
     for row, each in zip(rows, (run, other), strict=True):
         wall = 1e3 * (each.median.seconds - each.median.prefill_seconds) / each.median.passes
         assert sum(row["ms_per_cycle"].values()) == pytest.approx(wall)
@@ -201,5 +202,5 @@ def test_cycles_on_the_device_are_timed_by_phase(device_model):
 
 
 def test_only_cycles_on_the_device_have_clocks(tiny):
-    with pytest.raises(ValueError, match="on the device"), open_engine(tiny, "none").timed_phases():
+    with pytest.raises(ValueError, match="on the device"), open_contender(tiny, "none").timed_phases():
         pass

@@ -114,7 +114,7 @@ def test_every_distribution_is_the_models_own_at_its_node(options, sampled):
             if row >= 0:
                 known += 1
                 tokens = [*sequence.tokens, *path_to(tree, node)]
-                assert logits.logits[row].equal(plain_logits(drafter._model, tokens))
+                assert logits.logits[row].equal(plain_logits(drafter.model, tokens))
     assert known == len(logits.logits) and next(rows, None) is None
 
 
@@ -155,7 +155,7 @@ def test_a_cache_that_is_not_rolled_back_would_be_seen(monkeypatch):
 
 def test_catching_up_and_the_first_level_are_one_pass(passes):
     drafter = drafter_of(length=3)
-    rows = passes(drafter._model)
+    rows = passes(drafter.model)
     sequences = [sequence_of(prompt) for prompt in PROMPTS]
     trees = drafter.draft(sequences)
     assert rows == [[len(prompt) for prompt in PROMPTS], [1, 1, 1], [1, 1, 1]]
@@ -168,7 +168,7 @@ def test_catching_up_and_the_first_level_are_one_pass(passes):
 
 def test_a_tree_is_passed_again_for_each_level(passes):
     drafter = drafter_of(tree="3x2x1")
-    rows = passes(drafter._model)
+    rows = passes(drafter.model)
     (tree,) = drafter.draft([sequence_of(PROMPTS[0])])
     assert rows == [[5], [4], [10]] and len(tree.tokens) == drafter.max_nodes == 16
     assert tree.parents == [-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9]
@@ -176,7 +176,7 @@ def test_a_tree_is_passed_again_for_each_level(passes):
 
 def test_a_long_prompt_is_passed_in_pieces(passes):
     drafter, step = drafter_of(length=1), native.prefill_rows
-    rows = passes(drafter._model)
+    rows = passes(drafter.model)
     sequences = [sequence_of([3] * 300), sequence_of([4] * 5)]
     drafter.draft(sequences)
     assert rows == [[300 - step // 2], [step // 2, 5]]

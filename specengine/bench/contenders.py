@@ -1,0 +1,18 @@
+"""What races: an engine with a drafter and a rule, one on synthetic drafts, or a sequential cascade."""
+
+from __future__ import annotations
+
+from specengine.bench.sequential import SeqCascade, is_sequential, open_sequential
+from specengine.bench.synthetic import SyntheticEngine, is_synthetic
+from specengine.engine import Engine
+from specengine.models.loading import LoadedModel
+
+Contender = Engine | SeqCascade
+
+
+def open_contender(model: LoadedModel, drafter: str, *, rule: str = "match", max_batch_size: int = 16) -> Contender:
+    """What a drafter's and a rule's description in the lists of the benchmark ask for."""
+    if is_sequential(rule):
+        return open_sequential(model, drafter, rule, max_batch_size)
+    kind = SyntheticEngine if is_synthetic(drafter) else Engine
+    return kind(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size)
