@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,31 @@ _MEASURES = (
     ("log_likelihood", "log-likelihood of a token\nby the target, nats"),
 )
 _MARKERS = "osD^v<>pP*XhH8d"
+_COLORS = (
+    "C0",
+    "C1",
+    "C2",
+    "C3",
+    "C4",
+    "C5",
+    "C6",
+    "C8",
+    "C9",
+    "navy",
+    "olive",
+    "teal",
+    "crimson",
+    "goldenrod",
+    "gray",
+)
 
 
 def check_matplotlib() -> None:
     """Raises ValueError where there is no matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("plot: needs matplotlib (pip install '.[plot]' in a clone)")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError("plot: needs matplotlib (pip install '.[plot]' in a clone)") from None
 
 
 def plot_rules(results: dict[str, Any], path: Path) -> None:
@@ -40,6 +58,7 @@ def plot_rules(results: dict[str, Any], path: Path) -> None:
                 rows = [row for row in runs if (row["family"], row["temperature"]) == (family, temperature)]
                 _draw(panel, rows, measure, number, family)
             panel.grid(alpha=0.3)
+            panel.margins(0.08)
             if line == 0:
                 panel.set_title(f"temperature {temperature:g}")
             if column == 0:
@@ -58,9 +77,12 @@ def _draw(panel: Any, rows: list[dict[str, Any]], measure: str, number: int, fam
     name = family.partition(":")[0]
     lossless = name in RULES and RULES[name].lossless
     speeds, values = [row["speedup"] for row in rows], [row[measure] for row in rows]
-    style = {"color": "black", "linestyle": "none"} if lossless else {"color": f"C{number % 10}"}
-    panel.plot(speeds, values, label=family, marker=_MARKERS[number % len(_MARKERS)], markersize=5, alpha=0.8, **style)
+    color = "black" if lossless else _COLORS[number % len(_COLORS)]
+    style = {"color": color, "linestyle": "none" if lossless else "-", "marker": _MARKERS[number % len(_MARKERS)]}
+    panel.plot(speeds, values, label=family, markersize=5, alpha=0.8, **style)
     if len(rows) > 1 and not lossless:
-        for row in (rows[0], rows[-1]):
+        for row, up in ((rows[0], 4), (rows[-1], -9)):
             at = (row["speedup"], row[measure])
-            panel.annotate(numbers(row["rule"]), at, xytext=(3, 3), textcoords="offset points", fontsize=7)
+            panel.annotate(
+                numbers(row["rule"]), at, xytext=(3, up), textcoords="offset points", fontsize=7, color=color
+            )

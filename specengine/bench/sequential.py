@@ -51,7 +51,8 @@ def open_sequential(model: LoadedModel, drafter: str, rule: str, max_batch_size:
 
 def _token_cascade(model: LoadedModel, drafter: str, config: Config, max_batch_size: int) -> Engine:
     """The loop does it: the drafter drafts a chain until it is unsure, rule `cascade:chow` keeps what it was sure of,
-    and the bonus token is the target's."""
+    and the bonus token is the target's. So are the last token that a request allows, and one after LONGEST sure ones.
+    """
     spec = Spec.parse(drafter, "drafter")
     if "tree" in spec.options:
         raise ValueError(f"rule: token-cascade takes a draft model without a tree, got {drafter!r}")
