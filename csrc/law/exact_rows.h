@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "rules/drafted_tree.h"
+#include "rules/rows.h"
 #include "rules/walk.h"
 
 namespace specengine {
@@ -46,6 +47,9 @@ class Forks {
   double probability_ = 1;
 };
 
+// A token's score is so much more than its log-probability: some are positive, some are not.
+constexpr double kScoreShift = 2;
+
 // The interface of Rows, at temperature 1 and without filters.
 class ExactRows : public DraftedTree {
  public:
@@ -71,6 +75,21 @@ class ExactRows : public DraftedTree {
     const auto [entry, fresh] = drawn_.try_emplace(loaded_, kNoToken);
     if (fresh) entry->second = forks_.take(given_target_[loaded_]);
     return entry->second;
+  }
+  bool greedy() const { return false; }
+  float temperature() const { return 1; }
+  bool allows(int token) const { return given_target_[loaded_][token] > 0; }
+  Leaders leaders() const {
+    Probs probs = given_target_[loaded_];
+    const auto next = [&] {
+      const auto best = std::max_element(probs.begin(), probs.end());
+      const TokenScore leader{static_cast<int>(best - probs.begin()),
+                              static_cast<float>(std::log(*best) + kScoreShift)};
+      *best = -1;
+      return leader;
+    };
+    const TokenScore best = next();
+    return {best, next()};
   }
   double processed_prob(int token) const { return given_target_[loaded_][token]; }
   double entropy() const {
@@ -115,6 +134,12 @@ class ExactRows : public DraftedTree {
       normalise(draft_);
     }
     return mass;
+  }
+
+  void lower(int token, double by) {
+    Probs left = target_;
+    left[token] = std::max(left[token] - by, 0.0);
+    if (normalise(left) > 0) target_ = left, changed_ = true;
   }
 
   double distance() const {

@@ -1,7 +1,6 @@
 #include "law/rule_law.h"
 
 #include <map>
-#include <type_traits>
 
 #include "law/exact_rows.h"
 #include "rules/rules.h"
@@ -20,16 +19,12 @@ std::vector<std::tuple<int, int, double>> rule_law(const std::string& rule, cons
   const DraftedTree tree{tokens.data(), parents.data(), static_cast<int>(nodes)};
   std::map<std::pair<int, int>, double> law;
   with_rule(rule, options, [&](const auto& functor) {
-    if constexpr (std::remove_cvref_t<decltype(functor)>::needs.leaders) {
-      fail("rule: ", rule, " reads scores; there is no law of it over probabilities");
-    } else {
-      Forks forks;
-      do {
-        ExactRows rows(tree, target_probs, draft_probs, replacement, residual_kept, forks);
-        const Verdict end = walk(functor, rows);
-        law[{end.node, end.token}] += forks.probability();
-      } while (forks.next_run());
-    }
+    Forks forks;
+    do {
+      ExactRows rows(tree, target_probs, draft_probs, replacement, residual_kept, forks);
+      const Verdict end = walk(functor, rows);
+      law[{end.node, end.token}] += forks.probability();
+    } while (forks.next_run());
   });
   std::vector<std::tuple<int, int, double>> outcomes;
   for (const auto& [end, probability] : law) outcomes.emplace_back(end.first, end.second, probability);

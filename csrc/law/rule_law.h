@@ -7,9 +7,9 @@
 
 namespace specengine {
 
-// (last accepted node, bonus token, probability), for every outcome that can be. rule, options: as in rules/rules.h,
-// for rules that read no scores. target_probs, draft_probs: [N][V], empty where a node's children come from no draft
-// distribution. residual_kept: breaks the rule, for tests that must notice.
+// (last accepted node, bonus token, probability), for every outcome that can be. rule, options: as in rules/rules.h.
+// A score is the log-probability plus kScoreShift. target_probs, draft_probs: [N][V], empty where a node's children
+// come from no draft distribution. residual_kept: breaks the rule, for tests that must notice.
 std::vector<std::tuple<int, int, double>> rule_law(const std::string& rule, const std::vector<double>& options,
                                                    const std::vector<int>& parents, const std::vector<int>& tokens,
                                                    const std::vector<std::vector<double>>& target_probs,
