@@ -33,6 +33,8 @@ FAMILIES = {  # rule, siblings of the root, with replacement
     "traversal": ("traversal", 3, False),
     "cascade": (CASCADE, 2, False),
 }
+PLAIN = SamplingParams(temperature=1.0)
+SHAPED = SamplingParams(temperature=0.8, top_k=4, top_p=0.95, min_p=0.08)  # each bites on some of the rows above
 
 
 def batch_of(tokens: torch.Tensor, parents: list[int]) -> TreeBatch:
@@ -43,12 +45,12 @@ def batch_of(tokens: torch.Tensor, parents: list[int]) -> TreeBatch:
     return TreeBatch(tokens.int().flatten(), all_parents, torch.empty(0), start, None, nodes)
 
 
-def one_cycle(spec, siblings, replacement, first_seed, trials, *, told=None, draft_scale=1.0):
+def one_cycle(spec, siblings, replacement, first_seed, trials, *, told=None, draft_scale=1.0, params=PLAIN):
     """(path, path_length, bonus, tokens [trials, N]) of trees with `siblings` children of the root and a child of each.
 
     told: what the rule hears of replacement instead.  draft_scale: of the logits it hears of, which should be 1.
     """
-    table = table_for(SamplingParams(temperature=1.0), trials)
+    table = table_for(params, trials)
     table.seed.add_(first_seed)
     history = TokenHistory(
         torch.zeros(trials, 1, dtype=torch.int32), *(torch.ones(trials, dtype=torch.int32) for _ in range(2))
@@ -95,33 +97,45 @@ def counted(spec, siblings, replacement, trials, **wrong) -> np.ndarray:
     return counts.reshape((VOCAB + 1,) * 3)
 
 
-def probs(logits: torch.Tensor) -> np.ndarray:
-    return logits.double().softmax(-1).numpy()
+def probs(logits: torch.Tensor, params: SamplingParams = PLAIN) -> np.ndarray:
+    """Softmax after temperature, top-k, top-p and min-p, in this order."""
+    found = (logits.double() / params.temperature).softmax(-1).numpy()
+    ranks = (-found).argsort(-1).argsort(-1)
+    if params.top_k:
+        found = np.where(ranks < params.top_k, found, 0)
+        found = found / found.sum(-1, keepdims=True)
+    in_order = -np.sort(-found, axis=-1)
+    before = np.take_along_axis(in_order.cumsum(-1) - in_order, ranks, -1)  # the mass of more likely tokens
+    found = np.where(before < params.top_p, found, 0)
+    found = np.where(found >= params.min_p * found.max(-1, keepdims=True), found, 0)
+    return found / found.sum(-1, keepdims=True)
 
 
-def wanted(spec: str, level: int) -> np.ndarray:
-    """The law [rows, V] of a token behind `level` others: the target's, or the mixture of the cascade."""
-    target = probs(TARGET[level])
+def wanted(spec: str, level: int, params: SamplingParams = PLAIN) -> np.ndarray:
+    """The law [rows, V] of a token behind `level` others: the target's, or the mixture of the cascade, which decides by
+    the target's own probabilities."""
+    target = probs(TARGET[level], params)
     if spec != CASCADE or level == 2:
         return target
-    draft = probs(DRAFT[level])
-    kept = draft * (target >= (1 - parse_rule(spec).alpha) * target.max(-1, keepdims=True))
+    draft, unshaped = probs(DRAFT[level], params), probs(TARGET[level])
+    kept = draft * (unshaped >= (1 - parse_rule(spec).alpha) * unshaped.max(-1, keepdims=True))
     return kept + (1 - kept.sum(-1, keepdims=True)) * target
 
 
-def p_value(spec: str, counts: np.ndarray) -> float:
+def p_value(spec: str, counts: np.ndarray, params: SamplingParams = PLAIN) -> float:
     """Chi-square of all triples of tokens; what a cycle left open of them is drawn from the law itself."""
     rng, trials = np.random.default_rng(5), counts.sum()
-    second, third = wanted(spec, 1), wanted(spec, 2)
+    second, third = wanted(spec, 1, params), wanted(spec, 2, params)
     pairs = counts[:VOCAB, :VOCAB].copy()  # [first, second, third or none]
     for a in range(VOCAB):
         open_trials = counts[a, VOCAB].sum()
         pairs[a, :, VOCAB] += rng.multinomial(open_trials, second[a])
         for b in range(VOCAB):
             pairs[a, b, :VOCAB] += rng.multinomial(pairs[a, b, VOCAB], third[a * VOCAB + b])
-    law = wanted(spec, 0)[0][:, None, None] * second[:, :, None] * third.reshape(VOCAB, VOCAB, VOCAB)
+    law = wanted(spec, 0, params)[0][:, None, None] * second[:, :, None] * third.reshape(VOCAB, VOCAB, VOCAB)
     assert pairs[..., :VOCAB].sum() == trials
-    return float(stats.chisquare(pairs[..., :VOCAB].flatten(), (law * trials).flatten()).pvalue)
+    assert pairs[..., :VOCAB][law == 0].sum() == 0, "a token was emitted that the filters leave out"
+    return float(stats.chisquare(pairs[..., :VOCAB][law > 0], (law * trials)[law > 0]).pvalue)
 
 
 @pytest.mark.statistics
@@ -130,6 +144,21 @@ def test_the_first_three_tokens_follow_the_exact_law(family):
     counts = counted(*FAMILIES[family], TRIALS)
     assert (counts[:, VOCAB].sum() > 0) and (counts[:, :, :VOCAB].sum() > 0), "refusals and bonus tokens must occur"
     assert p_value(FAMILIES[family][0], counts) > 1e-4
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("family", FAMILIES)
+def test_temperature_and_filters_shape_target_and_draft_alike(family):
+    for rows in (*TARGET, *DRAFT):
+        assert (probs(rows, SHAPED) == 0).any()
+    counts = counted(*FAMILIES[family], 250_000, params=SHAPED)
+    assert p_value(FAMILIES[family][0], counts, SHAPED) > 1e-4
+
+
+@pytest.mark.statistics
+def test_the_test_rejects_a_law_without_its_temperature():
+    warmer = SamplingParams(temperature=0.85, top_k=4, top_p=0.95, min_p=0.08)
+    assert p_value("rejection", counted("rejection", 3, False, 250_000, params=SHAPED), warmer) < 1e-9
 
 
 @pytest.mark.slow
