@@ -1,6 +1,7 @@
 // One task owns one sequence: it walks the tree from the root and samples only the nodes it visits.
 #include "ops/verify_tree.h"
 
+#include "cpu/parallel_for.h"
 #include "cpu/sampling.h"
 #include "cpu/sampling_checks.h"
 #include "rules/rules.h"
@@ -10,7 +11,7 @@ namespace {
 
 void check_values(const VerifyTree& op) {
   const int64_t M = op.tokens.shape[0], V = op.scores.shape[1], B = op.bonus.shape[0];
-  check_sequences(op.tokens, op.parents, op.row_start, op.sampling, op.history, V);
+  check_trees(op, V);
   const int32_t* row_start = op.row_start.as<int32_t>();
   for (int64_t b = 0; b < B; ++b) {
     const int64_t nodes = row_start[b + 1] - row_start[b];
