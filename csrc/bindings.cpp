@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <tuple>
+
 #include "base/tensor_caster.h"
 #include "base/thread_pool.h"
 #include "ops/commit_tokens.h"
@@ -58,6 +61,17 @@ int64_t workspace_of(const char* name, const Op& op) {
   if constexpr (requires { workspace_floats(op); }) return workspace_floats(op);
 #endif
   fail_without_kernel(name, "CUDA");
+}
+
+// A struct of tensors crosses as a tuple of its members, which keeps their memory alive.
+template <size_t count>
+using Columns = std::array<T, count>;
+
+SampledTrees trees_of(const T& tokens, const T& parents, const T& row_start, const Columns<11>& sampling,
+                      const Columns<3>& history) {
+  const auto table = [](const auto&... column) { return SamplingTable{column...}; };
+  const auto texts = [](const auto&... column) { return TokenHistory{column...}; };
+  return {tokens, parents, row_start, std::apply(table, sampling), std::apply(texts, history)};
 }
 
 const char* cuda_architectures() {
@@ -219,32 +233,14 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   m.def(
       "draw_siblings",
-      [](T logits, T sequences, T nodes, T index, T tokens, T parents, T row_start, T temperature, T top_k, T top_p,
-         T min_p, T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
-         T bias_values, T history, T history_length, T prompt_length, T drawn, T scores, T counts, T weights,
-         bool replacement) {
-        run_op("draw_siblings", DrawSiblings{logits,
-                                             sequences,
-                                             nodes,
-                                             index,
-                                             tokens,
-                                             parents,
-                                             row_start,
-                                             {temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-                                              frequency_penalty, seed, bias_start, bias_tokens, bias_values},
-                                             {history, history_length, prompt_length},
-                                             drawn,
-                                             scores,
-                                             counts,
-                                             weights,
-                                             replacement});
+      [](T logits, T sequences, T nodes, T index, T tokens, T parents, T row_start, const Columns<11>& sampling,
+         const Columns<3>& history, T drawn, T scores, T counts, T weights, bool replacement) {
+        run_op("draw_siblings", DrawSiblings{trees_of(tokens, parents, row_start, sampling, history), logits, sequences,
+                                             nodes, index, drawn, scores, counts, weights, replacement});
       },
       nogil, py::arg("logits"), py::arg("sequences"), py::arg("nodes"), py::arg("index"), py::arg("tokens"),
-      py::arg("parents"), py::arg("row_start"), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
-      py::arg("min_p"), py::arg("repetition_penalty"), py::arg("presence_penalty"), py::arg("frequency_penalty"),
-      py::arg("seed"), py::arg("bias_start"), py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"),
-      py::arg("history_length"), py::arg("prompt_length"), py::arg("drawn"), py::arg("scores"), py::arg("counts"),
-      py::arg("weights"), py::arg("replacement"));
+      py::arg("parents"), py::arg("row_start"), py::arg("sampling"), py::arg("history"), py::arg("drawn"),
+      py::arg("scores"), py::arg("counts"), py::arg("weights"), py::arg("replacement"));
 
   m.def(
       "draft_lookup",
@@ -260,19 +256,12 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   // verify and accept
   m.def(
       "verify_tree",
-      [](T logits, T drawn, T tokens, T parents, T row_start, T temperature, T top_k, T top_p, T min_p,
-         T repetition_penalty, T presence_penalty, T frequency_penalty, T seed, T bias_start, T bias_tokens,
-         T bias_values, T history, T history_length, T prompt_length, T draft_logits, T draft_rows, T draft_index,
-         bool replacement, T path, T path_length, T bonus, T relaxed, T scores, T counts, T row_states, T weights,
-         const std::string& rule, const std::vector<double>& options) {
-        run_op("verify_tree", VerifyTree{logits,
+      [](T logits, T drawn, T tokens, T parents, T row_start, const Columns<11>& sampling, const Columns<3>& history,
+         T draft_logits, T draft_rows, T draft_index, bool replacement, T path, T path_length, T bonus, T relaxed,
+         T scores, T counts, T row_states, T weights, const std::string& rule, const std::vector<double>& options) {
+        run_op("verify_tree", VerifyTree{trees_of(tokens, parents, row_start, sampling, history),
+                                         logits,
                                          drawn,
-                                         tokens,
-                                         parents,
-                                         row_start,
-                                         {temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
-                                          frequency_penalty, seed, bias_start, bias_tokens, bias_values},
-                                         {history, history_length, prompt_length},
                                          {draft_logits, draft_rows, draft_index, replacement},
                                          path,
                                          path_length,
@@ -286,10 +275,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
                                          options});
       },
       nogil, py::arg("logits"), py::arg("drawn"), py::arg("tokens"), py::arg("parents"), py::arg("row_start"),
-      py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("repetition_penalty"),
-      py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"), py::arg("bias_start"),
-      py::arg("bias_tokens"), py::arg("bias_values"), py::arg("history"), py::arg("history_length"),
-      py::arg("prompt_length"), py::arg("draft_logits"), py::arg("draft_rows"), py::arg("draft_index"),
+      py::arg("sampling"), py::arg("history"), py::arg("draft_logits"), py::arg("draft_rows"), py::arg("draft_index"),
       py::arg("replacement"), py::arg("path"), py::arg("path_length"), py::arg("bonus"), py::arg("relaxed"),
       py::arg("scores"), py::arg("counts"), py::arg("row_states"), py::arg("weights"), py::arg("rule"),
       py::arg("options"));

@@ -142,7 +142,8 @@ class DeviceBatch:
             if bonus < 0:
                 position = len(sequence.tokens) + count - 1
                 where = f"sequence {b}, position {position}"
-                raise ValueError(f"logits: {where} has NaN or infinite scores, so there is no token to draw")
+                other = "" if self._cycles.wants is Wants.NOTHING else " (or its draft_logits have)"
+                raise ValueError(f"logits: {where} has NaN or infinite scores{other}, so there is no token to draw")
             used = tokens.index(-1) if -1 in tokens else nodes
             tree = DraftTree(tokens[:used], parents[:used])
             scores = graphs.of(len(self.sequences), nodes).scores

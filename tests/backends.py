@@ -34,9 +34,14 @@ def cuda_backend_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     simulated = request.getfixturevalue("simulated")
     simulated.set_schedule(0)  # a test runs alone as it runs among others
     simulated.set_multiprocessors(4)
-    for module in _ops_modules(_C):
-        monkeypatch.setattr(module, "_C", simulated)
+    use_core(simulated, monkeypatch)
     return Backend("sim", torch.device("cpu"))
+
+
+def use_core(core: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another op table than the package's own for the rest of the test."""
+    for module in _ops_modules(_C):
+        monkeypatch.setattr(module, "_C", core)
 
 
 @contextmanager

@@ -10,19 +10,11 @@ from specengine import Engine, SamplingParams
 from specengine.drafters.base import Drafter
 from specengine.models.loading import LoadedModel, load_model
 from specengine.tree import DraftTree
+from tests.ops.verifying import PARAMS
 
 GREEDY = SamplingParams(max_new_tokens=48)
 SAMPLED = SamplingParams(max_new_tokens=48, temperature=0.9, top_p=0.95, top_k=50, seed=11)
-SHAPED = SamplingParams(
-    max_new_tokens=48,
-    temperature=0.7,
-    min_p=0.02,
-    repetition_penalty=1.3,
-    presence_penalty=0.4,
-    frequency_penalty=0.2,
-    logit_bias={5: 2.0, 9: -3.0},
-    seed=4,
-)
+SHAPED = dataclasses.replace(PARAMS["everything"], max_new_tokens=48, seed=4)
 
 
 def ids(outputs) -> list[list[int]]:

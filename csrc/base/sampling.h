@@ -12,16 +12,14 @@ constexpr int32_t kNoToken = -1;
 constexpr int64_t kNoiseBlock = 64;  // tokens that share one number of the first level of noise
 
 // A product that is not fused into the sum it is used in.
-SPECENGINE_HOST_DEVICE inline float product(float a, float b) {
+template <typename Float>
+SPECENGINE_HOST_DEVICE Float product(Float a, Float b) {
 #if defined(__CUDA_ARCH__)
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-SPECENGINE_HOST_DEVICE inline double product(double a, double b) {
-#if defined(__CUDA_ARCH__)
-  return __dmul_rn(a, b);
+  if constexpr (sizeof(Float) == sizeof(float)) {
+    return __fmul_rn(a, b);
+  } else {
+    return __dmul_rn(a, b);
+  }
 #else
   return a * b;
 #endif

@@ -1,6 +1,7 @@
 // One task owns one row of the drafter's logits.
 #include "ops/draw_siblings.h"
 
+#include "cpu/parallel_for.h"
 #include "cpu/sampling.h"
 #include "cpu/sampling_checks.h"
 #include "rules/siblings.h"
@@ -9,7 +10,7 @@ namespace specengine::SPECENGINE_ISA {
 namespace {
 
 void check_values(const DrawSiblings& op) {
-  check_sequences(op.tokens, op.parents, op.row_start, op.sampling, op.history, op.scores.shape[1]);
+  check_trees(op, op.scores.shape[1]);
   check_index(op.index, "index", op.logits.shape[1]);
   const int64_t B = op.sampling.seed.shape[0];
   const int32_t* row_start = op.row_start.as<int32_t>();
@@ -44,7 +45,9 @@ void run(const DrawSiblings& op) {
     draw_siblings(sampler, weights, node, static_cast<int>(K), op.replacement, drawn);
   });
   for (int64_t r = 0; r < R && K > 0; ++r) {
-    if (op.drawn.as<int32_t>()[r * K] == kUnsound) fail("logits: row ", r, " has NaN or infinite scores");
+    if (op.drawn.as<int32_t>()[r * K] != kUnsound) continue;
+    fail("logits: row ", r, " of the drafter (sequence ", op.sequences.as<int32_t>()[r], ", node ",
+         op.nodes.as<int32_t>()[r], ") has NaN or infinite scores, so there is no token to draw");
   }
 }
 

@@ -18,10 +18,11 @@ inline void check_range(const TensorView& t, const char* name, int64_t b, float 
 }
 
 // Trees of M nodes in all, histories and parameters of B sequences over V tokens.
-inline void check_sequences(const TensorView& tokens, const TensorView& parents, const TensorView& row_start_of,
-                            const SamplingTable& table, const TokenHistory& history, int64_t vocab) {
-  const int64_t M = tokens.shape[0], B = table.seed.shape[0], T = history.tokens.shape[1], V = vocab;
-  const int32_t* row_start = row_start_of.as<int32_t>();
+inline void check_trees(const SampledTrees& op, int64_t V) {
+  const SamplingTable& table = op.sampling;
+  const TokenHistory& history = op.history;
+  const int64_t M = op.tokens.shape[0], B = table.seed.shape[0], T = history.tokens.shape[1];
+  const int32_t* row_start = op.row_start.as<int32_t>();
   const int32_t* bias_start = table.bias_start.as<int32_t>();
   if (row_start[0] != 0 || row_start[B] != M) fail("row_start: expected to run from 0 to M=", M);
   if (bias_start[0] != 0 || bias_start[B] != table.bias_tokens.shape[0]) {
@@ -40,7 +41,7 @@ inline void check_sequences(const TensorView& tokens, const TensorView& parents,
     const int64_t prompt = history.prompt_length.as<int32_t>()[b];
     if (prompt < 0 || prompt > length) fail("prompt_length: entry ", b, " is ", prompt, ", expected 0 to ", length);
     for (int64_t node = 0; node < nodes; ++node) {
-      const int32_t parent = parents.as<int32_t>()[row_start[b] + node];
+      const int32_t parent = op.parents.as<int32_t>()[row_start[b] + node];
       if (node == 0 ? parent != -1 : parent < 0 || parent >= node) {
         fail("parents: node ", node, " of sequence ", b, " has parent ", parent,
              node == 0 ? ", expected -1 for the root" : ", expected an earlier node");
@@ -54,7 +55,7 @@ inline void check_sequences(const TensorView& tokens, const TensorView& parents,
     check_range(table.presence_penalty, "presence_penalty", b, -1e6f, 1e6f);
     check_range(table.frequency_penalty, "frequency_penalty", b, -1e6f, 1e6f);
   }
-  check_ids(tokens, "tokens", 0, M, V);
+  check_ids(op.tokens, "tokens", 0, M, V);
   check_ids(table.bias_tokens, "bias_tokens", 0, table.bias_tokens.shape[0], V);
   for (int64_t i = 0; i < table.bias_values.shape[0]; ++i) {
     check_range(table.bias_values, "bias_values", i, -1e6f, 1e6f);

@@ -12,7 +12,6 @@
 
 #include "base/exp.h"
 #include "cpu/float_types.h"
-#include "cpu/parallel_for.h"
 
 namespace specengine::SPECENGINE_ISA {
 

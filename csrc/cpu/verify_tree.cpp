@@ -1,6 +1,7 @@
 // One task owns one sequence: it walks the tree from the root and samples only the nodes it visits.
 #include "ops/verify_tree.h"
 
+#include "cpu/parallel_for.h"
 #include "cpu/sampling.h"
 #include "cpu/sampling_checks.h"
 #include "rules/rules.h"
@@ -8,9 +9,11 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
+constexpr int kNoDraft = -2;  // in place of a bonus token: kNoToken, and the drafter's scores are to blame
+
 void check_values(const VerifyTree& op) {
   const int64_t M = op.tokens.shape[0], V = op.scores.shape[1], B = op.bonus.shape[0];
-  check_sequences(op.tokens, op.parents, op.row_start, op.sampling, op.history, V);
+  check_trees(op, V);
   const int32_t* row_start = op.row_start.as<int32_t>();
   for (int64_t b = 0; b < B; ++b) {
     const int64_t nodes = row_start[b + 1] - row_start[b];
@@ -71,7 +74,12 @@ Verdict verdict_of(const VerifyTree& op, const Rule& rule, const DraftedTree& tr
   double values[kMaxNodes];
   int marks[kMaxNodes];
   Rows<Sampler> rows(tree, logits, sampler, weights, values, marks);
-  return walk(rule, rows);
+  Verdict end = walk(rule, rows);
+  if (end.token == kNoToken && Rule::needs.draft && drafted && logits.draft_rows[end.node] >= 0) {
+    const float* row = logits.draft + logits.draft_rows[end.node] * logits.columns;
+    if (!sampler.load(row, logits.draft_index, tree, end.node, {}, nullptr)) end.token = kNoDraft;
+  }
+  return end;
 }
 
 template <typename Rule>
@@ -97,11 +105,18 @@ void run(const VerifyTree& op) {
   const int64_t B = op.bonus.shape[0];
   with_rule(op.rule, op.options, [&](auto rule) { parallel_for(B, [&](int64_t b) { verify(op, rule, b); }); });
   for (int64_t b = 0; b < B; ++b) {
-    if (op.bonus.as<int32_t>()[b] != kNoToken) continue;
+    const int32_t bonus = op.bonus.as<int32_t>()[b];
+    if (bonus >= 0) continue;
     const int32_t last = op.path_length.as<int32_t>()[b] - 1;
-    fail("logits: row ", op.row_start.as<int32_t>()[b] + op.path.as<int32_t>()[b * op.path.shape[1] + last],
-         " (sequence ", b, ", position ", op.history.length.as<int32_t>()[b] + last,
-         ") has NaN or infinite scores (or its draft_logits have), so there is no token to draw");
+    const int32_t row = op.row_start.as<int32_t>()[b] + op.path.as<int32_t>()[b * op.path.shape[1] + last];
+    const auto refuse = [&](const char* name, int32_t at, const char* so) {
+      fail(name, ": row ", at, " (sequence ", b, ", position ", op.history.length.as<int32_t>()[b] + last,
+           ") has NaN or infinite scores, so ", so);
+    };
+    if (bonus == kNoDraft) {
+      refuse("draft_logits", op.draft.rows.as<int32_t>()[row], "no child can have been drafted from it");
+    }
+    refuse("logits", row, "there is no token to draw");
   }
 }
 

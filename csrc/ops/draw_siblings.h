@@ -8,16 +8,11 @@
 
 namespace specengine {
 
-struct DrawSiblings {
+struct DrawSiblings : SampledTrees {
   TensorView logits;     // [R, C] float32
   TensorView sequences;  // [R] int32: whose row it is
   TensorView nodes;      // [R] int32: the node within that sequence whose children are drawn
   TensorView index;      // [V] int32 or None; see DraftLogits
-  TensorView tokens;     // [M] int32, of the trees so far
-  TensorView parents;    // [M] int32
-  TensorView row_start;  // [B + 1] int32
-  SamplingTable sampling;
-  TokenHistory history;
 
   TensorView drawn;    // [R, K] int32, written: siblings in the order they were drawn; -1: nothing is left to draw
   TensorView scores;   // [R, V] float32, workspace; CUDA: all zero before and after
@@ -37,12 +32,7 @@ struct DrawSiblings {
     check(weights, "weights", {DType::kInt64}, {R, V});
     check.optional(index, "index", {DType::kInt32}, {V});
     if (!index.defined() && C != V) fail("logits: expected V=", V.value, " columns without an index, got ", C.value);
-    check(tokens, "tokens", {DType::kInt32}, {M});
-    check(parents, "parents", {DType::kInt32}, {M});
-    check(sampling.temperature, "temperature", {DType::kFloat32}, {B});
-    check(row_start, "row_start", {DType::kInt32}, {B + 1});
-    sampling.validate(check, B);
-    history.validate(check, B);
+    SampledTrees::validate(check, M, B);
     check(drawn, "drawn", {DType::kInt32}, {R, K});
     if (V < 1) fail("scores: expected at least one column");
     return check.device();

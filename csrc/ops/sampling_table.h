@@ -1,4 +1,5 @@
-// The sampling parameters of a batch, and the tokens that its penalties count.
+// The trees of a batch with what shapes the distributions of their nodes: the sampling parameters, and the tokens that
+// penalties count.
 #pragma once
 #include "base/check.h"
 
@@ -45,6 +46,23 @@ struct TokenHistory {
     check(tokens, "history", {DType::kInt32}, {B, T});
     check(length, "history_length", {DType::kInt32}, {B});
     check(prompt_length, "prompt_length", {DType::kInt32}, {B});
+  }
+};
+
+// What the ops that sample have in common.
+struct SampledTrees {
+  TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of sequence b
+  TensorView parents;    // [M] int32, node index within the sequence, an earlier one; -1 for the root
+  TensorView row_start;  // [B + 1] int32
+  SamplingTable sampling;
+  TokenHistory history;
+
+  void validate(Checker& check, Dim& M, Dim& B) const {
+    check(tokens, "tokens", {DType::kInt32}, {M});
+    check(parents, "parents", {DType::kInt32}, {M});
+    sampling.validate(check, B);
+    check(row_start, "row_start", {DType::kInt32}, {B + 1});
+    history.validate(check, B);
   }
 };
 

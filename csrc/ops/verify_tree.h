@@ -55,14 +55,9 @@ struct DraftLogits {
   }
 };
 
-struct VerifyTree {
-  TensorView logits;     // [M, V] float32, one row per node; None where `drawn` is given
-  TensorView drawn;      // [M] int32: the target's token at every node where it is known (greedy); -1: there is none
-  TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of sequence b
-  TensorView parents;    // [M] int32, node index within the sequence, an earlier one; -1 for the root
-  TensorView row_start;  // [B + 1] int32
-  SamplingTable sampling;
-  TokenHistory history;
+struct VerifyTree : SampledTrees {
+  TensorView logits;  // [M, V] float32, one row per node; None where `drawn` is given
+  TensorView drawn;   // [M] int32: the target's token at every node where it is known (greedy); -1: there is none
   DraftLogits draft;
 
   TensorView path;         // [B, N] int32, written: accepted node indices, root first, then -1
@@ -89,12 +84,7 @@ struct VerifyTree {
     } else if (rule != "match") {
       fail("drawn: rule ", rule, " needs logits, only match can do with tokens");
     }
-    check(tokens, "tokens", {DType::kInt32}, {M});
-    check(parents, "parents", {DType::kInt32}, {M});
-    check(sampling.temperature, "temperature", {DType::kFloat32}, {B});
-    check(row_start, "row_start", {DType::kInt32}, {B + 1});
-    sampling.validate(check, B);
-    history.validate(check, B);
+    SampledTrees::validate(check, M, B);
     check(path, "path", {DType::kInt32}, {B, N});
     check(path_length, "path_length", {DType::kInt32}, {B});
     check(bonus, "bonus", {DType::kInt32}, {B});

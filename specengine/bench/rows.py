@@ -12,7 +12,7 @@ from rich.table import Table
 from specengine._C import MAX_NODES, PANEL
 from specengine.bench.timers import medians, timer_for
 from specengine.models.transformer import Transformer
-from specengine.ops.weight import Linear
+from specengine.ops.weight import Projection
 from specengine.tree import DraftTree, TreeBatch
 
 PREFIX = 128  # tokens in the cache
@@ -60,7 +60,7 @@ def time_linear(target: Transformer, mib: int = 256) -> list[dict[str, Any]]:
         one = target.ops.empty_weight(PANEL, columns, form, target.device).data.nbytes
         weight = target.ops.empty_weight(PANEL * max(1, (mib << 20) // one), columns, form, target.device)
         weight.data.view(torch.uint8).fill_(1)  # touched, and no special values
-        layer = Linear((weight,), None)
+        layer = Projection((weight,), None)
         ours, sums = medians([timer([partial(target.ops.linear, x, layer)]), timer([plain.sum])], _PASSES)
         speed, reading = weight.data.nbytes / ours, plain.nbytes / sums
         found.append({"format": form, "bytes_per_second": speed, "read_bytes_per_second": reading})

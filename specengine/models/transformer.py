@@ -18,7 +18,7 @@ from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
-from specengine.ops.weight import Linear
+from specengine.ops.weight import Projection
 from specengine.options import check_range
 from specengine.tree import TreeBatch
 
@@ -84,18 +84,18 @@ class Transformer:
         self._rope.ensure(count)
 
     @property
-    def linears(self) -> list[Linear]:
+    def projections(self) -> list[Projection]:
         """Every linear layer of a pass."""
         return [self.head, *(x for y in self._layers for x in (y.qkv, y.attention_out, y.gate_up, y.down))]
 
     def weight_bytes(self) -> int:
         """Bytes of weights one pass reads."""
-        return sum(linear.nbytes for linear in self.linears)
+        return sum(layer.nbytes for layer in self.projections)
 
     def tune(self) -> None:
         """Measures how to multiply by its weights where that is a choice; not while a graph is captured."""
-        for linear in self.linears if self.ops.tune else ():
-            self.ops.tune(linear)
+        for layer in self.projections if self.ops.tune else ():
+            self.ops.tune(layer)
 
     @torch.inference_mode()
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:

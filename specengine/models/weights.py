@@ -9,7 +9,7 @@ import torch
 from specengine.models.checkpoint import Checkpoint
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
-from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Linear, Weight
+from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Projection, Weight
 
 # `auto` keeps what the checkpoint has; int4 holds embedding and head in 8 bits, as the files of that size do.
 DTYPES = ("auto", *FLOAT_FORMATS, "int8", "int4")
@@ -42,7 +42,7 @@ class WeightLoader:
     def vector(self, name: str) -> torch.Tensor:
         return self.checkpoint.read(name).float().to(self.device)
 
-    def linear(self, *names: str) -> Linear:
+    def linear(self, *names: str) -> Projection:
         """One projection of the rows of all `names`, in order; neighbours of one format share a weight."""
         runs: list[tuple[str, list[str]]] = []
         for name, form in zip(names, self._formats(names), strict=True):
@@ -52,7 +52,7 @@ class WeightLoader:
                 runs.append((form, [name]))
         biases = [f"{name}.bias" for name in names if f"{name}.bias" in self.checkpoint.tensors]
         bias = torch.cat([self.vector(b) for b in biases]) if biases else None
-        return Linear(tuple(self._weight(run, form) for form, run in runs), bias)
+        return Projection(tuple(self._weight(run, form) for form, run in runs), bias)
 
     def _formats(self, names: tuple[str, ...]) -> list[str]:
         """The format of each tensor of a projection: all quantised, or all one float type."""

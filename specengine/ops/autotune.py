@@ -19,7 +19,7 @@ from specengine.build import build_info
 from specengine.capture import capture_graph
 from specengine.kept import kept_path, read_kept, write_kept
 from specengine.ops.linear import LIBRARY, multiply
-from specengine.ops.weight import Linear
+from specengine.ops.weight import Projection
 
 ROWS = (1, 8, 16, 32, 64)  # measured; others are treated as the next larger one
 DEFAULT = 0
@@ -58,7 +58,7 @@ class LinearChoices:
             return LIBRARY
         return self._chosen.get((_name_of(weight), _measured_rows(rows)), DEFAULT)
 
-    def tune(self, layer: Linear, rows: Iterable[int] = ROWS) -> None:
+    def tune(self, layer: Projection, rows: Iterable[int] = ROWS) -> None:
         """Measures what is not known yet about products of so many rows; no-op without a timer."""
         if self._timer is None:
             return

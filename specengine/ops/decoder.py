@@ -12,7 +12,7 @@ import torch
 
 from specengine import _C
 from specengine.models.config import ModelConfig
-from specengine.ops.weight import Linear, Weight
+from specengine.ops.weight import Projection, Weight
 from specengine.tree import TreeBatch
 
 
@@ -21,13 +21,13 @@ class Layer:
     """One decoder layer; q, k, v and gate, up are fused to one projection each. window: 0 for none."""
 
     attention_norm: torch.Tensor
-    qkv: Linear
+    qkv: Projection
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    attention_out: Linear
+    attention_out: Projection
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
     window: int
 
 
@@ -95,7 +95,7 @@ class LayerwiseDecoder:
         """As Decoder; the caller answers for slots and positions."""
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
-        def empty(*shape: int, reader: Linear | None = None) -> torch.Tensor:
+        def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
             dtype = reader.weights[0].data.dtype if reader and ops.rounds else torch.float32
             return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
 
@@ -135,5 +135,5 @@ def _native_layer(layer: Layer) -> _C.DecoderLayer:
     )
 
 
-def _projection(linear: Linear) -> _C.Projection:
-    return _C.Projection(tuple(w.data for w in linear.weights), tuple(w.rows for w in linear.weights), linear.bias)
+def _projection(layer: Projection) -> _C.Projection:
+    return _C.Projection(tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights), layer.bias)

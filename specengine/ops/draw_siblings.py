@@ -35,8 +35,7 @@ def draw_siblings(
     drawn = torch.empty(rows, count, dtype=torch.int32, device=device)
     _C.draw_siblings(
         *(logits, sequences, nodes, index, tree.tokens, tree.parents, tree.row_start),
-        *params.columns(),
-        *(history.tokens, history.length, history.prompt_length),
+        *(params.columns(), history.columns()),
         drawn,
         zero_rows(rows, vocab, device).view(torch.float32),
         zero_rows(rows, vocab, device),

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from specengine import _C
-from specengine.ops.weight import Linear
+from specengine.ops.weight import Projection
 
 if TYPE_CHECKING:
     from specengine.ops.autotune import LinearChoices
@@ -28,7 +28,7 @@ def quantise_rows(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def linear(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     """x[M, C] @ weight^T + bias, float32 [M, N]; a row's bits do not depend on M."""
     out, first, rows = torch.empty(x.shape[0], layer.rows), 0, _rows_for(x, layer)
     for weight in layer.weights:
@@ -37,7 +37,7 @@ def linear(x: torch.Tensor, layer: Linear) -> torch.Tensor:
     return out
 
 
-def linear_argmax(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+def linear_argmax(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     """int32 [M]: the lowest index of the largest entry of each row of linear(x), which is not stored.
 
     -1 where the row has a NaN or its largest entry is infinite. The layer has one weight.
@@ -48,11 +48,11 @@ def linear_argmax(x: torch.Tensor, layer: Linear) -> torch.Tensor:
     return ids
 
 
-def _rows_for(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     return quantise_rows(x) if layer.weights[0].quantised else x
 
 
-def linear_cuda(x: torch.Tensor, layer: Linear, choices: LinearChoices) -> torch.Tensor:
+def linear_cuda(x: torch.Tensor, layer: Projection, choices: LinearChoices) -> torch.Tensor:
     """x[M, C] @ weight^T + bias, float32 [M, N], x rounded to the weights' dtype; `choices` says how.
 
     The layer's weights are floats [N, C]. A row's bits do not depend on M if the choices are strict.
@@ -79,7 +79,7 @@ def multiply(x, weight, bias, out, first: int, variant: int) -> None:
         columns += bias[first : first + len(weight)]
 
 
-def linear_argmax_cuda(x: torch.Tensor, layer: Linear, choices: LinearChoices) -> torch.Tensor:
+def linear_argmax_cuda(x: torch.Tensor, layer: Projection, choices: LinearChoices) -> torch.Tensor:
     """linear_argmax of linear_cuda, which is stored only where the library multiplies."""
     (weight,) = layer.weights
     variant = choices.choose(weight.data, x.shape[0])
@@ -90,12 +90,12 @@ def linear_argmax_cuda(x: torch.Tensor, layer: Linear, choices: LinearChoices) -
     return ids
 
 
-def linear_reference(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+def linear_reference(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     out = torch.cat([F.linear(x.to(weight.data.dtype), weight.data).float() for weight in layer.weights], dim=1)
     return out if layer.bias is None else out + layer.bias
 
 
-def linear_argmax_reference(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+def linear_argmax_reference(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     return _finite_argmax(linear_reference(x, layer))
 
 

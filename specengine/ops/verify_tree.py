@@ -6,7 +6,7 @@ Shapes: M rows (nodes of all sequences), B sequences, V vocabulary, N columns of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -61,8 +61,8 @@ class SamplingTable:
         return SamplingTable(*(column.to(device) for column in self.columns()))
 
     def columns(self) -> tuple[torch.Tensor, ...]:
-        """The tensors in the order of the fields, which is that of the ops' arguments."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        """The tensors in the order of the fields, as the ops take them."""
+        return tuple(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,11 @@ class TokenHistory:
         )
 
     def to(self, device: torch.device) -> TokenHistory:
-        return TokenHistory(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return TokenHistory(*(column.to(device) for column in self.columns()))
+
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        """The tensors in the order of the fields, as the ops take them."""
+        return tuple(vars(self).values())
 
 
 @dataclass(frozen=True)
@@ -140,9 +144,10 @@ def verify_tree(
     decoding under `match`; -1 for a row that has none; this needs a workspace).  draft: the distributions children were
     drafted from. Under `match` the drawn token depends on (seed, position, distribution) alone, so the tokens committed
     are those of plain decoding.
-    Raises ValueError for NaN or infinite scores on the walk, or a parent that is no earlier node. CUDA, where nothing
-    waits for the device, ends such a walk with bonus -1 instead, never visits rows whose token is -1 (padding), and
-    gives a sequence whose root is padding (idle) path_length 0 and bonus -1.
+    Raises ValueError for NaN or infinite scores on the walk, the target's or those the drafter hands to a rule that
+    reads them (-inf is a masked token), or a parent that is no earlier node. CUDA, where nothing waits for the device,
+    ends such a walk with bonus -1 instead, never visits rows whose token is -1 (padding), and gives a sequence whose
+    root is padding (idle) path_length 0 and bonus -1.
     """
     batch, device, rule = len(params.seed), scores.device, rule or Match()
     logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
@@ -159,8 +164,7 @@ def verify_tree(
     )
     _C.verify_tree(
         *(logits, drawn, tree.tokens, tree.parents, tree.row_start),
-        *params.columns(),
-        *(history.tokens, history.length, history.prompt_length),
+        *(params.columns(), history.columns()),
         *((draft.logits, draft.rows, draft.index, draft.replacement) if draft else (None, None, None, False)),
         *(accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed),
         *(workspace.scores, workspace.counts),

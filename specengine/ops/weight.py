@@ -33,7 +33,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Projection:
     """The rows of several weights one after the other, and their bias float32 [N]; all quantised or none."""
 
     weights: tuple[Weight, ...]

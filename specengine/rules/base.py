@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -45,8 +45,8 @@ class Rule(ABC):
 
     @property
     def options(self) -> tuple[float, ...]:
-        """The numbers that the kernel takes."""
-        return ()
+        """The numbers that the kernel takes: the parameters, where a rule does not say otherwise."""
+        return astuple(self)
 
     @property
     @abstractmethod

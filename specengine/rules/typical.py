@@ -26,9 +26,5 @@ class Typical(Rule):
         check_number("delta", self.delta, 0, 1e9)
 
     @property
-    def options(self) -> tuple[float, ...]:
-        return (self.epsilon, self.delta)
-
-    @property
     def neutral(self) -> Rule:
         return Typical(1.0, 1e9)

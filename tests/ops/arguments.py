@@ -6,11 +6,13 @@ An op that takes floats as well as quantised blocks has a case of each; the word
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from specengine import _C
+from specengine.ops.verify_tree import SamplingTable
 from tests.ops.cases import ancestor_bits, comb, depths_of, make_cache, randn
 from tests.ops.verifying import PARAMS, make_batch
 
@@ -249,7 +251,17 @@ OPTIONAL = {
 }
 
 
+SAMPLING = {  # arguments that cross as tuples, of members named here so that each can be spoiled
+    "sampling": [field.name for field in fields(SamplingTable)],
+    "history": ["history", "history_length", "prompt_length"],
+}
+
+
 def call(op: str, arguments: Arguments) -> None:
+    if "bias_start" in arguments:
+        tuples = {name: tuple(arguments[member] for member in members) for name, members in SAMPLING.items()}
+        members = {member for group in SAMPLING.values() for member in group}
+        arguments = {name: value for name, value in arguments.items() if name not in members} | tuples
     getattr(_C, op.partition(" ")[0])(**arguments)
 
 

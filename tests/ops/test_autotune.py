@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specengine.ops.autotune import ROWS, VARIANTS, LinearChoices
-from specengine.ops.linear import LIBRARY, Linear, linear_argmax_cuda, linear_cuda
+from specengine.ops.linear import LIBRARY, Projection, linear_argmax_cuda, linear_cuda
 from specengine.ops.weight import Weight
 
 CPU = torch.device("cpu")
@@ -36,8 +36,8 @@ class Clock:
         return seconds
 
 
-def layer_of(*shapes: tuple[int, int], dtype: torch.dtype = torch.float32) -> Linear:
-    return Linear(tuple(Weight(torch.ones(shape, dtype=dtype), shape[0], "float32") for shape in shapes), None)
+def layer_of(*shapes: tuple[int, int], dtype: torch.dtype = torch.float32) -> Projection:
+    return Projection(tuple(Weight(torch.ones(shape, dtype=dtype), shape[0], "float32") for shape in shapes), None)
 
 
 LAYER = layer_of((24, 16))
@@ -149,7 +149,7 @@ def test_an_unwritable_folder_only_costs_the_file(cache):
 def test_the_library_multiplies_where_it_is_chosen():
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
     weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
-    layer = Linear((Weight(weight, 24, "bfloat16"),), torch.arange(24.0))
+    layer = Projection((Weight(weight, 24, "bfloat16"),), torch.arange(24.0))
     choices = LinearChoices(CPU, timer=Clock(rows8=[LIBRARY]))
     choices.tune(layer, [3])
     expected = x.bfloat16().float() @ weight.float().T + layer.bias

@@ -10,7 +10,7 @@ from specengine.models.config import ModelConfig
 from specengine.ops import native, reference
 from specengine.ops.decoder import Decoder, Layer, LayerwiseDecoder
 from specengine.ops.layer import rms_norm, rope_cache, silu_mul
-from specengine.ops.linear import Linear, linear
+from specengine.ops.linear import Projection, linear
 from specengine.ops.tree_attention import tree_attention
 from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows
 from specengine.tree import DraftTree, TreeBatch
@@ -72,10 +72,10 @@ class Model:
         self.seed += 1
         return 0.2 * randn(*shape, seed=self.seed)
 
-    def _linear(self, name: str, rows: tuple[int, ...], columns: int, bias: bool) -> Linear:
+    def _linear(self, name: str, rows: tuple[int, ...], columns: int, bias: bool) -> Projection:
         forms = self.mixed.get(name, (self.form,) * len(rows))
         weights = tuple(packed(self._random(n, columns), form) for n, form in zip(rows, forms, strict=True))
-        return Linear(weights, self._random(sum(rows)) if bias else None)
+        return Projection(weights, self._random(sum(rows)) if bias else None)
 
     def reference(self) -> LayerwiseDecoder:
         """The same weights as float32."""
@@ -83,8 +83,8 @@ class Model:
         def plain(weight: Weight, columns: int) -> Weight:
             return Weight(values_of(weight, columns), weight.rows, "float32")
 
-        def plain_linear(layer: Linear, columns: int) -> Linear:
-            return Linear(tuple(plain(weight, columns) for weight in layer.weights), layer.bias)
+        def plain_linear(layer: Projection, columns: int) -> Projection:
+            return Projection(tuple(plain(weight, columns) for weight in layer.weights), layer.bias)
 
         c = self.config
         columns = {

@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType, quants
 
 from specengine import _C
 from specengine.ops.linear import (
-    Linear,
+    Projection,
     linear,
     linear_argmax,
     linear_argmax_reference,
@@ -25,11 +25,11 @@ every_instruction_set = pytest.mark.usefixtures("wide_instruction_set")
 every_format = pytest.mark.parametrize("form", FORMATS)
 
 
-def layer_of(rows: int, columns: int, form: str, *, bias: bool = False, seed: int = 2) -> Linear:
-    return Linear((packed(randn(rows, columns, seed=seed), form),), randn(rows, seed=seed + 1) if bias else None)
+def layer_of(rows: int, columns: int, form: str, *, bias: bool = False, seed: int = 2) -> Projection:
+    return Projection((packed(randn(rows, columns, seed=seed), form),), randn(rows, seed=seed + 1) if bias else None)
 
 
-def expected_of(x: torch.Tensor, layer: Linear) -> tuple[torch.Tensor, torch.Tensor]:
+def expected_of(x: torch.Tensor, layer: Projection) -> tuple[torch.Tensor, torch.Tensor]:
     """float64 x @ weight^T + bias from what x and weight stand for, and the sum of the sizes of its terms."""
     weight = torch.cat([values_of(part, x.shape[1]) for part in layer.weights]).double()
     values = values_of_rows(x) if layer.weights[0].quantised else x.double()
@@ -37,7 +37,7 @@ def expected_of(x: torch.Tensor, layer: Linear) -> tuple[torch.Tensor, torch.Ten
     return values @ weight.T + bias, values.abs() @ weight.abs().T + bias.abs()
 
 
-def check(x: torch.Tensor, layer: Linear) -> None:
+def check(x: torch.Tensor, layer: Projection) -> None:
     expected, size = expected_of(x, layer)
     out = linear(x, layer)
     assert out.dtype == torch.float32 and out.shape == (len(x), layer.rows)
@@ -64,14 +64,14 @@ def test_blocks_of_a_file_multiply_as_their_values_do(kind):
     pack_blocks(torch.from_numpy(blocks), weight, 0, kind)
     x = randn(9, 96, seed=2)
     expected = values_of_rows(x) @ torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind])).double().T
-    torch.testing.assert_close(linear(x, Linear((weight,), None)).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(linear(x, Projection((weight,), None)).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", QUANTISED)
 def test_quantised_arithmetic_is_close_to_that_of_floats(form):
     weight, x = randn(64, 576, seed=2), randn(16, 576)
     exact = x.double() @ weight.double().T
-    error = (linear(x, Linear((packed(weight, form),), None)) - exact).std() / exact.std()
+    error = (linear(x, Projection((packed(weight, form),), None)) - exact).std() / exact.std()
     assert error < (0.02 if form == "q8" else 0.15)
 
 
@@ -126,7 +126,7 @@ def test_instruction_sets_with_a_fused_multiply_add_agree_to_the_bit(form, colum
 )
 def test_a_projection_of_several_weights_is_that_of_each_beside_the_others(form, others):
     parts = [layer_of(n, 64, f, bias=True, seed=n) for n, f in ((21, form), (16, others[0]), (5, others[1]))]
-    fused = Linear(tuple(part.weights[0] for part in parts), torch.cat([part.bias for part in parts]))
+    fused = Projection(tuple(part.weights[0] for part in parts), torch.cat([part.bias for part in parts]))
     assert fused.rows == 42 and fused.nbytes == sum(part.nbytes for part in parts)
     for m in (1, 9):
         x = randn(m, 64)
@@ -137,9 +137,9 @@ def test_a_projection_of_several_weights_is_that_of_each_beside_the_others(form,
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 3e-3), ("bfloat16", 2e-2)])
 def test_linear_and_its_reference_agree_through_the_same_calls(dtype, tolerance):
     rows, bias, x = randn(37, 30, seed=2), randn(37, seed=3), randn(9, 30)
-    native = Linear((packed(rows[:20], dtype), packed(rows[20:], dtype)), bias)
+    native = Projection((packed(rows[:20], dtype), packed(rows[20:], dtype)), bias)
     held = rows.to(FLOAT_FORMATS[dtype])
-    reference = Linear((Weight(held[:20], 20, dtype), Weight(held[20:], 17, dtype)), bias)
+    reference = Projection((Weight(held[:20], 20, dtype), Weight(held[20:], 17, dtype)), bias)
     torch.testing.assert_close(linear(x, native), linear_reference(x, reference), atol=10 * tolerance, rtol=tolerance)
 
 
@@ -164,9 +164,9 @@ def test_what_is_not_finite_reaches_every_output_of_its_row_and_no_other(form, b
 @pytest.mark.parametrize("form", ["q8", "q4_min"])
 def test_a_weight_that_is_not_finite_reaches_its_output_and_no_other(form):
     rows, x = randn(20, 70, seed=2), randn(5, 70)
-    clean = linear(x, Linear((packed(rows, form),), None))
+    clean = linear(x, Projection((packed(rows, form),), None))
     rows[7, 40] = torch.inf
-    out = linear(x, Linear((packed(rows, form),), None))
+    out = linear(x, Projection((packed(rows, form),), None))
     assert out[:, 7].isnan().all()
     assert torch.equal(out[:, [n for n in range(20) if n != 7]], clean[:, [n for n in range(20) if n != 7]])
 
@@ -203,7 +203,7 @@ def test_extreme_codes_do_not_overflow(kind):
     x = 127.0 * torch.stack([torch.ones(576), -torch.ones(576), signs, -signs, (signs + 1) // 2])
     assert set(row_blocks(x)["code"].ravel().tolist()) <= {127, -127, 0}
     expected = x.double() @ torch.from_numpy(values).T
-    torch.testing.assert_close(linear(x, Linear((weight,), None)).double(), expected, rtol=1e-5, atol=1e-2)
+    torch.testing.assert_close(linear(x, Projection((weight,), None)).double(), expected, rtol=1e-5, atol=1e-2)
 
 
 def quantise_model(x: np.ndarray) -> dict[str, np.ndarray]:
@@ -270,7 +270,7 @@ def test_linear_argmax_is_the_argmax_of_linear(form, rows):
 @every_instruction_set
 @every_format
 def test_padding_does_not_win_where_all_scores_are_negative(form):
-    weight = Linear((packed(-1 - randn(37, 33).abs(), form),), None)
+    weight = Projection((packed(-1 - randn(37, 33).abs(), form),), None)
     x = 1 + randn(9, 33).abs()
     scores = linear(x, weight)
     assert (scores < 0).all()
@@ -279,11 +279,11 @@ def test_padding_does_not_win_where_all_scores_are_negative(form):
 
 def argmax_of(scores: torch.Tensor) -> int:
     """linear_argmax where the scores are these: they are the bias of a weight of zeros."""
-    layer = Linear((empty_weight(len(scores), 8, "float32", CPU),), scores)
+    layer = Projection((empty_weight(len(scores), 8, "float32", CPU),), scores)
     layer.weights[0].data.zero_()
     assert torch.equal(linear(torch.ones(1, 8), layer)[0].nan_to_num(7), (scores + 0).nan_to_num(7))
     (found,) = linear_argmax(torch.ones(1, 8), layer).tolist()
-    reference = Linear((Weight(torch.zeros(len(scores), 8), len(scores), "float32"),), scores)
+    reference = Projection((Weight(torch.zeros(len(scores), 8), len(scores), "float32"),), scores)
     assert linear_argmax_reference(torch.ones(1, 8), reference).tolist() == [found]
     return found
 
@@ -305,12 +305,12 @@ def test_ties_go_to_the_lower_id(threads):
 def test_negative_zero_ties_with_zero(wide_instruction_set):
     scores = torch.full((40,), -1.0)
     scores[30], scores[35] = -0.0, 0.0
-    layer = Linear((packed(torch.zeros(40, 8), "float32"),), scores)
+    layer = Projection((packed(torch.zeros(40, 8), "float32"),), scores)
     assert argmax_of(scores) == 30
     scores[20], scores[30] = 0.0, -0.0
     assert linear_argmax(torch.ones(1, 8), layer).tolist() == [20]
     # A fused product that underflows keeps its sign, and no bias turns it into zero here.
-    layer = Linear((packed(torch.tensor([-1e-30, 1e-30] * 20)[:, None], "float32"),), None)
+    layer = Projection((packed(torch.tensor([-1e-30, 1e-30] * 20)[:, None], "float32"),), None)
     assert torch.signbit(linear(torch.tensor([[1e-30]]), layer)[0, :2]).tolist() == [
         wide_instruction_set != "portable",
         False,
@@ -354,7 +354,7 @@ def test_many_threads_agree_on_one_maximum():
 def test_an_output_outside_the_written_columns_is_left_alone():
     out, weight, x = torch.full((3, 30), 7.0), packed(randn(20, 32), "q8"), randn(3, 32)
     _C.linear(quantise_rows(x), weight.data, None, out, 4, 20)
-    assert torch.equal(out[:, 4:24], linear(x, Linear((weight,), None)))
+    assert torch.equal(out[:, 4:24], linear(x, Projection((weight,), None)))
     assert (out[:, :4] == 7).all() and (out[:, 24:] == 7).all()
 
 
@@ -362,5 +362,5 @@ def test_a_weight_may_be_refilled_between_calls():
     weight, x = packed(randn(20, 32), "q8"), randn(3, 32)
     pack_linear(randn(20, 32, seed=9), weight, 0)
     assert torch.equal(
-        linear(x, Linear((weight,), None)), linear(x, Linear((packed(randn(20, 32, seed=9), "q8"),), None))
+        linear(x, Projection((weight,), None)), linear(x, Projection((packed(randn(20, 32, seed=9), "q8"),), None))
     )

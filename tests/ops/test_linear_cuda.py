@@ -5,7 +5,7 @@ import torch
 
 from specengine.ops import linear as linear_ops
 from specengine.ops.autotune import VARIANTS, LinearChoices
-from specengine.ops.linear import LIBRARY, Linear, linear_argmax_cuda, linear_cuda
+from specengine.ops.linear import LIBRARY, Projection, linear_argmax_cuda, linear_cuda
 from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows
 from tests.ops.cases import randn
 
@@ -27,10 +27,10 @@ class Always:
         return self.way
 
 
-def layer_of(cuda_backend, rows, columns, dtype, *, bias=False, parts=1) -> Linear:
+def layer_of(cuda_backend, rows, columns, dtype, *, bias=False, parts=1) -> Projection:
     formats = {value: name for name, value in FLOAT_FORMATS.items()}
     weights = [randn(rows, columns, seed=3 + i).to(dtype).to(cuda_backend.device) for i in range(parts)]
-    return Linear(
+    return Projection(
         tuple(Weight(data, rows, formats[dtype]) for data in weights),
         randn(rows * parts, seed=2).to(cuda_backend.device) if bias else None,
     )
@@ -40,12 +40,12 @@ def rows_of(cuda_backend, rows, columns, dtype, seed=1) -> torch.Tensor:
     return randn(rows, columns, seed=seed).to(dtype).to(cuda_backend.device)
 
 
-def expected_of(x: torch.Tensor, layer: Linear) -> torch.Tensor:
+def expected_of(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     out = x.double() @ torch.cat([weight.data for weight in layer.weights]).double().T
     return out if layer.bias is None else out + layer.bias.double()
 
 
-def check(out: torch.Tensor, x: torch.Tensor, layer: Linear) -> None:
+def check(out: torch.Tensor, x: torch.Tensor, layer: Projection) -> None:
     expected = expected_of(x, layer)
     assert out.dtype == torch.float32 and out.shape == expected.shape
     assert (out.double() - expected).norm() <= TOLERANCE[x.dtype] * expected.norm()
@@ -120,7 +120,7 @@ def test_an_output_outside_the_written_columns_is_left_alone(cuda_backend):
     layer, x = layer_of(cuda_backend, 20, 64, torch.bfloat16), rows_of(cuda_backend, 9, 64, torch.bfloat16)
     bias, out = randn(30).to(x.device), torch.full((9, 30), torch.nan, device=x.device)
     linear_ops._C.linear(x, layer.weights[0].data, bias, out, 4, 20)
-    check(out[:, 4:24], x, Linear(layer.weights, bias[4:24]))
+    check(out[:, 4:24], x, Projection(layer.weights, bias[4:24]))
     assert out[:, :4].isnan().all() and out[:, 24:].isnan().all()
 
 
@@ -148,7 +148,7 @@ def test_linear_argmax_is_the_argmax_of_linear(cuda_backend, dtype, variant):
 def argmax_of(cuda_backend, scores: torch.Tensor, rows: int = 1, way: int = 0) -> list[int]:
     """linear_argmax_cuda where the scores of each row are these: the bias of a weight of zeros."""
     weight = torch.zeros(len(scores), 8, device=cuda_backend.device)
-    layer = Linear((Weight(weight, len(scores), "float32"),), scores.to(cuda_backend.device))
+    layer = Projection((Weight(weight, len(scores), "float32"),), scores.to(cuda_backend.device))
     return linear_argmax_cuda(torch.ones(rows, 8, device=cuda_backend.device), layer, Always(way)).tolist()
 
 

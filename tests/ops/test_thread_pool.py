@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specengine import _C
-from specengine.ops.linear import Linear, linear
+from specengine.ops.linear import Projection, linear
 from specengine.ops.weight import Weight
 from tests.ops.cases import randn
 
@@ -40,7 +40,7 @@ def run_python(code: str, **environment: str) -> str:
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return linear(x, Linear((Weight(weight, ROWS, "float32"),), None))
+    return linear(x, Projection((Weight(weight, ROWS, "float32"),), None))
 
 
 def test_the_number_of_threads_is_what_was_set():

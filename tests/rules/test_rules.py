@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from specengine import SamplingParams
+from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.verify_tree import verify_tree
 from specengine.rules import RULES, Wants, parse_rule
 from specengine.rules.cascade import Bild, Cascade, Lossy
 from specengine.rules.lossless import Match, Rejection
 from specengine.rules.margin import Margin
 from specengine.rules.typical import Typical
+from specengine.tree import DraftLogits
 from tests.engines import tiny_engine
+from tests.ops.cases import randn
 from tests.ops.verifying import PARAMS, make_batch
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [7, 8, 9, 7, 8], [5] * 6]
@@ -132,6 +135,60 @@ def test_block_takes_chains_and_refuses_trees():
     tiny_engine("draft-model:self,layers=1,length=3", rule="block").generate(PROMPTS, params)
     with pytest.raises(ValueError, match=r"rule block takes chains only.*traversal takes trees"):
         tiny_engine(DRAFT, rule="block").generate(PROMPTS, params)
+
+
+READS_DRAFT = ["rejection", "traversal", "block", "cascade", "bild", "lossy", "margin:reference"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", READS_DRAFT)
+def test_draft_logits_without_a_distribution_are_refused_by_their_name(rule, temperature):
+    batch = make_batch([[-1, 0, 1], [-1, 0]], [SamplingParams(temperature=temperature)] * 2, 20)
+    draft = DraftLogits(randn(3, 20, seed=9), torch.tensor([0, 1, -1, 2, -1], dtype=torch.int32))
+    draft.logits[:, 5:9] = -torch.inf  # masked tokens are none of the drafter's faults
+    good = verify_tree(*batch.arguments(), rule=parse_rule(rule), draft=draft)
+    assert (good.bonus >= 0).all()
+    for bad in (torch.nan, torch.inf, None):
+        poisoned = draft.logits.clone()
+        poisoned[2, slice(None) if bad is None else 17] = -torch.inf if bad is None else bad
+        what = dataclasses.replace(draft, logits=poisoned)
+        with pytest.raises(ValueError, match=r"^draft_logits: row 2 \(sequence 1, position \d+\) has NaN or infinite"):
+            verify_tree(*batch.arguments(), rule=parse_rule(rule), draft=what)
+        assert torch.equal(verify_tree(*batch.arguments(), draft=what).bonus, verify_tree(*batch.arguments()).bonus)
+    batch.logits[3, 17] = torch.nan
+    with pytest.raises(ValueError, match=r"^logits: row 3 \(sequence 1"):
+        verify_tree(*batch.arguments(), rule=parse_rule(rule), draft=draft)
+
+
+def test_a_drafter_s_bad_logits_are_an_error_and_the_engine_stays_usable(monkeypatch):
+    params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=2)
+    engine = tiny_engine(DRAFT, rule="rejection")
+    expected = engine.generate(PROMPTS[0], params).token_ids
+    draft = engine.drafter.draft_with_logits
+
+    def poisoned(sequences, sampled):
+        trees, logits = draft(sequences, sampled)
+        logits.logits[0, 3] = torch.nan
+        return trees, logits
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.drafter, "draft_with_logits", poisoned)
+        with pytest.raises(ValueError, match=r"^draft_logits: row 0 .* has NaN or infinite scores"):
+            engine.generate(PROMPTS[0], params)
+    assert engine.generate(PROMPTS[0], params).token_ids == expected
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, None], ids=str)
+def test_siblings_are_not_drawn_from_scores_without_a_distribution(bad):
+    batch = make_batch([[-1], [-1]], [SamplingParams(temperature=1.0)] * 2, 20)
+    logits, both = randn(2, 20), torch.tensor([0, 1], dtype=torch.int32)
+    logits[0, 1:] = -torch.inf
+    logits[1, slice(None) if bad is None else 7] = -torch.inf if bad is None else bad
+    rest = (batch.params, batch.history, 2, False)
+    root = torch.zeros_like(both)
+    with pytest.raises(ValueError, match=r"^logits: row 1 of the drafter \(sequence 1, node 0\) has NaN or infinite"):
+        draw_siblings(logits, root, batch.tree, both, *rest)
+    assert draw_siblings(logits[:1], root[:1], batch.tree, both[:1], *rest).tolist() == [[0, -1]]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "match"])
