@@ -1,7 +1,7 @@
-"""Writes the tables of README.md from recorded runs: python bench/readme_table.py [RESULT.json]
+"""Writes the tables of README.md and results/rules.md from recorded runs: python bench/readme_table.py [RESULT.json]
 
 A table stands between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`. An argument replaces the file
-of the first table, which is then written like the rest.
+of README.md's first table, which is then written like the rest.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parent / "README.md"
+README, RULES = HERE.parent / "README.md", HERE / "results" / "rules.md"
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
 PHASES = ("draft", "verify", "accept", "compact", "host")
 
 
 def rewritten(text: str) -> str:
-    """README text with every table made anew from its file. Raises ValueError where there is none."""
+    """A text with every table made anew from its file. Raises ValueError where there is none."""
     if not BLOCK.search(text):
-        raise ValueError("README.md: no table between <!-- bench: FILE --> and <!-- bench end -->")
+        raise ValueError("no table between <!-- bench: FILE --> and <!-- bench end -->")
     return BLOCK.sub(lambda found: _block(found["file"]), text)
 
 
@@ -33,20 +33,20 @@ def with_file(text: str, name: str) -> str:
 
 def _block(name: str) -> str:
     data = json.loads((HERE / name).read_text(encoding="utf-8"))
-    return "\n".join([f"<!-- bench: {name} -->", *_lines(data, name), "<!-- bench end -->"])
+    lines = _rule_lines if "family" in data["runs"][0] else _lines
+    return "\n".join([f"<!-- bench: {name} -->", *lines(data, name), "<!-- bench end -->"])
 
 
 def _lines(data: dict[str, Any], name: str) -> list[str]:
-    machine, runs = data["machine"], data["runs"]
+    runs = data["runs"]
     turns = runs[0]["identical"].partition("/")[2]
     temperature = runs[0]["temperature"]
     drawn = f"temperature {temperature:g}" if temperature else "greedy"
     asked = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
-    where = f"{machine['cores']} cores ({machine['instruction_set']}, {machine['cpu']})"
     weights = "as its file has it" if data["dtype"] == "auto" else f"in {data['dtype']}"
     what = f"{Path(data['model']).name} {weights}, {data['questions']} {asked} ({turns} turns)"
     return [
-        f"{where}, {what}, {data['max_new_tokens']} new tokens, {drawn}:",
+        f"{_where(data)}, {what}, {data['max_new_tokens']} new tokens, {drawn}:",
         "",
         f"| drafter | tokens/s | speedup | tau | ms per cycle: {', '.join(PHASES)} | outputs identical |",
         "|---|---|---|---|---|---|",
@@ -57,6 +57,38 @@ def _lines(data: dict[str, Any], name: str) -> list[str]:
         *_rows(data),
         f"Absolute figures move with the machine, ratios are from one run (`bench/{name}`).",
     ]
+
+
+def _where(data: dict[str, Any]) -> str:
+    machine = data["machine"]
+    return f"{machine['cores']} cores ({machine['instruction_set']}, {machine['cpu']})"
+
+
+def _rule_lines(data: dict[str, Any], name: str) -> list[str]:
+    runs = data["runs"]
+    turns = runs[0]["identical"].partition("/")[2]
+    what = f"{Path(data['model']).name}, {data['questions']} questions ({turns} turns)"
+    often = f"{data['max_new_tokens']} new tokens, {data['repetitions']} repetitions"
+    lines = [f"{_where(data)}, {what}, {often} (`bench/{name}`):", "", "```"]
+    lines += [data["command"], "```", ""]
+    for temperature in dict.fromkeys(row["temperature"] for row in runs):
+        lines += [
+            f"Temperature {temperature:g}:",
+            "",
+            "| rule | drafter | tokens/s | speedup | tau | relaxed | agreement | log-likelihood, nats |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_rule_row(row) for row in runs if row["temperature"] == temperature),
+            "",
+        ]
+    return lines[:-1]
+
+
+def _rule_row(row: dict[str, Any]) -> str:
+    tau = f"{row['tau']:.2f}" if row["tau"] else ""
+    relaxed = "" if row["relaxed"] is None else f"{row['relaxed']:.1%}"
+    speeds = f"{row['tokens_per_second']:.1f} | {row['speedup']:.2f}x | {tau}"
+    quality = f"{relaxed} | {row['agreement']:.1%} | {row['log_likelihood']:.3f}"
+    return f"| `{row['rule']}` | `{row['drafter']}` | {speeds} | {quality} |"
 
 
 def _prefills(data: dict[str, Any]) -> list[str]:
@@ -90,6 +122,7 @@ def main(arguments: list[str]) -> None:
     if arguments:
         text = with_file(text, Path(arguments[0]).resolve().relative_to(HERE).as_posix())
     README.write_text(rewritten(text), encoding="utf-8")
+    RULES.write_text(rewritten(RULES.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

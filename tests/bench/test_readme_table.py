@@ -16,8 +16,9 @@ def script():
     return module
 
 
-def test_readme_agrees_with_the_recorded_runs(script):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("file", ["README.md", "bench/results/rules.md"])
+def test_tables_agree_with_the_recorded_runs(script, file):
+    text = (ROOT / file).read_text(encoding="utf-8")
     assert script.rewritten(text) == text, "run: python bench/readme_table.py"
 
 
