@@ -21,9 +21,8 @@ struct Arguments {
   bool replacement, aligned;
 };
 
-__global__ void __launch_bounds__(kRuleThreads) draw_siblings_kernel(Arguments op) {
+__global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Arguments op) {
   wait_for_previous_kernel();
-  SPECENGINE_SAMPLER_SCRATCH(scratch);
   const int64_t row = blockIdx.x, vocab = op.table.vocab;
   const int b = op.sequences[row], node = op.nodes[row];
   int* drawn = op.drawn + row * op.count;
@@ -36,7 +35,7 @@ __global__ void __launch_bounds__(kRuleThreads) draw_siblings_kernel(Arguments o
   uint64_t* weights = op.weights + row * vocab;
   op.table.mark(b, dense, threadIdx.x, blockDim.x);
   __syncthreads();
-  BlockSampler sampler(op.table, b, dense, op.aligned, scratch);
+  BlockSampler sampler(op.table, b, tree, dense, op.aligned);
   if (sampler.load(op.logits + row * op.columns, op.index, tree, node, {}, nullptr)) {
     sampler.weigh(weights);
     draw_siblings(sampler, weights, node, op.count, op.replacement, drawn);

@@ -39,7 +39,7 @@ struct LogitRows {
 template <typename Sampler>
 class Rows : public DraftedTree {
  public:
-  // weights: uint64 [4, V], workspace. values, marks: [N], a rule's notes on nodes.
+  // weights: uint64 [4, V], workspace. values, marks: [N], a rule's notes on nodes. logits and sampler must stay.
   SPECENGINE_HOST_DEVICE Rows(const DraftedTree& tree, const LogitRows& logits, Sampler& sampler, uint64_t* weights,
                               double* values, int* marks)
       : DraftedTree(tree),
@@ -193,7 +193,7 @@ class Rows : public DraftedTree {
                 product(draft_scale, static_cast<double>(draft_[v])));
   }
 
-  LogitRows logits_;
+  const LogitRows& logits_;
   Sampler& sampler_;
   uint64_t *target_, *draft_, *untempered_target_, *untempered_draft_;
   double* values_;
