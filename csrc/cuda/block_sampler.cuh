@@ -124,7 +124,8 @@ __device__ __noinline__ inline bool load_row(const float* logits, const int* ind
   }
   if (threadIdx.x == 0) {
     state.row.temperature = row.temperature, state.row.filtered = row.filtered;
-    state.row.threshold = row.threshold, state.row.last = row.last, state.row.top = row.top, state.row.min_p = row.min_p;
+    state.row.threshold = row.threshold, state.row.last = row.last, state.row.top = row.top,
+    state.row.min_p = row.min_p;
     state.top = top;
   }
   __syncthreads();

@@ -100,9 +100,9 @@ __device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const
   return crossing;
 }
 
-// Makes the row keep what top-k, top-p and min-p leave: each of the first two the shortest list of tokens, in descending
-// order of score and ascending order of token, that reaches its target. row.top: its largest score.
-// Loops, so that the search is compiled once and not four times.
+// Makes the row keep what top-k, top-p and min-p leave: each of the first two the shortest list of tokens, in
+// descending order of score and ascending order of token, that reaches its target. row.top: its largest score. Loops,
+// so that the search is compiled once and not four times.
 __device__ inline void shrink(Row& row, int top_k, float top_p, float min_p, const Bins& bins) {
   row.filtered = true;
 #pragma unroll 1
