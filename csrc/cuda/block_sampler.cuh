@@ -218,10 +218,10 @@ class BlockSampler {
     }
     return best_of_block(found).token;
   }
-  template <typename T>
-  __device__ void set(T* address, T value) const {
+  template <typename F>
+  __device__ void once(const F& f) const {
     __syncthreads();
-    if (threadIdx.x == 0) *address = value;
+    if (threadIdx.x == 0) f();
     __syncthreads();
   }
 

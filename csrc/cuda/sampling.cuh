@@ -129,11 +129,8 @@ __device__ inline Candidate better(Candidate a, Candidate b) {
 
 // Every thread gets the best of the block. scratch: shared, kWarp entries, free again after the call.
 __device__ inline Candidate block_best(Candidate mine, Candidate* scratch) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    mine =
-        better(mine, {__shfl_xor_sync(kAllLanes, mine.value, offset), __shfl_xor_sync(kAllLanes, mine.token, offset)});
-  }
+  const double value = warp_reduce<Max>(mine.value);
+  mine = {value, __reduce_min_sync(kAllLanes, mine.value == value ? static_cast<int>(mine.token) : INT_MAX)};
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = mine;
   __syncthreads();
   for (int i = 0; i < blockDim.x / kWarp; ++i) mine = better(mine, scratch[i]);

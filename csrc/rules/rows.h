@@ -8,7 +8,7 @@
 //   draw()  leaders()  temperature()  allows(token)  entropy()  untempered_total()  top_token()    of that row
 //   weigh(weights)  weight(token)                its weights, or that of one token
 //   sum(f)  best(begin, end, f)                  sum of f(token); the first index of the largest f, -1 if all are -inf
-//   set(address, value)                          one thread writes, all see it
+//   once(f)                                      one thread calls f(), all see what it has written
 //   uniform(node)                                the number that decides on a node
 //   draw_by_weight(weights)                      a token, with the noise of draw()
 #pragma once
@@ -105,7 +105,7 @@ class Rows : public DraftedTree {
     if (!has_draft_) {  // the draft distribution is the token
       const uint64_t weight = target()[token], rest = target_total_ - weight;
       if (rest == 0) return 0;
-      sampler_.set(target() + token, uint64_t{0});
+      sampler_.once([&] { target()[token] = 0; });
       const double mass = scale * share(rest, target_total_);
       target_total_ = rest;
       return mass;
@@ -118,7 +118,7 @@ class Rows : public DraftedTree {
     }
     if (!logits_.replacement) {
       draft_total_ -= draft()[token];
-      sampler_.set(draft() + token, uint64_t{0});
+      sampler_.once([&] { draft()[token] = 0; });
     }
     return static_cast<double>(mass) / kUnit;
   }
@@ -129,7 +129,7 @@ class Rows : public DraftedTree {
     const uint64_t weight = left > 0 ? static_cast<uint64_t>(left * static_cast<double>(target_total_)) : 0;
     const uint64_t total = target_total_ - target()[token] + weight;
     if (total == 0) return;
-    sampler_.set(target() + token, weight);
+    sampler_.once([&] { target()[token] = weight; });
     target_total_ = total, changed_ = true;
   }
 
@@ -165,7 +165,7 @@ class Rows : public DraftedTree {
   }
 
   SPECENGINE_HOST_DEVICE void note(int node, double value, int mark) {
-    sampler_.set(values_ + node, value), sampler_.set(marks_ + node, mark);
+    sampler_.once([&] { values_[node] = value, marks_[node] = mark; });
   }
   SPECENGINE_HOST_DEVICE double value(int node) const { return values_[node]; }
   SPECENGINE_HOST_DEVICE int mark(int node) const { return marks_[node]; }
