@@ -11,6 +11,7 @@
 
 namespace specengine {
 
+// A kernel has __launch_bounds__(kRuleThreads, 1): without the 1 ptxas gives the functions it calls 64 registers only.
 constexpr int kRuleThreads = 512;
 // Small vocabularies keep few threads busy.
 inline int rule_threads(int64_t vocab) { return vocab <= 128 ? kWarp : vocab <= 1024 ? 2 * kWarp : kRuleThreads; }
@@ -37,8 +38,8 @@ __device__ inline SamplerState& sampler_state() {
   return state[0];
 }
 
-// What follows until BlockSampler is called from many places, and not inlined there: else nvcc takes minutes, and runs
-// out of registers.
+// The functions from here to BlockSampler are called from many places and not inlined there: else nvcc takes minutes
+// and runs out of registers. What thread 0 notes in the state is read after the next barrier.
 
 // Every thread gets the sum. Also a barrier.
 __device__ __noinline__ inline uint64_t block_total(uint64_t mine) {
@@ -123,10 +124,10 @@ __device__ __noinline__ inline bool load_row(const float* logits, const int* ind
     if (state.filters) shrink(row, state.top_k, state.top_p, state.min_p, {low, high, sums, found});
   }
   if (threadIdx.x == 0) {
-    state.row.temperature = row.temperature, state.row.filtered = row.filtered;
-    state.row.threshold = row.threshold, state.row.last = row.last, state.row.top = row.top,
-    state.row.min_p = row.min_p;
     state.top = top;
+    Row& kept = state.row;
+    kept.temperature = row.temperature, kept.filtered = row.filtered, kept.threshold = row.threshold;
+    kept.last = row.last, kept.top = row.top, kept.min_p = row.min_p;
   }
   __syncthreads();
   return true;

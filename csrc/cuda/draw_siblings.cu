@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Argument
   const int b = op.sequences[row], node = op.nodes[row];
   int* drawn = op.drawn + row * op.count;
   for (int i = threadIdx.x; i < op.count; i += blockDim.x) drawn[i] = kNoToken;
-  if (b < 0 || node < 0 || op.tokens[op.row_start[b]] == kNoToken) return;
+  if (b < 0 || node < 0 || node >= kMaxNodes || op.tokens[op.row_start[b]] == kNoToken) return;
 
   const int first = op.row_start[b];
   const DraftedTree tree{op.tokens + first, op.parents + first, op.row_start[b + 1] - first};

@@ -20,6 +20,7 @@ namespace specengine {
 namespace {
 
 constexpr int kThreads = static_cast<int>(kMaxNodes), kDrawThreads = 256;
+static_assert(kDrawThreads >= kMaxNodes && kFilterThreads >= kMaxNodes, "a thread reads one node above a row");
 
 struct Arguments {
   const float* logits;  // nullptr: `drawn` is given

@@ -212,6 +212,14 @@ def test_rows_of_siblings_that_are_padding_or_have_no_distribution_give_none(cud
     assert (found[[0, 2, 3]] == -1).all() and (found[1] >= 0).all()
 
 
+def test_rows_of_nodes_beyond_the_largest_tree_give_none(cuda_backend):
+    batch = make_batch([chain(300)], [PARAMS["everything"]], 20).to(cuda_backend.device)
+    nodes, sequences = (cuda_backend.put(torch.tensor(x, dtype=torch.int32)) for x in ([299, 255], [0, 0]))
+    logits = cuda_backend.put(randn(2, 20))
+    found = draw_siblings(logits, nodes, batch.tree, sequences, batch.params, batch.history, 2, False)
+    assert (found[0] == -1).all() and (found[1] >= 0).all()
+
+
 @pytest.mark.sim
 def test_no_order_of_the_threads_shows_in_the_result(simulated, cuda_backend):
     case, rule = random_case(3, 6, 70, False), parse_rule("traversal")
