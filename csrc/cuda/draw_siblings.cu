@@ -27,10 +27,11 @@ __global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Argument
   const int b = op.sequences[row], node = op.nodes[row];
   int* drawn = op.drawn + row * op.count;
   for (int i = threadIdx.x; i < op.count; i += blockDim.x) drawn[i] = kNoToken;
-  if (b < 0 || node < 0 || node >= kMaxNodes || op.tokens[op.row_start[b]] == kNoToken) return;
+  if (b < 0 || node < 0) return;
+  const int first = op.row_start[b], nodes = min(op.row_start[b + 1] - first, static_cast<int>(kMaxNodes));
+  if (node >= nodes || op.tokens[first] == kNoToken) return;
 
-  const int first = op.row_start[b];
-  const DraftedTree tree{op.tokens + first, op.parents + first, op.row_start[b + 1] - first};
+  const DraftedTree tree{op.tokens + first, op.parents + first, nodes};
   const DenseShaping dense{op.biases + row * vocab, op.counts + row * vocab};
   uint64_t* weights = op.weights + row * vocab;
   op.table.mark(b, dense, threadIdx.x, blockDim.x);

@@ -4,7 +4,7 @@
 // The noise depends on the root's position and the node, so that what an earlier cycle drafted for the same position,
 // and perhaps refused, says nothing about what is drafted now.
 //
-// CUDA refuses nothing: a row whose sequence or node is negative, whose node is beyond the 256 of a tree, or whose
+// CUDA refuses nothing: a row whose sequence is negative or idle, whose node is not among the tree's first 256, or whose
 // scores are no distribution gives no siblings.
 #pragma once
 #include "ops/verify_tree.h"
