@@ -102,9 +102,9 @@ class Sampler {
     }
     return found;
   }
-  template <typename T>
-  void set(T* address, T value) const {
-    *address = value;
+  template <typename F>
+  void once(const F& f) const {
+    f();
   }
 
   int64_t vocab() const { return vocab_; }

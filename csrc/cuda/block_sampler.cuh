@@ -1,5 +1,5 @@
 // The Sampler of rules/rows.h with a block of threads: all of them run the rule and get the same answers. Blocks of
-// whole warps, of at least kNoiseBlock threads. Nothing is copied: scores are made anew in every pass over a row.
+// whole warps. Nothing is copied: scores are made anew in every pass over a row.
 #pragma once
 #include "cuda/filters.cuh"
 #include "cuda/sequences.cuh"
@@ -11,102 +11,195 @@
 
 namespace specengine {
 
+// A kernel has __launch_bounds__(kRuleThreads, 1): without the 1 ptxas gives the functions it calls 64 registers only.
 constexpr int kRuleThreads = 512;
 // Small vocabularies keep few threads busy.
-inline int rule_threads(int64_t vocab) { return vocab <= 1024 ? kNoiseBlock : kRuleThreads; }
+inline int rule_threads(int64_t vocab) { return vocab <= 128 ? kWarp : vocab <= 1024 ? 2 * kWarp : kRuleThreads; }
 
-// Shared memory of a sampler.
-struct SamplerScratch {
-  Bins bins;
-  uint64_t* totals;     // [32]
-  Candidate* best;      // [32]
-  int* path;            // [kMaxNodes]
-  unsigned* path_bits;  // [kPathBits / 32]
+// A sampler's state, in shared memory: in registers every thread would have to hold it through the whole walk.
+struct SamplerState {
+  // The sequence.
+  DraftedTree tree;
+  float temperature, top_p, min_p;
+  int top_k;
+  bool filters, aligned;
+  uint32_t root_position;
+  // The row loaded last.
+  Row row;
+  int top_token;
+  float top;  // the largest score
+  uint64_t untempered_total;
+  Leaders leaders;
+
+  __device__ bool greedy() const { return temperature == 0.0f; }
 };
-#define SPECENGINE_SAMPLER_SCRATCH(name)                                                                            \
-  SPECENGINE_SHARED(unsigned, name##_low, kBins);                                                                   \
-  SPECENGINE_SHARED(unsigned, name##_high, kBins);                                                                  \
-  SPECENGINE_SHARED(uint64_t, name##_sums, kWarp);                                                                  \
-  SPECENGINE_SHARED(uint64_t, name##_found, 3);                                                                     \
-  SPECENGINE_SHARED(uint64_t, name##_totals, kWarp);                                                                \
-  SPECENGINE_SHARED(Candidate, name##_best, kWarp);                                                                 \
-  SPECENGINE_SHARED(int, name##_path, kMaxNodes);                                                                   \
-  SPECENGINE_SHARED(unsigned, name##_path_bits, kPathBits / 32);                                                    \
-  const SamplerScratch name {                                                                                       \
-    {name##_low, name##_high, name##_sums, name##_found}, name##_totals, name##_best, name##_path, name##_path_bits \
+__device__ inline SamplerState& sampler_state() {
+  SPECENGINE_SHARED(SamplerState, state, 1);
+  return state[0];
+}
+
+// The functions from here to BlockSampler are called from many places and not inlined there: else nvcc takes minutes
+// and runs out of registers. What thread 0 notes in the state is read after the next barrier.
+
+// Every thread gets the sum. Also a barrier.
+__device__ __noinline__ inline uint64_t block_total(uint64_t mine) {
+  SPECENGINE_SHARED(uint64_t, totals, kWarp);
+  return block_reduce<Sum>(mine, totals);
+}
+__device__ __noinline__ inline Candidate best_of_block(Candidate mine) {
+  SPECENGINE_SHARED(Candidate, best, kWarp);
+  return block_best(mine, best);
+}
+
+__device__ inline uint64_t weigh_scores(const Row& row, float top, uint64_t* weights) {
+  __syncthreads();  // what the weights were is not read any more
+  uint64_t total = 0;
+  row.for_each(0, row.vocab, [&](float score, int v) {
+    if (v < row.vocab) total += weights[v] = weight_of(score, top);
+  });
+  return block_total(total);
+}
+
+__device__ inline Leaders leaders_of(const Row& row, Candidate first) {
+  float most = -INFINITY;
+  int token = kNoToken;
+  row.for_each(0, row.vocab, [&](float score, int v) {
+    if (v != first.token && score > most) most = score, token = v;
+  });
+  const Candidate second = best_of_block({most, token});
+  return {{static_cast<int>(first.token), static_cast<float>(first.value)},
+          {second.token == kNoToken ? 0 : static_cast<int>(second.token), static_cast<float>(second.value)}};
+}
+
+// Makes a node's row the state's; false where it is no distribution.
+__device__ __noinline__ inline bool load_row(const float* logits, const int* index, int node, Needs needs,
+                                             uint64_t* untempered) {
+  SPECENGINE_SHARED(int, path, kMaxNodes);
+  SPECENGINE_SHARED(unsigned, path_bits, kPathBits / 32);
+  SPECENGINE_SHARED(unsigned, low, kBins);
+  SPECENGINE_SHARED(unsigned, high, kBins);
+  SPECENGINE_SHARED(uint64_t, sums, kWarp);
+  SPECENGINE_SHARED(uint64_t, found, 3);
+  SamplerState& state = sampler_state();
+  __syncthreads();  // the last row is not read any more
+  for (int i = threadIdx.x; i < kPathBits / 32; i += blockDim.x) path_bits[i] = 0;
+  if (threadIdx.x == 0) {
+    Row& row = state.row;
+    row.logits = logits, row.index = index, row.aligned = state.aligned && index == nullptr;
+    row.path = path, row.path_bits = path_bits, row.depth = state.tree.depth(node);
+    row.position = state.root_position + 1 + static_cast<uint32_t>(row.depth);
   }
+  __syncthreads();
+  Row row = state.row;
+  if (row.counts != nullptr) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; node > 0; node = state.tree.parent(node), ++i) {
+        const int token = state.tree.token(node);
+        path[i] = token;
+        path_bits[token % kPathBits / 32] |= 1u << (token % 32);
+      }
+    }
+    __syncthreads();
+  }
+
+  row.keep_all(), row.temperature = 0;  // as scores are before temperature and filters
+  const Candidate first = best_of_block(most_likely(row, 0, row.vocab));
+  if (first.token == kNoToken) return false;
+  float top = static_cast<float>(first.value);
+  if (needs.leaders) {
+    const Leaders leaders = leaders_of(row, first);
+    if (threadIdx.x == 0) state.leaders = leaders;
+  }
+  if (needs.untempered) {
+    const uint64_t total = weigh_scores(row, top, untempered);
+    if (threadIdx.x == 0) state.untempered_total = total;
+  }
+  if (threadIdx.x == 0) state.top_token = static_cast<int>(first.token);
+
+  row.temperature = state.temperature;
+  if (!state.greedy()) {
+    top /= row.temperature;
+    if (!(top > -INFINITY && top < INFINITY)) return false;
+    row.top = top;
+    if (state.filters) shrink(row, state.top_k, state.top_p, state.min_p, {low, high, sums, found});
+  }
+  if (threadIdx.x == 0) {
+    state.top = top;
+    Row& kept = state.row;
+    kept.temperature = row.temperature, kept.filtered = row.filtered, kept.threshold = row.threshold;
+    kept.last = row.last, kept.top = row.top, kept.min_p = row.min_p;
+  }
+  __syncthreads();
+  return true;
+}
+
+__device__ __noinline__ inline uint64_t weigh_row(uint64_t* weights) {
+  const SamplerState& state = sampler_state();
+  const Row row = state.row;
+  if (!state.greedy()) return weigh_scores(row, state.top, weights);
+  __syncthreads();
+  for (int v = threadIdx.x; v < row.vocab; v += blockDim.x) weights[v] = v == state.top_token ? fixed_point(1.0f) : 0;
+  __syncthreads();
+  return fixed_point(1.0f);
+}
+
+__device__ __noinline__ inline int draw_from_row() {
+  SPECENGINE_SHARED(Candidate, best, kWarp);
+  const Row& row = sampler_state().row;
+  return static_cast<int>(draw(row, 0, row.vocab, best).token);
+}
+
+__device__ __noinline__ inline float score_in_row(int token) { return sampler_state().row.score(token); }
 
 class BlockSampler {
  public:
   // aligned: whether rows of logits with a column per token, and the workspaces, start at multiples of 16 bytes.
-  __device__ BlockSampler(const SequenceTable& table, int b, const DenseShaping& dense, bool aligned,
-                          const SamplerScratch& scratch)
-      : table_(table), scratch_(scratch), row_(table.row(b, dense)), b_(b), aligned_(aligned) {
-    row_.path = scratch.path, row_.path_bits = scratch.path_bits;
-  }
-
-  __device__ bool load(const float* logits, const int* index, const DraftedTree& tree, int node, const Needs& needs,
-                       uint64_t* untempered) {
-    row_.logits = logits, row_.index = index, row_.aligned = aligned_ && index == nullptr;
-    row_.depth = tree.depth(node);
-    row_.position = root_position() + 1 + static_cast<uint32_t>(row_.depth);
-    if (row_.counts != nullptr) note_path(tree, node);
-
-    row_.filtered = false, row_.temperature = 0;  // as scores are before temperature and filters
-    row_.threshold = 0, row_.last = INT_MAX, row_.min_p = 0;
-    const Candidate first = block_best(most_likely(row_, 0, row_.vocab), scratch_.best);
-    if (first.token == kNoToken) return false;
-    top_token_ = static_cast<int>(first.token), top_ = static_cast<float>(first.value);
-    if (needs.leaders) find_leaders();
-    if (needs.untempered) untempered_total_ = weigh_scores(untempered);
-
-    row_.temperature = table_.temperature[b_];
-    if (row_.temperature == 0.0f) return true;
-    top_ /= row_.temperature;
-    if (!(top_ > -INFINITY && top_ < INFINITY)) return false;
-    if (table_.filters(b_)) {
-      row_.top = top_;
-      shrink(row_, table_.top_k[b_], table_.top_p[b_], table_.min_p[b_], scratch_.bins);
+  __device__ BlockSampler(const SequenceTable& table, int b, const DraftedTree& tree, const DenseShaping& dense,
+                          bool aligned) {
+    if (threadIdx.x == 0) {
+      SamplerState& state = sampler_state();
+      state.tree = tree;
+      state.temperature = table.temperature[b], state.filters = table.filters(b), state.aligned = aligned;
+      state.top_k = table.top_k[b], state.top_p = table.top_p[b], state.min_p = table.min_p[b];
+      state.root_position = static_cast<uint32_t>(table.history_length[b] - 1);
+      state.row = table.row(b, dense), state.untempered_total = 1;
     }
-    return true;
+    __syncthreads();
   }
 
-  __device__ int draw() const {
-    return greedy() ? top_token_ : static_cast<int>(specengine::draw(row_, 0, row_.vocab, scratch_.best).token);
+  __device__ bool load(const float* logits, const int* index, const DraftedTree&, int node, const Needs& needs,
+                       uint64_t* untempered) {
+    return load_row(logits, index, node, needs, untempered);
   }
-  __device__ int draw_by_weight(const uint64_t* weights) const {
-    return specengine::draw_by_weight(*this, weights, row_.vocab, row_.seed, row_.position, NoiseStream::kBlock,
-                                      NoiseStream::kToken);
-  }
+  __device__ uint64_t weigh(uint64_t* weights) const { return weigh_row(weights); }
+  __device__ int draw() const { return state().greedy() ? top_token() : draw_from_row(); }
+  __device__ int draw_by_weight(const uint64_t* weights) const { return draw_from_weights(*this, weights); }
   __device__ double uniform(int node) const {
-    return specengine::uniform(row_.seed, root_position(), static_cast<uint32_t>(node), NoiseStream::kAccept);
+    return specengine::uniform(seed(), root_position(), static_cast<uint32_t>(node), NoiseStream::kAccept);
   }
 
-  __device__ float temperature() const { return row_.temperature; }
-  __device__ Leaders leaders() const { return leaders_; }
-  __device__ int top_token() const { return top_token_; }
-  __device__ uint64_t untempered_total() const { return untempered_total_; }
-  __device__ bool allows(int token) const { return greedy() || row_.score(token) > -INFINITY; }
-
+  __device__ float temperature() const { return state().temperature; }
+  __device__ Leaders leaders() const { return state().leaders; }
+  __device__ int top_token() const { return state().top_token; }
+  __device__ uint64_t untempered_total() const { return state().untempered_total; }
+  __device__ bool allows(int token) const { return state().greedy() || score_in_row(token) > -INFINITY; }
   __device__ uint64_t weight(int token) const {
-    if (greedy()) return token == top_token_ ? fixed_point(1.0f) : 0;
-    return weight_of(row_.score(token), top_);
-  }
-  __device__ uint64_t weigh(uint64_t* weights) const {
-    if (!greedy()) return weigh_scores(weights);
-    return sum([&](int64_t v) { return weights[v] = v == top_token_ ? fixed_point(1.0f) : 0; });
+    if (state().greedy()) return token == top_token() ? fixed_point(1.0f) : 0;
+    return weight_of(score_in_row(token), state().top);
   }
 
   __device__ double entropy() const {
-    if (greedy()) return 0;
+    if (state().greedy()) return 0;
+    const Row row = state().row;
+    const float top = state().top;
     uint64_t total = 0, moment = 0;
-    row_.for_each(0, row_.vocab, [&](float score, int) {
-      const float weight = exp_polynomial<OneLane>(score - top_);
+    row.for_each(0, row.vocab, [&](float score, int) {
+      const float weight = exp_polynomial<OneLane>(score - top);
       total += fixed_point(weight);
-      if (weight > 0) moment += fixed_point(weight * (top_ - score));
+      if (weight > 0) moment += fixed_point(weight * (top - score));
     });
-    const double all = static_cast<double>(block_reduce<Sum>(total, scratch_.totals));
-    return std::log(all * 0x1p-40) + static_cast<double>(block_reduce<Sum>(moment, scratch_.totals)) / all;
+    const double all = static_cast<double>(block_total(total));
+    return std::log(all * 0x1p-40) + static_cast<double>(block_total(moment)) / all;
   }
 
   // f may write its token's entry: the block has read what it needs of it before, and sees it after.
@@ -114,8 +207,8 @@ class BlockSampler {
   __device__ uint64_t sum(const F& f) const {
     __syncthreads();
     uint64_t total = 0;
-    for (int v = threadIdx.x; v < row_.vocab; v += blockDim.x) total += f(v);
-    return block_reduce<Sum>(total, scratch_.totals);
+    for (int v = threadIdx.x; v < vocab(); v += blockDim.x) total += f(v);
+    return block_total(total);
   }
   template <typename F>
   __device__ int64_t best(int64_t begin, int64_t end, const F& f) const {
@@ -124,65 +217,27 @@ class BlockSampler {
       const double value = f(i);
       if (value > found.value) found = {value, i};
     }
-    return block_best(found, scratch_.best).token;
+    return best_of_block(found).token;
   }
-  template <typename T>
-  __device__ void set(T* address, T value) const {
+  template <typename F>
+  __device__ void once(const F& f) const {
     __syncthreads();
-    if (threadIdx.x == 0) *address = value;
+    if (threadIdx.x == 0) f();
     __syncthreads();
   }
 
-  __device__ int64_t vocab() const { return row_.vocab; }
-  __device__ uint32_t root_position() const { return static_cast<uint32_t>(table_.history_length[b_] - 1); }
-  __device__ uint64_t seed() const { return row_.seed; }
+  __device__ int vocab() const { return state().row.vocab; }
+  __device__ uint32_t root_position() const { return state().root_position; }
+  __device__ uint64_t seed() const { return state().row.seed; }
 
  private:
-  __device__ bool greedy() const { return row_.temperature == 0.0f; }
+  __device__ static const SamplerState& state() { return sampler_state(); }
 
-  __device__ void note_path(const DraftedTree& tree, int node) const {
-    __syncthreads();  // the last row's path is not read any more
-    if (threadIdx.x < kPathBits / 32) scratch_.path_bits[threadIdx.x] = 0;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int i = 0; node > 0; node = tree.parent(node), ++i) {
-        const int token = tree.token(node);
-        scratch_.path[i] = token;
-        scratch_.path_bits[token % kPathBits / 32] |= 1u << (token % 32);
-      }
-    }
-    __syncthreads();
+  __device__ __noinline__ static int draw_from_weights(BlockSampler sampler, const uint64_t* weights) {
+    const Row& row = state().row;
+    return specengine::draw_by_weight(sampler, weights, row.vocab, row.seed, row.position, NoiseStream::kBlock,
+                                      NoiseStream::kToken);
   }
-
-  __device__ void find_leaders() {
-    float most = -INFINITY;
-    int token = kNoToken;
-    row_.for_each(0, row_.vocab, [&](float score, int v) {
-      if (v != top_token_ && score > most) most = score, token = v;
-    });
-    const Candidate second = block_best({most, token}, scratch_.best);
-    leaders_ = {{top_token_, top_},
-                {second.token == kNoToken ? 0 : static_cast<int>(second.token), static_cast<float>(second.value)}};
-  }
-
-  __device__ uint64_t weigh_scores(uint64_t* weights) const {
-    __syncthreads();  // what the weights were is not read any more
-    uint64_t total = 0;
-    row_.for_each(0, row_.vocab, [&](float score, int v) {
-      if (v < row_.vocab) total += weights[v] = weight_of(score, top_);
-    });
-    return block_reduce<Sum>(total, scratch_.totals);
-  }
-
-  const SequenceTable& table_;
-  const SamplerScratch& scratch_;
-  Row row_;
-  int b_;
-  bool aligned_;
-  int top_token_ = 0;
-  float top_ = 0;  // the largest score
-  uint64_t untempered_total_ = 1;
-  Leaders leaders_{};
 };
 
 }  // namespace specengine

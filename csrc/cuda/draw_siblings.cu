@@ -21,22 +21,22 @@ struct Arguments {
   bool replacement, aligned;
 };
 
-__global__ void __launch_bounds__(kRuleThreads) draw_siblings_kernel(Arguments op) {
+__global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Arguments op) {
   wait_for_previous_kernel();
-  SPECENGINE_SAMPLER_SCRATCH(scratch);
   const int64_t row = blockIdx.x, vocab = op.table.vocab;
   const int b = op.sequences[row], node = op.nodes[row];
   int* drawn = op.drawn + row * op.count;
   for (int i = threadIdx.x; i < op.count; i += blockDim.x) drawn[i] = kNoToken;
-  if (b < 0 || node < 0 || op.tokens[op.row_start[b]] == kNoToken) return;
+  if (b < 0 || node < 0) return;
+  const int first = op.row_start[b], nodes = min(op.row_start[b + 1] - first, static_cast<int>(kMaxNodes));
+  if (node >= nodes || op.tokens[first] == kNoToken) return;
 
-  const int first = op.row_start[b];
-  const DraftedTree tree{op.tokens + first, op.parents + first, op.row_start[b + 1] - first};
+  const DraftedTree tree{op.tokens + first, op.parents + first, nodes};
   const DenseShaping dense{op.biases + row * vocab, op.counts + row * vocab};
   uint64_t* weights = op.weights + row * vocab;
   op.table.mark(b, dense, threadIdx.x, blockDim.x);
   __syncthreads();
-  BlockSampler sampler(op.table, b, dense, op.aligned, scratch);
+  BlockSampler sampler(op.table, b, tree, dense, op.aligned);
   if (sampler.load(op.logits + row * op.columns, op.index, tree, node, {}, nullptr)) {
     sampler.weigh(weights);
     draw_siblings(sampler, weights, node, op.count, op.replacement, drawn);

@@ -23,17 +23,30 @@ struct Bins {
   __device__ uint64_t at(int bin) const { return static_cast<uint64_t>(high[bin]) << 32 | low[bin]; }
 };
 
-// Where a list of tokens, in descending order of their keys, reaches a weight.
+// What a search adds up: the weights of tokens, or their number. It meets them in descending order of score; among the
+// tied ones, those with one key, in ascending order of token.
+struct Search {
+  bool by_weight;
+  bool tied = false;
+  uint32_t key = 0;
+
+  __device__ uint64_t measure(const Row& row, float score, int v) const {
+    return by_weight ? weight_of(score, row.top) : static_cast<uint64_t>(v < row.vocab);
+  }
+  __device__ uint32_t place(float score, int v) const { return tied ? ~static_cast<uint32_t>(v) : key_of(score); }
+  __device__ bool counts(float score) const { return !tied || key_of(score) == key; }
+};
+
+// Where the tokens of a search reach a target.
 struct Crossing {
-  uint32_t key;
-  uint64_t missing;  // what tokens with larger keys lack of that weight
+  uint32_t key;      // of the place
+  uint64_t missing;  // what tokens before it lack of the target
   uint64_t weight;   // of the tokens with this key
 };
 
-// A radix search in three passes. target_of(weight of all) must be at least 1 and at most that.
-template <typename Key, typename Weight, typename Target>
-__device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const Key& key_of_token,
-                                         const Weight& weight, const Target& target_of) {
+// A radix search in three passes. target: at least 1 and at most all; 0: what top-p has enough at.
+__device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const Search& search, uint64_t target,
+                                         float top_p) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   Crossing crossing{};
   uint32_t known = 0;
@@ -44,9 +57,9 @@ __device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const
     for (int bin = threadIdx.x; bin < kBins; bin += blockDim.x) bins.low[bin] = bins.high[bin] = 0;
     __syncthreads();
     row.for_each(0, row.vocab, [&](float score, int v) {
-      const uint32_t key = key_of_token(score, v);
-      if ((key & known) != crossing.key) return;
-      const uint64_t w = weight(score, v);
+      const uint32_t key = search.place(score, v);
+      if ((key & known) != crossing.key || !search.counts(score)) return;
+      const uint64_t w = search.measure(row, score, v);
       if (w != 0) bins.add(key >> shift & digits, w);
     });
     __syncthreads();
@@ -68,7 +81,7 @@ __device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const
       if (i == warp) until += total;
       total += bins.sums[i];
     }
-    if (level == 0) crossing.missing = target_of(total);
+    if (level == 0) crossing.missing = target > 0 ? target : enough(top_p, total);
     uint64_t before = until - own;
     if (before < crossing.missing && crossing.missing <= until) {
       for (int bin = first; bin > last; --bin) {
@@ -87,31 +100,32 @@ __device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const
   return crossing;
 }
 
-// Shrinks what the row keeps to the shortest list, in descending order of score and ascending order of token, whose
-// weight reaches the target.
-template <typename Weight, typename Target>
-__device__ inline void keep_smallest_set(Row& row, const Bins& bins, const Weight& weight, const Target& target_of) {
-  const auto by_score = [](float score, int) { return key_of(score); };
-  const Crossing at = find_crossing(row, bins, by_score, weight, target_of);
-  int last = at.key == row.threshold ? row.last : INT_MAX;      // what an earlier filter left of this score
-  if (at.weight - weight(score_of(at.key), 0) >= at.missing) {  // not all of the tokens with this score
-    const auto by_token = [](float, int v) { return ~static_cast<uint32_t>(v); };
-    const auto tied = [&](float score, int v) { return key_of(score) == at.key ? weight(score, v) : 0; };
-    last = static_cast<int>(~find_crossing(row, bins, by_token, tied, [&](uint64_t) { return at.missing; }).key);
-  }
-  row.threshold = at.key, row.last = last;
-}
-
-// Makes the row keep what top-k, top-p and min-p leave. row.top: its largest score.
+// Makes the row keep what top-k, top-p and min-p leave: each of the first two the shortest list of tokens, in
+// descending order of score and ascending order of token, that reaches its target. row.top: its largest score. Loops,
+// so that the search is compiled once and not four times.
 __device__ inline void shrink(Row& row, int top_k, float top_p, float min_p, const Bins& bins) {
   row.filtered = true;
-  if (top_k > 0 && top_k < row.vocab) {
-    const auto one = [&](float, int v) { return static_cast<uint64_t>(v < row.vocab); };
-    keep_smallest_set(row, bins, one, [&](uint64_t) { return static_cast<uint64_t>(top_k); });
-  }
-  if (top_p < 1.0f) {
-    const auto weight = [&](float score, int) { return weight_of(score, row.top); };
-    keep_smallest_set(row, bins, weight, [&](uint64_t total) { return enough(top_p, total); });
+#pragma unroll 1
+  for (int filter = 0; filter < 2; ++filter) {
+    const bool by_weight = filter == 1;
+    if (by_weight ? !(top_p < 1.0f) : !(top_k > 0 && top_k < row.vocab)) continue;
+    Search search{by_weight};
+    uint64_t target = by_weight ? 0 : static_cast<uint64_t>(top_k);
+    uint32_t threshold = 0;
+    int last = INT_MAX;
+#pragma unroll 1
+    while (true) {
+      const Crossing at = find_crossing(row, bins, search, target, top_p);
+      if (search.tied) {
+        last = static_cast<int>(~at.key);
+        break;
+      }
+      threshold = at.key;
+      if (threshold == row.threshold) last = row.last;  // what the other filter left of this score
+      if (at.weight - search.measure(row, score_of(at.key), 0) < at.missing) break;
+      search.tied = true, search.key = at.key, target = at.missing;  // not all of the tokens with this score
+    }
+    row.threshold = threshold, row.last = last;
   }
   row.min_p = min_p;
 }

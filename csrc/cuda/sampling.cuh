@@ -38,12 +38,12 @@ __device__ inline Four load_four(const T* row, int v, int end, bool aligned, T p
 
 // One node's row, and how its sequence's parameters shape it.
 struct Row {
-  const float* logits;         // [V], or as many columns as the index says
-  const int* index = nullptr;  // [V]: the column of a token, -1: none (-inf); nullptr: columns are tokens
-  const float* bias;           // [V]; nullptr: none
-  const int* counts;           // [V], of the history (see kSeen); nullptr: no penalties
-  const int* path;             // tokens from the root's first child down to the node, in any order
-  const unsigned* path_bits;   // bit t % 1024 is set for every token t on the path
+  const float* logits;        // [V], or as many columns as the index says
+  const int* index;           // [V]: the column of a token, -1: none (-inf); nullptr: columns are tokens
+  const float* bias;          // [V]; nullptr: none
+  const int* counts;          // [V], of the history (see kSeen); nullptr: no penalties
+  const int* path;            // tokens from the root's first child down to the node, in any order
+  const unsigned* path_bits;  // bit t % 1024 is set for every token t on the path
   int depth, vocab;
   bool aligned;  // rows start at multiples of 16 bytes
   Penalties penalties;
@@ -52,10 +52,12 @@ struct Row {
   uint32_t position;
 
   // What filters leave: keys above `threshold`, and with that key the tokens up to `last`.
-  bool filtered = false;
-  uint32_t threshold = 0;
-  int last = INT_MAX;
-  float top = 0, min_p = 0;
+  bool filtered;
+  uint32_t threshold;
+  int last;
+  float top, min_p;
+
+  __device__ void keep_all() { filtered = false, threshold = 0, last = INT_MAX, top = 0, min_p = 0; }
 
   __device__ float4 load(int v, int end) const {
     if (index == nullptr) return load_four<float4>(logits, v, end, aligned, -INFINITY);
@@ -127,11 +129,8 @@ __device__ inline Candidate better(Candidate a, Candidate b) {
 
 // Every thread gets the best of the block. scratch: shared, kWarp entries, free again after the call.
 __device__ inline Candidate block_best(Candidate mine, Candidate* scratch) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    mine =
-        better(mine, {__shfl_xor_sync(kAllLanes, mine.value, offset), __shfl_xor_sync(kAllLanes, mine.token, offset)});
-  }
+  const double value = warp_reduce<Max>(mine.value);
+  mine = {value, __reduce_min_sync(kAllLanes, mine.value == value ? static_cast<int>(mine.token) : INT_MAX)};
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = mine;
   __syncthreads();
   for (int i = 0; i < blockDim.x / kWarp; ++i) mine = better(mine, scratch[i]);
@@ -190,10 +189,10 @@ __device__ inline Candidate draw(const Row& row, int begin, int end, Candidate* 
   const Candidate block = block_best(best_noise_block(row, begin, end), scratch);
   if (block.token == kNoToken) return block;
   Candidate mine = nothing();
-  const int v = static_cast<int>(block.token * kNoiseBlock) + threadIdx.x;
-  if (threadIdx.x < kNoiseBlock && v < end) {
+  const int first = static_cast<int>(block.token * kNoiseBlock);
+  for (int v = first + threadIdx.x; v < first + kNoiseBlock && v < end; v += blockDim.x) {
     const float score = row.score(v);
-    if (score > -INFINITY) mine = {token_value(score, row.seed, row.position, v), v};
+    if (score > -INFINITY) mine = better(mine, {token_value(score, row.seed, row.position, v), v});
   }
   return {block.value, block_best(mine, scratch).token};
 }

@@ -65,7 +65,8 @@ struct SequenceTable {
 
   // A row of sequence b, without logits and path.
   __device__ Row row(int b, const DenseShaping& dense) const {
-    Row row;
+    Row row{};
+    row.keep_all();
     row.penalties = penalties(b);
     row.bias = bias_start[b] < bias_start[b + 1] ? dense.biases : nullptr;
     row.counts = row.penalties.any() ? dense.counts : nullptr;

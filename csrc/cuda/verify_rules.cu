@@ -34,13 +34,13 @@ __device__ void write(const Arguments& op, int b, const DraftedTree& tree, const
 }
 
 template <typename Rule>
-__global__ void __launch_bounds__(kRuleThreads) walk_kernel(Arguments op, Rule rule) {
+__global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rule rule) {
   wait_for_previous_kernel();
-  SPECENGINE_SAMPLER_SCRATCH(scratch);
   SPECENGINE_SHARED(int, tokens, kMaxNodes);
   SPECENGINE_SHARED(int, parents, kMaxNodes);
   SPECENGINE_SHARED(double, values, kMaxNodes);
   SPECENGINE_SHARED(int, marks, kMaxNodes);
+  SPECENGINE_SHARED(LogitRows, logits, 1);
   const int b = blockIdx.x, first = op.row_start[b], nodes = min(op.row_start[b + 1] - first, op.columns);
   const DraftedTree tree{tokens, parents, nodes};
   if (nodes < 1 || op.tokens[first] == kNoToken) return write(op, b, tree, {-1});
@@ -51,13 +51,15 @@ __global__ void __launch_bounds__(kRuleThreads) walk_kernel(Arguments op, Rule r
     tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
   }
   op.table.mark(b, dense, threadIdx.x, blockDim.x);
+  if (threadIdx.x == 0) {
+    logits[0] = op.logits;
+    logits[0].target += first * vocab;
+    if (op.logits.draft != nullptr) logits[0].draft_rows += first;
+  }
   __syncthreads();
 
-  LogitRows logits = op.logits;
-  logits.target += first * vocab;
-  if (logits.draft != nullptr) logits.draft_rows += first;
-  BlockSampler sampler(op.table, b, dense, op.aligned, scratch);
-  Rows<BlockSampler> rows(tree, logits, sampler, op.weights + b * kWeightPlanes * vocab, values, marks);
+  BlockSampler sampler(op.table, b, tree, dense, op.aligned);
+  Rows<BlockSampler> rows(tree, logits[0], sampler, op.weights + b * kWeightPlanes * vocab, values, marks);
   write(op, b, tree, walk(rule, rows));
   __syncthreads();
   op.table.clear(b, dense, threadIdx.x, blockDim.x);

@@ -20,6 +20,7 @@ namespace specengine {
 namespace {
 
 constexpr int kThreads = static_cast<int>(kMaxNodes), kDrawThreads = 256;
+static_assert(kDrawThreads >= kMaxNodes && kFilterThreads >= kMaxNodes, "a thread reads one node above a row");
 
 struct Arguments {
   const float* logits;  // nullptr: `drawn` is given
@@ -181,15 +182,9 @@ void run_cuda(const VerifyTree& op) {
   const int64_t M = op.tokens.shape[0], B = op.bonus.shape[0], N = op.path.shape[1], V = op.scores.shape[1];
   if (B == 0) return;
   if (N > kMaxNodes) fail("path: expected at most ", kMaxNodes, " columns, got ", N);
-  if (op.rule != "match") {
-#if defined(SPECENGINE_SIM)
-    return verify_by_rule(op);
-#else
-    fail("rule: ", op.rule, " has no CUDA kernel in this build, only match has; device cpu serves all rules");
-#endif
-  }
-  if (op.logits.defined() && !op.row_states.defined()) fail("row_states: expected a tensor, got None");
   const DeviceGuard guard(op.tokens.device_id);
+  if (op.rule != "match") return verify_by_rule(op);
+  if (op.logits.defined() && !op.row_states.defined()) fail("row_states: expected a tensor, got None");
   const Arguments arguments = arguments_of(op);
   void* stream = op.tokens.stream;
   int64_t parts = 1, slices = 1;

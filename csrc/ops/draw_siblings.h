@@ -3,6 +3,9 @@
 //
 // The noise depends on the root's position and the node, so that what an earlier cycle drafted for the same position,
 // and perhaps refused, says nothing about what is drafted now.
+//
+// CUDA refuses nothing: a row whose sequence is negative or idle, whose node is not among the tree's first 256, or
+// whose scores are no distribution gives no siblings.
 #pragma once
 #include "ops/verify_tree.h"
 

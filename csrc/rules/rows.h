@@ -8,7 +8,7 @@
 //   draw()  leaders()  temperature()  allows(token)  entropy()  untempered_total()  top_token()    of that row
 //   weigh(weights)  weight(token)                its weights, or that of one token
 //   sum(f)  best(begin, end, f)                  sum of f(token); the first index of the largest f, -1 if all are -inf
-//   set(address, value)                          one thread writes, all see it
+//   once(f)                                      one thread calls f(), all see what it has written
 //   uniform(node)                                the number that decides on a node
 //   draw_by_weight(weights)                      a token, with the noise of draw()
 #pragma once
@@ -39,18 +39,10 @@ struct LogitRows {
 template <typename Sampler>
 class Rows : public DraftedTree {
  public:
-  // weights: uint64 [4, V], workspace. values, marks: [N], a rule's notes on nodes.
+  // weights: uint64 [4, V], workspace. values, marks: [N], a rule's notes on nodes. logits and sampler must stay.
   SPECENGINE_HOST_DEVICE Rows(const DraftedTree& tree, const LogitRows& logits, Sampler& sampler, uint64_t* weights,
                               double* values, int* marks)
-      : DraftedTree(tree),
-        logits_(logits),
-        sampler_(sampler),
-        target_(weights),
-        draft_(weights + logits.vocab),
-        untempered_target_(weights + 2 * logits.vocab),
-        untempered_draft_(weights + 3 * logits.vocab),
-        values_(values),
-        marks_(marks) {}
+      : DraftedTree(tree), logits_(logits), sampler_(sampler), weights_(weights), values_(values), marks_(marks) {}
 
   // False where the scores are no distribution; the walk then ends.
   SPECENGINE_HOST_DEVICE bool load(int node, const Needs& needs) {
@@ -58,13 +50,13 @@ class Rows : public DraftedTree {
     has_draft_ = needs.draft && logits_.draft != nullptr && logits_.draft_rows[node] >= 0;
     if (has_draft_) {
       const float* row = logits_.draft + logits_.draft_rows[node] * logits_.columns;
-      if (!sampler_.load(row, logits_.draft_index, *this, node, needs, untempered_draft_)) return false;
-      draft_total_ = sampler_.weigh(draft_);
+      if (!sampler_.load(row, logits_.draft_index, *this, node, needs, untempered_draft())) return false;
+      draft_total_ = sampler_.weigh(draft());
       untempered_draft_total_ = sampler_.untempered_total(), draft_top_token_ = sampler_.top_token();
     }
     const float* row = logits_.target + node * logits_.vocab;
-    if (!sampler_.load(row, nullptr, *this, node, needs, untempered_target_)) return false;
-    if (needs.weights) target_total_ = processed_total_ = sampler_.weigh(target_);
+    if (!sampler_.load(row, nullptr, *this, node, needs, untempered_target())) return false;
+    if (needs.weights) target_total_ = processed_total_ = sampler_.weigh(target());
     untempered_target_total_ = sampler_.untempered_total();
     return true;
   }
@@ -82,19 +74,19 @@ class Rows : public DraftedTree {
   }
 
   // Of the two distributions as the rule has left them.
-  SPECENGINE_HOST_DEVICE double target_prob(int token) const { return share(target_[token], target_total_); }
+  SPECENGINE_HOST_DEVICE double target_prob(int token) const { return share(target()[token], target_total_); }
   SPECENGINE_HOST_DEVICE bool has_draft() const { return has_draft_; }
   SPECENGINE_HOST_DEVICE double draft_prob(int token) const {  // a child drawn from no distribution is certain
-    return has_draft_ ? share(draft_[token], draft_total_) : 1.0;
+    return has_draft_ ? share(draft()[token], draft_total_) : 1.0;
   }
-  SPECENGINE_HOST_DEVICE int residual() { return changed_ ? sampler_.draw_by_weight(target_) : sampler_.draw(); }
+  SPECENGINE_HOST_DEVICE int residual() { return changed_ ? sampler_.draw_by_weight(target()) : sampler_.draw(); }
 
   // Without temperature and filters.
   SPECENGINE_HOST_DEVICE double untempered_target_prob(int token) const {
-    return share(untempered_target_[token], untempered_target_total_);
+    return share(untempered_target()[token], untempered_target_total_);
   }
   SPECENGINE_HOST_DEVICE double untempered_draft_prob(int token) const {
-    return has_draft_ ? share(untempered_draft_[token], untempered_draft_total_) : 1.0;
+    return has_draft_ ? share(untempered_draft()[token], untempered_draft_total_) : 1.0;
   }
   SPECENGINE_HOST_DEVICE double untempered_target_top() const { return share(kOne, untempered_target_total_); }
   SPECENGINE_HOST_DEVICE double untempered_draft_top() const { return share(kOne, untempered_draft_total_); }
@@ -111,9 +103,9 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE double reject(int token, double scale) {
     changed_ = true;
     if (!has_draft_) {  // the draft distribution is the token
-      const uint64_t weight = target_[token], rest = target_total_ - weight;
+      const uint64_t weight = target()[token], rest = target_total_ - weight;
       if (rest == 0) return 0;
-      sampler_.set(target_ + token, uint64_t{0});
+      sampler_.once([&] { target()[token] = 0; });
       const double mass = scale * share(rest, target_total_);
       target_total_ = rest;
       return mass;
@@ -122,11 +114,11 @@ class Rows : public DraftedTree {
     const double draft_scale = 1.0 / static_cast<double>(draft_total_);
     const uint64_t mass = sampler_.sum([&](int64_t v) { return excess(v, target_scale, draft_scale); });
     if (mass > 0) {
-      target_total_ = sampler_.sum([&](int64_t v) { return target_[v] = excess(v, target_scale, draft_scale); });
+      target_total_ = sampler_.sum([&](int64_t v) { return target()[v] = excess(v, target_scale, draft_scale); });
     }
     if (!logits_.replacement) {
-      draft_total_ -= draft_[token];
-      sampler_.set(draft_ + token, uint64_t{0});
+      draft_total_ -= draft()[token];
+      sampler_.once([&] { draft()[token] = 0; });
     }
     return static_cast<double>(mass) / kUnit;
   }
@@ -135,9 +127,9 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE void lower(int token, double by) {
     const double left = target_prob(token) - by;
     const uint64_t weight = left > 0 ? static_cast<uint64_t>(left * static_cast<double>(target_total_)) : 0;
-    const uint64_t total = target_total_ - target_[token] + weight;
+    const uint64_t total = target_total_ - target()[token] + weight;
     if (total == 0) return;
-    sampler_.set(target_ + token, weight);
+    sampler_.once([&] { target()[token] = weight; });
     target_total_ = total, changed_ = true;
   }
 
@@ -146,34 +138,34 @@ class Rows : public DraftedTree {
     const double target_scale = 1.0 / static_cast<double>(target_total_);
     const double draft_scale = 1.0 / static_cast<double>(draft_total_);
     return static_cast<double>(sampler_.sum([&](int64_t v) {
-             return unit(product(draft_scale, static_cast<double>(draft_[v])) -
-                         product(target_scale, static_cast<double>(target_[v])));
+             return unit(product(draft_scale, static_cast<double>(draft()[v])) -
+                         product(target_scale, static_cast<double>(target()[v])));
            })) /
            kUnit;
   }
 
   // The target becomes the draft distribution.
   SPECENGINE_HOST_DEVICE void keep_draft() {
-    target_total_ = sampler_.sum([&](int64_t v) { return target_[v] = draft_[v]; });
+    target_total_ = sampler_.sum([&](int64_t v) { return target()[v] = draft()[v]; });
     changed_ = true;
   }
 
   // The target becomes draft * [kept] + (1 - sum of draft * [kept]) * target.
   template <typename Kept>
   SPECENGINE_HOST_DEVICE void mix(const Kept& kept) {
-    const uint64_t trusted = sampler_.sum([&](int64_t v) { return kept(static_cast<int>(v)) ? draft_[v] : 0; });
+    const uint64_t trusted = sampler_.sum([&](int64_t v) { return kept(static_cast<int>(v)) ? draft()[v] : 0; });
     if (trusted == 0) return;
     const double draft_scale = 1.0 / static_cast<double>(draft_total_);
     const double rest = share(draft_total_ - trusted, draft_total_) / static_cast<double>(target_total_);
     target_total_ = sampler_.sum([&](int64_t v) {
-      const double own = kept(static_cast<int>(v)) ? product(draft_scale, static_cast<double>(draft_[v])) : 0.0;
-      return target_[v] = unit(own + product(rest, static_cast<double>(target_[v])));
+      const double own = kept(static_cast<int>(v)) ? product(draft_scale, static_cast<double>(draft()[v])) : 0.0;
+      return target()[v] = unit(own + product(rest, static_cast<double>(target()[v])));
     });
     changed_ = true;
   }
 
   SPECENGINE_HOST_DEVICE void note(int node, double value, int mark) {
-    sampler_.set(values_ + node, value), sampler_.set(marks_ + node, mark);
+    sampler_.once([&] { values_[node] = value, marks_[node] = mark; });
   }
   SPECENGINE_HOST_DEVICE double value(int node) const { return values_[node]; }
   SPECENGINE_HOST_DEVICE int mark(int node) const { return marks_[node]; }
@@ -182,6 +174,12 @@ class Rows : public DraftedTree {
   static constexpr double kUnit = 0x1p61;              // of weights that were probabilities: all together fit 63 bits
   static constexpr uint64_t kOne = uint64_t{1} << 40;  // the weight of the best score
 
+  // Of one pointer, which a thread can keep in a register through a walk.
+  SPECENGINE_HOST_DEVICE uint64_t* target() const { return weights_; }
+  SPECENGINE_HOST_DEVICE uint64_t* draft() const { return weights_ + logits_.vocab; }
+  SPECENGINE_HOST_DEVICE uint64_t* untempered_target() const { return weights_ + 2 * logits_.vocab; }
+  SPECENGINE_HOST_DEVICE uint64_t* untempered_draft() const { return weights_ + 3 * logits_.vocab; }
+
   SPECENGINE_HOST_DEVICE static double share(uint64_t weight, uint64_t total) {
     return static_cast<double>(weight) / static_cast<double>(total);
   }
@@ -189,13 +187,13 @@ class Rows : public DraftedTree {
     return probability > 0 ? static_cast<uint64_t>(probability * kUnit) : 0;
   }
   SPECENGINE_HOST_DEVICE uint64_t excess(int64_t v, double target_scale, double draft_scale) const {
-    return unit(product(target_scale, static_cast<double>(target_[v])) -
-                product(draft_scale, static_cast<double>(draft_[v])));
+    return unit(product(target_scale, static_cast<double>(target()[v])) -
+                product(draft_scale, static_cast<double>(draft()[v])));
   }
 
-  LogitRows logits_;
+  const LogitRows& logits_;
   Sampler& sampler_;
-  uint64_t *target_, *draft_, *untempered_target_, *untempered_draft_;
+  uint64_t* weights_;
   double* values_;
   int* marks_;
   uint64_t target_total_ = 1, processed_total_ = 1, draft_total_ = 1;

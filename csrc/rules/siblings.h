@@ -14,9 +14,11 @@ SPECENGINE_HOST_DEVICE void draw_siblings(const Sampler& sampler, uint64_t* weig
     const uint32_t salt = static_cast<uint32_t>(node) << 16 | static_cast<uint32_t>(i);
     const int token = draw_by_weight(sampler, weights, sampler.vocab(), sampler.seed(), sampler.root_position(),
                                      NoiseStream::kDraftBlock, NoiseStream::kDraftToken, salt);
-    sampler.set(drawn + i, token);
+    sampler.once([&] {
+      drawn[i] = token;
+      if (!replacement && token != kNoToken) weights[token] = 0;
+    });
     if (token == kNoToken) return;
-    if (!replacement) sampler.set(weights + token, uint64_t{0});
   }
 }
 

@@ -212,6 +212,17 @@ def test_rows_of_siblings_that_are_padding_or_have_no_distribution_give_none(cud
     assert (found[[0, 2, 3]] == -1).all() and (found[1] >= 0).all()
 
 
+def test_rows_of_nodes_beyond_their_tree_or_the_largest_one_give_none(cuda_backend):
+    batch, put = make_batch([chain(3)] * 2, [PARAMS["everything"]] * 2, 20).to(cuda_backend.device), cuda_backend.put
+    parents, starts = (torch.tensor(x, dtype=torch.int32) for x in (chain(300), [0, 300, 300]))
+    tree = TreeBatch(
+        put(torch.full((300,), 7, dtype=torch.int32)), put(parents), torch.empty(0), put(starts), None, 300
+    )
+    nodes, sequences = (put(torch.tensor(x, dtype=torch.int32)) for x in ([299, 255, 0], [0, 0, 1]))
+    found = draw_siblings(put(randn(3, 20)), nodes, tree, sequences, batch.params, batch.history, 2, False)
+    assert (found[[0, 2]] == -1).all() and (found[1] >= 0).all()
+
+
 @pytest.mark.sim
 def test_no_order_of_the_threads_shows_in_the_result(simulated, cuda_backend):
     case, rule = random_case(3, 6, 70, False), parse_rule("traversal")

@@ -21,7 +21,7 @@ from tests.ops.test_verify_law import table_for
 
 VOCAB = 5
 TRIALS, CALL = 1_000_000, 250_000
-SIMULATED_TRIALS = 17_000  # of each family: 1e5 in all, at some milliseconds each
+SIMULATED_TRIALS = 100_000  # at about a millisecond each
 TARGET = [1.2 * randn(1, VOCAB, seed=31), 1.2 * randn(VOCAB, VOCAB, seed=32), randn(VOCAB**2, VOCAB, seed=33)]
 DRAFT = [1.2 * randn(1, VOCAB, seed=34), 1.2 * randn(VOCAB, VOCAB, seed=35)]
 CASCADE = "cascade:token-v3,alpha=0.5"
