@@ -118,8 +118,9 @@ class Rows : public DraftedTree {
       target_total_ = rest;
       return mass;
     }
-    const double target_scale = scale / static_cast<double>(target_total_);
-    const double draft_scale = 1.0 / static_cast<double>(draft_total_);
+    const double most = scale > 1 ? scale : 1.0;  // both are divided by it: weights of more than kUnit may not fit
+    const double target_scale = scale / most / static_cast<double>(target_total_);
+    const double draft_scale = 1.0 / most / static_cast<double>(draft_total_);
     const uint64_t mass = sampler_.sum([&](int64_t v) { return excess(v, target_scale, draft_scale); });
     if (mass > 0) {
       target_total_ = sampler_.sum([&](int64_t v) { return target_[v] = excess(v, target_scale, draft_scale); });
@@ -128,7 +129,7 @@ class Rows : public DraftedTree {
       draft_total_ -= draft_[token];
       sampler_.set(draft_ + token, uint64_t{0});
     }
-    return static_cast<double>(mass) / kUnit;
+    return static_cast<double>(mass) / kUnit * most;
   }
 
   // Takes so much probability from one token of the target, at most all of it, and renormalises.
