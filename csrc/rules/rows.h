@@ -87,6 +87,7 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE double draft_prob(int token) const {  // a child drawn from no distribution is certain
     return has_draft_ ? share(draft_[token], draft_total_) : 1.0;
   }
+  SPECENGINE_HOST_DEVICE bool changed() const { return changed_; }
   SPECENGINE_HOST_DEVICE int residual() { return changed_ ? sampler_.draw_by_weight(target_) : sampler_.draw(); }
 
   // Without temperature and filters.

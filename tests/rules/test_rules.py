@@ -115,6 +115,16 @@ def verify_siblings(rule, target: list[float], draft: list[float], children: lis
     )
 
 
+@pytest.mark.parametrize("rule", [r for r in LOSSY if r.wants is Wants.SAMPLED_ONLY], ids=lambda rule: rule.kernel)
+def test_nothing_is_relaxed_at_the_neutral_parameter(rule):
+    """The second sibling is tried with what the refusal of the first one left, by the exact rule too."""
+    case = ([0.4, 0.6], [0.6, 0.4], [0, 1])
+    neutral, exact = verify_siblings(rule.neutral, *case), verify_siblings(Rejection(), *case)
+    assert torch.equal(neutral.path, exact.path) and torch.equal(neutral.bonus, exact.bonus)
+    assert (exact.path[:, 1] == 2).any() and (exact.path_length == 2).all()
+    assert not neutral.relaxed.any()
+
+
 @pytest.mark.parametrize("beta", [1.0, 0.2, 0.05, 1e-3])
 def test_the_residual_of_lenient_acceptance_holds_for_every_beta(beta):
     target, draft = [1e-7, 0.3, 0.5, 0.2], [0.9, 0.05, 0.03, 0.02]
