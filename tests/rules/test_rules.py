@@ -238,5 +238,7 @@ def test_every_rule_serves_trees_without_a_distribution(rule):
     for params in PARAMS.values():
         batch = make_batch(trees, [params] * len(trees), 40, seed=3)
         out = verify_tree(*batch.arguments(), rule=parse_rule(rule))
+    with pytest.raises(ValueError, match=r"^drawn: expected at least one column"):
+        draw_siblings(logits, root, batch.tree, both, batch.params, batch.history, 0, False)
         assert (out.bonus >= 0).all() and (out.path_length >= 1).all()
         assert torch.equal(out.path[:, 0], torch.zeros(len(trees), dtype=torch.int32))
