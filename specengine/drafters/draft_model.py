@@ -115,6 +115,10 @@ class DraftModel(Drafter):
             raise ValueError(f"drafter: token {token} is {ours!r} in {self._path} and {theirs!r} in the target")
 
     @property
+    def drafts_chains(self) -> bool:
+        return self._chain
+
+    @property
     def max_nodes(self) -> int:
         return self.config.nodes
 

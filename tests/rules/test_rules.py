@@ -135,6 +135,12 @@ def test_the_residual_of_lenient_acceptance_holds_for_every_beta(beta):
     assert len(refused) > 3000 and (found - law / law.sum()).abs().max() < 0.04
 
 
+def test_what_a_cut_run_leaves_out_is_not_counted_as_relaxed():
+    engine = tiny_engine("draft-model:self,layers=1,length=5", rule=Lossy(1.0), eos=frozenset(range(320)))
+    outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=24, temperature=1.0))
+    assert all(len(output.token_ids) == 1 and output.stats.relaxed <= 1 for output in outputs)
+
+
 @pytest.mark.parametrize("rule", LOSSY, ids=IDS)
 def test_the_parameter_matters(rule):
     hot = {"max_new_tokens": 24, "temperature": 0.0 if isinstance(rule, Margin) else 1.5}
@@ -173,8 +179,11 @@ def test_rejection_without_a_draft_says_what_match_says():
 def test_block_takes_chains_and_refuses_trees():
     params = SamplingParams(max_new_tokens=12, temperature=1.0)
     tiny_engine("draft-model:self,layers=1,length=3", rule="block").generate(PROMPTS, params)
-    with pytest.raises(ValueError, match=r"rule block takes chains only.*traversal takes trees"):
-        tiny_engine(DRAFT, rule="block").generate(PROMPTS, params)
+    tiny_engine("prompt_lookup,matches=1,min_ngram=2,max_ngram=2,adaptive=false", rule="block").generate(PROMPTS)
+    tiny_engine("none", rule="block").generate(PROMPTS, params)
+    for trees in (DRAFT, "prompt_lookup"):
+        with pytest.raises(ValueError, match=r"^rule: block takes chains only, and drafter .* traversal takes trees$"):
+            tiny_engine(trees, rule="block")
 
 
 READS_DRAFT = ["rejection", "traversal", "block", "cascade", "bild", "lossy", "margin:reference"]
@@ -229,6 +238,8 @@ def test_siblings_are_not_drawn_from_scores_without_a_distribution(bad):
     with pytest.raises(ValueError, match=r"^logits: row 1 of the drafter \(sequence 1, node 0\) has NaN or infinite"):
         draw_siblings(logits, root, batch.tree, both, *rest)
     assert draw_siblings(logits[:1], root[:1], batch.tree, both[:1], *rest).tolist() == [[0, -1]]
+    with pytest.raises(ValueError, match=r"^drawn: expected at least one column"):
+        draw_siblings(logits, root, batch.tree, both, batch.params, batch.history, 0, False)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "match"])
@@ -238,7 +249,5 @@ def test_every_rule_serves_trees_without_a_distribution(rule):
     for params in PARAMS.values():
         batch = make_batch(trees, [params] * len(trees), 40, seed=3)
         out = verify_tree(*batch.arguments(), rule=parse_rule(rule))
-    with pytest.raises(ValueError, match=r"^drawn: expected at least one column"):
-        draw_siblings(logits, root, batch.tree, both, batch.params, batch.history, 0, False)
         assert (out.bonus >= 0).all() and (out.path_length >= 1).all()
         assert torch.equal(out.path[:, 0], torch.zeros(len(trees), dtype=torch.int32))
