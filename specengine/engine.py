@@ -16,7 +16,7 @@ from pathlib import Path
 from specengine.batch import Batch
 from specengine.capture import stream_of
 from specengine.device_batch import DeviceBatch
-from specengine.drafters import Drafter, check_offers, load_drafter
+from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
 from specengine.models.loading import LoadedModel, load_model
 from specengine.models.transformer import TargetOutput
@@ -69,6 +69,7 @@ class Engine:
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
         self.drafter.check_tokenizer(self.tokenizer)
         check_offers(self.drafter, self.rule.name, self.rule.wants)
+        check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size
         if self.model.target.ops.resident:
             options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)

@@ -100,7 +100,7 @@ class Sequence:
     def count_cycle(self, tree: DraftTree, accepted: int, relaxed: int) -> None:
         """Statistics of one cycle that accepted `accepted` drafted tokens, `relaxed` of them against the exact rule."""
         self._cycles += 1
-        self._relaxed += relaxed
+        self._relaxed += min(relaxed, accepted)  # where the run was cut, some of them may be past its end
         self.accepted_last = accepted
         depths = [0] * len(tree.parents)
         for node, parent in enumerate(tree.parents[1:], start=1):

@@ -40,7 +40,8 @@ class SamplingParams:
     repetition_penalty: divides positive and multiplies negative scores of tokens in prompt and output; 1 is off.
     presence_penalty, frequency_penalty: subtracted from the scores of tokens in the output, once and per occurrence.
     logit_bias: token id -> finite number added to its score.
-    seed: fixes the text at temperature > 0, whatever the drafter and the batch.
+    seed: fixes the text at temperature > 0: under the rule `match` whatever the drafter and the batch, under others
+      together with what is drafted.
     stop: strings that end the text (and are not part of it).  ignore_eos: keep going past the end-of-text token.
     logprobs: report this many most likely tokens per position, by the model's unprocessed distribution; 0 is off.
     n: samples per prompt; sample i is what seed + i gives.

@@ -44,7 +44,7 @@ void run(const DrawSiblings& op) {
     sampler.weigh(weights);
     draw_siblings(sampler, weights, node, static_cast<int>(K), op.replacement, drawn);
   });
-  for (int64_t r = 0; r < R && K > 0; ++r) {
+  for (int64_t r = 0; r < R; ++r) {
     if (op.drawn.as<int32_t>()[r * K] != kUnsound) continue;
     fail("logits: row ", r, " of the drafter (sequence ", op.sequences.as<int32_t>()[r], ", node ",
          op.nodes.as<int32_t>()[r], ") has NaN or infinite scores, so there is no token to draw");

@@ -101,6 +101,7 @@ class ExactRows : public DraftedTree {
   double target_prob(int token) const { return target_[token]; }
   bool has_draft() const { return !given_draft_[loaded_].empty(); }
   double draft_prob(int token) const { return has_draft() ? draft_[token] : 1.0; }
+  bool changed() const { return changed_; }
   int residual() { return changed_ ? forks_.take(target_) : drawn(); }
 
   double untempered_target_prob(int token) const { return given_target_[loaded_][token]; }

@@ -38,6 +38,7 @@ struct DrawSiblings : SampledTrees {
     SampledTrees::validate(check, M, B);
     check(drawn, "drawn", {DType::kInt32}, {R, K});
     if (V < 1) fail("scores: expected at least one column");
+    if (K < 1) fail("drawn: expected at least one column");
     return check.device();
   }
 };

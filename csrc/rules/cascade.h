@@ -18,7 +18,9 @@ struct Cascade {
   template <typename Rows>
   SPECENGINE_HOST_DEVICE Step step(Rows& rows, int node) const {
     if (rows.has_draft()) mix(rows);
-    return reject_in_turn(rows, node, [&](int token) { return rows.processed_prob(token); });
+    const bool mixed = rows.changed();
+    return reject_in_turn(rows, node,
+                          [&](int token) { return mixed ? rows.processed_prob(token) : rows.target_prob(token); });
   }
 
  private:

@@ -79,6 +79,7 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE double draft_prob(int token) const {  // a child drawn from no distribution is certain
     return has_draft_ ? share(draft()[token], draft_total_) : 1.0;
   }
+  SPECENGINE_HOST_DEVICE bool changed() const { return changed_; }
   SPECENGINE_HOST_DEVICE int residual() { return changed_ ? sampler_.draw_by_weight(target()) : sampler_.draw(); }
 
   // Without temperature and filters.
@@ -110,8 +111,9 @@ class Rows : public DraftedTree {
       target_total_ = rest;
       return mass;
     }
-    const double target_scale = scale / static_cast<double>(target_total_);
-    const double draft_scale = 1.0 / static_cast<double>(draft_total_);
+    const double most = scale > 1 ? scale : 1.0;  // both are divided by it: weights of more than kUnit may not fit
+    const double target_scale = scale / most / static_cast<double>(target_total_);
+    const double draft_scale = 1.0 / most / static_cast<double>(draft_total_);
     const uint64_t mass = sampler_.sum([&](int64_t v) { return excess(v, target_scale, draft_scale); });
     if (mass > 0) {
       target_total_ = sampler_.sum([&](int64_t v) { return target()[v] = excess(v, target_scale, draft_scale); });
@@ -120,7 +122,7 @@ class Rows : public DraftedTree {
       draft_total_ -= draft()[token];
       sampler_.once([&] { draft()[token] = 0; });
     }
-    return static_cast<double>(mass) / kUnit;
+    return static_cast<double>(mass) / kUnit * most;
   }
 
   // Takes so much probability from one token of the target, at most all of it, and renormalises.

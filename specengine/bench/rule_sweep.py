@@ -7,7 +7,7 @@ from itertools import product
 
 from specengine.bench.run import BASE
 from specengine.bench.sequential import is_sequential
-from specengine.drafters import Drafter, check_offers, load_drafter
+from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants, parse_rule
 
@@ -77,8 +77,11 @@ def _drafter_of(rule: Rule | None, text: str, named: Sequence[tuple[str, Drafter
         return able[0]
     if not named:
         raise ValueError("rules: expected drafters beside none")
-    able = [name for name, drafter in named if rule.wants in drafter.offers]
+    able = [(name, drafter) for name, drafter in named if rule.wants in drafter.offers]
     if not able:
         check_offers(named[0][1], rule.name, rule.wants)
-    true = [name for name, drafter in named if {rule.wants, Wants.SAMPLED_ONLY} <= drafter.offers]
-    return true[0] if true and rule.wants is not Wants.NOTHING else able[0]
+    fitting = [(name, drafter) for name, drafter in able if drafter.drafts_chains or not rule.chains_only]
+    if not fitting:
+        check_chains(able[0][1], rule)
+    true = [name for name, drafter in fitting if Wants.SAMPLED_ONLY in drafter.offers]
+    return true[0] if true and rule.wants is not Wants.NOTHING else fitting[0][0]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
 from specengine.options import Spec
-from specengine.rules.base import Wants
+from specengine.rules.base import Rule, Wants
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
 
-__all__ = ["Drafter", "check_offers", "drafter_names", "load_drafter"]
+__all__ = ["Drafter", "check_chains", "check_offers", "drafter_names", "load_drafter"]
 
 AUTO = "prompt_lookup"  # the best that needs no weights of its own
 
@@ -45,6 +45,15 @@ def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
         needs = "draft logits" if wants is Wants.PROBABILITIES else "children sampled from draft logits"
         raise ValueError(
             f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give; drafters that do: {able}"
+        )
+
+
+def check_chains(drafter: Drafter, rule: Rule) -> None:
+    """Raises ValueError where a rule that takes chains only would meet trees."""
+    if rule.chains_only and not drafter.drafts_chains:
+        raise ValueError(
+            f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; drafters "
+            "that do not: none, draft-model:MODEL without tree; rule traversal takes trees"
         )
 
 

@@ -40,6 +40,11 @@ class Drafter(ABC):
         return True
 
     @property
+    def drafts_chains(self) -> bool:
+        """Whether no node of its trees ever has two children."""
+        return False
+
+    @property
     @abstractmethod
     def max_nodes(self) -> int:
         """Largest tree it ever proposes, root included: the cache reserves as many slots."""

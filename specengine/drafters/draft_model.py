@@ -16,7 +16,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
-from specengine.models.loading import load_model
+from specengine.models.loading import LoadedModel, load_model
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.options import check_range
@@ -113,6 +113,10 @@ class DraftModel(Drafter):
         if token is not None:
             ours, theirs = self._tokenizer.token_text(token), tokenizer.token_text(token)
             raise ValueError(f"drafter: token {token} is {ours!r} in {self._path} and {theirs!r} in the target")
+
+    @property
+    def drafts_chains(self) -> bool:
+        return self._chain
 
     @property
     def max_nodes(self) -> int:
@@ -235,9 +239,19 @@ def _open(config: Config, path: str | None, target: Transformer) -> tuple[Transf
             "draft-model:self,layers=N the target's own first layers"
         )
     if path != SELF:
-        loaded = load_model(path, device=target.device.type, dtype=config.dtype, ops=target.ops)
+        loaded = _load(path, config.dtype, target)
         model = loaded.target.first_layers(config.layers) if config.layers else loaded.target
         return model, loaded.tokenizer
     if config.dtype != "auto":
         raise ValueError(f"drafter: dtype: the target's layers are what they are, got {config.dtype!r}")
     return target.first_layers(config.layers), None  # refuses 0: the whole target would draft nothing faster
+
+
+def _load(path: str, dtype: str, target: Transformer) -> LoadedModel:
+    """The model beside the target; what is wrong with it is not to be taken for the target's."""
+    try:
+        return load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"drafter: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"drafter: {error}") from error

@@ -22,6 +22,10 @@ class NoneDrafter(Drafter):
     drafts_on_device = True
 
     @property
+    def drafts_chains(self) -> bool:
+        return True
+
+    @property
     def max_nodes(self) -> int:
         return 1
 

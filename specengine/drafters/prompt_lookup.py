@@ -148,6 +148,11 @@ class PromptLookup(Drafter):
         return self.config.adaptive
 
     @property
+    def drafts_chains(self) -> bool:
+        config = self.config
+        return self._resident or (config.matches == 1 and config.min_ngram == config.max_ngram)
+
+    @property
     def max_nodes(self) -> int:
         return min(self.config.nodes, self.config.length + 1) if self._resident else self.config.nodes
 

@@ -31,12 +31,14 @@ class Rule(ABC):
 
     lossless: whether the output has the target's distribution.
     positional: the option whose name may be left out of a spec: `cascade:opt`.
+    chains_only: whether a tree whose nodes have siblings is refused.
     """
 
     name: ClassVar[str]
     lossless: ClassVar[bool] = False
     wants: ClassVar[Wants] = Wants.NOTHING
     positional: ClassVar[str | None] = None
+    chains_only: ClassVar[bool] = False
 
     @property
     def kernel(self) -> str:

@@ -98,9 +98,9 @@ class Lossy(Rule):
 
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, 0, 1)
-        check_number("beta", self.beta, 1 - self.alpha, 1)
+        check_number("beta", self.beta, max(0.0, 1 - self.alpha - 1e-9), 1)  # 1 - 0.95 is a little more than 0.05
         if self.beta == 0:
-            raise ValueError("beta: expected a number above 0")
+            raise ValueError("beta: expected a number above 0, got 0")
 
     @property
     def options(self) -> tuple[float, ...]:

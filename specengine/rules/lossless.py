@@ -61,3 +61,4 @@ class Block(Rejection):
     """
 
     name: ClassVar[str] = "block"
+    chains_only: ClassVar[bool] = True

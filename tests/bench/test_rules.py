@@ -74,6 +74,11 @@ def test_each_rule_races_with_the_first_drafter_that_serves_it_and_the_exact_rul
     ]
     assert all(exact_pair(*pair) in pairs for pair in pairs)
     assert race(["rejection"], ["prompt_lookup"], tiny.target)[1:] == [("prompt_lookup", "rejection")]
+    tree = f"{SELF},tree=2x1"
+    assert race(["block", "traversal"], [tree, SELF], tiny.target)[1:] == [
+        *((SELF, "rejection"), (SELF, "block")),
+        *((tree, "rejection"), (tree, "traversal")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +88,7 @@ def test_each_rule_races_with_the_first_drafter_that_serves_it_and_the_exact_rul
         (["token-cascade:chow"], ["prompt_lookup"], "needs draft-model"),
         (["margin"], ["none"], "beside none"),
         (["magic"], ["prompt_lookup"], "rule: expected one of"),
+        (["block"], ["prompt_lookup"], "block takes chains only"),
     ],
 )
 def test_rules_that_nobody_serves_are_refused(tiny, rules, drafters, says):

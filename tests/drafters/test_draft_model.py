@@ -367,6 +367,13 @@ def test_what_cannot_draft_is_refused_by_name(spec, message):
         load_drafter(spec, tiny_model().target)
 
 
+def test_a_draft_model_that_is_not_there_is_not_taken_for_the_target():
+    with pytest.raises(FileNotFoundError, match=r"^drafter: .*'/nowhere/at/all'"):
+        load_drafter("draft-model:/nowhere/at/all", tiny_model().target)
+    with pytest.raises(ValueError, match=r"^drafter: .*unknown preset"):
+        load_drafter("draft-model:random:no-such-preset", tiny_model().target)
+
+
 def words_of(*changed: int) -> Tokenizer:
     """A tokenizer of 320 words, with other words at the ids given."""
     words = {(f"other{i}" if i in changed else f"word{i}"): i for i in range(320)}

@@ -7,15 +7,16 @@ import torch
 
 from specengine import SamplingParams
 from specengine.ops.draw_siblings import draw_siblings
-from specengine.ops.verify_tree import verify_tree
+from specengine.ops.verify_tree import TokenHistory, verify_tree
 from specengine.rules import RULES, Wants, parse_rule
 from specengine.rules.cascade import Bild, Cascade, Lossy
 from specengine.rules.lossless import Match, Rejection
 from specengine.rules.margin import Margin
 from specengine.rules.typical import Typical
-from specengine.tree import DraftLogits
+from specengine.tree import DraftLogits, DraftTree, TreeBatch
 from tests.engines import tiny_engine
 from tests.ops.cases import randn
+from tests.ops.test_verify_law import table_for
 from tests.ops.verifying import PARAMS, make_batch
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [7, 8, 9, 7, 8], [5] * 6]
@@ -50,6 +51,7 @@ def text_of(rule, temperature: float) -> list[list[int]]:
         ("cascade:opt,alpha=-0.1", Cascade("opt", -0.1)),
         ("cascade:alpha=0.25,deferral=chow", Cascade("chow", 0.25)),
         ("lossy:alpha=0.2,beta=0.9", Lossy(0.2, 0.9)),
+        ("lossy:alpha=0.95,beta=0.05", Lossy(0.95, 0.05)),  # 1 - 0.95 is a little more than 0.05
         ("typical", Typical()),
         (Bild(2.0), Bild(2.0)),
     ],
@@ -71,6 +73,7 @@ def test_a_spec_names_a_rule_and_its_parameters(spec, rule):
         ("cascade:token-v4", "deferral: expected one of chow, diff"),
         ("cascade:chow,alpha=2", "alpha: expected a number from -1 to 1"),
         ("lossy:alpha=0.5,beta=0.2", "beta: expected a number from 0.5 to 1"),
+        ("lossy:alpha=1,beta=0", "beta: expected a number above 0, got 0"),
         ("typical:0.09", "expected option=value, got '0.09'.*epsilon, delta"),
         ("match:theta=1", "match has no option 'theta'; its options: none"),
     ],
@@ -93,6 +96,49 @@ def test_the_neutral_parameter_is_the_exact_rule(rule, temperature):
     if isinstance(rule, Margin) and rule.mode == "strict" and temperature:
         pytest.skip("never samples: its neutral parameter is greedy decoding")
     assert text_of(neutral, temperature) == text_of(exact_rule(rule), temperature)
+
+
+def verify_siblings(rule, target: list[float], draft: list[float], children: list[int], trials: int = 4000):
+    """One cycle for each of the seeds 0, 1, ...: children of the root drawn from `draft` without replacement."""
+    count = 1 + len(children)
+    tree = TreeBatch.of([DraftTree([0, *children], [-1, *[0] * len(children)])] * trials, torch.device("cpu"))
+    rows = torch.full((trials, count), -1, dtype=torch.int32)
+    rows[:, 0] = 0
+    ones = torch.ones(trials, dtype=torch.int32)
+    return verify_tree(
+        torch.tensor(target).log().expand(trials * count, -1).contiguous(),
+        tree,
+        table_for(SamplingParams(temperature=1.0), trials),
+        TokenHistory(torch.zeros(trials, 1, dtype=torch.int32), ones, ones),
+        rule=rule,
+        draft=DraftLogits(torch.tensor([draft]).log(), rows.flatten()),
+    )
+
+
+@pytest.mark.parametrize("rule", [r for r in LOSSY if r.wants is Wants.SAMPLED_ONLY], ids=lambda rule: rule.kernel)
+def test_nothing_is_relaxed_at_the_neutral_parameter(rule):
+    """The second sibling is tried with what the refusal of the first one left, by the exact rule too."""
+    case = ([0.4, 0.6], [0.6, 0.4], [0, 1])
+    neutral, exact = verify_siblings(rule.neutral, *case), verify_siblings(Rejection(), *case)
+    assert torch.equal(neutral.path, exact.path) and torch.equal(neutral.bonus, exact.bonus)
+    assert (exact.path[:, 1] == 2).any() and (exact.path_length == 2).all()
+    assert not neutral.relaxed.any()
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.2, 0.05, 1e-3])
+def test_the_residual_of_lenient_acceptance_holds_for_every_beta(beta):
+    target, draft = [1e-7, 0.3, 0.5, 0.2], [0.9, 0.05, 0.03, 0.02]
+    out = verify_siblings(Lossy(1 - beta, beta), target, draft, [0])
+    refused = out.bonus[out.path_length == 1]
+    law = (torch.tensor(target) / beta - torch.tensor(draft)).clamp(min=0)
+    found = torch.bincount(refused, minlength=4) / len(refused)
+    assert len(refused) > 3000 and (found - law / law.sum()).abs().max() < 0.04
+
+
+def test_what_a_cut_run_leaves_out_is_not_counted_as_relaxed():
+    engine = tiny_engine("draft-model:self,layers=1,length=5", rule=Lossy(1.0), eos=frozenset(range(320)))
+    outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=24, temperature=1.0))
+    assert all(len(output.token_ids) == 1 and output.stats.relaxed <= 1 for output in outputs)
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=IDS)
@@ -133,8 +179,11 @@ def test_rejection_without_a_draft_says_what_match_says():
 def test_block_takes_chains_and_refuses_trees():
     params = SamplingParams(max_new_tokens=12, temperature=1.0)
     tiny_engine("draft-model:self,layers=1,length=3", rule="block").generate(PROMPTS, params)
-    with pytest.raises(ValueError, match=r"rule block takes chains only.*traversal takes trees"):
-        tiny_engine(DRAFT, rule="block").generate(PROMPTS, params)
+    tiny_engine("prompt_lookup,matches=1,min_ngram=2,max_ngram=2,adaptive=false", rule="block").generate(PROMPTS)
+    tiny_engine("none", rule="block").generate(PROMPTS, params)
+    for trees in (DRAFT, "prompt_lookup"):
+        with pytest.raises(ValueError, match=r"^rule: block takes chains only, and drafter .* traversal takes trees$"):
+            tiny_engine(trees, rule="block")
 
 
 READS_DRAFT = ["rejection", "traversal", "block", "cascade", "bild", "lossy", "margin:reference"]
@@ -189,6 +238,8 @@ def test_siblings_are_not_drawn_from_scores_without_a_distribution(bad):
     with pytest.raises(ValueError, match=r"^logits: row 1 of the drafter \(sequence 1, node 0\) has NaN or infinite"):
         draw_siblings(logits, root, batch.tree, both, *rest)
     assert draw_siblings(logits[:1], root[:1], batch.tree, both[:1], *rest).tolist() == [[0, -1]]
+    with pytest.raises(ValueError, match=r"^drawn: expected at least one column"):
+        draw_siblings(logits, root, batch.tree, both, batch.params, batch.history, 0, False)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "match"])
