@@ -35,13 +35,25 @@ def split_rules(text: str) -> list[str]:
 
 def family(rule: str) -> str:
     """A rule's description without its numbers: what a sweep goes through."""
-    name, _, options = rule.partition(":")
-    return ":".join([name, *(option for option in options.split(",") if option and "=" not in option)])
+    return ":".join([rule.partition(":")[0], *(value for value in _values(rule) if not _is_number(value))])
 
 
 def numbers(rule: str) -> str:
-    """The values of a description, as `0.9` or `0.09,0.3`."""
-    return ",".join(option.partition("=")[2] for option in rule.partition(":")[2].split(",") if "=" in option)
+    """The numbers of a description, as `0.9` or `0.09,0.3`."""
+    return ",".join(value for value in _values(rule) if _is_number(value))
+
+
+def _values(rule: str) -> list[str]:
+    options = rule.partition(":")[2]
+    return [option.rpartition("=")[2].strip() for option in options.split(",")] if options else []
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def race(rules: Sequence[str], drafters: Sequence[str], target: Transformer) -> list[tuple[str, str]]:

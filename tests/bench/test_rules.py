@@ -55,9 +55,11 @@ def test_values_separated_by_slashes_are_a_rule_each():
 
 
 def test_a_family_is_a_rule_without_its_numbers():
-    names = ["match", "margin:theta=0.9", "margin:lossless-base,theta=0.9", "typical:epsilon=0.1,delta=0.3"]
-    assert [family(name) for name in names] == ["match", "margin", "margin:lossless-base", "typical"]
-    assert [numbers(name) for name in names] == ["", "0.9", "0.9", "0.1,0.3"]
+    names = ["match", "margin:theta=0.9", "margin:theta=0.9,mode=strict", "typical:epsilon=0.1,delta=1e9"]
+    names += ["margin:lossless-base,theta=0.9", "cascade:deferral=opt,alpha=-1"]
+    families = ["match", "margin", "margin:strict", "typical", "margin:lossless-base", "cascade:opt"]
+    assert [family(name) for name in names] == families
+    assert [numbers(name) for name in names] == ["", "0.9", "0.9", "0.1,1e9", "0.9", "-1"]
 
 
 def test_each_rule_races_with_the_first_drafter_that_serves_it_and_the_exact_rule_beside(tiny):
