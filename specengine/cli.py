@@ -60,7 +60,7 @@ def _options(
 Model = Annotated[str, typer.Option(help="Embedded name, checkpoint folder, GGUF file, hub name, or random:<preset>.")]
 Drafter = Annotated[str, typer.Option(help="NAME[:PATH][,option=value...]: auto, none, prompt_lookup, ...")]
 Rule = Annotated[str, typer.Option(help="Verification rule, NAME[:option=value,...]; lossless by default.")]
-Device = Annotated[str, typer.Option(help="auto (the CPU, for now), cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA where there is a GPU), cpu or cuda.")]
 DType = Annotated[str, typer.Option(help="auto (as stored), float32, float16, bfloat16, int8 or int4.")]
 System = Annotated[str | None, typer.Option(help="System message of the chat.")]
 MaxNewTokens = Annotated[int, typer.Option(help="At most this many tokens.")]

@@ -54,7 +54,8 @@ def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     stats = outputs[0].stats
     relaxed = sum(output.stats.relaxed for output in outputs)
-    rule = "" if stats.lossless else f"rule {stats.rule} (lossy, {relaxed} relaxed), "
+    rule = f"rule {stats.rule}, " if stats.rule != "match" else ""
+    rule = rule if stats.lossless else f"rule {stats.rule} (lossy, {relaxed} relaxed), "
     return (
         f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s, tau {tokens / cycles:.2f}, "
         f"{cycles} cycles, drafter {drafter}, {rule}finished by {reasons}"

@@ -149,6 +149,15 @@ def test_generate_streams_exactly_the_text_and_sums_up_on_stderr(chat_model):
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [("match", None), ("rejection", "rule rejection, finished"), ("margin:theta=0.5", "rule margin (lossy, ")],
+)
+def test_the_summary_names_a_rule_that_is_not_the_default_and_what_it_relaxed(chat_model, rule, says):
+    told = run("generate", "x", "--model", chat_model, "--max-new-tokens", "8", "--rule", rule).stderr
+    assert says in told if says else "rule" not in told
+
+
 def test_generate_applies_the_chat_template_unless_raw(chat_model):
     def prompt_length(*arguments):
         result = run("generate", "abc", "--model", chat_model, "--max-new-tokens", "1", "--json", *arguments)
