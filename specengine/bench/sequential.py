@@ -2,7 +2,7 @@
 
 `token-cascade:chow,alpha=A`: every token is the draft model's where its largest probability is at least 1 - A, else
 the target's. `seq-cascade:chow,alpha=A`: the draft model's whole answer is kept where the mean log-probability of its
-tokens is at least log(1 - A), else the target answers anew (Narasimhan et al. 2024, section 2).
+tokens is at least log(1 - A), else the target answers anew (baselines of Narasimhan et al., arXiv 2405.19261).
 """
 
 from __future__ import annotations
