@@ -199,25 +199,26 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
            py::arg("mlp_norm"), py::arg("gate_up"), py::arg("down"), py::arg("window"));
   py::class_<Decoder>(m, "Decoder", py::module_local())
       .def(py::init([](T embedding, const std::vector<DecoderLayer>& layers, T final_norm, int64_t hidden,
-                       int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, float eps) {
-             Decoder decoder{embedding, layers, final_norm, hidden, heads, kv_heads, head_dim, intermediate, eps};
+                       int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, float eps,
+                       const std::vector<int64_t>& taps) {
+             Decoder decoder{embedding, layers, final_norm, hidden, heads, kv_heads, head_dim, intermediate, eps, taps};
              decoder.validate();
              return decoder;
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::arg("embedding"),
            py::arg("layers"), py::arg("final_norm"), py::arg("hidden"), py::arg("heads"), py::arg("kv_heads"),
-           py::arg("head_dim"), py::arg("intermediate"), py::arg("eps"))
+           py::arg("head_dim"), py::arg("intermediate"), py::arg("eps"), py::arg("taps"))
       .def("workspace_bytes", &Decoder::workspace_bytes, py::arg("rows"));
   m.def(
       "decoder_pass",
-      [](const Decoder& decoder, T tokens, T depths, T ancestors, T k_cache, T v_cache, T block_table, T lengths,
-         T row_start, T cos, T sin, T features, T workspace) {
-        run_op("decoder_pass", DecoderPass{decoder, tokens, depths, ancestors, k_cache, v_cache, block_table, lengths,
-                                           row_start, cos, sin, features, workspace});
+      [](const Decoder& decoder, T tokens, T inputs, T depths, T ancestors, T k_cache, T v_cache, T block_table,
+         T lengths, T row_start, T cos, T sin, T features, T tapped, T workspace) {
+        run_op("decoder_pass", DecoderPass{decoder, tokens, inputs, depths, ancestors, k_cache, v_cache, block_table,
+                                           lengths, row_start, cos, sin, features, tapped, workspace});
       },
-      nogil, py::arg("decoder"), py::arg("tokens"), py::arg("depths"), py::arg("ancestors"), py::arg("k_cache"),
-      py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"), py::arg("cos"),
-      py::arg("sin"), py::arg("features"), py::arg("workspace"));
+      nogil, py::arg("decoder"), py::arg("tokens"), py::arg("inputs"), py::arg("depths"), py::arg("ancestors"),
+      py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"),
+      py::arg("cos"), py::arg("sin"), py::arg("features"), py::arg("tapped"), py::arg("workspace"));
 
   // draft
   m.def(

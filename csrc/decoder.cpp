@@ -89,8 +89,8 @@ KvCacheView cache_of(const DecoderPass& op, int64_t layer) {
 // What the ops of every layer check again: here nothing is written yet.
 void check_values(const DecoderPass& op) {
   const KvCacheView cache = cache_of(op, 0);
-  check_ids(op.tokens, "tokens", op.decoder.embedding.shape[0] * kPanel);
-  cache.validate_rows(op.tokens.shape[0]);
+  if (op.tokens.defined()) check_ids(op.tokens, "tokens", op.decoder.embedding.shape[0] * kPanel);
+  cache.validate_rows(op.depths.shape[0]);
   check_depths(cache, op.depths, op.cos.shape[0]);
   if (op.ancestors.defined()) check_ancestors(cache, op.ancestors);
 }
@@ -125,23 +125,29 @@ void Decoder::validate() const {
     fail("heads: at most ", TreeAttention::kMaxGroup, " query heads per key/value head are supported");
   }
   if (layers.empty()) fail("layers: expected at least one");
+  for (size_t i = 0; i < taps.size(); ++i) {
+    if (taps[i] < 0 || taps[i] > static_cast<int64_t>(layers.size()) || (i > 0 && taps[i] <= taps[i - 1])) {
+      fail("taps: expected rising numbers from 0 to ", layers.size(), ", got ", taps[i]);
+    }
+  }
   Checker check;
   Dim P{"P"}, columns{"C", C, "hidden"};
-  check_weight(check, embedding, "embedding", P, columns);
+  if (embedding.given()) check_weight(check, embedding, "embedding", P, columns);
   check(final_norm, "final_norm", {DType::kFloat32}, {columns});
   for (size_t i = 0; i < layers.size(); ++i) {
     try {
+      if (i > 0 && !layers[i].attention_norm.given()) fail("attention_norm: only the first layer may do without");
       validate_layer(check, layers[i]);
     } catch (const std::invalid_argument& error) {
       fail("layers: layer ", i, ": ", error.what());
     }
   }
-  if (check.device() != Device::kCpu) fail("embedding: expected a tensor on cpu, got ", name_of(check.device()));
+  if (check.device() != Device::kCpu) fail("final_norm: expected a tensor on cpu, got ", name_of(check.device()));
 }
 
 void Decoder::validate_layer(Checker& check, const DecoderLayer& layer) const {
   Dim columns{"C", C, "hidden"};
-  check(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
+  check.optional(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
   check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
   check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {D});
   check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {D});
@@ -167,8 +173,13 @@ Device DecoderPass::validate() const {
   const Decoder& d = decoder;
   const int64_t layers = static_cast<int64_t>(d.layers.size());
   Dim M{"M"}, P{"P"}, W{"W"}, B{"B"}, max_pages{"max_pages"}, T{"T"}, bytes{"bytes"};
-  check(tokens, "tokens", {DType::kInt32}, {M});
+  check.optional(tokens, "tokens", {DType::kInt32}, {M});
+  check.optional(inputs, "inputs", {DType::kFloat32}, {M, d.C});
   check(depths, "depths", {DType::kInt32}, {M});
+  if (!tokens.defined() && !inputs.defined())
+    fail(d.embedding.defined() ? "tokens" : "inputs", ": expected a tensor, got None");
+  if (tokens.defined() && inputs.defined()) fail("inputs: expected None beside tokens");
+  if (tokens.defined() && !d.embedding.defined()) fail("tokens: this decoder has no embedding");
   check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
   check(k_cache, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, d.K, kPageSize, d.D});
   check(v_cache, "v_cache", {k_cache.dtype}, {layers, P, d.K, kPageSize, d.D});
@@ -178,25 +189,53 @@ Device DecoderPass::validate() const {
   check(cos, "cos", {DType::kFloat32}, {T, d.D / 2});
   check(sin, "sin", {DType::kFloat32}, {T, d.D / 2});
   check(features, "features", {DType::kFloat32}, {M, d.C});
+  if (d.taps.empty() && tapped.defined()) fail("tapped: this decoder has no taps");
+  if (!d.taps.empty()) check(tapped, "tapped", {DType::kFloat32}, {M, static_cast<int64_t>(d.taps.size()), d.C});
   check(workspace, "workspace", {DType::kUInt8}, {bytes});
   if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
   return check.device();
 }
 
+void copy_rows(const TensorView& from, const TensorView& to) {
+  std::copy_n(from.as<float>(), from.numel(), to.as<float>());
+}
+
+// Keeps the residual stream before a layer where that is wanted; all before it has been added.
+void tap(const DecoderPass& op, const TensorView& residual, int64_t layer) {
+  const std::vector<int64_t>& taps = op.decoder.taps;
+  const auto found = std::find(taps.begin(), taps.end(), layer);
+  if (found == taps.end()) return;
+  const int64_t C = op.decoder.C, stride = static_cast<int64_t>(taps.size()) * C;
+  const float* from = residual.as<float>();
+  float* to = op.tapped.as<float>() + (found - taps.begin()) * C;
+  for (int64_t m = 0; m < residual.shape[0]; ++m) std::copy_n(from + m * C, C, to + m * stride);
+}
+
 void run_cpu(const DecoderPass& op) {
   check_values(op);
   const Decoder& d = op.decoder;
-  const int64_t M = op.tokens.shape[0];
+  const int64_t M = op.depths.shape[0];
   TensorView delta;  // what the last block adds to the residual; nothing yet
   Workspace first(op.workspace.as<uint8_t>());
   const TensorView residual = first.floats({M, d.C});  // residual and delta lie at the same place for every layer
-  run_cpu(GatherRows{d.embedding, op.tokens, residual});
+  if (op.tokens.defined()) {
+    run_cpu(GatherRows{d.embedding, op.tokens, residual});
+  } else {
+    copy_rows(op.inputs, residual);
+  }
   for (size_t i = 0; i < d.layers.size(); ++i) {
     const DecoderLayer& layer = d.layers[i];
     Workspace space(op.workspace.as<uint8_t>());
     const Activations a(d, layer, M, space);
     const KvCacheView cache = cache_of(op, static_cast<int64_t>(i));
-    run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, a.attention_in, d.eps});
+    if (layer.attention_norm.defined()) {
+      run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, a.attention_in, d.eps});
+    } else if (layer.qkv.quantised()) {
+      run_cpu(QuantiseRows{a.residual, a.attention_in});
+    } else {
+      copy_rows(a.residual, a.attention_in);
+    }
+    tap(op, a.residual, static_cast<int64_t>(i));
     project(a.attention_in, layer.qkv, a.qkv);
     run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
     TensorView heads = a.attended;
@@ -212,6 +251,7 @@ void run_cpu(const DecoderPass& op) {
     delta = a.delta;
   }
   run_cpu(RmsNorm{residual, delta, d.final_norm, op.features, d.eps});
+  tap(op, residual, static_cast<int64_t>(d.layers.size()));
 }
 
 }  // namespace specengine

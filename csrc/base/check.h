@@ -72,7 +72,7 @@ class Checker {
   // For an argument that may be None.
   void optional(const TensorView& t, const char* name, std::initializer_list<DType> dtypes,
                 std::initializer_list<DimRef> shape) {
-    if (t.defined() || !t.not_a_tensor.empty()) (*this)(t, name, dtypes, shape);
+    if (t.given()) (*this)(t, name, dtypes, shape);
   }
 
   Device device() const { return device_; }

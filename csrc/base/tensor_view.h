@@ -46,6 +46,7 @@ struct TensorView {
   std::string not_a_tensor;  // why the argument is none; the check that knows its name reports it
 
   bool defined() const { return ndim >= 0; }
+  bool given() const { return defined() || !not_a_tensor.empty(); }  // anything but None
   int64_t numel() const {
     int64_t count = 1;
     for (int i = 0; i < ndim; ++i) count *= shape[i];

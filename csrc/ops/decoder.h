@@ -24,7 +24,7 @@ struct Projection {
 };
 
 struct DecoderLayer {
-  TensorView attention_norm;  // [C] float32
+  TensorView attention_norm;  // [C] float32; None: the first layer may do without
   Projection qkv;
   TensorView q_norm, k_norm;  // [D] float32, optional
   Projection attention_out;
@@ -35,11 +35,12 @@ struct DecoderLayer {
 
 // The weights of a model, checked once.
 struct Decoder {
-  TensorView embedding;  // packed [V, C]
+  TensorView embedding;  // packed [V, C]; None: passes are given their inputs
   std::vector<DecoderLayer> layers;
   TensorView final_norm;  // [C] float32
   int64_t C, H, K, D, I;  // hidden size, query heads, key/value heads, head dim, intermediate size
   float eps;
+  std::vector<int64_t> taps;  // layers whose input is wanted, rising; layers.size(): the last one's output
 
   void validate() const;
   void validate_layer(Checker& check, const DecoderLayer& layer) const;
@@ -48,7 +49,8 @@ struct Decoder {
 
 struct DecoderPass {
   const Decoder& decoder;
-  TensorView tokens;       // [M] int32
+  TensorView tokens;       // [M] int32; None: inputs are given
+  TensorView inputs;       // [M, C] float32, instead of the embeddings of tokens
   TensorView depths;       // [M] int32, root 0
   TensorView ancestors;    // [M, W] int32 bits; None: chains
   TensorView k_cache;      // [layers, P, K, 64, D]; rows of the nodes are written
@@ -58,7 +60,8 @@ struct DecoderPass {
   TensorView row_start;    // [B + 1] int32
   TensorView cos, sin;     // [T, D/2] float32
   TensorView features;     // [M, C] float32, written: states after the final norm
-  TensorView workspace;    // uint8 [workspace_bytes(M)]
+  TensorView tapped;     // [M, taps, C] float32, written: the residual stream before the decoder's taps; None: no taps
+  TensorView workspace;  // uint8 [workspace_bytes(M)]
 
   Device validate() const;
 };

@@ -7,7 +7,7 @@ cache behind the prefix and returns features, and logits or greedy tokens, of ev
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,10 +25,12 @@ from specengine.tree import TreeBatch
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """scores: logits float32 [M, V] or greedy tokens int32 [M].  features: float32 [M, hidden], normed."""
+    """scores: logits float32 [M, V] or greedy tokens int32 [M].  features: float32 [M, hidden], normed.
+    tapped: float32 [M, taps, hidden], the residual stream before the layers asked for; None: none were."""
 
     scores: torch.Tensor
     features: torch.Tensor
+    tapped: torch.Tensor | None = None
 
 
 class Transformer:
@@ -42,12 +44,21 @@ class Transformer:
         self._layers = [loader.layer(i) for i in range(self.config.num_layers)]
         self.final_norm = loader.vector("model.norm.weight")
         self.head = self._embedding if self.config.tie_embeddings else loader.linear("lm_head")
+        self.taps: tuple[int, ...] = ()
         self._decoder = self._new_decoder()
         self.formats = loader.formats
         self._rope = RopeTables(self.config, device)
 
-    def _new_decoder(self) -> Callable[..., torch.Tensor]:
-        return self.ops.decoder(self.config, self._embedding.weights[0], self._layers, self.final_norm)
+    def _new_decoder(self, taps: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
+        return self.ops.decoder(self.config, self._embedding.weights[0], self._layers, self.final_norm, taps)
+
+    def with_taps(self, layers: Sequence[int]) -> Transformer:
+        """The same model, whose passes also give out the residual stream before these layers (their number: behind the
+        last); it shares all memory. Raises ValueError for layers that do not rise or do not exist."""
+        tapped = copy.copy(self)
+        tapped.taps = tuple(layers)
+        tapped._decoder = tapped._new_decoder(tapped.taps)
+        return tapped
 
     def first_layers(self, count: int) -> Transformer:
         """The model that goes from layer `count` straight to the final norm and the head; it shares all memory.
@@ -64,6 +75,7 @@ class Transformer:
             sliding_window=self.config.sliding_window if any(sliding) else None,
         )
         part._layers = self._layers[:count]
+        part.taps = ()
         part._decoder = part._new_decoder()
         return part
 
@@ -100,16 +112,24 @@ class Transformer:
     @torch.inference_mode()
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
         """Features and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""
-        features = self.hidden(tree, cache, batch)
+        features, tapped = self.states(tree, cache, batch)
         scores = self.ops.linear_argmax(features, self.head) if greedy else self.logits(features)
-        return TargetOutput(scores, features)
+        return TargetOutput(scores, features, tapped)
 
     @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """Logits float32 [M, V] of features [M, hidden]."""
         return self.ops.linear(features, self.head)
 
-    @torch.inference_mode()
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
         """Features float32 [M, hidden] without logits; keys and values of row r go to slot length + node index."""
-        return self._decoder(tree, cache.k, cache.v, batch.block_table, batch.lengths, *self._rope.cos_sin)
+        return self.states(tree, cache, batch)[0]
+
+    @torch.inference_mode()
+    def states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As hidden(), and what is tapped, float32 [M, taps, hidden]; None without taps."""
+        shape, tapped = (len(tree.tokens), len(self.taps), self.config.hidden_size), None
+        if self.taps:
+            tapped = torch.empty(shape, device=self.device)
+        place = (cache.k, cache.v, batch.block_table, batch.lengths)
+        return self._decoder(tree, *place, *self._rope.cos_sin, tapped), tapped

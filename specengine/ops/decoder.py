@@ -18,9 +18,12 @@ from specengine.tree import TreeBatch
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer; q, k, v and gate, up are fused to one projection each. window: 0 for none."""
+    """One decoder layer; q, k, v and gate, up are fused to one projection each. window: 0 for none.
 
-    attention_norm: torch.Tensor
+    Only the first layer of a model may have no attention_norm.
+    """
+
+    attention_norm: torch.Tensor | None
     qkv: Projection
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
@@ -32,14 +35,23 @@ class Layer:
 
 
 class Decoder:
-    """The layers of a model on the CPU."""
+    """The layers of a model on the CPU.
+
+    taps: rising numbers of layers whose input is wanted of every pass; the number of layers: the last one's output.
+    Raises ValueError for others.
+    """
 
     def __init__(
-        self, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor
+        self,
+        config: ModelConfig,
+        embedding: Weight | None,
+        layers: Sequence[Layer],
+        final_norm: torch.Tensor,
+        taps: Sequence[int] = (),
     ) -> None:
         self._hidden = config.hidden_size
         self._native = _C.Decoder(
-            embedding=embedding.data,
+            embedding=embedding and embedding.data,
             layers=tuple(_native_layer(layer) for layer in layers),  # kept alive by the core, which borrows the tensors
             final_norm=final_norm,
             hidden=config.hidden_size,
@@ -48,19 +60,43 @@ class Decoder:
             head_dim=config.head_dim,
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
+            taps=tuple(taps),
         )
 
-    def __call__(self, tree: TreeBatch, k_cache, v_cache, block_table, lengths, cos, sin) -> torch.Tensor:
+    def __call__(
+        self,
+        tree: TreeBatch,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        lengths: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        tapped: torch.Tensor | None = None,
+        inputs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Features float32 [M, hidden], after the final norm; keys and values of row r go to slot length + node index.
 
         k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D].  block_table: int32 [B, max_pages].  lengths: int32 [B].
-        cos, sin: [positions, D/2]. Raises ValueError where a slot has no page or a position no row in cos.
+        cos, sin: [positions, D/2].  tapped: float32 [M, taps, hidden], written where there are taps.
+        inputs: float32 [M, hidden], the rows that enter the first layer instead of the tokens' embeddings.
+        Raises ValueError where a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)
         features = torch.empty(rows, self._hidden)
         _C.decoder_pass(
-            *(self._native, tree.tokens, tree.depths, tree.ancestors, k_cache, v_cache, block_table, lengths),
-            *(tree.row_start, cos, sin, features),
+            *(
+                self._native,
+                tree.tokens if inputs is None else None,
+                inputs,
+                tree.depths,
+                tree.ancestors,
+                k_cache,
+                v_cache,
+                block_table,
+                lengths,
+            ),
+            *(tree.row_start, cos, sin, features, tapped),
             torch.empty(self._native.workspace_bytes(rows), dtype=torch.uint8),
         )
         return features
@@ -86,12 +122,29 @@ class LayerwiseDecoder:
     """The layers of a model, op by op, on any device: a captured graph has no use for one call per pass."""
 
     def __init__(
-        self, ops: LayerOps, config: ModelConfig, embedding: Weight, layers: Sequence[Layer], final_norm: torch.Tensor
+        self,
+        ops: LayerOps,
+        config: ModelConfig,
+        embedding: Weight | None,
+        layers: Sequence[Layer],
+        final_norm: torch.Tensor,
+        taps: Sequence[int] = (),
     ) -> None:
-        self.ops, self.config = ops, config
+        self.ops, self.config, self.taps = ops, config, tuple(taps)
         self.embedding, self.layers, self.final_norm = embedding, layers, final_norm
 
-    def __call__(self, tree: TreeBatch, k_cache, v_cache, block_table, lengths, cos, sin) -> torch.Tensor:
+    def __call__(
+        self,
+        tree: TreeBatch,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        lengths: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        tapped: torch.Tensor | None = None,
+        inputs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """As Decoder; the caller answers for slots and positions."""
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
@@ -100,11 +153,23 @@ class LayerwiseDecoder:
             return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
 
         residual, q, delta = empty(rows, c.hidden_size), empty(rows, c.num_heads, c.head_dim), None
-        ops.gather_rows(self.embedding, tree.tokens, residual)
+        if inputs is None:
+            ops.gather_rows(self.embedding, tree.tokens, residual)
+        else:
+            residual.copy_(inputs)
         place = (block_table, lengths, tree.row_start)
-        for layer, keys, values in zip(self.layers, k_cache, v_cache, strict=True):
+
+        def tap(number: int) -> None:
+            if number in self.taps:
+                tapped[:, self.taps.index(number)] = residual
+
+        for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):
             normed = empty(rows, c.hidden_size, reader=layer.qkv)
-            ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+            if layer.attention_norm is None:
+                normed.copy_(residual)
+            else:
+                ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+            tap(number)
             qkv = ops.linear(normed, layer.qkv)
             norms = (layer.q_norm, layer.k_norm)
             ops.rope_cache(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
@@ -118,6 +183,7 @@ class LayerwiseDecoder:
             delta = ops.linear(gated, layer.down)
         features = empty(rows, c.hidden_size)
         ops.rms_norm(residual, delta, self.final_norm, features, c.rms_norm_eps)
+        tap(len(self.layers))
         return features
 
 

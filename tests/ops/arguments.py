@@ -129,7 +129,7 @@ def decoder_layer() -> Arguments:
 
 
 def decoder() -> Arguments:
-    sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5}
+    sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5, "taps": (0, 2)}
     layers = [_C.DecoderLayer(**decoder_layer()) for _ in range(2)]
     return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes}
 
@@ -141,14 +141,23 @@ def decoder_pass() -> Arguments:
     return {
         "decoder": native,
         "tokens": ints(*range(8)),
+        "inputs": None,
         "depths": depths_of(TREES),
         "ancestors": ancestor_bits(TREES),
         **dict(zip(PLACE, (torch.stack([k, other_k]), torch.stack([v, other_v]), *place), strict=True)),
         "cos": randn(90, 4),
         "sin": randn(90, 4),
         "features": torch.zeros(8, 6),
+        "tapped": torch.zeros(8, 2, 6),
         "workspace": torch.zeros(native.workspace_bytes(8), dtype=torch.uint8),
     }
+
+
+def decoder_pass_fed() -> Arguments:
+    """Rows that a drafter makes enter the first layer, which has no norm of its own."""
+    layers = [_C.DecoderLayer(**{**decoder_layer(), **changes}) for changes in ({"attention_norm": None}, {})]
+    native = _C.Decoder(**{**decoder(), "embedding": None, "layers": layers})
+    return {**decoder_pass(), "decoder": native, "tokens": None, "inputs": randn(8, 6, seed=5)}
 
 
 def expand_backbone() -> Arguments:
@@ -235,11 +244,15 @@ def compact_kv() -> Arguments:
 
 
 OPS: dict[str, Callable[[], Arguments]] = {
-    op.__name__.replace("_quantised", " quantised").replace("_drawn", " drawn").replace("_sampled", " sampled"): op
+    op.__name__.replace("_quantised", " quantised")
+    .replace("_drawn", " drawn")
+    .replace("_sampled", " sampled")
+    .replace("_fed", " fed"): op
     for op in (
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
+        decoder_pass_fed,
         *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
@@ -247,6 +260,7 @@ OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
+    ("decoder_pass fed", "ancestors"),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
 }
 

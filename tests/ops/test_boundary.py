@@ -62,7 +62,8 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "verify_tree drawn": {"path", "path_length", "bonus", "relaxed"},
         "verify_tree sampled": {"path", "path_length", "bonus", "relaxed", "scores", "weights"},
         "draw_siblings": {"drawn", "scores", "weights"},
-        "decoder_pass": {"k_cache", "v_cache", "features", "workspace"},
+        "decoder_pass": {"k_cache", "v_cache", "features", "tapped", "workspace"},
+        "decoder_pass fed": {"k_cache", "v_cache", "features", "tapped", "workspace"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
     }
@@ -115,11 +116,13 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
     refuse(op, {**arguments, name: deep}, f"{name}: expected a tensor, got a tensor of more than 6 dimensions")
 
 
+PASSES = ("decoder_pass", "decoder_pass fed")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
-    *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0), ("decoder_pass", "workspace", 0)),
+    *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
+    *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
     ("tree_attention", "workspace", 0),
-    *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "decoder_pass", "compact_kv")),
+    *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *(
         (op, name, 1)
         for op in ("verify_tree", "verify_tree drawn", "verify_tree sampled")
@@ -127,7 +130,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     ),
     *(("verify_tree sampled", "draft_logits", 0), ("verify_tree sampled", "draft_logits", 1)),
     *(("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
-    *(("tree_attention", "ancestors", 1), ("decoder_pass", "ancestors", 1), ("compact_kv", "path", 1)),
+    *(("tree_attention", "ancestors", 1), ("compact_kv", "path", 1)),
     ("expand_backbone", "logits", 2),
 }
 

@@ -77,7 +77,7 @@ class Model:
         weights = tuple(packed(self._random(n, columns), form) for n, form in zip(rows, forms, strict=True))
         return Projection(weights, self._random(sum(rows)) if bias else None)
 
-    def reference(self) -> LayerwiseDecoder:
+    def reference(self, taps: tuple[int, ...] = ()) -> LayerwiseDecoder:
         """The same weights as float32."""
 
         def plain(weight: Weight, columns: int) -> Weight:
@@ -97,7 +97,7 @@ class Model:
             dataclasses.replace(layer, **{n: plain_linear(getattr(layer, n), size) for n, size in columns.items()})
             for layer in self.layers
         ]
-        return reference.decoder(c, plain(self.embedding, c.hidden_size), layers, self.final_norm)
+        return reference.decoder(c, plain(self.embedding, c.hidden_size), layers, self.final_norm, taps)
 
     def caches(self, trees, lengths, dtype=torch.float32) -> list[torch.Tensor]:
         """k_cache and v_cache [layers, pages, K, 64, D] with random prefixes, block_table, lengths."""
@@ -116,8 +116,12 @@ def tree_batch(trees, seed: int = 3) -> TreeBatch:
     return TreeBatch.of([DraftTree(tokens[s : s + len(t)], t) for s, t in zip(starts, trees, strict=True)], CPU)
 
 
-def step_by_step(model: Model, tree: TreeBatch, k_cache, v_cache, block_table, lengths) -> torch.Tensor:
-    """The pass as its native ops, called one after the other."""
+def step_by_step(
+    model: Model, tree: TreeBatch, k_cache, v_cache, block_table, lengths, states: list[torch.Tensor] | None = None
+) -> torch.Tensor:
+    """The pass as its native ops, called one after the other; states: gets the residual stream before every layer and
+    behind the last."""
+    states = [] if states is None else states
     c, rows = model.config, len(tree.tokens)
     residual = torch.empty(rows, c.hidden_size)
     gather_rows(model.embedding, tree.tokens, residual)
@@ -127,6 +131,7 @@ def step_by_step(model: Model, tree: TreeBatch, k_cache, v_cache, block_table, l
     place = (block_table, lengths, tree.row_start)
     for layer, keys, values in zip(model.layers, k_cache, v_cache, strict=True):
         rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+        states.append(residual.clone())
         norms = (layer.q_norm, layer.k_norm)
         qkv = linear(normed, layer.qkv)
         rope_cache(qkv, *model.rope, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
@@ -136,6 +141,7 @@ def step_by_step(model: Model, tree: TreeBatch, k_cache, v_cache, block_table, l
         silu_mul(linear(normed, layer.gate_up), gated)
         delta = linear(gated, layer.down)
     rms_norm(residual, delta, model.final_norm, normed, c.rms_norm_eps)
+    states.append(residual)
     return normed
 
 
@@ -192,6 +198,50 @@ def test_a_pass_is_its_ops_one_by_one_to_the_bit(form, options):
         assert torch.equal(features, step_by_step(model, tree, *expected_cache))
         for got, wanted in zip(cache, expected_cache, strict=True):
             assert torch.equal(got.nan_to_num(9), wanted.nan_to_num(9))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("taps", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
+def test_taps_are_the_residual_stream_before_the_layers_asked_for(form, taps):
+    model, tree, states = Model(form), tree_batch(TREES), []
+    expected = step_by_step(model, tree, *model.caches(TREES, LENGTHS), states)
+    decoder = Decoder(model.config, model.embedding, model.layers, model.final_norm, taps)
+    tapped, other = (torch.full((len(tree.tokens), len(taps), CONFIG.hidden_size), torch.nan) for _ in range(2))
+    assert torch.equal(decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, tapped), expected)
+    assert torch.equal(tapped, torch.stack([states[layer] for layer in taps], 1))
+    if form == "float32":
+        model.reference(taps)(tree, *model.caches(TREES, LENGTHS), *model.rope, other)
+        torch.testing.assert_close(tapped, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_inputs_take_the_place_of_the_tokens_embeddings(form):
+    model, tree = Model(form), tree_batch(TREES)
+    inputs = torch.empty(len(tree.tokens), CONFIG.hidden_size)
+    gather_rows(model.embedding, tree.tokens, inputs)
+    expected = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
+    fed = Decoder(model.config, None, model.layers, model.final_norm)
+    assert torch.equal(fed(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=inputs), expected)
+    if form == "float32":
+        found = model.reference()(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_first_layer_without_a_norm_reads_its_inputs_as_they_are(form):
+    """As rows do that a norm of ones leaves as they are: their mean square is one."""
+    model, tree = Model(form), tree_batch(TREES)
+    inputs = randn(len(tree.tokens), CONFIG.hidden_size, seed=9)
+    inputs = inputs / inputs.square().mean(-1, keepdim=True).sqrt()
+    features = []
+    for norm in (torch.ones(CONFIG.hidden_size), None):
+        layers = [dataclasses.replace(model.layers[0], attention_norm=norm), *model.layers[1:]]
+        decoder = Decoder(model.config, None, layers, model.final_norm)
+        features.append(decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=inputs))
+    difference, scale = (features[0] - features[1]).abs().max(), features[0].abs().max()
+    assert difference < (1e-4 if form in FLOAT_FORMATS else 0.05) * scale
+    twice = decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=2 * inputs)
+    assert (twice - features[1]).abs().max() > 0.1 * scale  # which a norm would not tell apart
 
 
 @pytest.mark.usefixtures("wide_instruction_set")

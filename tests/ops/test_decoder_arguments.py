@@ -14,7 +14,7 @@ BAD_LAYERS = [  # what replaces arguments of a layer, and the message
         ({name: randn(7)}, rf"{name}: expected shape \[C\] with C=6 \(from hidden\)")
         for name in ("attention_norm", "mlp_norm")
     ],
-    *[({name: None}, f"{name}: expected a tensor, got None") for name in ("attention_norm", "mlp_norm")],
+    ({"mlp_norm": None}, "mlp_norm: expected a tensor, got None"),
     *[
         ({name: 3}, f"{name}: expected a tensor, got int")
         for name in ("attention_norm", "q_norm", "k_norm", "mlp_norm")
@@ -65,7 +65,6 @@ def test_a_decoder_refuses_a_layer_that_does_not_fit(changes, message):
     "changes, message",
     [
         ({"layers": []}, "layers: expected at least one"),
-        ({"embedding": None}, "embedding: expected a tensor, got None"),
         ({"embedding": "text"}, "embedding: expected a tensor, got str"),
         ({"embedding": randn(2, 7, 16)}, r"embedding: expected shape \[P, C, 16\] with C=6 \(from hidden\)"),
         ({"embedding": randn(2, 6, 16).double()}, "embedding: expected dtype float32 or float16 or bfloat16 or uint8"),
@@ -82,11 +81,34 @@ def test_a_decoder_refuses_a_layer_that_does_not_fit(changes, message):
         ({"head_dim": 7}, "head_dim: expected an even number, got 7"),
         ({"intermediate": 11}, "layers: layer 0: gate_up: expected 22 rows, got 20"),
         ({"kv_heads": 4}, "layers: layer 0: qkv: expected 96 rows, got 64"),
+        *[({"taps": taps}, "taps: expected rising numbers from 0 to 2") for taps in ((3,), (-1,), (1, 1), (2, 0))],
     ],
 )
 def test_a_decoder_refuses_sizes_and_tensors_that_do_not_fit(changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         _C.Decoder(**{**decoder(), **changes})
+
+
+def test_a_pass_takes_tokens_or_inputs():
+    arguments, fed = OPS["decoder_pass"](), OPS["decoder_pass fed"]()
+    with pytest.raises(ValueError, match="inputs: expected None beside tokens"):
+        call("decoder_pass", {**arguments, "inputs": fed["inputs"]})
+    with pytest.raises(ValueError, match="tokens: this decoder has no embedding"):
+        call("decoder_pass", {**fed, "tokens": arguments["tokens"], "inputs": None})
+
+
+def test_only_the_first_layer_may_do_without_a_norm():
+    layers = [_C.DecoderLayer(**{**decoder_layer(), "attention_norm": None}) for _ in range(2)]
+    with pytest.raises(ValueError, match="layers: layer 1: attention_norm: only the first layer may do without"):
+        _C.Decoder(**{**decoder(), "layers": layers})
+
+
+def test_a_decoder_without_taps_has_nowhere_to_write_them():
+    arguments = OPS["decoder_pass"]()
+    plain = _C.Decoder(**{**decoder(), "taps": ()})
+    call("decoder_pass", {**arguments, "decoder": plain, "tapped": None})
+    with pytest.raises(ValueError, match="tapped: this decoder has no taps"):
+        call("decoder_pass", {**arguments, "decoder": plain})
 
 
 def test_a_decoder_keeps_its_weights_alive():

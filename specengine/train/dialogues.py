@@ -1,0 +1,159 @@
+"""Training data that the target makes itself: it writes a question, or is given one, and answers it.
+
+A shard is a safetensors file of some dialogues. What is in it depends on the seed and its number alone, and it appears
+whole or not at all, so an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from specengine.engine import Engine
+from specengine.models.loading import LoadedModel
+from specengine.options import check_range
+from specengine.rules.base import check_number
+from specengine.text import Tokenizer
+from specengine.types import SamplingParams
+
+_MARK = "specengine-question"  # where a question's words stand in a rendered chat
+_SEEDS = 1_000_003  # between two shards
+_QUESTIONS = {"temperature": 1.0, "top_p": 0.95}
+
+
+@dataclass(frozen=True)
+class DialogueConfig:
+    """temperatures: of the answers, in turn.  question_tokens, answer_tokens: at most.  dialogues: of a shard."""
+
+    seed: int = 0
+    dialogues: int = 64
+    question_tokens: int = 96
+    answer_tokens: int = 256
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+
+    def __post_init__(self) -> None:
+        for name in ("dialogues", "question_tokens", "answer_tokens"):
+            check_range(name, getattr(self, name), 1, 1 << 16)
+        check_range("seed", self.seed, 0, 1 << 40)
+        for temperature in self.temperatures:
+            check_number("temperatures", temperature, 0, 100)
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """tokens: prompt and answer.  answer: where the answer begins."""
+
+    tokens: list[int]
+    answer: int
+
+
+def question_prefix(tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a chat up to where the user's words begin. Raises ValueError for a model without chat template."""
+    text = tokenizer.render_chat([{"role": "user", "content": _MARK}])
+    return tokenizer.encode(text.partition(_MARK)[0], add_special_tokens=False)
+
+
+def read_questions(path: Path) -> list[str]:
+    """The first turns of a JSONL file whose lines have `turns`, or its `prompt`s. Raises ValueError naming the line."""
+    questions = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            questions.append(data["prompt"] if "prompt" in data else data["turns"][0])
+        except (ValueError, TypeError, KeyError, IndexError):
+            raise ValueError(f"{path}, line {number}: expected an object with `turns` or `prompt`") from None
+    if not questions:
+        raise ValueError(f"{path}: holds no questions")
+    return questions
+
+
+def write_dialogues(
+    model: LoadedModel,
+    folder: Path,
+    tokens: int,
+    config: DialogueConfig | None = None,
+    *,
+    questions: Sequence[str] | None = None,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> list[Path]:
+    """Writes shards until their answers have `tokens` tokens in all or every question is answered; returns the paths.
+
+    Shards that are there are kept. advance: told the answer tokens of each shard.
+    Raises ValueError for shards of another model or config, and for a model without chat template.
+    """
+    config = config or DialogueConfig()
+    if model.tokenizer is None:
+        raise ValueError("target: a model without tokenizer cannot make dialogues")
+    engine = Engine(model, drafter="none", max_batch_size=config.dialogues)
+    about = {"model": model.name, "config": json.dumps(asdict(config)), "questions": str(len(questions or ()))}
+    folder.mkdir(parents=True, exist_ok=True)
+    paths, found = [], 0
+    while found < tokens and (questions is None or len(paths) * config.dialogues < len(questions)):
+        path = folder / f"dialogues-{len(paths):05d}.safetensors"
+        if not path.exists():
+            first = len(paths) * config.dialogues
+            own = None if questions is None else questions[first : first + config.dialogues]
+            _write(path, _dialogues(engine, len(paths), config, own), about)
+        elif (there := _metadata(path)) != about:
+            raise ValueError(f"{path}: was made with {there}, expected {about}")
+        paths.append(path)
+        count = sum(len(d.tokens) - d.answer for d in read_dialogues(path))
+        found += count
+        advance(count)
+    return paths
+
+
+def read_dialogues(path: Path) -> Iterator[Dialogue]:
+    """The dialogues of a shard."""
+    with safe_open(path, "pt") as shard:
+        tokens, starts, answers = (shard.get_tensor(name).tolist() for name in ("tokens", "starts", "answers"))
+    for begin, end, answer in zip(starts, starts[1:], answers, strict=False):
+        yield Dialogue(tokens[begin:end], answer)
+
+
+def _dialogues(engine: Engine, shard: int, config: DialogueConfig, questions: Sequence[str] | None) -> list[Dialogue]:
+    seed = config.seed + shard * _SEEDS
+    if questions is None:
+        asks = SamplingParams(max_new_tokens=config.question_tokens, n=config.dialogues, seed=seed, **_QUESTIONS)
+        asked = engine.generate(question_prefix(engine.tokenizer), asks)
+        asked = asked if isinstance(asked, list) else [asked]
+        questions = [output.text.strip() for output in asked if output.text.strip()]
+    params = [
+        SamplingParams(
+            max_new_tokens=config.answer_tokens,
+            temperature=config.temperatures[i % len(config.temperatures)],
+            seed=seed + config.dialogues + i,
+        )
+        for i in range(len(questions))
+    ]
+    told = engine.generate([[{"role": "user", "content": question}] for question in questions], params)
+    return [Dialogue(each.prompt_token_ids + each.token_ids, len(each.prompt_token_ids)) for each in told]
+
+
+def _write(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]) -> None:
+    starts = torch.tensor([0, *(len(d.tokens) for d in dialogues)]).cumsum(0)
+    tensors = {
+        "tokens": torch.tensor([token for d in dialogues for token in d.tokens], dtype=torch.int32),
+        "starts": starts,
+        "answers": torch.tensor([d.answer for d in dialogues], dtype=torch.int32),
+    }
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(tensors, part, metadata=about)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as shard:
+        return dict(shard.metadata() or {})
