@@ -116,6 +116,35 @@ class DraftCheckpoint(Checkpoint):
             qk_norm=self._any(".q_norm.weight"),
         )
 
+    def feature_layers(self, target: ModelConfig) -> tuple[int, ...]:
+        """Layers of the target whose input it reads; not given: low, middle and high, as EAGLE-3 was published.
+
+        Raises ValueError where the target is too shallow or of another size than the drafter reads.
+        """
+        wanted = self.fields.get("target_hidden_size", int, self.fields.get("hidden_size", int))
+        if wanted != target.hidden_size:
+            raise self.error(f"it reads a target of hidden size {wanted}, this one has {target.hidden_size}")
+        layers = target.num_layers
+        taps = self.fields.ids("eagle_aux_hidden_state_layer_ids") or (2, layers // 2, layers - 3)
+        if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= layers:
+            raise self.error(f"it reads the target's layers {taps}, expected rising numbers up to {layers}")
+        return taps
+
+    def vocabulary(self, target: ModelConfig) -> torch.Tensor | None:
+        """int64 [Vd], the target's token of each of the drafter's, from `d2t`, which holds the difference of both.
+
+        None: its tokens are the target's. Raises ValueError where the target has fewer.
+        """
+        if "d2t" not in self.tensors:
+            return None
+        offsets = self.read("d2t").long()
+        tokens = torch.arange(len(offsets)) + offsets
+        if offsets.dim() != 1 or tokens.unique().numel() != len(tokens):
+            raise self.error("tensor 'd2t': expected one difference per draft token, no target token twice")
+        if not 0 <= tokens.min() <= tokens.max() < target.vocab_size:
+            raise self.error(f"tensor 'd2t' leads to token {tokens.max()}, the target has {target.vocab_size}")
+        return tokens
+
     def _any(self, ending: str) -> bool:
         return any(name.endswith(ending) for name in self.tensors)
 

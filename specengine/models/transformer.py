@@ -19,7 +19,7 @@ from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
-from specengine.ops.weight import Projection
+from specengine.ops.weight import Projection, Weight
 from specengine.options import check_range
 from specengine.tree import TreeBatch
 
@@ -49,7 +49,7 @@ class Transformer:
         self._rope = RopeTables(self.config, device)
 
     def _new_decoder(self, taps: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
-        return self.ops.decoder(self.config, self._embedding.weights[0], self._layers, self.final_norm, taps)
+        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, taps)
 
     def with_taps(self, layers: Sequence[int]) -> Transformer:
         """The same model, whose passes also give out the residual stream before these layers (their number: behind the
@@ -79,6 +79,22 @@ class Transformer:
         part.taps = ()
         part._decoder = part._new_decoder()
         return part
+
+    @property
+    def embedding(self) -> Weight:
+        """Rows [V, hidden]."""
+        return self._embedding.weights[0]
+
+    def head_rows(self, tokens: torch.Tensor | None) -> Projection:
+        """The head for some tokens, int32 [Vd], in the head's own format; None: all of it."""
+        if tokens is None:
+            return self.head
+        (whole,), bias = self.head.weights, self.head.bias
+        rows = torch.empty(len(tokens), self.config.hidden_size, device=self.device)
+        self.ops.layer.gather_rows(whole, tokens, rows)
+        part = self.ops.empty_weight(*rows.shape, whole.format, self.device)
+        self.ops.pack_linear(rows, part, 0)
+        return Projection((part,), None if bias is None else bias[tokens.long()])
 
     @property
     def cache_dtype(self) -> torch.dtype:

@@ -60,6 +60,14 @@ class WeightLoader:
         bias = torch.cat([self.vector(b) for b in biases]) if biases else None
         return Projection(tuple(self._weight(run, form) for form, run in runs), bias)
 
+    def packed(self, rows: torch.Tensor, like: str) -> Projection:
+        """A projection of rows [N, C] that were put together of tensors, in the format of tensor `like`."""
+        form = self._formats((like,))[0]
+        weight = self.ops.empty_weight(*rows.shape, form, self.device)
+        self.ops.pack_linear(rows.to(self.device), weight, 0)
+        self.formats.add(form)
+        return Projection((weight,), None)
+
     def _formats(self, names: tuple[str, ...]) -> list[str]:
         """The format of each tensor of a projection: all quantised, or all one float type."""
         formats = [self._format(name) for name in names]
