@@ -96,7 +96,9 @@ class FastEagle(Drafter):
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         state = self._state(sequence)
         state.pairs.add(features.tapped, sequence.tokens[start + 1 : start + 1 + len(features.last)])
-        self.network.states([sequence], [state.pairs], [len(state.pairs.tokens) - 1])  # the last one is drafted from
+        known = len(state.pairs.tokens) - 1  # the last one is drafted from
+        if known:
+            self.network.states([sequence], [state.pairs], [known])
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
         first = 0
