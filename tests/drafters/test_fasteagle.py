@@ -118,8 +118,8 @@ def test_the_tree_is_a_backbone_with_leaves(folder):
 
 def test_drafting_costs_one_pass_of_the_layers(folder, monkeypatch):
     engine, passes = tiny_engine(f"fasteagle:{folder},adaptive=false"), []
-    states = Cascade.states
-    monkeypatch.setattr(Cascade, "states", lambda *args: passes.append(1) or states(*args))
+    outputs = Cascade.outputs
+    monkeypatch.setattr(Cascade, "outputs", lambda *args: passes.append(1) or outputs(*args))
     output = engine.generate([5, 9, 13], GREEDY)
     assert len(passes) == output.stats.cycles + 1  # and one for the prompt
 
