@@ -18,6 +18,7 @@ from specengine.feature_pairs import PairRows, Pairs
 from specengine.features import Features
 from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
+from specengine.models.draft_random import random_fasteagle
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
@@ -27,6 +28,7 @@ from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
 from specengine.shipped import find_drafter
 from specengine.tree import DraftTree
 
+NAME = "fasteagle"
 READINGS = ("text", "formula")
 
 
@@ -61,14 +63,14 @@ class State:
 class FastEagle(Drafter):
     """Drafts a tree with one pass of its layers; a backbone node's siblings are leaves, whatever they would lead to."""
 
-    name = "fasteagle"
+    name = NAME
     Config = Config
     takes_path = True
     reads_features = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        self.network = Cascade(open_draft_checkpoint(find_drafter(self.name, path, target)), target, config.dtype)
+        self.network = Cascade(_open(path, target), target, config.dtype)
         self.taps = self.network.taps
         levels = config.levels or self.network.levels
         check_range("levels", levels, 1, self.network.levels)
@@ -140,6 +142,11 @@ class FastEagle(Drafter):
         if sequence.drafter_state is None:
             sequence.drafter_state = State()
         return sequence.drafter_state
+
+
+def _open(path: str | None, target: Transformer) -> DraftCheckpoint:
+    kind, _, preset = (path or "").partition(":")
+    return random_fasteagle(preset) if kind == "random" else open_draft_checkpoint(find_drafter(NAME, path, target))
 
 
 class Cascade:

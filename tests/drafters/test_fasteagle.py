@@ -169,3 +169,17 @@ def test_options_out_of_range_are_refused(options):
 def test_more_levels_than_layers_are_refused(folder):
     with pytest.raises(ValueError, match=f"levels: expected an integer from 1 to {LEVELS}"):
         Engine(tiny_model(), drafter=f"fasteagle:{folder},levels={LEVELS + 1}")
+
+
+@pytest.mark.parametrize("options", ["", ",levels=4"])
+def test_random_drafters_have_the_published_sizes(options):
+    engine = tiny_engine(f"fasteagle:random:tiny-llama,top_k=10,adaptive=false{options}")
+    assert engine.drafter.network.levels == 7 and engine.drafter.max_nodes == (41 if options else 71)
+    assert engine.generate([5, 9, 13], GREEDY).token_ids == tiny_engine("none").generate([5, 9, 13], GREEDY).token_ids
+
+
+def test_a_random_drafter_of_another_target_is_refused():
+    with pytest.raises(ValueError, match="it reads a target of hidden size 4096, this one has 64"):
+        tiny_engine("fasteagle:random:llama-3.1-8b")
+    with pytest.raises(ValueError, match="unknown preset 'nonsense'"):
+        tiny_engine("fasteagle:random:nonsense")
