@@ -42,8 +42,9 @@ class TrainingBatch:
 class Frozen:
     """What drafters share with their target and never change.
 
-    embedding: float32 [V, C].  head: float32 [V', C], the target's rows for the drafter's vocabulary.  vocabulary: int64
-    [V'], its target ids, ascending; None: all.  read: a tensor of the target's checkpoint by its name, as floats.
+    embedding: float32 [V, C].  head: float32 [V', C], the target's rows for the drafter's vocabulary.
+    vocabulary: int64 [V'], its target ids, ascending; None: all.
+    read: a tensor of the target's checkpoint by its name, float32.
     """
 
     config: ModelConfig
@@ -99,7 +100,7 @@ class LevelReport:
     @staticmethod
     @torch.no_grad()
     def of(losses: Sequence[torch.Tensor], ranked: Sequence[torch.Tensor], batch: TrainingBatch) -> LevelReport:
-        """losses: per level, the sum over its rows.  ranked: per level int64 [B, T, k], the best k <= NEAR target ids."""
+        """losses: per level, the sum over its rows.  ranked: per level int64 [B, T, NEAR], its best target ids."""
         sums: list[list[torch.Tensor]] = []
         on_path = batch.tokens.new_ones(batch.tokens.shape, dtype=torch.bool)
         for i, (loss, guesses) in enumerate(zip(losses, ranked, strict=True), start=1):
