@@ -17,8 +17,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx, states, head, target_probs, counted, best):
         total, ranked = states.new_zeros((), dtype=torch.float32), []
         gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
-        for rows in torch.arange(len(states)).split(_ROWS):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+        for start in range(0, len(states), _ROWS):
+            part = slice(start, start + _ROWS)
             logits = functional.linear(states[part], head).float()
             ranked.append(logits.topk(best).indices if best > 1 else logits.argmax(-1, keepdim=True))
             sums = logits.logsumexp(-1, keepdim=True)
