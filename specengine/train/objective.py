@@ -100,7 +100,7 @@ class LevelReport:
     @staticmethod
     @torch.no_grad()
     def of(losses: Sequence[torch.Tensor], ranked: Sequence[torch.Tensor], batch: TrainingBatch) -> LevelReport:
-        """losses: per level, the sum over its rows.  ranked: per level int64 [B, T, NEAR], its best target ids."""
+        """losses: per level, the sum over its rows.  ranked: per level int64 [B, T, k <= NEAR], its best target ids."""
         sums: list[list[torch.Tensor]] = []
         on_path = batch.tokens.new_ones(batch.tokens.shape, dtype=torch.bool)
         for i, (loss, guesses) in enumerate(zip(losses, ranked, strict=True), start=1):

@@ -27,7 +27,7 @@ def half(x: torch.Tensor | None) -> torch.Tensor | None:
 
 
 class StateStore:
-    """of: makes the states of a dialogue.  folder: where they are kept; None: in memory.  about: what they depend on."""
+    """of: makes the states of a dialogue.  folder: where they are kept; None: in memory.  about: what they are of."""
 
     def __init__(self, of: Callable[[Sequence[int]], States], folder: Path | None, about: dict[str, str]) -> None:
         self._of, self._folder, self._about = of, folder, about
