@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn import functional
 
 from specengine.options import check_range
@@ -62,7 +62,7 @@ class Eagle3(nn.Module):
         self.norm = RMSNorm(size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(size, vocabulary, bias=False)
         # fc sees states divided by this: the residual stream grows by an order of magnitude on its way
-        self.register_buffer("tap_scale", torch.zeros(taps))
+        self.register_buffer("tap_scale", torch.ones(taps))
 
     def fused(self, tapped: torch.Tensor) -> torch.Tensor:
         """[.., hidden] of the target's states [.., taps, hidden]."""
@@ -115,14 +115,12 @@ def mix(
     grouped = q.unflatten(1, (kv_heads, -1)) * q.shape[-1] ** -0.5  # [B, K, H / K, R, D]
     scores = (grouped.flatten(2, 3) @ keys.transpose(-1, -2)).unflatten(2, (-1, rows))
     scores = scores.masked_fill(hidden, -torch.inf)
-    if own_keys:
-        own = [(grouped * key[:, :, None]).sum(-1, keepdim=True) for key in own_keys]
-        scores = torch.cat([scores, *own], -1)
-    shares = scores.softmax(-1).to(values.dtype)
-    mixed = (shares[..., : keys.shape[2]].flatten(2, 3) @ values).unflatten(2, (-1, rows))
-    for i, value in enumerate(own_values, start=keys.shape[2]):
-        mixed = mixed + shares[..., i : i + 1] * value[:, :, None]
-    return mixed.flatten(1, 2)
+    if not own_keys:
+        return (scores.softmax(-1).to(values.dtype).flatten(2, 3) @ values).unflatten(2, (-1, rows)).flatten(1, 2)
+    own = (grouped.transpose(2, 3) @ torch.stack(own_keys, -1)).transpose(2, 3)  # [B, K, H / K, R, steps]
+    shared, alone = torch.cat([scores, own], -1).softmax(-1).to(values.dtype).split([keys.shape[2], len(own_keys)], -1)
+    mixed = (shared.flatten(2, 3) @ values).unflatten(2, (-1, rows))
+    return (mixed + (alone.transpose(2, 3) @ torch.stack(own_values, -2)).transpose(2, 3)).flatten(1, 2)
 
 
 class Eagle3Objective(Objective):
@@ -147,18 +145,13 @@ class Eagle3Objective(Objective):
                 self.network.lm_head.weight.copy_(frozen.head)
 
     @torch.no_grad()
-    def _measure(self, batch: TrainingBatch) -> None:
-        """How large the fused states are where there is something to learn; the first tokens' are outliers."""
-        square = batch.tapped[batch.wanted].float().square().mean((0, 2))
-        if distributed.is_initialized():
-            distributed.all_reduce(square, distributed.ReduceOp.AVG)
-        self.network.tap_scale.copy_(square.sqrt())
+    def prepare(self, batch: TrainingBatch) -> None:
+        """Measures how large the fused states are where there is something to learn; the first tokens' are outliers."""
+        self.network.tap_scale.copy_(batch.tapped[batch.wanted].float().square().mean((0, 2)).sqrt())
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""
         network, levels = self.network, self.options.levels
-        if not network.tap_scale.any():
-            self._measure(batch)
         targets = SoftTargets(batch, self.frozen)
         embedded = self.frozen.embed(ahead(batch.tokens, 1))
         first = targets.first_row(levels)

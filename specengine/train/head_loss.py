@@ -1,7 +1,7 @@
-"""Soft cross-entropy through the frozen head, without keeping logits for the backward pass.
+"""Soft cross-entropy through a head, without keeping logits for the backward pass.
 
-Logits of a few hundred rows at a time are made, scored and turned into the gradient of their states at once: a
-vocabulary's worth of floats per row and level would cost more memory than the network itself.
+Logits of a few hundred rows at a time are made, scored and turned into gradients (of the states, and of a head that is
+trained) at once: a vocabulary's worth of floats per row and level would cost more memory than the network itself.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def forward(ctx, states, head, target_probs, counted, best):
         total, ranked = states.new_zeros((), dtype=torch.float32), []
         gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
-        for rows in torch.arange(len(states)).split(_ROWS):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+        head_gradient = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(states), _ROWS):
+            part = slice(start, start + _ROWS)
             logits = functional.linear(states[part], head).float()
             ranked.append(logits.topk(best).indices if best > 1 else logits.argmax(-1, keepdim=True))
             sums = logits.logsumexp(-1, keepdim=True)
-            total += ((sums[:, 0] - (target_probs[part] * logits).sum(-1)) * counted[part]).sum()
+            total += ((sums[:, 0] - torch.linalg.vecdot(target_probs[part], logits)) * counted[part]).sum()
+            if any(ctx.needs_input_grad):
+                change = logits.sub_(sums).exp_().sub_(target_probs[part]).mul_(counted[part, None]).to(head.dtype)
             if gradient is not None:
-                change = logits.sub_(sums).exp_().sub_(target_probs[part]).mul_(counted[part, None])
-                gradient[part] = change.to(head.dtype) @ head
-        ctx.gradient = gradient
+                gradient[part] = change @ head
+            if head_gradient is not None:
+                head_gradient.addmm_(change.T, states[part])
+        ctx.gradients = gradient, head_gradient
         ranked = torch.cat(ranked) if ranked else torch.empty(0, best, dtype=torch.long, device=states.device)
         ctx.mark_non_differentiable(ranked)
         return total, ranked
 
     @staticmethod
     def backward(ctx, scale, _):
-        return ctx.gradient * scale.to(ctx.gradient.dtype), None, None, None, None
+        own, head = (None if x is None else x * scale.to(x.dtype) for x in ctx.gradients)
+        return own, head, None, None, None
 
 
 def soft_cross_entropy(

@@ -42,10 +42,10 @@ class SoftTargets:
         states: [B, T - first, C] of the rows from `first` on.  head: [V', C].
         """
         sequence, row, kept = self.rows(level)
-        ours, head = states[sequence, row - first], head.to(states.dtype)
+        ours = states[sequence, row - first]
         truth = self._truth if len(kept) == len(self._truth) else self._truth[kept]
         best = 1 if torch.is_grad_enabled() else min(LevelReport.NEAR, len(head))
-        if head.requires_grad or self._hard:
+        if self._hard:
             logits = functional.linear(ours, head).float()
             loss, ranked = functional.cross_entropy(logits, truth, reduction="sum"), logits.topk(best).indices
         else:

@@ -84,6 +84,7 @@ def test_evaluation_counts_the_same_loss(objective):
 
 def test_training_on_one_batch_lowers_its_loss(objective):
     given = batch_for(objective)
+    objective.prepare(given)
     optimizer = torch.optim.AdamW(objective.network.parameters(), lr=3e-3)
     losses = []
     for _ in range(20):
