@@ -16,9 +16,9 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 class TrainConfig:
     """learning_rate: None is the drafter's own.  batch_tokens: to learn per step.  rows: of a pass, padding included.
 
-    warmup: share of the steps in which the rate rises; then it falls to zero by `schedule`.  minutes: stop after so many
-    (0: never), to be resumed.  held_out: dialogues.  evaluate_steps, save_steps: between two evaluations, checkpoints.
-    precision: auto is bfloat16 autocast on CUDA, float32 on the CPU.
+    warmup: share of the steps in which the rate rises; then it falls to zero by `schedule`.  minutes: stop after so
+    many (0: never), to be resumed.  held_out: dialogues.  evaluate_steps, save_steps: between two evaluations, two
+    checkpoints.  precision: auto is bfloat16 autocast on CUDA, float32 on the CPU.
     """
 
     epochs: int = 1

@@ -116,11 +116,13 @@ class Corpus:
 def steps_of(corpus: Corpus, epoch: int, tokens: int) -> Iterator[list[Numbered]]:
     """The epoch's dialogues in groups of at least `tokens` tokens to learn (the last may have fewer)."""
     group: list[Numbered] = []
+    found = 0
     for dialogue in corpus.epoch(epoch):
         group.append(dialogue)
-        if corpus.wanted_tokens(group) >= tokens:
+        found += corpus.wanted_tokens([dialogue])
+        if found >= tokens:
             yield group
-            group = []
+            group, found = [], 0
     if group:
         yield group
 

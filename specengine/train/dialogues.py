@@ -102,7 +102,7 @@ def write_dialogues(
         if not path.exists():
             first = len(paths) * config.dialogues
             own = None if questions is None else questions[first : first + config.dialogues]
-            _write(path, _dialogues(engine, len(paths), config, own), about)
+            write_shard(path, _dialogues(engine, len(paths), config, own), about)
         elif (there := _metadata(path)) != about:
             raise ValueError(f"{path}: was made with {there}, expected {about}")
         paths.append(path)
@@ -139,7 +139,8 @@ def _dialogues(engine: Engine, shard: int, config: DialogueConfig, questions: Se
     return [Dialogue(each.prompt_token_ids + each.token_ids, len(each.prompt_token_ids)) for each in told]
 
 
-def _write(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]) -> None:
+def write_shard(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]) -> None:
+    """Puts a shard in place, whole or not at all. about: what it was made with."""
     starts = torch.tensor([0, *(len(d.tokens) for d in dialogues)]).cumsum(0)
     tensors = {
         "tokens": torch.tensor([token for d in dialogues for token in d.tokens], dtype=torch.int32),

@@ -5,6 +5,7 @@ float16 rounds less than what a float16 cache or an 8-bit weight already lost; w
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -44,17 +45,20 @@ class StateStore:
             return self._memory[number]
         path = self._folder / f"states-{number:07d}.safetensors"
         if not path.exists():
-            self._write(path, self._of(dialogue.tokens))
+            self._write(path, self._of(dialogue.tokens), self._of_dialogue(dialogue))
         with safe_open(path, "pt") as file:
-            if (about := dict(file.metadata() or {})) != self._about:
-                raise ValueError(f"{path}: was made with {about}, expected {self._about}")
+            if (about := dict(file.metadata() or {})) != (expected := self._of_dialogue(dialogue)):
+                raise ValueError(f"{path}: was made with {about}, expected {expected}")
             return States(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
-    def _write(self, path: Path, states: States) -> None:
+    def _of_dialogue(self, dialogue: Dialogue) -> dict[str, str]:
+        return {**self._about, "tokens": hashlib.sha256(repr(dialogue.tokens).encode()).hexdigest()[:16]}
+
+    def _write(self, path: Path, states: States, about: dict[str, str]) -> None:
         tensors = {f.name: half(getattr(states, f.name)) for f in fields(States)}
         part = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            save_file({k: x.contiguous() for k, x in tensors.items() if x is not None}, part, metadata=self._about)
+            save_file({k: x.contiguous() for k, x in tensors.items() if x is not None}, part, metadata=about)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
