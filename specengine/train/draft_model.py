@@ -36,7 +36,7 @@ class Options:
 class DraftModelObjective(Objective):
     """Cross-entropy against the target's distribution of the next token."""
 
-    name = "draft_model"
+    name = "draft-model"
     Options = Options
     learning_rate = 3e-4
 
