@@ -19,6 +19,8 @@ from specengine.train.head_loss import soft_cross_entropy
 from specengine.train.llama_layer import DecoderLayer, LayerShape, RMSNorm
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
 
+STARTS = ("first", "last", "random")
+
 
 @dataclass(frozen=True)
 class FastEagleOptions:
@@ -26,7 +28,8 @@ class FastEagleOptions:
     (feature_sum) sum over dimensions.  decay: the deepest layer counts 1, each above it so much less.
 
     parallel: layers read the same input instead of each other's output (the paper's ablation).
-    norm: a trained norm between the layers' outputs and the head.  start: layers begin as the target's last, or random.
+    norm: a trained norm between the layers' outputs and the head.  start: layers begin as the target's first or last
+    ones, or at random.
     """
 
     levels: int = 4
@@ -36,14 +39,14 @@ class FastEagleOptions:
     feature_sum: bool = False
     parallel: bool = False
     norm: bool = True
-    start: str = "target"
+    start: str = "first"
 
     def __post_init__(self) -> None:
         check_range("levels", self.levels, 1, 16)
         for name in ("cross_entropy", "feature", "decay"):
             check_number(name, getattr(self, name), 0, 1000)
-        if self.start not in ("target", "random"):
-            raise ValueError(f"start: expected target or random, got {self.start!r}")
+        if self.start not in STARTS:
+            raise ValueError(f"start: expected {', '.join(STARTS)}, got {self.start!r}")
 
 
 class FastEagleNetwork(nn.Module):
@@ -89,20 +92,23 @@ class FastEagleObjective(Objective):
         )
         # The table's rows are far smaller than features; the factor goes into fc_input when it is stored.
         self._scale = 1 / frozen.embedding.square().mean().sqrt().item()
-        if options.start == "target":
-            self._start_as_target()
+        if options.start != "random":
+            self._start_as_target(0 if options.start == "first" else max(0, c.num_layers - options.levels))
         self.network.to(frozen.embedding.device)
 
     @torch.no_grad()
-    def _start_as_target(self) -> None:
-        """Attention and MLP know the residual stream's directions; what they add is damped at first."""
+    def _start_as_target(self, first: int) -> None:
+        """Layers as the target's from `first`; with those at the bottom, the next token's embedding is their input."""
         c, network = self.frozen.config, self.network
         for i, layer in enumerate(network.layers):
-            index = max(0, c.num_layers - len(network.layers) + i)
+            index = min(first + i, c.num_layers - 1)
             for name, parameter in layer.named_parameters():
                 parameter.copy_(self.frozen.read(f"model.layers.{index}.{name}"))
         if self.options.norm:
             network.norm.weight.copy_(self.frozen.read("model.norm.weight"))
+        if first == 0:
+            network.fc_input.weight[:, : c.hidden_size] *= 1 / self._scale
+            network.fc_input.weight[:, c.hidden_size :] = torch.eye(c.hidden_size) / self._scale
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         options, width = self.options, batch.tokens.shape[1]
