@@ -90,8 +90,8 @@ class EagleObjective(Objective):
         return batch.last + (torch.rand_like(batch.last) - 0.5) * width[:, None, None]
 
     def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """See Objective; embedding and head are the target's."""
+        """See Objective; embedding and head are the target's, all of it: no published reader knows of a part."""
         tensors = {name: x.detach().clone() for name, x in self.network.state_dict().items()}
         tensors["fc.weight"][:, : self.frozen.config.hidden_size] *= self._scale
         json = layer_json(self.frozen.config, self.options.layers, "LlamaForCausalLMEagle")
-        return json | {"bias": self.options.bias}, tensors | self.frozen.vocabulary_tensors()
+        return json | {"bias": self.options.bias}, tensors
