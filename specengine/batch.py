@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from specengine.drafters.base import Drafter
+from specengine.features import Features
 from specengine.kv_cache import KVCache
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import HostClock
@@ -64,7 +65,7 @@ class Batch:
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Gives every sequence its accepted tokens and bonus; cuts the paths where a sequence ended inside its run."""
-        self._committed = []
+        self._committed, self._rows = [], []
         # numpy writes a few integers in a fraction of the time that a tensor takes
         history, lengths = self.history.tokens.numpy(), accepted.path_length.numpy()
         paths, bonuses, first_rows = accepted.path.tolist(), accepted.bonus.tolist(), tree.row_start.tolist()
@@ -75,10 +76,12 @@ class Batch:
             history[b, end - len(kept) : end] = kept
             lengths[b] = len(kept)
             self._committed.append(kept)
+            self._rows += [first_rows[b] + node for node in paths[b][: len(kept)]]
         self.history.length.add_(accepted.path_length)
 
-    def observe(self, drafter: Drafter, features: torch.Tensor) -> None:
-        drafter.observe(self.sequences, self._committed, features)
+    def observe(self, drafter: Drafter, features: Features) -> None:
+        of_path = features.rows(torch.tensor(self._rows)) if drafter.reads_features else None
+        drafter.observe(self.sequences, self._committed, of_path)
 
 
 def commit_run(

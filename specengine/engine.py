@@ -71,6 +71,7 @@ class Engine:
         check_offers(self.drafter, self.rule.name, self.rule.wants)
         check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size
+        self._target = self.model.target.with_taps(self.drafter.taps)
         if self.model.target.ops.resident:
             options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
             self.cache = resident_cache(self.model, self.drafter, self.rule, options)
@@ -78,6 +79,7 @@ class Engine:
                 self._cycles = resident_cycles(self.model, self.drafter, self.rule, self._cycle, options)
         else:
             self.cache, self._cycles = self.model.target.new_cache(), None
+            self.drafter.attach(self.cache)
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     def generate(
@@ -194,7 +196,7 @@ class Engine:
     def _prefill(self, sequence: Sequence) -> None:
         """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root."""
         begin = time.perf_counter()
-        target, step = self.model.target, self.model.target.ops.prefill_rows
+        target, step = self._target, self._target.ops.prefill_rows
         target.ensure_positions(sequence.prompt_length + sequence.limit)
         with self._turn():
             sequence.pages = self.cache.allocate(self._slots(sequence))
@@ -202,13 +204,15 @@ class Engine:
         for start in range(0, len(prompt), step):
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             with self._turn():
-                target.hidden(rows, self.cache, self.cache.batch([sequence.pages], [start]))
+                features = target.features(rows, self.cache, self.cache.batch([sequence.pages], [start]))
+                if self.drafter.reads_features:
+                    self.drafter.observe_prompt(sequence, start, features)
         sequence.started = time.perf_counter()
         sequence.prefill_seconds = sequence.started - begin
 
     def _cycle(self, batch: Batch | Slots) -> None:
         """One round: every sequence of the batch commits its accepted tokens and the bonus token."""
-        target = self.model.target
+        target = self._target
         tree = batch.draft(self.drafter, self.rule)
         batch.mark("draft")
         out = self._forward(tree, batch)
@@ -223,7 +227,7 @@ class Engine:
         batch.observe(self.drafter, out.features)
 
     def _forward(self, tree: TreeBatch, batch: Batch | Slots) -> TargetOutput:
-        return self.model.target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
+        return self._target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
 
     def _release(self, sequences: Iterable[Sequence]) -> None:
         # Takes no turn: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.

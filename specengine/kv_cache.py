@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,12 +30,46 @@ class CacheBatch:
     lengths: torch.Tensor
 
 
-class KVCache:
+def page_bytes(shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """Of a page of keys and values of (layers, key/value heads, head dim)."""
+    return 2 * dtype.itemsize * PAGE_SIZE * math.prod(shape)
+
+
+class PagePool:
+    """Keys and values of some layers in pages of PAGE_SIZE slots.  k, v: [layers, pages, K, PAGE_SIZE, D]."""
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, pages: int
+    ) -> None:
+        self._shape = (layers, kv_heads, head_dim)
+        self.dtype, self.device = dtype, device
+        self.k, self.v = self._empty(pages)
+
+    def _empty(self, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+        layers, kv_heads, head_dim = self._shape
+        shape = (layers, pages, kv_heads, PAGE_SIZE, head_dim)
+        return tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in "kv")
+
+    def _copied(self, pages: int, kept: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A pool of `pages` pages with what the `kept` ones hold."""
+        k, v = self._empty(pages)
+        for page in kept:
+            k[:, page], v[:, page] = self.k[:, page], self.v[:, page]
+        return k, v
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page in all layers, keys and values."""
+        return page_bytes(self._shape, self.dtype)
+
+
+class KVCache(PagePool):
     """All layers' keys and values in pages of PAGE_SIZE slots; a sequence owns the pages it was given at admission.
 
-    k, v: [layers, pages, K, PAGE_SIZE, D]. A sequence reserves pages for all it may become, so it cannot run out on its
-    way; memory is only used where tokens were written, and growing copies no other page. A large pool is let go
-    when its last page is freed. `free` may be called at any time, everything else by one thread at a time.
+    A sequence reserves pages for all it may become, so it cannot run out on its way; memory is only used where tokens
+    were written, and growing copies no other page. A large pool is let go when its last page is freed. Companions have
+    the same pages for the same sequences: a drafter's keys and values lie beside the target's and go with them.
+    `free` may be called at any time, everything else by one thread at a time.
 
     pages: a pool of so many that never moves, as captured graphs need it; None: one that grows with the need.
     """
@@ -48,16 +83,19 @@ class KVCache:
         device: torch.device,
         pages: int | None = None,
     ) -> None:
-        self._shape = (layers, kv_heads, head_dim)
-        self.dtype, self.device, self.fixed = dtype, device, pages is not None
-        self.k, self.v = self._pool(pages or 0), self._pool(pages or 0)
+        super().__init__(layers, kv_heads, head_dim, dtype, device, pages or 0)
+        self.fixed = pages is not None
+        self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
         self._free: list[int] = [*reversed(range(pages or 0))]
         self._freed: deque[int] = deque()  # on their way to _free
         self._lock = threading.Lock()  # engines that share a fixed pool take turns each for itself
 
-    def _pool(self, pages: int) -> torch.Tensor:
-        layers, kv_heads, head_dim = self._shape
-        return torch.empty(layers, pages, kv_heads, PAGE_SIZE, head_dim, dtype=self.dtype, device=self.device)
+    def companion(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagePool:
+        """A pool with this one's pages for other layers: the block tables of the one are those of the other."""
+        with self._lock:
+            pool = PagePool(layers, kv_heads, head_dim, dtype, self.device, self.k.shape[1])
+            self._companions.add(pool)
+        return pool
 
     @property
     def pages_in_use(self) -> int:
@@ -84,7 +122,8 @@ class KVCache:
         while self._freed:
             self._free.append(self._freed.popleft())
         if not self.fixed and self.pages_in_use == 0 and self.k.nbytes + self.v.nbytes > IDLE_BYTES:
-            self.k, self.v, self._free = self._pool(0), self._pool(0), []
+            self._resize(0, ())
+            self._free = []
             self._freed.clear()  # nobody owns a page, so nothing can be added meanwhile
         count = -(-slots // PAGE_SIZE)
         if count > len(self._free) and self.fixed:
@@ -97,11 +136,6 @@ class KVCache:
         self._free, pages = self._free[:-count], self._free[-count:]
         return pages
 
-    @property
-    def page_bytes(self) -> int:
-        """Of one page in all layers, keys and values."""
-        return 2 * self.dtype.itemsize * PAGE_SIZE * math.prod(self._shape)
-
     def free(self, pages: Sequence[int]) -> None:
         """Gives pages back; safe at any moment, in any thread (deque.extend of a list is one step)."""
         self._freed.extend(pages)
@@ -109,17 +143,20 @@ class KVCache:
     def _grow(self, missing: int) -> None:
         old = self.k.shape[1]
         new = max(old + missing, 2 * old)
-        try:
-            k, v = self._pool(new), self._pool(new)
-        except RuntimeError as error:
-            raise MemoryError(
-                f"key/value cache: no room for {new} pages ({new * self.page_bytes / 2**20:.0f} MiB)"
-            ) from error
         free = set(self._free)
-        for page in (page for page in range(old) if page not in free):
-            k[:, page], v[:, page] = self.k[:, page], self.v[:, page]
-        self.k, self.v = k, v
+        self._resize(new, [page for page in range(old) if page not in free])
         self._free = [*reversed(range(old, new)), *self._free]
+
+    def _resize(self, pages: int, kept: Sequence[int]) -> None:
+        """Moves all pools to as many pages, or none of them."""
+        pools = [self, *self._companions]
+        try:
+            resized = [pool._copied(pages, kept) for pool in pools]
+        except RuntimeError as error:
+            size = pages * sum(pool.page_bytes for pool in pools)
+            raise MemoryError(f"key/value cache: no room for {pages} pages ({size / 2**20:.0f} MiB)") from error
+        for pool, (k, v) in zip(pools, resized, strict=True):
+            pool.k, pool.v = k, v
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
         """Keeps the accepted path of every sequence of a batch and advances its length by it."""

@@ -60,7 +60,7 @@ def resident_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Re
             _caches[model.target] = model.target.new_cache(min(useful, pages))
         cache = _caches[model.target]
         try:
-            drafter.reserve(cache.k.shape[1])
+            drafter.attach(cache)
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"gpu_memory_fraction: an earlier engine of this model took the memory that drafter {drafter.name} "
@@ -86,6 +86,7 @@ def resident_cycles(
         device=target.device,
         draft_logits=None if rule.wants is Wants.NOTHING else drafter.room_for_logits(rows),
         weights=not isinstance(rule, Match),
+        drafter_state=drafter.new_device_state(options.max_batch_size),
     )
     target.tune()
     capture = options.graphs and target.device.type == "cuda"

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from specengine.rules.base import Wants
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
 
 if TYPE_CHECKING:
+    from specengine.features import Features
+    from specengine.kv_cache import KVCache
     from specengine.models.transformer import Transformer
     from specengine.resident import Slots
     from specengine.sequence import Sequence as TokenSequence
@@ -28,6 +28,8 @@ class Drafter(ABC):
     Config: ClassVar[type]  # dataclass of the options
     takes_path: ClassVar[bool] = False
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
+    reads_features: ClassVar[bool] = False  # whether it is given the target's features
+    taps: tuple[int, ...] = ()  # layers of the target whose input is a feature too, rising
     # What it can serve: any tree will do for NOTHING, and is a deterministic one without a distribution for SAMPLES.
     offers: ClassVar[frozenset[Wants]] = frozenset({Wants.NOTHING, Wants.SAMPLES})
 
@@ -75,6 +77,22 @@ class Drafter(ABC):
         """
         return None
 
+    def new_device_state(self, slots: int) -> Any:
+        """What it keeps between two captured cycles of at most so many sequences, for Slots.drafter_state."""
+        return None
+
+    def load(self, state: Any, sequences: Sequence[TokenSequence]) -> None:
+        """Takes sequences into the first slots of a device state; the others are idle."""
+        return None
+
+    def unload(self, state: Any, sequences: Sequence[TokenSequence]) -> None:
+        """Takes what a device state has of its sequences back to the host: others want the slots."""
+        return None
+
+    def observe_on_device(self, slots: Slots, features: Features) -> None:
+        """observe() of a captured cycle.  features: of all rows of its pass."""
+        return None
+
     def draft_on_device(self, slots: Slots) -> TreeBatch:
         """One tree of slots.nodes rows per slot from device tensors alone: nothing of it may come from the host.
 
@@ -82,12 +100,27 @@ class Drafter(ABC):
         """
         raise NotImplementedError(f"{self.name} drafts on the host")
 
+    def attach(self, cache: KVCache) -> None:
+        """Shows it the target's cache, before anything is drafted; what it keeps beside it is allocated here.
+
+        A fixed cache never moves, as captured graphs need it; nothing of the drafter's must then.
+        """
+        return None
+
+    def observe_prompt(self, sequence: TokenSequence, start: int, features: Features) -> None:
+        """Told, where it reads features, those of a prompt's tokens from position `start` on, chunk by chunk.
+
+        The last token is not among them: it is the first root, so every token that follows one of these is known.
+        """
+        return None
+
     def observe(
-        self, sequences: Sequence[TokenSequence], committed: Sequence[list[int]], features: torch.Tensor | None
+        self, sequences: Sequence[TokenSequence], committed: Sequence[list[int]], features: Features | None
     ) -> None:
         """Told after every cycle what was committed (accepted tokens, then the bonus), before the next draft.
 
-        features: float32 [M, hidden] of the rows verified, or None.
+        features: where it reads them, of the committed path's nodes (root first), one sequence after the other; each
+        node is followed by the committed token of the same number. Else None.
         """
         return None
 
@@ -103,7 +136,3 @@ class Drafter(ABC):
     def page_bytes(self) -> int:
         """Device memory it needs beside each page of the target's cache."""
         return 0
-
-    def reserve(self, pages: int) -> None:
-        """Takes the memory that page_bytes announced, once the target's cache has its `pages`."""
-        return None

@@ -16,6 +16,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
+from specengine.kv_cache import KVCache
 from specengine.models.loading import LoadedModel, load_model
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
@@ -126,9 +127,10 @@ class DraftModel(Drafter):
     def page_bytes(self) -> int:
         return self._cache.page_bytes
 
-    def reserve(self, pages: int) -> None:
-        self.model.tune()
-        self._cache = self.model.new_cache(pages)
+    def attach(self, cache: KVCache) -> None:
+        if cache.fixed:
+            self.model.tune()
+            self._cache = self.model.new_cache(cache.k.shape[1])
 
     def release(self, sequence) -> None:
         state, sequence.drafter_state = sequence.drafter_state, None

@@ -11,11 +11,10 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from specengine._C import MAX_NODES
 from specengine.cost_model import CostModel, costs_of
 from specengine.drafters.base import Drafter
+from specengine.features import Features
 from specengine.options import check_range
 from specengine.tree import DraftTree, TreeBatch
 from specengine.tree_choice import Acceptance, choose_nodes
@@ -168,7 +167,7 @@ class PromptLookup(Drafter):
         """A chain: the continuation of the longest match."""
         return slots.lookup(ngrams=(self.config.min_ngram, LONGEST))
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: torch.Tensor | None) -> None:
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         if self.costs is None:
             return
         for sequence, tokens in zip(sequences, committed, strict=True):

@@ -22,6 +22,7 @@ _SAFETENSORS_DTYPES = {
     "BF16": "bfloat16",
     "I64": "int64",
     "I32": "int32",
+    "I8": "int8",
     "BOOL": "bool",
 }
 

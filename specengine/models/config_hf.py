@@ -72,7 +72,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         head_dim=head_dim,
         rms_norm_eps=fields.get("rms_norm_eps", float),
         max_position=max_position,
-        rope=_hf_rope(fields, max_position),
+        rope=rope_config(fields, max_position),
         tie_embeddings=fields.get("tie_word_embeddings", bool, False),
         qkv_bias=architecture == "qwen2" or attention_bias,
         output_bias=attention_bias,
@@ -126,7 +126,8 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     return (window, flags) if any(flags) else (None, ())
 
 
-def _hf_rope(fields: Fields, max_position: int) -> RopeConfig:
+def rope_config(fields: Fields, max_position: int) -> RopeConfig:
+    """Rotary settings in either spelling of config.json; a base that is not given is 10000."""
     name = "rope_parameters" if fields.data.get("rope_parameters") else "rope_scaling"
     rope = Fields(fields.data.get(name) or {}, f"{fields.where}: {name}")
     unknown = set(rope.data) - set(_HF_ROPE_FIELDS) - _HF_ROPE_IGNORED

@@ -12,25 +12,24 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specengine.features import Features
 from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
-from specengine.ops.weight import Projection
+from specengine.ops.weight import Projection, Weight
 from specengine.options import check_range
 from specengine.tree import TreeBatch
 
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """scores: logits float32 [M, V] or greedy tokens int32 [M].  features: float32 [M, hidden], normed.
-    tapped: float32 [M, taps, hidden], the residual stream before the layers asked for; None: none were."""
+    """scores: logits float32 [M, V] or greedy tokens int32 [M].  features: of the same rows."""
 
     scores: torch.Tensor
-    features: torch.Tensor
-    tapped: torch.Tensor | None = None
+    features: Features
 
 
 class Transformer:
@@ -50,11 +49,13 @@ class Transformer:
         self._rope = RopeTables(self.config, device)
 
     def _new_decoder(self, taps: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
-        return self.ops.decoder(self.config, self._embedding.weights[0], self._layers, self.final_norm, taps)
+        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, taps)
 
     def with_taps(self, layers: Sequence[int]) -> Transformer:
         """The same model, whose passes also give out the residual stream before these layers (their number: behind the
         last); it shares all memory. Raises ValueError for layers that do not rise or do not exist."""
+        if tuple(layers) == self.taps:
+            return self
         tapped = copy.copy(self)
         tapped.taps = tuple(layers)
         tapped._decoder = tapped._new_decoder(tapped.taps)
@@ -78,6 +79,22 @@ class Transformer:
         part.taps = ()
         part._decoder = part._new_decoder()
         return part
+
+    @property
+    def embedding(self) -> Weight:
+        """Rows [V, hidden]."""
+        return self._embedding.weights[0]
+
+    def head_rows(self, tokens: torch.Tensor | None) -> Projection:
+        """The head for some tokens, int32 [Vd], in the head's own format; None: all of it."""
+        if tokens is None:
+            return self.head
+        (whole,), bias = self.head.weights, self.head.bias
+        rows = torch.empty(len(tokens), self.config.hidden_size, device=self.device)
+        self.ops.layer.gather_rows(whole, tokens, rows)
+        part = self.ops.empty_weight(*rows.shape, whole.format, self.device)
+        self.ops.pack_linear(rows, part, 0)
+        return Projection((part,), None if bias is None else bias[tokens.long()])
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -112,9 +129,9 @@ class Transformer:
     @torch.inference_mode()
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
         """Features and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""
-        features, tapped = self.states(tree, cache, batch)
-        scores = self.ops.linear_argmax(features, self.head) if greedy else self.logits(features)
-        return TargetOutput(scores, features, tapped)
+        features = self.features(tree, cache, batch)
+        last = features.last
+        return TargetOutput(self.ops.linear_argmax(last, self.head) if greedy else self.logits(last), features)
 
     @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
@@ -122,14 +139,14 @@ class Transformer:
         return self.ops.linear(features, self.head)
 
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
-        """Features float32 [M, hidden] without logits; keys and values of row r go to slot length + node index."""
-        return self.states(tree, cache, batch)[0]
+        """The last features alone, float32 [M, hidden]."""
+        return self.features(tree, cache, batch).last
 
     @torch.inference_mode()
-    def states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As hidden(), and what is tapped, float32 [M, taps, hidden]; None without taps."""
+    def features(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> Features:
+        """Features of every row, without logits; keys and values of row r go to slot length + node index."""
         shape, tapped = (len(tree.tokens), len(self.taps), self.config.hidden_size), None
         if self.taps:
             tapped = torch.empty(shape, device=self.device)
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
-        return self._decoder(tree, *place, *self._rope.cos_sin, tapped), tapped
+        return Features(self._decoder(tree, *place, *self._rope.cos_sin, tapped), tapped)

@@ -25,22 +25,28 @@ class WeightLoader:
         self.formats: set[str] = set()
 
     def layer(self, index: int) -> Layer:
-        prefix, config = f"model.layers.{index}", self.checkpoint.config
+        return self.layer_at(f"model.layers.{index}", self.checkpoint.config.layer_window(index) or 0)
+
+    def layer_at(self, prefix: str, window: int = 0) -> Layer:
+        """The layer whose tensors begin with `prefix`; it has those norms of which there are tensors."""
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return Layer(
-            attention_norm=self.vector(f"{prefix}.input_layernorm.weight"),
+            attention_norm=self.vector_if_any(f"{prefix}.input_layernorm.weight"),
             qkv=self.linear(*(f"{attention}.{x}_proj" for x in "qkv")),
-            q_norm=self.vector(f"{attention}.q_norm.weight") if config.qk_norm else None,
-            k_norm=self.vector(f"{attention}.k_norm.weight") if config.qk_norm else None,
+            q_norm=self.vector_if_any(f"{attention}.q_norm.weight"),
+            k_norm=self.vector_if_any(f"{attention}.k_norm.weight"),
             attention_out=self.linear(f"{attention}.o_proj"),
             mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
             gate_up=self.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
             down=self.linear(f"{mlp}.down_proj"),
-            window=config.layer_window(index) or 0,
+            window=window,
         )
 
     def vector(self, name: str) -> torch.Tensor:
         return self.checkpoint.read(name).float().to(self.device)
+
+    def vector_if_any(self, name: str) -> torch.Tensor | None:
+        return self.vector(name) if name in self.checkpoint.tensors else None
 
     def linear(self, *names: str) -> Projection:
         """One projection of the rows of all `names`, in order; neighbours of one format share a weight."""
@@ -54,6 +60,14 @@ class WeightLoader:
         bias = torch.cat([self.vector(b) for b in biases]) if biases else None
         return Projection(tuple(self._weight(run, form) for form, run in runs), bias)
 
+    def packed(self, rows: torch.Tensor, like: str) -> Projection:
+        """A projection of rows [N, C] that were put together of tensors, in the format of tensor `like`."""
+        form = self._formats((like,))[0]
+        weight = self.ops.empty_weight(*rows.shape, form, self.device)
+        self.ops.pack_linear(rows.to(self.device), weight, 0)
+        self.formats.add(form)
+        return Projection((weight,), None)
+
     def _formats(self, names: tuple[str, ...]) -> list[str]:
         """The format of each tensor of a projection: all quantised, or all one float type."""
         formats = [self._format(name) for name in names]
@@ -66,7 +80,7 @@ class WeightLoader:
     def _format(self, name: str) -> str:
         stored = self.checkpoint.tensors[f"{name}.weight"].dtype
         if self.dtype == "int4":
-            return "q8" if name in ("model.embed_tokens", "lm_head") else "q4_min"
+            return "q8" if name.endswith(("embed_tokens", "lm_head")) else "q4_min"
         if self.dtype == "int8":
             return "q8"
         if self.dtype != "auto":

@@ -23,6 +23,7 @@ class Ops:
 
     formats: of weights.  dequantised: what blocks of a file are held as where `formats` has none for them.
     prefill_rows: of one prefill pass: enough to be bound by arithmetic, few enough for caches and workspaces.
+    layer: what a decoder layer is made of, for drafters that are put together otherwise.
     resident: whether a cycle's state lives on the device and the host reads what was committed behind it.
     strict: whether a row's bits do not depend on the rows beside it, in prefill, plain decoding and trees of any shape.
     """
@@ -36,12 +37,23 @@ class Ops:
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
     decoder: Callable[..., Callable[..., torch.Tensor]]
+    layer: decoder.LayerOps
     linear: Callable[..., torch.Tensor]
     linear_argmax: Callable[..., torch.Tensor]
     tune: Callable[..., None] | None  # measures how to multiply by a layer: not while a graph is captured
     verify_tree: Callable[..., verify_tree.Accepted]
     compact_kv: Callable[..., None]
 
+
+_native_layer = decoder.LayerOps(
+    gather_rows=weight.gather_rows,
+    rms_norm=layer.rms_norm,
+    linear=linear.linear,
+    rope_cache=layer.rope_cache,
+    tree_attention=tree_attention.tree_attention,
+    silu_mul=layer.silu_mul,
+    rounds=False,
+)
 
 native = Ops(
     formats=(*weight.FLOAT_FORMATS, *weight.BLOCK_BYTES),
@@ -53,6 +65,7 @@ native = Ops(
     pack_linear=weight.pack_linear,
     pack_blocks=weight.pack_blocks,
     decoder=decoder.Decoder,
+    layer=_native_layer,
     linear=linear.linear,
     linear_argmax=linear.linear_argmax,
     tune=None,
@@ -80,6 +93,7 @@ reference = Ops(
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
     decoder=partial(decoder.LayerwiseDecoder, _reference_layer),
+    layer=_reference_layer,
     linear=linear.linear_reference,
     linear_argmax=linear.linear_argmax_reference,
     tune=None,
@@ -111,6 +125,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         pack_linear=weight.pack_linear_reference,
         pack_blocks=None,
         decoder=partial(decoder.LayerwiseDecoder, layer_ops),
+        layer=layer_ops,
         linear=product,
         linear_argmax=partial(linear.linear_argmax_cuda, choices=choices),
         tune=choices.tune,

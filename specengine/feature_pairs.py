@@ -1,0 +1,59 @@
+"""What feature drafters read: pair k is the target's feature of position k and the token at k + 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from specengine.tree import TreeBatch
+
+if TYPE_CHECKING:
+    from specengine.sequence import Sequence as TokenSequence
+
+
+@dataclass
+class Pairs:
+    """The features [M, ..] of the pairs of one sequence that its drafter has not read. first: number of the first."""
+
+    first: int = 0
+    features: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return sum(len(rows) for rows in self.features)
+
+    def add(self, features: torch.Tensor) -> None:
+        """features: [M, ..] of the positions that follow."""
+        self.features.append(features)
+
+    def take(self, count: int) -> torch.Tensor:
+        """Features of the first `count` pairs, which count as read from now on."""
+        features = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
+        self.features = [features[count:]] if len(features) > count else []
+        self.first += count
+        return features[:count]
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """Pairs of several sequences as the rows of one drafter pass, a chain of each.
+
+    features: [M, ..].  last: int64 [B], the row of each sequence's last pair.
+    """
+
+    rows: TreeBatch
+    features: torch.Tensor
+    last: torch.Tensor
+
+    @staticmethod
+    def take(
+        sequences: Sequence[TokenSequence], pairs: Sequence[Pairs], counts: Sequence[int], device: torch.device
+    ) -> PairRows:
+        """The first pairs of every sequence, as many as `counts` says."""
+        runs = [s.tokens[own.first + 1 :][:count] for s, own, count in zip(sequences, pairs, counts, strict=True)]
+        taken = [own.take(count) for own, count in zip(pairs, counts, strict=True)]
+        rows = TreeBatch.chains(runs, device)
+        return PairRows(rows, taken[0] if len(taken) == 1 else torch.cat(taken), rows.row_start[1:].long() - 1)

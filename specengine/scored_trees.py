@@ -1,0 +1,93 @@
+"""Trees whose nodes come with the drafter's own probabilities, cut to the nodes that pay."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specengine.cost_model import CostModel
+from specengine.tree import DraftTree
+from specengine.tree_choice import Acceptance, choose_nodes
+
+# Drafters are surer of themselves than they should be, or less: how often a node is accepted is learned by classes of
+# what its drafter gave it. Class i reaches from EDGES[i - 1] to EDGES[i].
+EDGES = (0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True))
+
+
+@dataclass(frozen=True)
+class ScoredTree:
+    """A tree as DraftTree has it. chances: the drafter's probability of each node, once its parent is accepted."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    chances: Sequence[float]
+
+    def rooted(self, token: int, levels: int) -> ScoredTree:
+        """The same below another root, as far as `levels` go; nodes lie in order of their depth, -1 behind the last."""
+        depths, kept = [0], 1
+        for parent in self.parents[1:]:
+            if parent < 0 or depths[parent] == levels:
+                break
+            depths.append(depths[parent] + 1)
+            kept += 1
+        return ScoredTree([token, *self.tokens[1:kept]], self.parents[:kept], self.chances[:kept])
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A tree that was handed over, and the class of each node's chance."""
+
+    tree: DraftTree
+    classes: list[int]
+
+
+class TreeCutter:
+    """Keeps as many of the likeliest nodes as pay, by the chances that turned out to be true so far.
+
+    costs: of a target pass; None: every tree stays as it is.
+    """
+
+    def __init__(self, costs: CostModel | None) -> None:
+        self._costs = costs
+        self._acceptance = Acceptance(MIDDLES, weight=20, memory=1000)
+
+    def cut(self, trees: Sequence[ScoredTree], prefix: float) -> list[Drafted]:
+        """One tree per sequence of a batch.  prefix: tokens in the cache, the mean of the batch."""
+        classes = [[bisect_right(EDGES, chance) for chance in tree.chances] for tree in trees]
+        if self._costs is None:
+            return [Drafted(DraftTree(t.tokens, t.parents), own) for t, own in zip(trees, classes, strict=True)]
+        rates = self._acceptance.rates()
+        orders, falling = [], []
+        for tree, own in zip(trees, classes, strict=True):
+            reach = [1.0] * len(tree.tokens)
+            for node in range(1, len(reach)):
+                reach[node] = reach[tree.parents[node]] * rates[own[node]]
+            order = sorted(range(1, len(reach)), key=lambda node: -reach[node])  # stable: no node before its parent
+            orders.append(order), falling.append([reach[node] for node in order])
+        counts = choose_nodes(falling, self._costs, prefix)
+        return [
+            _part(tree, own, sorted(order[:count]))
+            for tree, own, order, count in zip(trees, classes, orders, counts, strict=True)
+        ]
+
+    def observe(self, drafted: Drafted, committed: Sequence[int]) -> None:
+        """Learns from what became of a tree: committed holds the accepted tokens and the one after them."""
+        tree, reached = drafted.tree, {0: 0}  # nodes on the committed path, and how many tokens lead to them
+        for node in range(1, len(tree.tokens)):
+            depth = reached.get(tree.parents[node])
+            if depth is None or depth == len(committed):
+                continue
+            accepted = tree.tokens[node] == committed[depth]
+            self._acceptance.observe(drafted.classes[node], accepted)
+            if accepted:
+                reached[node] = depth + 1
+
+
+def _part(tree: ScoredTree, classes: Sequence[int], kept: Sequence[int]) -> Drafted:
+    """The root and the kept nodes, which are in order and hold every node's parent."""
+    nodes = [0, *kept]
+    place = {node: i for i, node in enumerate(nodes)}
+    parents = [-1, *(place[tree.parents[node]] for node in kept)]
+    return Drafted(DraftTree([tree.tokens[node] for node in nodes], parents), [classes[node] for node in nodes])
