@@ -5,7 +5,7 @@ Row t reads token t and guesses token t + 1. Embedding and head are the target's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,8 +43,9 @@ class DraftModelObjective(Objective):
     def __init__(self, frozen: Frozen, options: Options) -> None:
         config = frozen.config
         check_range("layers", options.layers, 1, config.num_layers)
-        if options.whole and frozen.vocabulary is not None:
-            raise ValueError("vocabulary: a whole draft model says all of the target's tokens, got a part of them")
+        if frozen.vocabulary is not None:  # rules may ask for its whole distribution, so it says all tokens
+            head = frozen.embedding if config.tie_embeddings else frozen.read("lm_head.weight")
+            frozen = replace(frozen, head=head, vocabulary=None)
         self.frozen, self.options = frozen, options
         self.network = Glide(shape_of(config), options.layers, None).to(frozen.head.device)
         with torch.no_grad():
@@ -68,5 +69,4 @@ class DraftModelObjective(Objective):
             if self.frozen.config.tie_embeddings:
                 del shared["lm_head.weight"]
             return json | {"tie_word_embeddings": self.frozen.config.tie_embeddings}, tensors | shared
-        json |= {"draft_vocab_size": len(self.frozen.head), "shared_with_target": list(shared)}
-        return json, tensors | self.frozen.vocabulary_tensors()
+        return json | {"shared_with_target": list(shared)}, tensors

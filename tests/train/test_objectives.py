@@ -99,6 +99,8 @@ def test_training_on_one_batch_lowers_its_loss(objective):
 def test_tokens_outside_the_vocabulary_teach_nothing(objective):
     """Nor do they crash where nothing else is left."""
     given = batch_for(objective)
+    if objective.frozen.vocabulary is None:
+        pytest.skip("a draft model has them all")
     outside = torch.full_like(given.tokens, 1)  # no token of tiny.frozen()'s vocabulary
     given = type(given)(**(vars(given) | {"tokens": outside, "greedy": outside}))
     loss, report = objective.loss(given)
