@@ -164,6 +164,10 @@ class Objective(ABC):
     taps: tuple[int, ...] = ()
     kv_layers: tuple[int, ...] = ()
 
+    def prepare(self, batch: TrainingBatch) -> None:
+        """Sees some dialogues before the first step of a run, the same ones in every process."""
+        return None
+
     @abstractmethod
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """The weighted loss summed over rows (the trainer divides by the wanted tokens of a step), and the report."""

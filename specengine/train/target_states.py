@@ -52,7 +52,7 @@ class TargetStates:
             run = TreeBatch.chains([tokens[start : start + self.rows]], self.target.device)
             out = self.target.forward(run, self._cache, self._cache.batch([pages], [start]), greedy=True)
             # an op may give out the same memory in every pass
-            parts.append([x if x is None else x.clone() for x in (out.scores, out.features, out.tapped)])
+            parts.append([x if x is None else x.clone() for x in (out.scores, out.features.last, out.features.tapped)])
         states = [None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)]
         return States(*states, *self._keys_values(pages, len(tokens)))
 

@@ -24,6 +24,7 @@ from specengine.train.target_states import States
 
 _SEEDS = 1_000_003  # between two steps
 _BETAS = (0.9, 0.95)
+_PREPARED = 4  # dialogues that an objective sees first
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ class Trainer:
         the state before the step that failed.
         """
         self._resume()
+        if self._step == 0:
+            some = self._corpus.batch(self._corpus.training[:_PREPARED], self._states, self._world.device)
+            self._objective.prepare(some)
         log = RunLog(self._log_path, self._step) if self._world.rank == 0 else None
         begin = time.monotonic()
         try:
