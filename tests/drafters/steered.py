@@ -1,0 +1,54 @@
+"""A drafter under test whose drafts are looked at, while a drafter that knows the answer decides what is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from specengine import Engine
+from tests.engines import Oracle, ids, tiny_engine, tiny_model
+
+
+class Steered(Oracle):
+    """drafts: per cycle, the tokens of every sequence and what the drafter proposed."""
+
+    reads_features = True
+
+    def __init__(self, inner, answers, vocab, nodes=12, seed=0) -> None:
+        super().__init__(answers, vocab, nodes, seed)
+        self.inner, self.drafts, self.taps = inner, [], inner.taps
+
+    @property
+    def max_nodes(self):
+        return max(self.nodes, self.inner.max_nodes)
+
+    def draft(self, sequences):
+        before = [list(sequence.tokens) for sequence in sequences]
+        self.drafts.append((before, self.inner.draft(sequences)))
+        return super().draft(sequences)
+
+    def attach(self, cache):
+        self.inner.attach(cache)
+
+    def observe_prompt(self, sequence, start, features):
+        if self.inner.reads_features:
+            self.inner.observe_prompt(sequence, start, features)
+
+    def observe(self, sequences, committed, features):
+        self.inner.observe(sequences, committed, features if self.inner.reads_features else None)
+
+    def release(self, sequence):
+        self.inner.release(sequence)
+
+
+def steer(drafter, prompts, params, seed=0) -> Steered:
+    """Runs prompts on the tiny model with every kind of acceptance; the output must stay that of plain decoding."""
+    plain = tiny_engine("none").generate(prompts, params)
+    answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
+    steered = Steered(drafter, answers, drafter_vocab(), seed=seed)
+    model = dataclasses.replace(tiny_model(), eos_token_ids=frozenset())
+    assert ids(Engine(model, drafter=steered, max_batch_size=4).generate(prompts, params)) == ids(plain)
+    return steered
+
+
+def drafter_vocab() -> int:
+    return tiny_model().config.vocab_size
