@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from specengine import Engine
-from tests.engines import Oracle, ids, tiny_engine, tiny_model
+from tests.engines import Oracle, ids, tiny_model
 
 
 class Steered(Oracle):
@@ -40,15 +40,11 @@ class Steered(Oracle):
         self.inner.release(sequence)
 
 
-def steer(drafter, prompts, params, seed=0) -> Steered:
-    """Runs prompts on the tiny model with every kind of acceptance; the output must stay that of plain decoding."""
-    plain = tiny_engine("none").generate(prompts, params)
+def steer(drafter, prompts, params, seed=0, model=None) -> Steered:
+    """Runs prompts with every kind of acceptance; the output must stay that of plain decoding."""
+    model = dataclasses.replace(model or tiny_model(), eos_token_ids=frozenset())
+    plain = Engine(model, drafter="none").generate(prompts, params)
     answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
-    steered = Steered(drafter, answers, drafter_vocab(), seed=seed)
-    model = dataclasses.replace(tiny_model(), eos_token_ids=frozenset())
+    steered = Steered(drafter, answers, model.config.vocab_size, seed=seed)
     assert ids(Engine(model, drafter=steered, max_batch_size=4).generate(prompts, params)) == ids(plain)
     return steered
-
-
-def drafter_vocab() -> int:
-    return tiny_model().config.vocab_size
