@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from specengine._C import MAX_NODES
-from specengine.scored_trees import ScoredTree
 
 # One path per word, a digit per level; best first, as they were found.
 PUBLISHED = {
@@ -23,7 +24,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class RankTree:
-    """Nodes beside the root, parents first. parents: int [N], 0 for the root, i + 1 for node i.
+    """Nodes beside the root, parents first.  parents: int [N], 0 for the root, i + 1 for node i.
     depths: int [N] from 1.  ranks: int [N], among the likeliest tokens of the parent's distribution."""
 
     parents: np.ndarray
@@ -63,19 +64,38 @@ class RankTree:
         return len(self.ranks)
 
     def first(self, nodes: int, levels: int) -> RankTree:
-        """Its first nodes that lie in the first levels."""
+        """Its first nodes that lie in the first levels, level by level."""
         kept = np.flatnonzero(self.depths <= levels)[:nodes]
+        kept = kept[np.argsort(self.depths[kept], kind="stable")]
         number = np.zeros(len(self) + 1, dtype=int)
         number[kept + 1] = np.arange(1, len(kept) + 1)
         return RankTree(number[self.parents[kept]], self.depths[kept], self.ranks[kept])
 
-    def scored(self, root: int, tokens: np.ndarray, chances: np.ndarray, levels: int) -> ScoredTree:
-        """The first levels of the tree of one sequence.
 
-        tokens, chances: [levels, ranks], of each level's distribution, which knows nothing of the path above it.
-        """
-        part = self.first(len(self), levels)
-        place = (part.depths - 1, part.ranks)
-        return ScoredTree(
-            [root, *tokens[place].tolist()], [-1, *part.parents.tolist()], [1.0, *chances[place].tolist()]
+class RankCandidates:
+    """A RankTree whose nodes lie level by level, for any batch, as the tensors of select_nodes.
+
+    parents, depths: int32 [1 + N], the root first.  levels: of the tree.  ranks: children that it asks of a level.
+    """
+
+    def __init__(self, tree: RankTree, device: torch.device) -> None:
+        self.levels, self.ranks = int(tree.depths.max()), int(tree.ranks.max()) + 1
+        self.parents, self.depths = (
+            torch.tensor([first, *rest.tolist()], dtype=torch.int32, device=device)
+            for first, rest in ((-1, tree.parents), (0, tree.depths))
         )
+        self._place = torch.from_numpy((tree.depths - 1) * self.ranks + tree.ranks).to(device)
+        ends = np.searchsorted(tree.depths, np.arange(1, self.levels + 1), side="right")
+        self._levels = list(pairwise([1, *(ends + 1).tolist()]))
+
+    def fill(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int32 and cumulative log-probabilities float32 [B, 1 + N]; the root's token is still to be set.
+
+        tokens, log_probs: [levels, B, ranks], of each level's distribution, which knows nothing of the path above it.
+        """
+        tokens, own = (each.transpose(0, 1).flatten(1)[:, self._place] for each in (tokens, log_probs))
+        scores = torch.zeros(len(own), len(self.parents), device=own.device)
+        for begin, end in self._levels:
+            above = scores[:, self.parents[begin:end]]
+            scores[:, begin:end] = above + own[:, begin - 1 : end - 1]
+        return torch.cat([torch.zeros_like(tokens[:, :1]), tokens], dim=1), scores

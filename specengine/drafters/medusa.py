@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -20,14 +19,15 @@ from specengine.features import Features
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
-from specengine.ops.expand_backbone import expand_backbone
+from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.row_tools import stack_rows
 from specengine.ops.weight import Projection
 from specengine.options import check_range
-from specengine.rank_tree import RankTree
+from specengine.rank_tree import RankCandidates, RankTree
+from specengine.resident import Slots
 from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
 from specengine.shipped import find_drafter
-from specengine.tree import DraftTree
+from specengine.tree import DraftTree, TreeBatch
 
 PREFIXES = ("", "medusa_head.", "medusa_heads.")  # of heads alone, and of files that hold the target too
 
@@ -57,6 +57,15 @@ class State:
     drafted: Drafted | None = None
 
 
+@dataclass
+class DeviceState:
+    """Of all slots. rows: float32 [slots, hidden], as of State.  known: int32 [slots], 0 where there is none yet: a
+    prompt of one token has no row before its root."""
+
+    rows: torch.Tensor
+    known: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Head:
     """x becomes x + silu(block(x)) block by block, then logits; head 0 drafts the token behind the root."""
@@ -72,18 +81,21 @@ class Medusa(Drafter):
     Config = Config
     takes_path = True
     reads_features = True
+    drafts_on_device = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
         checkpoint = open_draft_checkpoint(find_drafter(self.name, path, target))
-        self._linear, tokens = target.ops.linear, checkpoint.vocabulary(target.config)
-        self._target_ids = None if tokens is None else tokens.numpy()
+        tokens = checkpoint.vocabulary(target.config)
+        self._vocabulary = None if tokens is None else tokens.int().to(target.device)
+        self._linear, self._device, self._hidden = target.ops.linear, target.device, target.config.hidden_size
         self.heads = read_heads(checkpoint, config.dtype, target)
-        self.tree = RankTree.named(config.tree).first(config.nodes - 1, len(self.heads))
-        self._ranks = int(self.tree.ranks.max()) + 1
-        check_range("drafter: tree: ranks", self._ranks, 1, self.heads[0].logits.rows)
+        tree = RankTree.named(config.tree).first(config.nodes - 1, len(self.heads))
+        self.candidates = RankCandidates(tree, target.device)
+        check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
         measured = config.adaptive and not target.ops.resident
         self._cutter = TreeCutter(costs or costs_of(target) if measured else None)
+        self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property
     def adaptive(self) -> bool:
@@ -91,7 +103,7 @@ class Medusa(Drafter):
 
     @property
     def max_nodes(self) -> int:
-        return 1 + len(self.tree)
+        return len(self.candidates.parents)
 
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         sequence.drafter_state = State(features.last[-1:].clone())
@@ -107,45 +119,77 @@ class Medusa(Drafter):
 
     @torch.inference_mode()
     def draft(self, sequences: Sequence) -> list[DraftTree]:
-        # a prompt of one token has no row before its root
-        levels = [0 if s.drafter_state is None else max(0, min(s.draft_limit, self._levels)) for s in sequences]
-        known = [slot for slot, depth in enumerate(levels) if depth]
+        known = [slot for slot, sequence in enumerate(sequences) if sequence.drafter_state]
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
         if known:
-            rows = stack_rows([sequences[slot].drafter_state.row for slot in known])
-            tokens, chances = self._likeliest(self.logits(rows, max(levels)))
-            for row, slot in enumerate(known):
-                root = sequences[slot].tokens[-1]
-                trees[slot] = self.tree.scored(root, tokens[:, row], chances[:, row], levels[slot])
+            columns = self._draft(stack_rows([sequences[slot].drafter_state.row for slot in known]))
+            for slot, tokens, chances in zip(known, *columns, strict=True):
+                tree, sequence = ScoredTree(tokens, self.candidates.parents.tolist(), chances), sequences[slot]
+                trees[slot] = tree.rooted(sequence.tokens[-1], sequence.draft_limit)
         drafted = self._cutter.cut(trees, sum(len(sequence.tokens) for sequence in sequences) / len(sequences))
         for slot in known:
             sequences[slot].drafter_state.drafted = drafted[slot]
         return [each.tree for each in drafted]
 
-    def logits(self, states: torch.Tensor, levels: int) -> torch.Tensor:
+    def _draft(self, rows: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
+        """Tokens of all candidates, and the chance of each once its parent is accepted."""
+        tokens, scores = self._scored(rows)
+        before = scores[:, self.candidates.parents.clamp(min=0)]
+        return tokens.tolist(), (scores - before).exp_().tolist()
+
+    def new_device_state(self, slots: int) -> DeviceState:
+        rows = torch.zeros(slots, self._hidden, device=self._device)
+        return DeviceState(rows, torch.zeros(slots, dtype=torch.int32, device=self._device))
+
+    def load(self, state: DeviceState, sequences: Sequence) -> None:
+        state.known.zero_()
+        for slot, sequence in enumerate(sequences):
+            if sequence.drafter_state:
+                state.rows[slot], state.known[slot] = sequence.drafter_state.row[0], 1
+
+    def unload(self, state: DeviceState, sequences: Sequence) -> None:
+        for slot, (sequence, known) in enumerate(zip(sequences, state.known.tolist(), strict=False)):
+            sequence.drafter_state = State(state.rows[slot : slot + 1].clone()) if known else None
+
+    def observe_on_device(self, slots: Slots, features: Features) -> None:
+        state, size, accepted = slots.drafter_state, slots.size, slots.accepted
+        last = accepted.path.gather(1, (accepted.path_length[:, None] - 1).clamp(min=0).long())[:, 0]
+        state.rows[:size] = features.last[(slots.row_start[:size] + last.clamp(min=0)).long()]
+        state.known[:size] = accepted.path_length > 0
+
+    def draft_on_device(self, slots: Slots) -> TreeBatch:
+        state, size, history = slots.drafter_state, slots.size, slots.history
+        tokens, scores = self._scored(state.rows[:size])
+        tokens[:, :1] = history.tokens.gather(1, history.length[:, None].long() - 1)
+        parents, depths = (
+            each.expand(size, -1).contiguous() for each in (self.candidates.parents, self.candidates.depths)
+        )
+        return slots.selected(tokens, parents, depths, scores, state.known[:size] * self.candidates.levels)
+
+    def _scored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The candidates of rows [B, hidden], as of RankCandidates.fill, tokens of the target."""
+        levels, ranks, batch = self.candidates.levels, self.candidates.ranks, len(rows)
+        logits = self.logits(rows, levels)
+        if batch not in self._expanders:  # every distribution is the only level of a tree of its own
+            shape = (levels * batch, 1, logits.shape[-1])
+            roots = torch.zeros(levels * batch, dtype=torch.int32, device=rows.device)
+            self._expanders[batch] = (BackboneExpander(*shape, [ranks], (), rows.device), roots)
+        expander, roots = self._expanders[batch]
+        best = expander(logits.view(levels * batch, 1, -1), roots)
+        tokens, log_probs = (each[:, 1:].reshape(levels, batch, ranks) for each in (best.tokens, best.scores))
+        if self._vocabulary is not None:
+            tokens = torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
+        return self.candidates.fill(tokens, log_probs)
+
+    def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
         """float32 [levels, B, Vd] of the target's last features [B, hidden] of the rows before the roots."""
-        rows = []
+        levels_of_rows = []
         for head in self.heads[:levels]:
-            x = states
+            x = rows
             for block in head.blocks:
                 x = x + functional.silu(self._linear(x, block))
-            rows.append(self._linear(x, head.logits))
-        return stack_rows(rows).view(levels, len(states), -1)
-
-    def _likeliest(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of the target and their probabilities, [levels, B, ranks] each."""
-        levels, batch, size = logits.shape
-        roots = torch.zeros(levels * batch, dtype=torch.int32, device=logits.device)
-        # every distribution is the only level of a tree of its own
-        best = expand_backbone(logits.view(levels * batch, 1, size), roots, [self._ranks])
-        tokens, log_probs = (each[:, 1:].cpu().numpy() for each in (best.tokens, best.scores))
-        tokens = tokens if self._target_ids is None else self._target_ids[tokens]
-        shape = (levels, batch, self._ranks)
-        return tokens.reshape(shape), np.exp(log_probs).reshape(shape)
-
-    @property
-    def _levels(self) -> int:
-        return int(self.tree.depths.max())
+            levels_of_rows.append(self._linear(x, head.logits))
+        return stack_rows(levels_of_rows).view(levels, len(rows), -1)
 
 
 def read_heads(checkpoint: DraftCheckpoint, dtype: str, target: Transformer) -> list[Head]:
