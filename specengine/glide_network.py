@@ -1,21 +1,11 @@
-"""GLIDE's layers: self-attention, then attention to the target's cached keys and values, then the MLP.
-
-What a row sees of the target is as it was in training (the paper's block-wise mask, blocks of `block_size` tokens): a
-row of the text sees the blocks before its own; in the first block, where there is none, all up to itself.
-The root and drafted rows see all that the target has cached. That lags behind them by one to `length` tokens, as the
-blocks did in training.
-"""
+"""GLIDE's layers: self-attention, then attention to the target's cached keys and values, then the MLP."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 
-from specengine._C import PAGE_SIZE
-from specengine.kv_cache import KVCache
+from specengine.glide_rows import GlideRows
+from specengine.kv_cache import KVCache, page_bytes
 from specengine.models.checkpoint_base import expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
@@ -24,29 +14,9 @@ from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.layer import rotate
 from specengine.ops.weight import Projection
-from specengine.tree import TreeBatch
 
 BLOCK = 5  # the published block_size
 _ENDS = ("model.embed_tokens.weight", "lm_head.weight")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the rows of a pass lie: each sequence's pages, its first row's position, and how many of its tokens the
-    target has cached."""
-
-    pages: Sequence[Sequence[int]]
-    starts: Sequence[int]
-    verified: Sequence[int]
-
-    def visible(self, counts: Sequence[int], block: int) -> np.ndarray:
-        """int32 [M]: how many of the target's keys each row sees; counts: rows of each sequence."""
-        parts = []
-        for start, verified, count in zip(self.starts, self.verified, counts, strict=True):
-            position = np.arange(start, start + count)
-            seen = np.where(position < block, position + 1, position // block * block)
-            parts.append(np.where(position < verified, seen, verified))
-        return np.concatenate(parts).astype(np.int32)
 
 
 class GlideNetwork:
@@ -70,48 +40,46 @@ class GlideNetwork:
         own = "model.embed_tokens.weight" in checkpoint.tensors
         self._embedding = loader.linear("model.embed_tokens").weights[0] if own else target.embedding
         tokens = checkpoint.vocabulary(target.config)
-        self._vocabulary = None if tokens is None else tokens.tolist()
-        if "lm_head.weight" in checkpoint.tensors:
-            self.head = loader.linear("lm_head")
-        else:
-            self.head = target.head_rows(None if tokens is None else tokens.int().to(target.device))
-        self._block = checkpoint.fields.get("block_size", int, BLOCK)
-        self._target, self._ops = target.config, target.ops.layer
+        self._vocabulary = None if tokens is None else tokens.int().to(target.device)
+        own_head = "lm_head.weight" in checkpoint.tensors
+        self.head = loader.linear("lm_head") if own_head else target.head_rows(self._vocabulary)
+        self.block = checkpoint.fields.get("block_size", int, BLOCK)
+        self._target, self._ops, self.device = target.config, target.ops.layer, target.device
         self._rope, self._target_rope = RopeTables(c, target.device), RopeTables(target.config, target.device)
-        self._cache_dtype = target.cache_dtype
+        self._kv_shape, self._cache_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
 
     @property
     def page_bytes(self) -> int:
-        c = self.config
-        return 2 * self._cache_dtype.itemsize * PAGE_SIZE * c.num_layers * c.num_kv_heads * c.head_dim
+        """Of its keys and values beside a page of the target's."""
+        return page_bytes(self._kv_shape, self._cache_dtype)
 
     def attach(self, cache: KVCache) -> None:
-        c = self.config
-        self._cache = cache
-        self._pool = cache.companion(c.num_layers, c.num_kv_heads, c.head_dim, self._cache_dtype)
+        self.cache = cache
+        self._pool = cache.companion(*self._kv_shape, self._cache_dtype)
 
     def ensure_positions(self, count: int) -> None:
         self._rope.ensure(count), self._target_rope.ensure(count)
 
-    def target_ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Of the drafter's token ids."""
-        return tokens if self._vocabulary is None else [self._vocabulary[token] for token in tokens]
+    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of the drafter's token ids; -1 stays."""
+        return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """float32 [M, draft vocabulary] of states [M, hidden]."""
-        return self._ops.linear(states, self.head)
+    @torch.inference_mode()
+    def logits(self, read: GlideRows) -> torch.Tensor:
+        """float32 [B, draft vocabulary] behind every sequence's last row."""
+        return self._ops.linear(self.states(read)[read.last], self.head)
 
-    def states(self, rows: TreeBatch, place: Place) -> torch.Tensor:
-        """float32 [M, hidden], after the final norm, of chains; their keys and values go to the drafter's cache."""
-        c, ops, count = self.config, self._ops, len(rows.tokens)
-        batch = self._cache.batch(place.pages, place.starts)
-        slots = (batch.block_table, batch.lengths, rows.row_start)
-        crossing = self._crossing(rows, place, batch.block_table)
+    @torch.inference_mode()
+    def states(self, read: GlideRows) -> torch.Tensor:
+        """float32 [M, hidden], after the final norm; the rows' own keys and values go to the drafter's cache."""
+        c, ops, rows, count = self.config, self._ops, read.rows, len(read.rows.tokens)
+        slots = (read.place.block_table, read.place.lengths, rows.row_start)
+        crossing = self._crossing(read)
 
         def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, device=rows.tokens.device)
+            return torch.empty(count, *shape, device=self.device)
 
-        x, normed, q, attended = (empty(count, *shape) for shape in self._shapes)
+        x, normed, q, attended = (empty(*shape) for shape in self._shapes)
         tokens = rows.tokens
         if self._embedding.rows < self._target.vocab_size:  # any row will do for a token it has never been shown
             tokens = torch.where(tokens < self._embedding.rows, tokens, 0)
@@ -122,13 +90,13 @@ class GlideNetwork:
             ops.rms_norm(x, delta, layer.attention_norm, normed, c.rms_norm_eps)
             qkv = ops.linear(normed, layer.qkv)
             ops.rope_cache(qkv, *self._rope.cos_sin, *norms, rows.depths, keys, values, *slots, q, c.rms_norm_eps)
-            ops.tree_attention(q, keys, values, *slots, None, attended, c.head_dim**-0.5, layer.window)
+            ops.tree_attention(q, keys, values, *slots, rows.ancestors, attended, c.head_dim**-0.5, layer.window)
             delta = ops.linear(attended.view(count, -1), layer.attention_out)
             if cross:
                 x += delta  # no norm before it
                 delta = self._read_target(x, i, *cross, *crossing)
             ops.rms_norm(x, delta, layer.mlp_norm, normed, c.rms_norm_eps)
-            gated = empty(count, c.intermediate_size)
+            gated = empty(c.intermediate_size)
             ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
             delta = ops.linear(gated, layer.down)
         ops.rms_norm(x, delta, self._norm, normed, c.rms_norm_eps)
@@ -139,24 +107,21 @@ class GlideNetwork:
         c = self.config
         return (c.hidden_size,), (c.hidden_size,), (c.num_heads, c.head_dim), (c.num_heads, c.head_dim)
 
-    def _crossing(self, rows: TreeBatch, place: Place, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _crossing(self, read: GlideRows) -> tuple[torch.Tensor, ...]:
         """What attention to the target's cache needs: every row is a batch member of its own, whose `own` slot is the
         last of the target's that it sees. Cosines and sines of its position, block table, lengths, row_start, bits."""
-        device, counts = table.device, rows.row_start.diff()
-        visible = torch.from_numpy(place.visible(counts.tolist(), self._block)).to(device)
-        owner = torch.repeat_interleave(torch.arange(len(counts), device=device), counts.long())
-        position = torch.tensor(place.starts, device=device)[owner] + rows.depths
-        turn = [each[position] for each in self._target_rope.cos_sin]
-        starts = torch.arange(len(owner) + 1, dtype=torch.int32, device=device)
-        bits = torch.ones(len(owner), 1, dtype=torch.int32, device=device)
-        return *turn, table[owner], visible - 1, starts, bits
+        turn = [table[read.positions] for table in self._target_rope.cos_sin]
+        starts = torch.arange(len(read.owner) + 1, dtype=torch.int32, device=self.device)
+        bits = (read.rows.depths[:, None] >= 0).int()
+        lengths = (read.visible(self.block) - 1).clamp(min=0)
+        return *turn, read.place.block_table[read.owner], lengths, starts, bits
 
     def _read_target(self, x, layer: int, query: Projection, out: Projection, cos, sin, table, lengths, starts, bits):
         """The sum to add to x [M, hidden]: one query per query head of the target, its keys and values as they are."""
         t = self._target
         which = t.num_layers - self.config.num_layers + layer
         q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), cos, sin)
-        read, cache = torch.empty_like(q), self._cache
+        read, cache = torch.empty_like(q), self.cache
         place = (cache.k[which], cache.v[which], table, lengths, starts, bits)
         self._ops.tree_attention(q, *place, read, t.head_dim**-0.5, self.config.max_position)
         return self._ops.linear(read.view(len(x), -1), out)

@@ -10,20 +10,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from specengine._C import MAX_NODES
 from specengine.cost_model import CostModel, costs_of
 from specengine.drafters.base import Drafter
 from specengine.features import Features
-from specengine.glide_network import GlideNetwork, Place
+from specengine.glide_network import GlideNetwork
+from specengine.glide_rows import GlideRows, ResidentGlide
 from specengine.kv_cache import KVCache
 from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.transformer import Transformer
-from specengine.ops.expand_backbone import expand_backbone
+from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
 from specengine.options import check_range
+from specengine.resident import Slots
 from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
 from specengine.shipped import find_drafter
 from specengine.tree import DraftTree, TreeBatch
@@ -70,6 +71,7 @@ class Glide(Drafter):
     name = "glide"
     Config = Config
     takes_path = True
+    drafts_on_device = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
@@ -79,6 +81,9 @@ class Glide(Drafter):
         self._costs = (costs or costs_of(target)) if config.adaptive and not target.ops.resident else None
         self._cutter = TreeCutter(self._costs)
         self._device, self._prefill_rows = target.device, target.ops.prefill_rows
+        self._max_position = target.config.max_position
+        self._most = config.length + 2  # tokens that a cycle commits, and the root before them
+        self._expanders: dict[tuple[int, int], tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size and levels
 
     @property
     def adaptive(self) -> bool:
@@ -98,6 +103,8 @@ class Glide(Drafter):
 
     def attach(self, cache: KVCache) -> None:
         self.network.attach(cache)
+        if cache.fixed:  # a captured graph holds on to the tables
+            self.network.ensure_positions(self._max_position + self.config.length)
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         for sequence, tokens in zip(sequences, committed, strict=True):
@@ -111,9 +118,11 @@ class Glide(Drafter):
         able = [i for i, sequence in enumerate(sequences) if len(sequence.tokens) > 1 and sequence.draft_limit > 0]
         prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
         if able:
-            drafting = [sequences[i] for i in able]
-            for i, tree in zip(able, self._expand(self._backbone(drafting, prefix)), strict=True):
-                trees[i] = tree.rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
+            best = self._expand(self._backbone([sequences[i] for i in able], prefix))
+            before = best.scores.gather(1, best.parents.clamp(min=0).long())
+            columns = (self.network.target_ids(best.tokens), best.parents, (best.scores - before).exp_())
+            for i, *tree in zip(able, *(column.tolist() for column in columns), strict=True):
+                trees[i] = ScoredTree(*tree).rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
         drafted = self._cutter.cut(trees, prefix)
         for i in able:
             sequences[i].drafter_state.drafted = drafted[i]
@@ -123,7 +132,7 @@ class Glide(Drafter):
         """Logits [B, Vd] of every level; the likeliest token of each is what the next one continues."""
         begin, deepest = time.perf_counter(), min(self.config.length, max(s.draft_limit for s in sequences))
         reach, expected = [1.0] * len(sequences), [1.0] * len(sequences)
-        logits = [self._logits(sequences)]
+        logits = [self._first_logits(sequences)]
         while (levels := len(logits)) < deepest:
             if self._costs is not None:
                 sure = confidence(logits[-1])
@@ -133,49 +142,74 @@ class Glide(Drafter):
                 seconds = self._costs(len(sequences) * (1 + levels), prefix) + spent
                 if not deeper_pays(reach, expected, levels, seconds, spent / levels):
                     break
-            tokens = [token for (token,) in likeliest(logits[-1], 1)]
-            logits.append(self._logits(sequences, self.network.target_ids(tokens), levels))
+            best = torch.tensor([token for (token,) in likeliest(logits[-1], 1)], dtype=torch.int32)
+            tokens = self.network.target_ids(best.to(self._device)).tolist()
+            starts = [len(sequence.tokens) - 1 + levels for sequence in sequences]
+            logits.append(self.network.logits(self._rows(sequences, [[token] for token in tokens], starts)))
         return logits
 
-    def _expand(self, logits: list[torch.Tensor]) -> list[ScoredTree]:
-        """Trees whose root is still to be set."""
-        levels, batch = len(logits), len(logits[0])
-        rows = stack_rows(logits).view(levels, batch, -1).transpose(0, 1).contiguous()
-        roots = torch.zeros(batch, dtype=torch.int32, device=rows.device)
-        best = expand_backbone(rows, roots, self.config.widths, THRESHOLDS if self.config.cape else ())
-        tokens, parents, scores = (each.cpu().numpy() for each in (best.tokens, best.parents, best.scores))
-        chances = np.exp(scores - np.take_along_axis(scores, parents.clip(0), 1)).tolist()
-        columns = zip(tokens.tolist(), parents.tolist(), chances, best.node_counts.tolist(), strict=True)
-        return [ScoredTree([0, *self.network.target_ids(t[1:n])], p[:n], c[:n]) for t, p, c, n in columns]
+    def _expand(self, logits: Sequence[torch.Tensor]) -> BackboneTrees:
+        """Trees whose root is still to be set, in the drafter's tokens, of the logits [B, Vd] of every level."""
+        batch, size = logits[0].shape
+        rows = stack_rows(logits).view(len(logits), batch, size).transpose(0, 1).contiguous()
+        key = (batch, len(logits))
+        if key not in self._expanders:
+            thresholds = THRESHOLDS if self.config.cape else ()
+            roots = torch.zeros(batch, dtype=torch.int32, device=rows.device)
+            self._expanders[key] = (BackboneExpander(*rows.shape, self.config.widths, thresholds, rows.device), roots)
+        expander, roots = self._expanders[key]
+        return expander(rows, roots)
 
-    def _logits(self, sequences: Sequence, drafted: Sequence[int] = (), level: int = 0) -> torch.Tensor:
-        """One pass over what was committed since the last draft, or over the tokens just drafted; [B, Vd]."""
-        if level:
-            starts = [len(sequence.tokens) - 1 + level for sequence in sequences]
-            return self._pass(sequences, [[token] for token in drafted], starts)
-        states = [self._caught_up(sequence, len(sequences)) for sequence in sequences]
-        starts = [state.cached for state in states]
-        logits = self._pass(sequences, [s.tokens[start:] for s, start in zip(sequences, starts, strict=True)], starts)
-        for sequence, state in zip(sequences, states, strict=True):
-            state.cached = len(sequence.tokens) - 1  # the root is passed again once the target has its keys
+    def _first_logits(self, sequences: Sequence) -> torch.Tensor:
+        """One pass over what was committed since the last draft; its last token is the root."""
+        for sequence in sequences:
+            self._catch_up(sequence, max(self._most, self._prefill_rows // len(sequences)))
+        starts = [sequence.drafter_state.cached for sequence in sequences]
+        runs = [sequence.tokens[start:] for sequence, start in zip(sequences, starts, strict=True)]
+        logits = self.network.logits(self._rows(sequences, runs, starts))
+        for sequence in sequences:
+            sequence.drafter_state.cached = len(sequence.tokens) - 1  # the root is passed again with the target's keys
         return logits
 
-    def _caught_up(self, sequence, batch: int) -> State:
+    def _catch_up(self, sequence, most: int) -> None:
         """Passes what is more than one pass of the batch should hold: prompts."""
         if sequence.drafter_state is None:
             sequence.drafter_state = State()
-            self.network.ensure_positions(sequence.prompt_length + sequence.limit + self.config.length)
+            if not self.network.cache.fixed:
+                self.network.ensure_positions(sequence.prompt_length + sequence.limit + self.config.length)
         state, step = sequence.drafter_state, self._prefill_rows
-        most = max(self.config.length + 2, step // batch)  # what a cycle commits always fits
         while (waiting := len(sequence.tokens) - state.cached) > most:
             run = sequence.tokens[state.cached : state.cached + min(step, waiting - most)]
-            self._pass([sequence], [run], [state.cached], wanted=False)
+            self.network.states(self._rows([sequence], [run], [state.cached]))
             state.cached += len(run)
-        return state
 
-    def _pass(self, sequences: Sequence, runs: list[list[int]], starts: list[int], wanted: bool = True):
-        verified = [len(sequence.tokens) - 1 for sequence in sequences]  # what the target has keys of
-        place = Place([sequence.pages for sequence in sequences], starts, verified)
-        states = self.network.states(TreeBatch.chains(runs, self._device), place)
-        ends = np.cumsum([len(run) for run in runs]) - 1
-        return self.network.logits(states[torch.from_numpy(ends).to(states.device)]) if wanted else None
+    def _rows(self, sequences: Sequence, runs: list[list[int]], starts: list[int]) -> GlideRows:
+        place = self.network.cache.batch([sequence.pages for sequence in sequences], starts)
+        return GlideRows.of(runs, place, [len(sequence.tokens) - 1 for sequence in sequences], self._device)
+
+    def new_device_state(self, slots: int) -> ResidentGlide:
+        return ResidentGlide(slots, self._most, self._device)
+
+    @torch.inference_mode()
+    def load(self, state: ResidentGlide, sequences: Sequence) -> None:
+        for slot, sequence in enumerate(sequences):
+            self._catch_up(sequence, self._most)
+            state.first[slot] = sequence.drafter_state.cached
+
+    def unload(self, state: ResidentGlide, sequences: Sequence) -> None:
+        for sequence, cached in zip(sequences, state.first.tolist(), strict=False):
+            if sequence.drafter_state:  # gone with a sequence that is over
+                sequence.drafter_state.cached = cached
+
+    def draft_on_device(self, slots: Slots) -> TreeBatch:
+        state, network, history = slots.drafter_state, self.network, slots.history
+        logits = [network.logits(state.committed(slots))]
+        while len(logits) < self.config.length:
+            tokens = network.target_ids(logits[-1].argmax(-1).int())
+            logits.append(network.logits(state.drafted(slots, tokens, len(logits))))
+        state.advance(slots)
+        best = self._expand(logits)
+        tokens = network.target_ids(best.tokens)
+        tokens[:, :1] = history.tokens.gather(1, history.length[:, None].long() - 1)
+        limits = torch.where(state.running(slots), self.config.length, 0).int()
+        return slots.selected(tokens, best.parents, best.depths, best.scores, limits)

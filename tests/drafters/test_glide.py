@@ -9,7 +9,8 @@ from specengine import Engine
 from specengine.cost_model import CostModel
 from specengine.drafters import load_drafter
 from specengine.drafters.glide import THRESHOLDS, WIDTHS, Config, Glide
-from specengine.glide_network import Place
+from specengine.glide_rows import GlideRows
+from specengine.kv_cache import CacheBatch
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.loading import LoadedModel, load_model
 from specengine.tree_choice import deeper_pays
@@ -206,18 +207,20 @@ def test_long_prompts_are_passed_in_parts(model, target_state, tmp_path, monkeyp
     state, tokens = glide_state(), [(7 * i) % 319 for i in range(300)]
     drafter = drafter_of(model, write(tmp_path, state))
     drafter._prefill_rows = 64
-    passes, run = [], Glide._pass
-    monkeypatch.setattr(
-        Glide, "_pass", lambda self, s, runs, *rest, **k: passes.append(len(runs[0])) or run(self, s, runs, *rest, **k)
-    )
+    passes, of = [], GlideRows.of
+    monkeypatch.setattr(GlideRows, "of", lambda runs, *rest: passes.append(len(runs[0])) or of(runs, *rest))
     before, (tree,) = steer(drafter, [tokens], GREEDY, model=model).drafts[0]
     assert max(passes) <= 64 and sum(passes[:6]) > 200
     assert tree.tokens[1] == dense_logits(state, JSON, target_state, model.config, before[0], [])[0].argmax()
 
 
 def test_rows_see_the_blocks_before_theirs_and_drafts_all_there_is():
-    assert Place([[0]], [0], [12]).visible([15], 5).tolist() == [1, 2, 3, 4, 5, *[5] * 5, 10, 10, 12, 12, 12]
-    assert Place([[0], [1]], [9, 3], [10, 3]).visible([2, 1], 5).tolist() == [5, 10, 3]
+    def visible(starts, verified, counts):
+        place = CacheBatch(torch.zeros(len(starts), 1), torch.tensor(starts, dtype=torch.int32))
+        return GlideRows.of([[0] * count for count in counts], place, verified, torch.device("cpu")).visible(5).tolist()
+
+    assert visible([0], [12], [15]) == [1, 2, 3, 4, 5, *[5] * 5, 10, 10, 12, 12, 12]
+    assert visible([9, 3], [10, 3], [2, 1]) == [5, 10, 3]
 
 
 def test_one_more_level_is_drafted_only_where_it_pays():
