@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from specengine import Engine
+from specengine import Engine, SamplingParams
 from specengine.cost_model import CostModel
 from specengine.drafters import load_drafter
 from specengine.drafters.glide import THRESHOLDS, WIDTHS, Config, Glide
@@ -270,12 +270,55 @@ def test_without_the_targets_cache_no_weights_for_it_are_needed(model, tmp_path)
     drafter_of(model, write(tmp_path, state, {**JSON, "cross_attention": False}))
 
 
-def test_a_network_that_reads_the_wrong_layer_would_be_seen(model, target_state, tmp_path):
-    """The dense reading tells target layers apart: what the parity test compares depends on the choice."""
-    state, tokens = glide_state(), PROMPTS[0]
-    right = dense_logits(state, JSON, target_state, model.config, tokens, [])
-    wrong = dense_logits(state, JSON, target_state, replace(model.config, num_layers=2), tokens, [])
-    assert largest_error(wrong, right) > 1e-2
+def first_errors(model, target_state, folder):
+    """How far the first level's logits are from the dense reading, cycle by cycle of one sequence."""
+    drafter, seen = drafter_of(model, folder, cape="false", length=1), []
+    expand = drafter._expand
+    drafter._expand = lambda logits: seen.append(logits[0][0]) or expand(logits)
+    before = [tokens[0] for tokens, trees in steer(drafter, PROMPTS[:1], GREEDY, model=model).drafts]
+    state = load_file(folder / "model.safetensors")
+    return [
+        largest_error(ours, dense_logits(state, JSON, target_state, model.config, tokens, [])[0])
+        for tokens, ours in zip(before, seen, strict=False)
+    ]
+
+
+def test_rows_that_see_too_much_would_be_noticed(model, target_state, tmp_path, monkeypatch):
+    write(tmp_path, glide_state())
+    assert max(first_errors(model, target_state, tmp_path)) < 1e-4
+    monkeypatch.setattr(GlideRows, "visible", lambda rows, block: rows.verified[rows.owner])
+    assert max(first_errors(model, target_state, tmp_path)) > 1e-3
+
+
+def test_rows_that_are_not_passed_again_would_be_noticed(model, target_state, tmp_path, monkeypatch):
+    """The old root was drafted from before the target had its keys."""
+    write(tmp_path, glide_state())
+    first = Glide._first_logits
+
+    def keeps_the_root(self, sequences):
+        logits = first(self, sequences)
+        for sequence in sequences:
+            sequence.drafter_state.cached = len(sequence.tokens)
+        return logits
+
+    monkeypatch.setattr(Glide, "_first_logits", keeps_the_root)
+    assert max(first_errors(model, target_state, tmp_path)) > 1e-3
+
+
+def test_every_level_is_accepted_where_the_drafter_is_right(model, tmp_path):
+    """A head of zeros drafts the lowest id, and the target is made to say nothing but the lowest."""
+    state = glide_state()
+    state["lm_head.weight"].zero_()
+    engine = Engine(model, drafter=f"glide:{write(tmp_path, state)},adaptive=false")
+    output = engine.generate([[5, 6]], SamplingParams(max_new_tokens=20, logit_bias={0: 1e4}))[0]
+    assert output.token_ids == [0] * 20 and output.stats.cycles == 4
+
+
+def test_a_vocabulary_too_small_for_the_siblings_is_refused(model, tmp_path):
+    folder = write(tmp_path, glide_state(d2t=torch.arange(5)))
+    with pytest.raises(ValueError, match="cape: expected an integer from 1 to 5, got 8"):
+        drafter_of(model, folder)
+    assert drafter_of(model, folder, cape="false").drafts_chains
 
 
 @pytest.fixture(scope="module")

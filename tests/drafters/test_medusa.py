@@ -199,6 +199,11 @@ def test_a_pass_that_costs_much_per_row_is_not_made_wide(tmp_path):
     assert max(len(tree.tokens) for _, trees in steer(adaptive, PROMPTS, GREEDY).drafts for tree in trees) < 4
 
 
+def test_a_vocabulary_too_small_for_the_tree_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="tree: ranks: expected an integer from 1 to 5, got 10"):
+        drafter_of(write(tmp_path, heads_state(vocab=5)))
+
+
 @pytest.fixture(scope="module")
 def model(smollm2_path):
     return load_model(smollm2_path, device="cpu")

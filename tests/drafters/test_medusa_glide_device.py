@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specengine import Engine
+from specengine import Engine, SamplingParams
 from specengine.models.loading import load_model
 from specengine.ops import cuda_ops
 from tests import engines
@@ -55,3 +55,13 @@ def test_the_device_drafts_the_trees_that_the_cpu_drafts(tiny_target, drafter, t
     outputs = Engine(on_device, drafter=text, max_batch_size=2).generate(PROMPTS, traced)
     for ours, theirs in zip(outputs, expected, strict=True):
         assert [(set(c.tokens), c.accepted) for c in ours.trace] == [(set(c.tokens), c.accepted) for c in theirs.trace]
+
+
+def test_right_drafts_are_accepted_to_the_last_level(tiny_target, tmp_path):
+    config = {**test_glide.JSON, "num_hidden_layers": 1}
+    state = test_glide.glide_state(config)
+    state["lm_head.weight"].zero_()  # drafts the lowest id
+    text = f"glide:{test_glide.write(tmp_path, state, config)},length=2,cape=false,adaptive=false"
+    zeros = SamplingParams(max_new_tokens=9, logit_bias={0: 1e4})
+    for output in Engine(tiny_target[1], drafter=text, max_batch_size=2).generate([[5, 6], [7, 8, 9]], zeros):
+        assert output.token_ids == [0] * 9 and output.stats.cycles == 3
