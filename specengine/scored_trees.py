@@ -72,6 +72,10 @@ class TreeCutter:
             for tree, own, order, count in zip(trees, classes, orders, counts, strict=True)
         ]
 
+    def learned(self, chance: float) -> float:
+        """What a drafter's probability turned out to mean so far."""
+        return self._acceptance.rates()[bisect_right(EDGES, chance)]
+
     def observe(self, drafted: Drafted, committed: Sequence[int]) -> None:
         """Learns from what became of a tree: committed holds the accepted tokens and the one after them."""
         tree, reached = drafted.tree, {0: 0}  # nodes on the committed path, and how many tokens lead to them

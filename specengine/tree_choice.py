@@ -78,6 +78,20 @@ def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, pre
     return chosen
 
 
+def deeper_pays(
+    reach: Sequence[float], expected: Sequence[float], levels: int, cycle_seconds: float, level_seconds: float
+) -> bool:
+    """Whether one more level of drafts makes the expected time per token less, the mean over the sequences.
+
+    reach: per sequence, that all its `levels` levels are accepted; the next one is thought to be as likely as they were
+    on average.  expected: tokens of the cycle as it is.  level_seconds: what drafting one more takes.
+    """
+    further = [chance ** ((levels + 1) / levels) for chance in reach]
+    now = sum(1 / tokens for tokens in expected)
+    then = sum(1 / (tokens + chance) for tokens, chance in zip(expected, further, strict=True))
+    return then * (cycle_seconds + level_seconds) < now * cycle_seconds
+
+
 class WidthChoice:
     """Picks among a few fixed widths of chains by what they take and how much was accepted of late.
 

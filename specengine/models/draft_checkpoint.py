@@ -31,6 +31,12 @@ class MedusaHeads(TorchBinCheckpoint):
     filename = "medusa_lm_head.pt"
 
 
+class MedusaSafetensors(SafetensorsCheckpoint):
+    """The same as safetensors, as model hubs converted it."""
+
+    filename = "medusa_lm_head.safetensors"
+
+
 class DraftCheckpoint(Checkpoint):
     """Tensors of a drafter, and what its config.json says.
 
@@ -181,7 +187,7 @@ def open_draft_checkpoint(path: str | Path) -> DraftCheckpoint:
 
 
 def _files(folder: Path) -> Checkpoint:
-    for kind in (SafetensorsCheckpoint, TorchBinCheckpoint, MedusaHeads):
+    for kind in (SafetensorsCheckpoint, TorchBinCheckpoint, MedusaSafetensors, MedusaHeads):
         if any((folder / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):
             return kind(folder)
-    raise FileNotFoundError(f"{folder}: holds none of model.safetensors, pytorch_model.bin, medusa_lm_head.pt")
+    raise FileNotFoundError(f"{folder}: holds none of model.safetensors, pytorch_model.bin, medusa_lm_head.*")

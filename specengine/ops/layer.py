@@ -79,8 +79,11 @@ def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tenso
 
 
 def _rotate(x: torch.Tensor, norm, cos: torch.Tensor, sin: torch.Tensor, eps: float) -> torch.Tensor:
-    if norm is not None:
-        x = _normalise(x, norm, eps)
+    return rotate(x if norm is None else _normalise(x, norm, eps), cos, sin)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turns heads x [M, H, D] to the positions of cos and sin [M, D/2]; component j is paired with j + D/2."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

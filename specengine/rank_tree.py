@@ -1,0 +1,101 @@
+"""Trees known before anything is drafted, given as rank paths: [0, 2] is the third likeliest child of the likeliest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from specengine._C import MAX_NODES
+
+# One path per word, a digit per level; best first, as they were found.
+PUBLISHED = {
+    "mc_sim_7b_63": (
+        "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 "
+        "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
+    )
+}
+
+
+@dataclass(frozen=True)
+class RankTree:
+    """Nodes beside the root, parents first.  parents: int [N], 0 for the root, i + 1 for node i.
+    depths: int [N] from 1.  ranks: int [N], among the likeliest tokens of the parent's distribution."""
+
+    parents: np.ndarray
+    depths: np.ndarray
+    ranks: np.ndarray
+
+    @staticmethod
+    def of(paths: Sequence[Sequence[int]]) -> RankTree:
+        """Raises ValueError for paths that are no tree, or whose parents do not come first."""
+        numbers: dict[tuple[int, ...], int] = {(): 0}
+        for path in paths:
+            if not isinstance(path, (list, tuple)) or any(type(rank) is not int or rank < 0 for rank in path):
+                raise ValueError(f"tree: expected lists of ranks from 0, got {path!r}")
+            path = tuple(path)
+            if path in numbers or path[:-1] not in numbers:
+                raise ValueError(f"tree: path {list(path)} is there twice, or comes before its parent")
+            numbers[path] = len(numbers)
+        if not 2 <= len(numbers) <= MAX_NODES:
+            raise ValueError(f"tree: expected 1 to {MAX_NODES - 1} paths, got {len(numbers) - 1}")
+        own = [path for path in numbers if path]
+        columns = ([numbers[path[:-1]] for path in own], [len(path) for path in own], [path[-1] for path in own])
+        return RankTree(*(np.array(column) for column in columns))
+
+    @staticmethod
+    def named(name: str) -> RankTree:
+        """A published tree, or that of a JSON file with a list of paths. Raises ValueError, FileNotFoundError."""
+        if name in PUBLISHED:
+            return RankTree.of([[int(digit) for digit in word] for word in PUBLISHED[name].split()])
+        if not name.endswith(".json"):
+            raise ValueError(f"tree: expected {', '.join(PUBLISHED)} or a .json file, got {name!r}")
+        try:
+            return RankTree.of(list(json.loads(Path(name).read_text(encoding="utf-8"))))
+        except (json.JSONDecodeError, TypeError, UnicodeDecodeError):
+            raise ValueError(f"tree: {name} is no JSON list of rank paths") from None
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def first(self, nodes: int, levels: int) -> RankTree:
+        """Its first nodes that lie in the first levels, level by level."""
+        kept = np.flatnonzero(self.depths <= levels)[:nodes]
+        kept = kept[np.argsort(self.depths[kept], kind="stable")]
+        number = np.zeros(len(self) + 1, dtype=int)
+        number[kept + 1] = np.arange(1, len(kept) + 1)
+        return RankTree(number[self.parents[kept]], self.depths[kept], self.ranks[kept])
+
+
+class RankCandidates:
+    """A RankTree whose nodes lie level by level, for any batch, as the tensors of select_nodes.
+
+    parents, depths: int32 [1 + N], the root first.  levels: of the tree.  ranks: children that it asks of a level.
+    """
+
+    def __init__(self, tree: RankTree, device: torch.device) -> None:
+        self.levels, self.ranks = int(tree.depths.max()), int(tree.ranks.max()) + 1
+        self.parents, self.depths = (
+            torch.tensor([first, *rest.tolist()], dtype=torch.int32, device=device)
+            for first, rest in ((-1, tree.parents), (0, tree.depths))
+        )
+        self._place = torch.from_numpy((tree.depths - 1) * self.ranks + tree.ranks).to(device)
+        ends = np.searchsorted(tree.depths, np.arange(1, self.levels + 1), side="right")
+        self._levels = list(pairwise([1, *(ends + 1).tolist()]))
+
+    def fill(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int32 and cumulative log-probabilities float32 [B, 1 + N]; the root's token is still to be set.
+
+        tokens, log_probs: [levels, B, ranks], of each level's distribution, which knows nothing of the path above it.
+        """
+        tokens, own = (each.transpose(0, 1).flatten(1)[:, self._place] for each in (tokens, log_probs))
+        scores = torch.zeros(len(own), len(self.parents), device=own.device)
+        for begin, end in self._levels:
+            above = scores[:, self.parents[begin:end]]
+            scores[:, begin:end] = above + own[:, begin - 1 : end - 1]
+        return torch.cat([torch.zeros_like(tokens[:, :1]), tokens], dim=1), scores

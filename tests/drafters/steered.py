@@ -1,0 +1,50 @@
+"""A drafter under test whose drafts are looked at, while a drafter that knows the answer decides what is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from specengine import Engine
+from tests.engines import Oracle, ids, tiny_model
+
+
+class Steered(Oracle):
+    """drafts: per cycle, the tokens of every sequence and what the drafter proposed."""
+
+    reads_features = True
+
+    def __init__(self, inner, answers, vocab, nodes=12, seed=0) -> None:
+        super().__init__(answers, vocab, nodes, seed)
+        self.inner, self.drafts, self.taps = inner, [], inner.taps
+
+    @property
+    def max_nodes(self):
+        return max(self.nodes, self.inner.max_nodes)
+
+    def draft(self, sequences):
+        before = [list(sequence.tokens) for sequence in sequences]
+        self.drafts.append((before, self.inner.draft(sequences)))
+        return super().draft(sequences)
+
+    def attach(self, cache):
+        self.inner.attach(cache)
+
+    def observe_prompt(self, sequence, start, features):
+        if self.inner.reads_features:
+            self.inner.observe_prompt(sequence, start, features)
+
+    def observe(self, sequences, committed, features):
+        self.inner.observe(sequences, committed, features if self.inner.reads_features else None)
+
+    def release(self, sequence):
+        self.inner.release(sequence)
+
+
+def steer(drafter, prompts, params, seed=0, model=None) -> Steered:
+    """Runs prompts with every kind of acceptance; the output must stay that of plain decoding."""
+    model = dataclasses.replace(model or tiny_model(), eos_token_ids=frozenset())
+    plain = Engine(model, drafter="none").generate(prompts, params)
+    answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
+    steered = Steered(drafter, answers, model.config.vocab_size, seed=seed)
+    assert ids(Engine(model, drafter=steered, max_batch_size=4).generate(prompts, params)) == ids(plain)
+    return steered
