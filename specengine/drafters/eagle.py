@@ -1,0 +1,18 @@
+"""EAGLE-1 and -2: one layer goes on from the target's last features, whose own head reads it (Li et al. 2024)."""
+
+from __future__ import annotations
+
+from specengine.eagle_drafter import Eagle, EagleConfig
+from specengine.models.draft_checkpoint import DraftCheckpoint
+from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle1
+from specengine.models.transformer import Transformer
+
+
+class Eagle1(Eagle):
+    """Drafts the tree of its own confidence (EAGLE-2)."""
+
+    name = "eagle"
+    Config = EagleConfig
+
+    def load(self, checkpoint: DraftCheckpoint, target: Transformer) -> EagleDrafter:
+        return load_eagle1(checkpoint, target, self.config.dtype)
