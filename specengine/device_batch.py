@@ -84,13 +84,13 @@ class DeviceBatch:
         cycles = self._cycles
         if cycles.loaded is not self:
             if cycles.loaded:
-                cycles.loaded.drain()
-                cycles.loaded = None  # until it has committed what it was left with
+                cycles.loaded.leave()
             while self._read:  # cycles from before another batch took the device
                 self._commit(self._read.popleft())
             if self._finished:
                 return
             cycles.state.load(self.sequences)
+            cycles.drafter.load(cycles.state.drafter_state, self.sequences)
             cycles.loaded = self
         while len(self._launched) < self._ahead:
             self._launch()
@@ -103,16 +103,19 @@ class DeviceBatch:
 
     def close(self) -> None:
         """Commits what is still under way: the members are about to change."""
-        self.drain()
+        if self._cycles.loaded is self:
+            self.leave()
         while self._read:
             self._commit(self._read.popleft())
-        if self._cycles.loaded is self:
-            self._cycles.loaded = None
 
-    def drain(self) -> None:
-        """Waits for all cycles under way; what they did is committed by the caller whose sequences these are."""
+    def leave(self) -> None:
+        """Waits for all cycles under way and leaves the device; what they did is committed by the caller whose
+        sequences these are."""
         while self._launched:
             self._read.append(self._launched.popleft()())
+        cycles = self._cycles
+        cycles.drafter.unload(cycles.state.drafter_state, self.sequences)
+        cycles.loaded = None
 
     @property
     def _finished(self) -> bool:
@@ -129,7 +132,7 @@ class DeviceBatch:
         self._launched.append(cycles.launch(size, nodes))
 
     def _commit(self, records: list[list[int]]) -> None:
-        committed = []
+        committed, kept = [], []
         nodes = (len(records[0]) - RECORD_HEAD) // 3
         graphs = self._cycles.graphs
         for b, (sequence, record) in enumerate(zip(self.sequences, records, strict=False)):
@@ -148,6 +151,10 @@ class DeviceBatch:
             tree = DraftTree(tokens[:used], parents[:used])
             scores = graphs.of(len(self.sequences), nodes).scores
             committed.append(commit_run(sequence, tree, path[:count], bonus, scores, b * nodes, relaxed))
+            kept += [b * nodes + node for node in path[: len(committed[-1])]]
             graphs.observe(nodes, used - 1, count - 1)
-        if not self._cycles.drafter.drafts_on_device:
-            self._cycles.drafter.observe(self.sequences, committed, None)
+        drafter = self._cycles.drafter
+        if not drafter.drafts_on_device:
+            features = graphs.of(len(self.sequences), nodes).features if drafter.reads_features else None
+            rows = features and features.rows(torch.tensor(kept, device=features.last.device))
+            drafter.observe(self.sequences, committed, rows)

@@ -34,23 +34,19 @@ class Pairs:
 
 @dataclass(frozen=True)
 class PairRows:
-    """Pairs of several sequences as the rows of one drafter pass: chains from number `starts` on.
+    """Pairs of several sequences as the rows of one drafter pass, a chain of each.
 
-    features: [M, ..].  last_rows: the row of each sequence's last pair.
+    features: [M, ..].  last: int64 [B], the row of each sequence's last pair.
     """
 
     rows: TreeBatch
-    starts: list[int]
     features: torch.Tensor
+    last: torch.Tensor
 
     @staticmethod
     def take(pairs: Sequence[Pairs], counts: Sequence[int], device: torch.device) -> PairRows:
         """The first pairs of every sequence, as many as `counts` says."""
-        starts = [own.first for own in pairs]
         taken = [own.take(count) for own, count in zip(pairs, counts, strict=True)]
         features = taken[0][1] if len(taken) == 1 else torch.cat([features for _, features in taken])
-        return PairRows(TreeBatch.chains([tokens for tokens, _ in taken], device), starts, features)
-
-    @property
-    def last_rows(self) -> torch.Tensor:
-        return self.rows.row_start[1:].long() - 1
+        rows = TreeBatch.chains([tokens for tokens, _ in taken], device)
+        return PairRows(rows, features, rows.row_start[1:].long() - 1)

@@ -86,6 +86,7 @@ def resident_cycles(
         device=target.device,
         draft_logits=None if rule.wants is Wants.NOTHING else drafter.room_for_logits(rows),
         weights=not isinstance(rule, Match),
+        drafter_state=drafter.new_device_state(options.max_batch_size),
     )
     target.tune()
     capture = options.graphs and target.device.type == "cuda"

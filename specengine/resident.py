@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.drafters.base import Drafter
+from specengine.features import Features
 from specengine.kv_cache import CacheBatch
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
@@ -31,7 +33,7 @@ class ResidentState:
     """Room for `slots` sequences of up to `positions` tokens; idle slots are padding in every op.
 
     nodes: of the largest tree.  rows: of the largest pass.  draft_logits: as many rows, where the rule wants them.
-    weights: whether the rule works with them, as all do but `match`.
+    weights: whether the rule works with them, as all do but `match`.  drafter_state: what the drafter keeps there.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class ResidentState:
         device: torch.device,
         draft_logits: DraftLogits | None = None,
         weights: bool = False,
+        drafter_state: Any = None,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -65,7 +68,7 @@ class ResidentState:
             bias_values=zeros(MAX_BIASES, dtype=torch.float32),
         )
         self.workspace = VerifyWorkspace(slots, vocab, rows=rows, device=device, weights=weights)
-        self.draft_logits = draft_logits
+        self.draft_logits, self.drafter_state = draft_logits, drafter_state
 
     def check_biases(self, sequences: Seq[Sequence]) -> None:
         """Raises ValueError where the sequences of a batch have more biases than there is room for."""
@@ -102,7 +105,8 @@ class ResidentState:
 class Slots:
     """The first `size` slots of a state with trees of `nodes` nodes each.
 
-    record: int32 [size, record_width(nodes)], what the host reads of a cycle.  scores, features: of the last pass.
+    record: int32 [size, record_width(nodes)], what the host reads of a cycle.  scores, features, accepted: of the last
+    pass.
     clock: of the cycle's phases, where somebody wants to know.
     """
 
@@ -132,7 +136,8 @@ class Slots:
         )
         logits = state.draft_logits
         self.draft_logits = logits and replace(logits, logits=logits.logits[:rows], rows=logits.rows[:rows])
-        self.scores = self.features = torch.empty(0)
+        self.drafter_state, self.accepted, self.features = state.drafter_state, None, None
+        self.scores = torch.empty(0)
         self.clock: HostClock | DeviceClock | None = None
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
@@ -178,11 +183,12 @@ class Slots:
         self.draft_logits.rows.copy_(torch.from_numpy(rows), non_blocking=True)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
-        self.scores = scores
+        self.scores, self.accepted = scores, accepted
         commit_tokens(tree, accepted, self.history, self.limits, self.record)
 
-    def observe(self, drafter: Drafter, features: torch.Tensor) -> None:
+    def observe(self, drafter: Drafter, features: Features) -> None:
         self.features = features
+        drafter.observe_on_device(self, features)
 
     def mark(self, phase: str) -> None:
         """Notes that a phase has ended."""

@@ -82,6 +82,22 @@ class Drafter(ABC):
         """
         return None
 
+    def new_device_state(self, slots: int) -> Any:
+        """What it keeps between two captured cycles of at most so many sequences, for Slots.drafter_state."""
+        return None
+
+    def load(self, state: Any, sequences: Sequence[TokenSequence]) -> None:
+        """Takes sequences into the first slots of a device state; the others are idle."""
+        return None
+
+    def unload(self, state: Any, sequences: Sequence[TokenSequence]) -> None:
+        """Takes what a device state has of its sequences back to the host: others want the slots."""
+        return None
+
+    def observe_on_device(self, slots: Slots, features: Features) -> None:
+        """observe() of a captured cycle.  features: of all rows of its pass."""
+        return None
+
     def draft_on_device(self, slots: Slots) -> TreeBatch:
         """One tree of slots.nodes rows per slot from device tensors alone: nothing of it may come from the host.
 

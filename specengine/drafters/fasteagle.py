@@ -16,8 +16,9 @@ from specengine.cost_model import costs_of
 from specengine.drafters.base import Drafter
 from specengine.feature_pairs import PairRows, Pairs
 from specengine.features import Features
-from specengine.kv_cache import KVCache
+from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
+from specengine.models.draft_random import random_fasteagle
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
@@ -27,6 +28,7 @@ from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
 from specengine.shipped import find_drafter
 from specengine.tree import DraftTree
 
+NAME = "fasteagle"
 READINGS = ("text", "formula")
 
 
@@ -61,14 +63,14 @@ class State:
 class FastEagle(Drafter):
     """Drafts a tree with one pass of its layers; a backbone node's siblings are leaves, whatever they would lead to."""
 
-    name = "fasteagle"
+    name = NAME
     Config = Config
     takes_path = True
     reads_features = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        self.network = Cascade(open_draft_checkpoint(find_drafter(self.name, path, target)), target, config.dtype)
+        self.network = Cascade(_open(path, target), target, config.dtype)
         self.taps = self.network.taps
         levels = config.levels or self.network.levels
         check_range("levels", levels, 1, self.network.levels)
@@ -96,7 +98,9 @@ class FastEagle(Drafter):
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         state = self._state(sequence)
         state.pairs.add(features.tapped, sequence.tokens[start + 1 : start + 1 + len(features.last)])
-        self.network.states([sequence], [state.pairs], [len(state.pairs.tokens) - 1])  # the last one is drafted from
+        known = len(state.pairs.tokens) - 1  # the last one is drafted from
+        if known:
+            self.network.read([sequence], [state.pairs], [known])
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
         first = 0
@@ -113,7 +117,7 @@ class FastEagle(Drafter):
         scored = [ScoredTree([sequence.tokens[-1]], [-1], [1.0]) for sequence in sequences]
         if ready:
             pairs = [states[i].pairs for i in ready]
-            outputs = self.network.states([sequences[i] for i in ready], pairs, [len(own.tokens) for own in pairs])
+            outputs = self.network.read([sequences[i] for i in ready], pairs, [len(own.tokens) for own in pairs])
             for i, tree in zip(ready, self._expand(outputs[:, : self._levels]), strict=True):
                 scored[i] = tree.rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
@@ -138,6 +142,11 @@ class FastEagle(Drafter):
         if sequence.drafter_state is None:
             sequence.drafter_state = State()
         return sequence.drafter_state
+
+
+def _open(path: str | None, target: Transformer) -> DraftCheckpoint:
+    kind, _, preset = (path or "").partition(":")
+    return random_fasteagle(preset) if kind == "random" else open_draft_checkpoint(find_drafter(NAME, path, target))
 
 
 class Cascade:
@@ -197,14 +206,17 @@ class Cascade:
             self._ops.layer.rms_norm(rows, None, self._norm, outputs, self.config.rms_norm_eps)
         return self._ops.linear(outputs.contiguous(), self.head)
 
-    @torch.inference_mode()
-    def states(self, sequences: Sequence, pairs: Sequence[Pairs], counts: Sequence[int]) -> torch.Tensor:
+    def read(self, sequences: Sequence, pairs: Sequence[Pairs], counts: Sequence[int]) -> torch.Tensor:
         """Reads the first pairs of every sequence: the layers' outputs [B, levels, hidden] at the last of them."""
-        read = PairRows.take(pairs, counts, self._target.device)
-        inputs = self._inputs(read)
-        self._rope.ensure(max(start + count for start, count in zip(read.starts, counts, strict=True)))
-        place = self._cache.batch([sequence.pages for sequence in sequences], read.starts)
-        outputs, first = [], 0
+        starts = [own.first for own in pairs]
+        self._rope.ensure(max(start + count for start, count in zip(starts, counts, strict=True)))
+        place = self._cache.batch([sequence.pages for sequence in sequences], starts)
+        return self.outputs(PairRows.take(pairs, counts, self._target.device), place)
+
+    @torch.inference_mode()
+    def outputs(self, read: PairRows, place: CacheBatch) -> torch.Tensor:
+        """The layers' outputs [B, levels, hidden] at every sequence's last pair, once all pairs are cached."""
+        inputs, outputs, first = self._inputs(read), [], 0
         for decoder in self._decoders:
             layers = self.levels // len(self._decoders)
             own = slice(first, first + layers)
@@ -212,7 +224,7 @@ class Cascade:
             tapped = torch.empty(len(inputs), layers, self.config.hidden_size, device=inputs.device)
             caches = (self._pool.k[own], self._pool.v[own], place.block_table, place.lengths)
             decoder(read.rows, *caches, *self._rope.cos_sin, tapped, inputs)
-            outputs.append(tapped[read.last_rows])
+            outputs.append(tapped[read.last])
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _inputs(self, read: PairRows) -> torch.Tensor:

@@ -94,6 +94,18 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor of the model, in order of use; linear weights are [out, in]."""
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        shapes |= layer_tensors(config, f"model.layers.{layer}.")
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def layer_tensors(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of one decoder layer's tensors."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = {
@@ -109,18 +121,11 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if config.qk_norm:
         norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
 
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        for name, size in norms.items():
-            shapes[f"{prefix}{name}.weight"] = (size,)
-        for name, (rows, columns, bias) in linears.items():
-            shapes[f"{prefix}{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{prefix}{name}.bias"] = (rows,)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
+    for name, (rows, columns, bias) in linears.items():
+        shapes[f"{prefix}{name}.weight"] = (rows, columns)
+        if bias:
+            shapes[f"{prefix}{name}.bias"] = (rows,)
     return shapes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -20,15 +21,23 @@ class RandomCheckpoint(Checkpoint):
 
     A tensor of several blocks is drawn on the device it is for, by that device's generator: a large model would take
     minutes on the CPU. Smaller ones are the same on every device.
+    shapes: of the tensors, where they are not those of a model of this config.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 0, source: str = "random") -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int = 0,
+        source: str = "random",
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         dtype = config.dtype or "float32"
         if dtype not in FLOAT_FORMATS:
             raise ValueError(f"config.dtype must be one of {', '.join(FLOAT_FORMATS)}, got {dtype!r}")
         self.source, self.seed = source, seed
         self.config = replace(config, dtype=dtype)
-        self.tensors = {name: TensorInfo(shape, dtype) for name, shape in expected_tensors(config).items()}
+        shapes = expected_tensors(config) if shapes is None else shapes
+        self.tensors = {name: TensorInfo(shape, dtype) for name, shape in shapes.items()}
 
     def read_rows(self, name: str, start: int, stop: int, device: torch.device = CPU) -> torch.Tensor:
         info = self._info(name)

@@ -60,11 +60,11 @@ def tree_attention_cuda(
     place = (q, k_cache, v_cache, block_table, lengths, row_start)
     if ancestors is None and not strict:
         return tree_attention_reference(*place, None, out, scale, window)
-    ancestors = _chain_bits(row_start, q.shape[0]) if ancestors is None else ancestors
+    ancestors = chain_bits(row_start, q.shape[0]) if ancestors is None else ancestors
     return tree_attention(*place, ancestors, out, scale, window, strict)
 
 
-def _chain_bits(row_start: torch.Tensor, rows: int) -> torch.Tensor:
+def chain_bits(row_start: torch.Tensor, rows: int) -> torch.Tensor:
     """int32 bits [rows, ceil(rows / 32)]: a node sees itself and all nodes before it."""
     node = rows_of(row_start, rows)[1]
     word = torch.arange(-(-rows // 32), device=row_start.device)

@@ -1,0 +1,185 @@
+import dataclasses
+
+import pytest
+import torch
+
+from specengine import Engine, SamplingParams
+from specengine.drafters.fasteagle import Cascade, Config, FastEagle
+from specengine.models.presets import PRESETS
+from specengine.tree import TreeBatch
+from tests.drafters.draft_files import RandomWeights, dense_layer, norm
+from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
+
+TAPS = (0, 1, 2)
+LEVELS, DRAFT_VOCAB = 3, 40
+TINY = PRESETS["tiny-llama"]
+SHAPE = dataclasses.replace(TINY, num_layers=LEVELS, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48)
+PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [1, 2]]
+
+
+def random_cascade(
+    folder, *, parallel: bool = False, output_norm: bool = False, vocabulary: int = DRAFT_VOCAB, **fields
+):
+    weights, size = RandomWeights(3), TINY.hidden_size
+    weights.linear("fc_features", size, len(TAPS) * size)
+    weights.linear("fc_input", size, 2 * size)
+    weights.norms("embed_norm", *(f"fc_norm.{i}" for i in range(len(TAPS))), size=size)
+    for i in range(LEVELS):
+        weights.layer(f"layers.{i}", SHAPE)
+    if output_norm:
+        weights.norms("norm", size=size)
+    if vocabulary:
+        weights.vocabulary(TINY.vocab_size, vocabulary)
+    fields = {"eagle_aux_hidden_state_layer_ids": TAPS, "parallel": parallel, **fields}
+    return weights.save(folder, SHAPE, **fields), weights.tensors
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_cascade(tmp_path_factory.mktemp("fasteagle"))[0]
+
+
+def dense_logits(tensors, tokens: list[int], *, parallel: bool) -> torch.Tensor:
+    """float32 [levels, Vd] of the published architecture for a text whose last token is the root."""
+    target = tiny_model().target.with_taps(TAPS)
+    cache = target.new_cache()
+    rows = TreeBatch.chains([tokens[:-1]], target.device)
+    tapped = target.features(rows, cache, cache.batch([cache.allocate(len(tokens))], [0])).tapped
+    embedding, head = (table.weights[0] for table in (target._embedding, target.head))
+    embedded, unpacked = (torch.empty(TINY.vocab_size, TINY.hidden_size) for _ in range(2))
+    everything = torch.arange(TINY.vocab_size, dtype=torch.int32)
+    target.ops.layer.gather_rows(embedding, everything, embedded)
+    target.ops.layer.gather_rows(head, everything, unpacked)
+    eps = SHAPE.rms_norm_eps
+    normed = [norm(tapped[:, i], tensors[f"fc_norm.{i}.weight"], eps) for i in range(len(TAPS))]
+    fused = torch.cat(normed, -1) @ tensors["fc_features.weight"].T
+    following = norm(embedded[tokens[1:]], tensors["embed_norm.weight"], eps)
+    x = first = torch.cat([fused, following], -1) @ tensors["fc_input.weight"].T
+    vocabulary = torch.arange(DRAFT_VOCAB) + tensors["d2t"]
+    logits = []
+    for i in range(LEVELS):
+        x = dense_layer(tensors, f"layers.{i}", SHAPE, first if parallel else x)
+        output = norm(x[-1], tensors["norm.weight"], eps) if "norm.weight" in tensors else x[-1]
+        logits.append(unpacked[vocabulary] @ output)
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"parallel": True}, {"output_norm": True}], ids=["cascade", "parallel", "norm"]
+)
+def test_every_draft_is_what_the_published_architecture_says_of_the_whole_text(tmp_path, monkeypatch, options):
+    path, tensors = random_cascade(tmp_path, **options)
+    engine = tiny_engine(f"fasteagle:{path},top_k=12,adaptive=false")
+    seen, texts = [], []
+    draft, logits = FastEagle.draft, Cascade.logits
+
+    def recorded(self, outputs):
+        seen.append(logits(self, outputs))
+        return seen[-1]
+
+    def drafting(self, sequences):
+        texts.extend(list(s.tokens) for s in sequences if len(s.tokens) > 1)
+        return draft(self, sequences)
+
+    monkeypatch.setattr(Cascade, "logits", recorded), monkeypatch.setattr(FastEagle, "draft", drafting)
+    outputs = engine.generate(PROMPTS, GREEDY)
+    assert max(output.stats.tau for output in outputs) > 1.05  # partly accepted trees are among the cycles
+    rows = torch.cat(seen).view(-1, LEVELS, DRAFT_VOCAB)
+    assert len(rows) == len(texts) > 100
+    for found, text in zip(rows[::7], texts[::7], strict=True):
+        wanted = dense_logits(tensors, text, parallel=options.get("parallel", False))
+        assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "options", ["top_k=1", "top_k=8", "top_k=8,reading=formula", "top_k=3,levels=2", "adaptive=true"]
+)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_no_token_changes(folder, params, options, batch):
+    options = options if "adaptive" in options else f"{options},adaptive=false"
+    engine = tiny_engine(f"fasteagle:{folder},{options}", max_batch_size=batch)
+    assert ids(engine.generate(PROMPTS, params)) == ids(tiny_engine("none").generate(PROMPTS, params))
+
+
+@pytest.mark.parametrize("reading, nodes", [("text", 1 + LEVELS * 10), ("formula", 1 + (LEVELS - 1) * 10)])
+def test_the_tree_has_as_many_nodes_as_the_paper_says_in_either_reading(folder, reading, nodes):
+    engine = tiny_engine(f"fasteagle:{folder},top_k=10,reading={reading},adaptive=false")
+    params = SamplingParams(max_new_tokens=20, trace=True)
+    trees = [cycle.tokens for cycle in engine.generate([5, 9, 13], params).trace]
+    assert engine.drafter.max_nodes == nodes and max(len(tree) for tree in trees) == nodes
+
+
+def test_the_tree_is_a_backbone_with_leaves(folder):
+    engine = tiny_engine(f"fasteagle:{folder},top_k=3,adaptive=false")
+    cycle = engine.generate([5, 9, 13], SamplingParams(max_new_tokens=20, trace=True)).trace[0]
+    assert cycle.parents == (-1, 0, 0, 0, 1, 1, 1, 4, 4, 4)
+
+
+def test_drafting_costs_one_pass_of_the_layers(folder, monkeypatch):
+    engine, passes = tiny_engine(f"fasteagle:{folder},adaptive=false"), []
+    outputs = Cascade.outputs
+    monkeypatch.setattr(Cascade, "outputs", lambda *args: passes.append(1) or outputs(*args))
+    output = engine.generate([5, 9, 13], GREEDY)
+    assert len(passes) == output.stats.cycles + 1  # and one for the prompt
+
+
+def test_drafts_go_on_past_the_length_the_drafter_was_trained_for(tmp_path):
+    path, _ = random_cascade(tmp_path, max_position_embeddings=16)
+    engine, prompt = tiny_engine(f"fasteagle:{path},adaptive=false"), list(range(1, 90))
+    assert engine.generate(prompt, GREEDY).token_ids == tiny_engine("none").generate(prompt, GREEDY).token_ids
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"hidden_size": 48}, "it reads a target of hidden size 48, this one has"),
+        ({"target_hidden_size": 48}, "it reads a target of hidden size 48, this one has"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 2, 99]}, r"it reads the target's layers \(0, 2, 99\), expected"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 2]}, r"tensor 'fc_features.weight' has shape .*, expected"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_its_target_is_refused_by_name(tmp_path, fields, message):
+    path, _ = random_cascade(tmp_path, **fields)
+    with pytest.raises(ValueError, match=message):
+        tiny_engine(f"fasteagle:{path}")
+
+
+def test_a_vocabulary_beyond_the_targets_is_refused(tmp_path):
+    weights = RandomWeights()
+    path, tensors = random_cascade(tmp_path)
+    tensors["d2t"] = tensors["d2t"] + TINY.vocab_size
+    weights.tensors = tensors
+    weights.save(path, SHAPE, eagle_aux_hidden_state_layer_ids=TAPS)
+    with pytest.raises(ValueError, match=f"tensor 'd2t' leads to token .*, the target has {TINY.vocab_size}"):
+        tiny_engine(f"fasteagle:{path}")
+
+
+def test_a_bare_name_without_a_shipped_drafter_says_what_to_do():
+    with pytest.raises(ValueError, match="no fasteagle drafter for this model comes with the package; give one as"):
+        tiny_engine("fasteagle")
+
+
+@pytest.mark.parametrize("options", [{"top_k": 0}, {"levels": -1}, {"reading": "both"}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Config(**options)
+
+
+def test_more_levels_than_layers_are_refused(folder):
+    with pytest.raises(ValueError, match=f"levels: expected an integer from 1 to {LEVELS}"):
+        Engine(tiny_model(), drafter=f"fasteagle:{folder},levels={LEVELS + 1}")
+
+
+@pytest.mark.parametrize("options", ["", ",levels=4"])
+def test_random_drafters_have_the_published_sizes(options):
+    engine = tiny_engine(f"fasteagle:random:tiny-llama,top_k=10,adaptive=false{options}")
+    assert engine.drafter.network.levels == 7 and engine.drafter.max_nodes == (41 if options else 71)
+    assert engine.generate([5, 9, 13], GREEDY).token_ids == tiny_engine("none").generate([5, 9, 13], GREEDY).token_ids
+
+
+def test_a_random_drafter_of_another_target_is_refused():
+    with pytest.raises(ValueError, match="it reads a target of hidden size 4096, this one has 64"):
+        tiny_engine("fasteagle:random:llama-3.1-8b")
+    with pytest.raises(ValueError, match="unknown preset 'nonsense'"):
+        tiny_engine("fasteagle:random:nonsense")
