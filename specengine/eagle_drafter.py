@@ -6,6 +6,7 @@ drafted nodes lie behind them until the next draft writes over them.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,14 +20,12 @@ from specengine.dynamic_tree import DynamicTrees, number_nodes
 from specengine.feature_pairs import PairRows, Pairs
 from specengine.features import Features
 from specengine.kv_cache import CacheBatch, KVCache
-from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
 from specengine.models.eagle_checkpoint import EagleDrafter
 from specengine.models.eagle_layers import Rows
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.options import check_range
 from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.shipped import find_drafter
 from specengine.tree import DraftTree
 
 
@@ -75,7 +74,7 @@ class Eagle(Drafter):
 
     def __init__(self, config: EagleConfig, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        loaded = self.load(open_draft_checkpoint(find_drafter(self.name, path, target)), target)
+        loaded = self._open(path, target)
         self.network, self.taps, self._tokens = loaded.layers, loaded.taps, loaded.tokens
         self._cache_dtype, self._device = target.cache_dtype, target.device
         check_range("top_k", config.top_k, 1, self.network.head.rows)
@@ -83,9 +82,9 @@ class Eagle(Drafter):
         self._expanders: dict[int, BackboneExpander] = {}  # by rows
         self._own_bits = _own_bits(config.expanded).to(target.device)
 
-    def load(self, checkpoint: DraftCheckpoint, target: Transformer) -> EagleDrafter:
-        """The drafter of a checkpoint."""
-        raise NotImplementedError
+    @abstractmethod
+    def _open(self, path: str | None, target: Transformer) -> EagleDrafter:
+        """The network of a checkpoint; without a path the one that comes with the package."""
 
     @property
     def adaptive(self) -> bool:
@@ -176,15 +175,15 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def _read(self, sequences: Sequence, counts: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Reads the first pairs of every sequence: float32 [B, hidden] and [q | k | v] per layer of the last ones."""
-        read = PairRows.take([self._state(sequence).pairs for sequence in sequences], counts, self._device)
-        ends = [start + count for start, count in zip(read.starts, counts, strict=True)]
-        self.network.ensure_positions(max(ends) + self.config.levels)
-        place, rows = self._place(sequences, read.starts), read.rows
+        pairs = [self._state(sequence).pairs for sequence in sequences]
+        starts = [own.first for own in pairs]
+        read = PairRows.take(pairs, counts, self._device)
+        self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
+        place, rows = self._place(sequences, starts), read.rows
         rows = Rows(rows.depths, None, rows.row_start, place.block_table, place.lengths)
         features = self.network.fuse(read.features)
         hidden, made = self.network.forward(read.rows.tokens, features, rows, self._pool, None)
-        last = read.last_rows
-        return hidden[last], [rows[last] for rows in made]
+        return hidden[read.last], [rows[read.last] for rows in made]
 
     def _place(self, sequences: Sequence, lengths: Sequence[int]) -> CacheBatch:
         return self._cache.batch([sequence.pages for sequence in sequences], lengths)
