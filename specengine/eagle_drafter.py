@@ -116,7 +116,7 @@ class Eagle(Drafter):
         pairs, picked = self._state(sequence).pairs, self.network.pick(features)
         pairs.add(picked, sequence.tokens[start + 1 : start + 1 + len(picked)])
         if len(pairs.tokens) > 1:
-            self._read([sequence], [len(pairs.tokens) - 1])  # the last one is drafted from
+            self._read([sequence], [len(pairs.tokens) - 1], drafting=False)  # the last one is drafted from
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
         picked, first = self.network.pick(features), 0
@@ -154,7 +154,7 @@ class Eagle(Drafter):
             rows = expanded.add(above)
             beam = features.gather(1, above[..., None].expand(-1, -1, features.shape[2])).flatten(0, 1)
             tokens = trees.tokens.gather(1, trees.beam).flatten()
-            hidden, kept = self.network.forward(tokens, beam, rows, self._pool, kept)
+            hidden, kept = self.network.forward(tokens, beam, rows, self._pool, kept=kept)
             features = self.network.feed_back(hidden).view(*trees.beam.shape, -1)
             above = trees.grow(*(part.view(*trees.beam.shape, -1) for part in self._children(hidden)))
         return trees
@@ -173,8 +173,10 @@ class Eagle(Drafter):
         ]
 
     @torch.inference_mode()
-    def _read(self, sequences: Sequence, counts: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Reads the first pairs of every sequence: float32 [B, hidden] and [q | k | v] per layer of the last ones."""
+    def _read(
+        self, sequences: Sequence, counts: Sequence[int], drafting: bool = True
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Reads the first pairs of every sequence; drafting: [B, hidden] and [q | k | v] per layer of the last ones."""
         pairs = [self._state(sequence).pairs for sequence in sequences]
         starts = [own.first for own in pairs]
         read = PairRows.take(pairs, counts, self._device)
@@ -182,8 +184,8 @@ class Eagle(Drafter):
         place, rows = self._place(sequences, starts), read.rows
         rows = Rows(rows.depths, None, rows.row_start, place.block_table, place.lengths)
         features = self.network.fuse(read.features)
-        hidden, made = self.network.forward(read.rows.tokens, features, rows, self._pool, None)
-        return hidden[read.last], [rows[read.last] for rows in made]
+        wanted = read.last if drafting else read.last[:0]
+        return self.network.forward(read.rows.tokens, features, rows, self._pool, wanted=wanted)
 
     def _place(self, sequences: Sequence, lengths: Sequence[int]) -> CacheBatch:
         return self._cache.batch([sequence.pages for sequence in sequences], lengths)

@@ -18,6 +18,7 @@ from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
+from specengine.ops.row_tools import join_columns, stack_rows, take_rows
 from specengine.ops.weight import Projection, Weight
 
 
@@ -83,15 +84,22 @@ class EagleLayers(ABC):
         """The residual stream [N, hidden], and what the first layer's q, k and v are made of."""
 
     def forward(
-        self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows, pool: PagePool, kept: list[torch.Tensor] | None
+        self,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        rows: Rows,
+        pool: PagePool,
+        *,
+        kept: Sequence[torch.Tensor] | None = None,
+        wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """float32 [N, hidden] of N fresh rows, and [q | k | v] of kept and fresh rows per layer.
 
         tokens: int32 [N].  features: float32 [N, hidden], of fuse() or feed_back().  kept: what an earlier pass of
-        these trees returned, in any selection that rows.order counts on.
+        these trees returned.  wanted: int64 [n], nothing is returned of the other fresh rows; there is nothing kept.
         """
         config, ops = self.config, self.ops.layer
-        embedded = self._empty(len(tokens), self.config.hidden_size)
+        embedded = self._empty(len(tokens), config.hidden_size)
         ops.gather_rows(self.embedding, tokens, embedded)
         residual, attention_input = self._enter(features, embedded)
         delta, memory = None, []
@@ -99,28 +107,45 @@ class EagleLayers(ABC):
             if number:
                 attention_input = self._normed(residual, delta, layer.attention_norm, layer.qkv)
             qkv = ops.linear(attention_input, layer.qkv)
-            memory.append(qkv if kept is None else torch.cat([kept[number], qkv]))
-            attended = self._attend(memory[-1], layer, rows, pool.k[number], pool.v[number])
+            memory.append(qkv if kept is None else stack_rows([kept[number], qkv]))
+            q = self._cached(memory[-1], layer, rows, pool.k[number], pool.v[number])
+            picked = rows.fresh
+            if wanted is not None and number == len(self.layers) - 1:
+                picked, residual, memory = wanted, take_rows(residual, wanted), [take_rows(x, wanted) for x in memory]
+            if len(residual) == 0:
+                return residual, memory
+            attended = self._attended(q, layer, rows, pool.k[number], pool.v[number])
+            attended = attended if picked is None else take_rows(attended, picked)
             delta = ops.linear(attended, layer.attention_out)
             normed = self._normed(residual, delta, layer.mlp_norm, layer.gate_up)
-            gated = self._empty(len(tokens), config.intermediate_size, reader=layer.down)
+            gated = self._empty(len(residual), config.intermediate_size, reader=layer.down)
             ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
             delta = ops.linear(gated, layer.down)
         return residual.add_(delta), memory
 
-    def _attend(
+    def _cached(
         self, qkv: torch.Tensor, layer: Layer, rows: Rows, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        config, ops = self.config, self.ops.layer
+        """Writes keys and values of all rows; returns their queries float32 [R, H, D]."""
+        config, place = self.config, (rows.block_table, rows.lengths, rows.row_start)
         if rows.order is not None:
-            qkv = qkv[rows.order]
-        place, norms = (rows.block_table, rows.lengths, rows.row_start), (layer.q_norm, layer.k_norm)
+            qkv = take_rows(qkv, rows.order)
         q = self._empty(len(qkv), config.num_heads, config.head_dim)
-        ops.rope_cache(qkv, *self._rope.cos_sin, *norms, rows.depths, keys, values, *place, q, config.rms_norm_eps)
-        out = self._empty(len(qkv), config.num_heads, config.head_dim, reader=layer.attention_out)
-        ops.tree_attention(q, keys, values, *place, rows.ancestors, out, config.head_dim**-0.5, self.window)
-        out = out.view(len(qkv), -1)
-        return out if rows.fresh is None else out[rows.fresh]
+        norms = (layer.q_norm, layer.k_norm)
+        self.ops.layer.rope_cache(
+            *(qkv, *self._rope.cos_sin, *norms, rows.depths, keys, values, *place, q, config.rms_norm_eps)
+        )
+        return q
+
+    def _attended(
+        self, q: torch.Tensor, layer: Layer, rows: Rows, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """[R, H D] for the projection behind attention."""
+        place = (rows.block_table, rows.lengths, rows.row_start)
+        out = self._empty(*q.shape, reader=layer.attention_out)
+        scale = self.config.head_dim**-0.5
+        self.ops.layer.tree_attention(q, keys, values, *place, rows.ancestors, out, scale, self.window)
+        return out.view(len(q), -1)
 
     def _empty(self, *shape: int, reader: Projection | None = None) -> torch.Tensor:
         dtype = reader.weights[0].data.dtype if reader and self.ops.layer.rounds else torch.float32
@@ -149,7 +174,7 @@ class Eagle1Layers(EagleLayers):
         return self.ops.linear(hidden, self.head)
 
     def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        residual = self.ops.linear(torch.cat([embedded, features], dim=1), self.fc)
+        residual = self.ops.linear(join_columns([embedded, features]), self.fc)
         norm = self.layers[0].attention_norm
         return residual, residual if norm is None else self._normed(residual, None, norm, self.layers[0].qkv)
 
@@ -205,5 +230,5 @@ class Eagle3Layers(EagleLayers):
 
     def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self._normed(features, None, self.norms.feature)
-        halves = torch.cat([self._normed(embedded, None, self.norms.embedding), normed], dim=1)
+        halves = join_columns([self._normed(embedded, None, self.norms.embedding), normed])
         return normed if self.norms.before_residual else features.clone(), halves
