@@ -16,6 +16,7 @@
 #include "ops/launch_mode.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
+#include "ops/select_nodes.h"
 #include "ops/tree_attention.h"
 #include "ops/verify_tree.h"
 #if defined(SPECENGINE_SIM)
@@ -231,6 +232,16 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       nogil, py::arg("logits"), py::arg("root"), py::arg("thresholds"), py::arg("widths"), py::arg("tokens"),
       py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("ancestors"), py::arg("node_counts"),
       py::arg("top_tokens"), py::arg("top_scores"), py::arg("sums"), py::arg("arrived"));
+  m.def(
+      "select_nodes",
+      [](T tokens, T parents, T depths, T scores, T limits, T out_tokens, T out_parents, T out_depths, T kept,
+         T ancestors, T node_counts) {
+        run_op("select_nodes", SelectNodes{tokens, parents, depths, scores, limits, out_tokens, out_parents, out_depths,
+                                           kept, ancestors, node_counts});
+      },
+      nogil, py::arg("tokens"), py::arg("parents"), py::arg("depths"), py::arg("scores"), py::arg("limits"),
+      py::arg("out_tokens"), py::arg("out_parents"), py::arg("out_depths"), py::arg("kept"), py::arg("ancestors"),
+      py::arg("node_counts"));
 
   m.def(
       "draw_siblings",
@@ -304,6 +315,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   // the build and the machine
   m.attr("PAGE_SIZE") = kPageSize;
   m.attr("MAX_NODES") = kMaxNodes;
+  m.attr("MAX_CANDIDATES") = kMaxCandidates;
   m.attr("PANEL") = kPanel;
   m.attr("BLOCK") = kBlock;
   m.attr("ROW_BLOCK_BYTES") = kRowBlockBytes;

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from specengine.tree import TreeBatch
 
+if TYPE_CHECKING:
+    from specengine.sequence import Sequence as TokenSequence
+
 
 @dataclass
 class Pairs:
-    """The pairs of one sequence that its drafter has not read yet. first: number of the first of them."""
+    """The features [M, ..] of the pairs of one sequence that its drafter has not read. first: number of the first."""
 
     first: int = 0
-    tokens: list[int] = field(default_factory=list)
     features: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, features: torch.Tensor, tokens: Sequence[int]) -> None:
-        """features: [M, ..] of consecutive positions.  tokens: those that follow each of them."""
-        self.tokens += tokens
+    @property
+    def count(self) -> int:
+        return sum(len(rows) for rows in self.features)
+
+    def add(self, features: torch.Tensor) -> None:
+        """features: [M, ..] of the positions that follow."""
         self.features.append(features)
 
-    def take(self, count: int) -> tuple[list[int], torch.Tensor]:
-        """Tokens and features of the first `count` pairs, which count as read from now on."""
+    def take(self, count: int) -> torch.Tensor:
+        """Features of the first `count` pairs, which count as read from now on."""
         features = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
-        tokens, self.tokens = self.tokens[:count], self.tokens[count:]
-        self.features = [features[count:]] if self.tokens else []
+        self.features = [features[count:]] if len(features) > count else []
         self.first += count
-        return tokens, features[:count]
+        return features[:count]
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,11 @@ class PairRows:
     last: torch.Tensor
 
     @staticmethod
-    def take(pairs: Sequence[Pairs], counts: Sequence[int], device: torch.device) -> PairRows:
+    def take(
+        sequences: Sequence[TokenSequence], pairs: Sequence[Pairs], counts: Sequence[int], device: torch.device
+    ) -> PairRows:
         """The first pairs of every sequence, as many as `counts` says."""
+        runs = [s.tokens[own.first + 1 :][:count] for s, own, count in zip(sequences, pairs, counts, strict=True)]
         taken = [own.take(count) for own, count in zip(pairs, counts, strict=True)]
-        features = taken[0][1] if len(taken) == 1 else torch.cat([features for _, features in taken])
-        rows = TreeBatch.chains([tokens for tokens, _ in taken], device)
-        return PairRows(rows, features, rows.row_start[1:].long() - 1)
+        rows = TreeBatch.chains(runs, device)
+        return PairRows(rows, taken[0] if len(taken) == 1 else torch.cat(taken), rows.row_start[1:].long() - 1)

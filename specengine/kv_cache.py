@@ -30,6 +30,11 @@ class CacheBatch:
     lengths: torch.Tensor
 
 
+def page_bytes(shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """Of a page of keys and values of (layers, key/value heads, head dim)."""
+    return 2 * dtype.itemsize * PAGE_SIZE * math.prod(shape)
+
+
 class PagePool:
     """Keys and values of some layers in pages of PAGE_SIZE slots.  k, v: [layers, pages, K, PAGE_SIZE, D]."""
 
@@ -55,7 +60,7 @@ class PagePool:
     @property
     def page_bytes(self) -> int:
         """Of one page in all layers, keys and values."""
-        return 2 * self.dtype.itemsize * PAGE_SIZE * math.prod(self._shape)
+        return page_bytes(self._shape, self.dtype)
 
 
 class KVCache(PagePool):

@@ -19,6 +19,7 @@ from specengine.features import Features
 from specengine.kv_cache import CacheBatch
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
+from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import DeviceClock, HostClock
 from specengine.rules import Rule
@@ -134,6 +135,7 @@ class Slots:
             ancestors=torch.zeros(rows, -(-nodes // 32), dtype=torch.int32, device=device),
             nodes=nodes,
         )
+        self._selected = SelectedTrees.empty(size, nodes, device)
         logits = state.draft_logits
         self.draft_logits = logits and replace(logits, logits=logits.logits[:rows], rows=logits.rows[:rows])
         self.drafter_state, self.accepted, self.features = state.drafter_state, None, None
@@ -148,6 +150,17 @@ class Slots:
         history, limits = self.history, self.limits
         state = (history.tokens, history.length, limits.final_length, limits.active)
         return draft_lookup(*state, self.row_start, self.nodes, ngrams)
+
+    def selected(self, tokens, parents, depths, scores, limits) -> TreeBatch:
+        """The best candidates of every running sequence, as many as a tree has nodes here; see ops.select_nodes.
+
+        limits: int32 [B], the deepest level wanted; none is kept that could not be committed.
+        """
+        room = self.limits.final_length - self.history.length - 1
+        limits = torch.where(self.limits.active == 0, -1, torch.minimum(limits, room).clamp(min=0)).int()
+        trees = select_nodes(tokens, parents, depths, scores, limits, self._selected)
+        columns = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
+        return TreeBatch(*columns, self.row_start, trees.ancestors.view(len(self._tree.tokens), -1), self.nodes)
 
     def take(self, trees: Seq[DraftTree], logits: DraftLogits | None) -> None:
         """Trees that were drafted on the host, one per running sequence, and what the rule wants to know of them; nodes

@@ -15,6 +15,7 @@ from specengine.resident import Slots
 from specengine.rules.base import Wants
 from tests import engines
 from tests.backends import cpu_kernels
+from tests.drafters.test_fasteagle import random_cascade
 from tests.engines import Oracle, ids
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [11, 12, 11, 12, 11, 12, 11]]
@@ -29,7 +30,7 @@ def on_the_cpu(params, name="tiny-llama", **options):
     with cpu_kernels():
         model = load_model(f"random:{name}", device="cpu", dtype="float32")
         model = dataclasses.replace(model, eos_token_ids=options.pop("eos", frozenset()))
-        return Engine(model, drafter="none", **options).generate(PROMPTS, params)
+        return Engine(model, **{"drafter": "none"} | options).generate(PROMPTS, params)
 
 
 @pytest.fixture
@@ -103,6 +104,42 @@ def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(de
     own, shared = engine.drafter._cache, engine.cache
     assert own.fixed and own.k.shape[1] == shared.k.shape[1] and own.pages_in_use == shared.pages_in_use == 0
     assert any(logits is not None and logits.rows[0] == 0 for logits in seen) == (wants is Wants.PROBABILITIES)
+
+
+@pytest.fixture(scope="module")
+def cascade(tmp_path_factory):
+    return random_cascade(tmp_path_factory.mktemp("cascade"))[0]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", ["top_k=12", "top_k=1", "top_k=5,levels=2"])
+def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, cascade, params, options):
+    traced = dataclasses.replace(params, trace=True)
+    spec = f"fasteagle:{cascade},adaptive=false,{options}"
+    expected = on_the_cpu(traced, drafter=spec)
+    for batch in (1, 3):
+        outputs = device_engine(spec, max_batch_size=batch).generate(PROMPTS, traced)
+        assert ids(outputs) == ids(expected)
+        for ours, theirs in zip(outputs, expected, strict=True):
+            assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
+    assert max(output.stats.tau for output in expected) > 1.1
+
+
+def test_a_cascades_pairs_follow_their_sequence_from_batch_to_batch(device_engine, cascade):
+    """Streams side by side take the device in turns: what is left to read goes with the sequence."""
+    spec = f"fasteagle:{cascade},top_k=12,adaptive=false"
+    traced = dataclasses.replace(GREEDY, trace=True)
+    alone = on_the_cpu(traced, drafter=spec)
+    engine = device_engine(spec, max_batch_size=2)
+    streams = [engine.stream(prompt, traced) for prompt in PROMPTS]
+    last = [None] * len(streams)
+    while any(stream is not None for stream in streams):
+        for i, stream in enumerate(streams):
+            event = next(stream, None) if stream is not None else None
+            streams[i], last[i] = (stream, event) if event is not None else (None, last[i])
+    for event, output in zip(last, alone, strict=True):
+        assert event.output.token_ids == output.token_ids
+        assert [c.accepted for c in event.output.trace] == [c.accepted for c in output.trace]
 
 
 def test_end_of_text_is_seen_by_the_device_and_stops_the_sequence(device_engine):

@@ -16,17 +16,19 @@ from specengine.cost_model import costs_of
 from specengine.drafters.base import Drafter
 from specengine.feature_pairs import PairRows, Pairs
 from specengine.features import Features
-from specengine.kv_cache import CacheBatch, KVCache
+from specengine.kv_cache import CacheBatch, KVCache, page_bytes
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
 from specengine.models.draft_random import random_fasteagle
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
-from specengine.ops.expand_backbone import BackboneExpander
+from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.options import check_range
+from specengine.resident import Slots
+from specengine.resident_pairs import ResidentPairs
 from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
 from specengine.shipped import find_drafter
-from specengine.tree import DraftTree
+from specengine.tree import DraftTree, TreeBatch
 
 NAME = "fasteagle"
 READINGS = ("text", "formula")
@@ -67,6 +69,7 @@ class FastEagle(Drafter):
     Config = Config
     takes_path = True
     reads_features = True
+    drafts_on_device = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
@@ -78,7 +81,7 @@ class FastEagle(Drafter):
         check_range("levels", self._levels, 1, MAX_NODES - 1)
         check_range("top_k", config.top_k, 1, min(self.network.head.rows, (MAX_NODES - 1) // self._levels))
         self._cutter = TreeCutter(costs_of(target) if config.adaptive else None)
-        self._expanders: dict[int, BackboneExpander] = {}  # by batch size
+        self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property
     def adaptive(self) -> bool:
@@ -92,13 +95,17 @@ class FastEagle(Drafter):
     def max_nodes(self) -> int:
         return 1 + self.config.top_k * self._levels
 
+    @property
+    def page_bytes(self) -> int:
+        return self.network.page_bytes
+
     def attach(self, cache: KVCache) -> None:
         self.network.attach(cache)
 
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         state = self._state(sequence)
-        state.pairs.add(features.tapped, sequence.tokens[start + 1 : start + 1 + len(features.last)])
-        known = len(state.pairs.tokens) - 1  # the last one is drafted from
+        state.pairs.add(features.tapped)
+        known = state.pairs.count - 1  # the last one is drafted from
         if known:
             self.network.read([sequence], [state.pairs], [known])
 
@@ -106,36 +113,63 @@ class FastEagle(Drafter):
         first = 0
         for sequence, tokens in zip(sequences, committed, strict=True):
             state = self._state(sequence)
-            state.pairs.add(features.tapped[first : first + len(tokens)], tokens)
+            state.pairs.add(features.tapped[first : first + len(tokens)])
             first += len(tokens)
             if state.drafted:
                 self._cutter.observe(state.drafted, tokens)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         states = [self._state(sequence) for sequence in sequences]
-        ready = [i for i, state in enumerate(states) if state.pairs.tokens]  # a prompt of one token has no pair yet
+        ready = [i for i, state in enumerate(states) if state.pairs.count]  # a prompt of one token has no pair yet
         scored = [ScoredTree([sequence.tokens[-1]], [-1], [1.0]) for sequence in sequences]
         if ready:
             pairs = [states[i].pairs for i in ready]
-            outputs = self.network.read([sequences[i] for i in ready], pairs, [len(own.tokens) for own in pairs])
-            for i, tree in zip(ready, self._expand(outputs[:, : self._levels]), strict=True):
+            outputs = self.network.read([sequences[i] for i in ready], pairs, [own.count for own in pairs])
+            for i, tree in zip(ready, self._scored(self._expand(outputs[:, : self._levels])), strict=True):
                 scored[i] = tree.rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
         for state, drafted in zip(states, self._cutter.cut(scored, prefix), strict=True):
             state.drafted = drafted
         return [state.drafted.tree for state in states]
 
-    def _expand(self, outputs: torch.Tensor) -> list[ScoredTree]:
+    def new_device_state(self, slots: int) -> ResidentPairs:
+        c = self.network.config
+        return ResidentPairs(slots, self._levels + 1, (len(self.taps), c.hidden_size), self.network.device)
+
+    def load(self, state: ResidentPairs, sequences: Sequence) -> None:
+        state.load([self._state(sequence).pairs for sequence in sequences])
+
+    def unload(self, state: ResidentPairs, sequences: Sequence) -> None:
+        state.unload([self._state(sequence).pairs for sequence in sequences])
+
+    def observe_on_device(self, slots: Slots, features: Features) -> None:
+        slots.drafter_state.observe(slots, features.tapped)
+
+    def draft_on_device(self, slots: Slots) -> TreeBatch:
+        pairs, history = slots.drafter_state, slots.history
+        place = CacheBatch(slots.cache.block_table, pairs.first[: slots.size])
+        outputs = self.network.outputs(pairs.rows(slots), place)
+        trees = self._expand(outputs[:, : self._levels])
+        tokens = self.network.target_ids(trees.tokens)
+        tokens[:, :1] = history.tokens.gather(1, history.length[:, None].long() - 1)
+        limits = torch.where(pairs.counts[: slots.size] > 0, self._levels, 0)  # nothing read, nothing drafted
+        return slots.selected(tokens, trees.parents, trees.depths, trees.scores, limits)
+
+    def _expand(self, outputs: torch.Tensor) -> BackboneTrees:
         """Trees whose root is still to be set, of the layers' outputs [B, levels, hidden]."""
         batch, levels, _ = outputs.shape
         logits = self.network.logits(outputs.flatten(0, 1)).view(batch, levels, -1)
         if batch not in self._expanders:
-            self._expanders[batch] = BackboneExpander(*logits.shape, [self.config.top_k], (), logits.device)
-        trees = self._expanders[batch](logits, torch.zeros(batch, dtype=torch.int32, device=logits.device))
+            device = logits.device
+            expander = BackboneExpander(*logits.shape, [self.config.top_k], (), device)
+            self._expanders[batch] = (expander, torch.zeros(batch, dtype=torch.int32, device=device))
+        expander, roots = self._expanders[batch]
+        return expander(logits, roots)
+
+    def _scored(self, trees: BackboneTrees) -> list[ScoredTree]:
         tokens, parents, scores = self.network.target_ids(trees.tokens).tolist(), trees.parents.tolist(), trees.scores
         before = scores.gather(1, trees.parents.clamp(min=0).long())
-        chances = (scores - before).exp_().tolist()
-        return [ScoredTree(*each) for each in zip(tokens, parents, chances, strict=True)]
+        return [ScoredTree(*each) for each in zip(tokens, parents, (scores - before).exp_().tolist(), strict=True)]
 
     @staticmethod
     def _state(sequence) -> State:
@@ -175,6 +209,7 @@ class Cascade:
         self._vocabulary = None if vocabulary is None else vocabulary.int().to(target.device)
         self.head = target.head_rows(self._vocabulary)
         self._rope = RopeTables(c, target.device)
+        self._kv_shape = (self.levels, c.num_kv_heads, c.head_dim)
 
     def _fused(self, checkpoint: DraftCheckpoint) -> torch.Tensor:
         """[hidden, (taps + 1) hidden]: fc_input of fc_features of the normed features, and of the normed embedding.
@@ -191,9 +226,19 @@ class Cascade:
         return torch.cat(parts, dim=1)
 
     def attach(self, cache: KVCache) -> None:
-        c = self.config
         self._cache = cache
-        self._pool = cache.companion(c.num_layers, c.num_kv_heads, c.head_dim, self._target.cache_dtype)
+        if cache.fixed:
+            self._rope.ensure(self._target.config.max_position)  # a captured graph holds on to the tables
+        self._pool = cache.companion(*self._kv_shape, self._target.cache_dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self._target.device
+
+    @property
+    def page_bytes(self) -> int:
+        """Of its keys and values beside a page of the target's."""
+        return page_bytes(self._kv_shape, self._target.cache_dtype)
 
     def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
         """Of the drafter's token ids; -1 stays."""
@@ -211,7 +256,7 @@ class Cascade:
         starts = [own.first for own in pairs]
         self._rope.ensure(max(start + count for start, count in zip(starts, counts, strict=True)))
         place = self._cache.batch([sequence.pages for sequence in sequences], starts)
-        return self.outputs(PairRows.take(pairs, counts, self._target.device), place)
+        return self.outputs(PairRows.take(sequences, pairs, counts, self._target.device), place)
 
     @torch.inference_mode()
     def outputs(self, read: PairRows, place: CacheBatch) -> torch.Tensor:

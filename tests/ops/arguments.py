@@ -178,6 +178,19 @@ def expand_backbone() -> Arguments:
     }
 
 
+def select_nodes() -> Arguments:
+    return {
+        "tokens": ints([5, 6, 7, 8, 9], [4, 3, 2, 1, 0]),
+        "parents": ints([-1, 0, 0, 1, 2], [-1, 0, -1, 0, 3]),
+        "depths": ints([0, 1, 1, 2, 2], [0, 1, -1, 1, 2]),
+        "scores": torch.tensor([[0.0, -2.0, -1.0, -4.0, -3.0], [0.0, -1.0, 0.0, -1.0, -1.5]]),
+        "limits": ints(2, 1),
+        **{name: torch.zeros(2, 4, dtype=torch.int32) for name in ("out_tokens", "out_parents", "out_depths", "kept")},
+        "ancestors": torch.zeros(2, 4, 1, dtype=torch.int32),
+        "node_counts": ints(0, 0),
+    }
+
+
 def verify_tree() -> Arguments:
     batch = make_batch(TREES, [PARAMS["everything"], PARAMS["bias"]], 20, seed=1)
     tree, history = batch.tree, batch.history
@@ -252,7 +265,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
-        decoder_pass_fed,
+        *(decoder_pass_fed, select_nodes),
         *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }

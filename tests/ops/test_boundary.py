@@ -64,6 +64,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draw_siblings": {"drawn", "scores", "weights"},
         "decoder_pass": {"k_cache", "v_cache", "features", "tapped", "workspace"},
         "decoder_pass fed": {"k_cache", "v_cache", "features", "tapped", "workspace"},
+        "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
     }
@@ -242,6 +243,34 @@ VALUES = [
     ("expand_backbone", "thresholds", 0, 0.6, "thresholds: entry 1"),
     ("expand_backbone", "thresholds", 0, torch.nan, "thresholds: entry 0"),
     ("expand_backbone", "logits", (1, 0, 9), torch.nan, r"logits: NaN at \[1, 0, 9\]"),
+    ("select_nodes", "scores", (1, 3), torch.nan, "scores: candidate 3 of sequence 1 has NaN"),
+    ("select_nodes", "scores", (0, 0), torch.nan, "scores: candidate 0 of sequence 0 has NaN"),
+    ("select_nodes", "scores", (0, 3), -1.5, "scores: candidate 3 of sequence 0 has -1.5, expected at most .* -2"),
+    (
+        "select_nodes",
+        "scores",
+        (0, 0),
+        -torch.inf,
+        "scores: candidate 1 of sequence 0 has -2, expected at most .* -inf",
+    ),
+    ("select_nodes", "parents", (0, 0), 0, "parents: candidate 0 of sequence 0 has parent 0, expected -1"),
+    *[
+        (
+            "select_nodes",
+            "parents",
+            (0, 3),
+            value,
+            f"parents: candidate 3 of sequence 0 has parent {value}, expected an",
+        )
+        for value in (-1, 3, 4, -(2**31), 2**31 - 1)
+    ],
+    ("select_nodes", "parents", (1, 4), 2, "parents: candidate 4 of sequence 1 has parent 2, expected an earlier"),
+    ("select_nodes", "depths", (1, 0), -1, "parents: candidate 1 of sequence 1 has parent 0"),
+    ("select_nodes", "depths", (1, 0), 1, "depths: candidate 0 of sequence 1 has depth 1, expected 0"),
+    *[
+        ("select_nodes", "depths", (0, 4), value, f"depths: candidate 4 of sequence 0 has depth {value}, expected 2")
+        for value in (0, 1, 3, -2, -(2**31), 2**31 - 1)
+    ],
     ("compact_kv", "path", (0, 1), 0, "path: entry"),
     ("compact_kv", "path", (0, 0), -1, "path: entry"),
     ("compact_kv", "path", (0, 2), 1, "path: entry"),
@@ -288,6 +317,25 @@ def test_a_value_out_of_range_is_refused(op, name, entry, value, message):
     refuse(op, arguments, message)
 
 
+CANDIDATES = ("tokens", "parents", "depths", "scores")
+NODES = ("out_tokens", "out_parents", "out_depths", "kept")
+SELECTION_CHANGES = [
+    *(
+        (
+            {name: torch.zeros(2, count, dtype=OPS["select_nodes"]()[name].dtype) for name in CANDIDATES},
+            f"tokens: M={count} candidates, expected 1 to {_C.MAX_CANDIDATES}",
+        )
+        for count in (0, _C.MAX_CANDIDATES + 1)
+    ),
+    *(
+        (
+            {name: torch.zeros(2, count, dtype=torch.int32) for name in NODES}
+            | {"ancestors": torch.zeros(2, count, (count + 31) // 32, dtype=torch.int32)},
+            f"out_tokens: N={count} nodes, expected 1 to {_C.MAX_NODES}",
+        )
+        for count in (0, _C.MAX_NODES + 1)
+    ),
+]
 LINEAR_CHANGES = [
     *((op, {"x": quantised(3, 64)}, "x: expected dtype float32, got uint8") for op in ("linear", "linear_argmax")),
     *(
@@ -350,6 +398,7 @@ LINEAR_CHANGES = [
             "out: expected dtype float32 on cpu, got bfloat16",
         ),
         ("expand_backbone", {"root": ints()}, "root: expected shape"),
+        *(("select_nodes", changes, message) for changes, message in SELECTION_CHANGES),
         ("decoder_pass", {"workspace": torch.zeros(64, dtype=torch.uint8)}, r"workspace: expected \d+ bytes, got 64"),
         ("decoder_pass", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected shape .*4"),
         ("decoder_pass", {"cos": randn(61, 4), "sin": randn(61, 4)}, "lengths: position 61 is past the 61 rows of cos"),

@@ -1,0 +1,96 @@
+"""Scored candidates -> a tree of so many nodes: the rerank of EAGLE-2 and -3, a drafter's tree cut to a fixed width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specengine import _C
+
+
+@dataclass(frozen=True)
+class SelectedTrees:
+    """tokens, parents, depths: int32 [B, N].  kept: int32 [B, N], the candidate that each node was.
+    ancestors: int32 bits [B, N, W].  node_counts: int32 [B]; past it ancestors are 0, the rest -1."""
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    depths: torch.Tensor
+    kept: torch.Tensor
+    ancestors: torch.Tensor
+    node_counts: torch.Tensor
+
+    @staticmethod
+    def empty(batch: int, nodes: int, device: torch.device | str = "cpu") -> SelectedTrees:
+        """Room for `nodes` nodes (root included) per sequence."""
+
+        def padding(*shape: int, value: int = -1) -> torch.Tensor:
+            return torch.full(shape, value, dtype=torch.int32, device=device)
+
+        rows = [padding(batch, nodes) for _ in range(4)]
+        return SelectedTrees(*rows, padding(batch, nodes, -(-nodes // 32), value=0), padding(batch, value=0))
+
+
+def select_nodes(
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    depths: torch.Tensor,
+    scores: torch.Tensor,
+    limits: torch.Tensor,
+    trees: SelectedTrees,
+) -> SelectedTrees:
+    """Writes `trees`: of each sequence's candidates the root and the N - 1 others with the highest scores, ties to the
+    lower index, in the order of the candidates (EAGLE-2 sec. 4.2).
+
+    tokens, parents (an earlier candidate; candidate 0 is the root with parent -1), depths (root 0; -1: no candidate):
+    int32 [B, M].  scores: float32 [B, M], cumulative log-probabilities; candidates of -inf are kept last.
+    limits: int32 [B], the deepest depth to keep; negative: the sequence is idle and gets no nodes.
+    Nothing is allocated, so that a call can be captured in a CUDA graph.
+    Raises ValueError for what is no such tree: NaN, a child that scores above its parent, a parent that is no earlier
+    candidate, a depth that is not one below its parent's. On CUDA NaN gives a node count of -1 and no nodes, and of
+    other such trees the candidates without a kept parent are dropped.
+    """
+    _C.select_nodes(
+        *(tokens, parents, depths, scores, limits, trees.tokens, trees.parents, trees.depths),
+        *(trees.kept, trees.ancestors, trees.node_counts),
+    )
+    return trees
+
+
+def select_nodes_reference(
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    depths: torch.Tensor,
+    scores: torch.Tensor,
+    limits: torch.Tensor,
+    nodes: int,
+) -> SelectedTrees:
+    """As select_nodes does on CUDA, whatever it is given."""
+    batch = len(limits)
+    trees = SelectedTrees.empty(batch, nodes, tokens.device)
+    for b in range(batch):
+        if limits[b] < 0 or depths[b, 0] != 0:
+            continue
+        exists = depths[b] >= 0
+        if scores[b][exists].isnan().any():
+            trees.node_counts[b] = -1
+            continue
+        selectable = exists & (depths[b] <= limits[b])
+        selectable[0] = False
+        order = scores[b].sort(descending=True, stable=True).indices
+        best = order[selectable[order]][: nodes - 1].sort().values.tolist()
+        node_of, masks = {}, []  # ancestor bits as integers of any width
+        for i in [0, *best]:
+            parent = node_of.get(int(parents[b, i]), -1)
+            if i > 0 and parent < 0:
+                continue
+            node = node_of[i] = len(masks)
+            masks.append((masks[parent] if i > 0 else 0) | 1 << node)
+            trees.tokens[b, node], trees.parents[b, node] = tokens[b, i], parent
+            trees.depths[b, node], trees.kept[b, node] = depths[b, i], i
+            for word in range(trees.ancestors.shape[2]):
+                value = masks[node] >> 32 * word & 0xFFFFFFFF
+                trees.ancestors[b, node, word] = value - (1 << 32) if value >> 31 else value
+        trees.node_counts[b] = len(masks)
+    return trees
