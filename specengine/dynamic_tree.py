@@ -9,6 +9,8 @@ Shapes: B sequences, k = top_k, C candidates.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 
@@ -41,23 +43,21 @@ class DynamicTrees:
         self.ends.append(self.tokens.shape[1])
         return best // self.top_k
 
+    def rooted(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens, parents, depths and scores of the root and all candidates, [B, 1 + C], as select_nodes reads them.
+
+        roots: int32 [B, 1].
+        """
+        root, sizes = torch.zeros_like(roots), [0, *self.ends]
+        levels = [torch.full_like(self.tokens[:, low:high], i + 1) for i, (low, high) in enumerate(pairwise(sizes))]
+        return (
+            torch.cat([roots, self.tokens], dim=1),
+            torch.cat([root - 1, self.parents.int() + 1], dim=1),
+            torch.cat([root, *levels], dim=1),
+            torch.cat([root.float(), self.scores], dim=1),
+        )
+
 
 def best_first(scores: torch.Tensor) -> torch.Tensor:
     """int64 [B, C]: candidates by falling score, equal ones in their order."""
     return scores.argsort(dim=1, descending=True, stable=True)
-
-
-def number_nodes(
-    scores: torch.Tensor, parents: torch.Tensor, allowed: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best `count` candidates as nodes of a tree: the node of each candidate and of its parent, int64 [B, C].
-
-    0 is the root, and no node; nodes are numbered in the order of the candidates.  scores, parents: [B, C] of
-    DynamicTrees.  allowed: int64 [B], only so many first candidates count.
-    """
-    place = torch.arange(scores.shape[1], device=scores.device)
-    rank = best_first(scores.masked_fill(place >= allowed[:, None], -torch.inf)).argsort(dim=1)
-    chosen = (rank < count) & (place < allowed[:, None])
-    nodes = chosen.cumsum(1) * chosen
-    above = nodes.gather(1, parents.clamp(min=0)).masked_fill(parents < 0, 0)
-    return nodes, above

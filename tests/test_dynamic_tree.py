@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from specengine.dynamic_tree import DynamicTrees, number_nodes
+from specengine.dynamic_tree import DynamicTrees
+from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.tree import DraftTree
 
 
@@ -64,13 +65,14 @@ def test_the_tree_is_that_of_a_construction_node_by_node(coarse):
         seeds, limits = [2 * case, 2 * case + 1], [draw.randint(1, 6) for _ in range(batch)]
         trees = grown(seeds, levels, top_k, coarse)
         count = draw.randint(1, trees.ends[-1] + 3)
-        allowed = torch.tensor([trees.ends[min(levels, limit) - 1] for limit in limits])
-        nodes, above = number_nodes(trees.scores, trees.parents, allowed, count)
+        candidates = trees.rooted(torch.tensor(seeds, dtype=torch.int32)[:, None])
+        chosen = SelectedTrees.empty(batch, 1 + count)
+        select_nodes(*candidates, torch.tensor(limits, dtype=torch.int32), chosen)
         for b, seed in enumerate(seeds):
-            chosen = nodes[b] > 0
-            tree = DraftTree([seed, *trees.tokens[b][chosen].tolist()], [-1, *above[b][chosen].tolist()])  # no orphans
+            kept = chosen.kept[b][: chosen.node_counts[b]].long()
+            tree = DraftTree(*(column[b][: len(kept)].tolist() for column in (chosen.tokens, chosen.parents)))
             ours, paths = {}, [(seed,)]
-            for token, parent, score in zip(tree.tokens[1:], tree.parents[1:], trees.scores[b][chosen], strict=True):
+            for token, parent, score in zip(tree.tokens[1:], tree.parents[1:], candidates[3][b][kept[1:]], strict=True):
                 paths.append((*paths[parent], token))
                 ours[paths[-1]] = score.item()
             expected = brute_force(seed, levels, top_k, count, coarse, limits[b])
@@ -83,7 +85,8 @@ def test_equal_scores_leave_no_node_without_its_parent():
     trees = DynamicTrees(tokens, torch.zeros(1, 3))
     for _ in range(2):
         trees.grow(tokens.expand(1, 3, 3), torch.zeros(1, 3, 3))
+    candidates = trees.rooted(torch.zeros(1, 1, dtype=torch.int32))
     for count in range(1, 22):
-        nodes, above = number_nodes(trees.scores, trees.parents, torch.tensor([21]), count)
-        assert nodes[0].tolist() == [*range(1, count + 1), *[0] * (21 - count)]
-        assert (above < nodes)[nodes > 0].all()
+        chosen = select_nodes(*candidates, torch.tensor([3], dtype=torch.int32), SelectedTrees.empty(1, 1 + count))
+        assert chosen.kept[0].tolist() == [*range(1 + count)]
+        DraftTree(chosen.tokens[0].tolist(), chosen.parents[0].tolist())

@@ -155,7 +155,8 @@ class _Parts:
                 f"{self.target.config.hidden_size}, so its embedding does not fit"
             )
         layers = [self.loader.layer_at(f"layers.{number}") for number in range(self.config.num_layers)]
-        return self.config, layers, embedding, head, self.target.ops, self.target.device
+        size = self.target.config.hidden_size
+        return self.config, layers, embedding, head, size, self.target.ops, self.target.device
 
 
 def layer_shapes(config: ModelConfig, columns: int, norms: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -52,10 +52,12 @@ class EagleLayers(ABC):
         layers: Sequence[Layer],
         embedding: Weight,
         head: Projection,
+        target_size: int,
         ops: Ops,
         device: torch.device,
     ) -> None:
         self.config, self.layers, self.embedding, self.head = config, list(layers), embedding, head
+        self.target_size = target_size
         self.ops, self.device, self.window = ops, device, config.max_position
         self._rope = RopeTables(config, device)
 
@@ -66,6 +68,10 @@ class EagleLayers(ABC):
     def pick(self, features: Features) -> torch.Tensor:
         """Those of the target's features that it reads, [M, ..]."""
         return features.last
+
+    def picked_shape(self, taps: int) -> tuple[int, ...]:
+        """Of one position; taps: layers of the target whose input it reads."""
+        return (taps, self.target_size) if taps else (self.target_size,)
 
     def fuse(self, picked: torch.Tensor) -> torch.Tensor:
         """float32 [M, hidden]: what was picked as a pass takes it."""

@@ -76,9 +76,12 @@ class Bench:
         """The candidates of a draft, and the logits of every pass [rows, Vd]."""
         seen, logits = [], self.drafter.network.logits
         self.drafter.network.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
-        ready = [sequence for sequence in self.sequences if self.drafter._state(sequence).pairs.tokens]
-        trees = self.drafter._grow(ready)
-        self.drafter.network.logits = logits
+        ready = [sequence for sequence in self.sequences if self.drafter._state(sequence).pairs.count]
+        grown, grow = [], self.drafter._grow
+        self.drafter._grow = lambda *rest: grown.append(grow(*rest)) or grown[-1]
+        self.drafter._draft(ready)
+        self.drafter.network.logits, self.drafter._grow = logits, grow
+        (trees,) = grown
         return ready, trees, seen
 
 
