@@ -5,6 +5,7 @@ import dataclasses
 import threading
 
 import pytest
+import torch
 
 from specengine import Engine, SamplingParams
 from specengine.graphs import buckets_up_to, widths_up_to
@@ -108,31 +109,32 @@ def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(de
 
 @pytest.fixture(scope="module")
 def cascade(tmp_path_factory):
-    return random_cascade(tmp_path_factory.mktemp("cascade"))[0]
+    """A drafter of few tokens, and parameters under which the target says no others: much is accepted by chance."""
+    folder, tensors = random_cascade(tmp_path_factory.mktemp("cascade"), vocabulary=12)
+    tokens = (torch.arange(12) + tensors["d2t"]).tolist()
+    params = SamplingParams(
+        max_new_tokens=10, temperature=0.9, seed=11, logit_bias=dict.fromkeys(tokens, 60.0), trace=True
+    )
+    return f"fasteagle:{folder},adaptive=false", params
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("options", ["top_k=12", "top_k=1", "top_k=5,levels=2"])
-def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, cascade, params, options):
-    traced = dataclasses.replace(params, trace=True)
-    spec = f"fasteagle:{cascade},adaptive=false,{options}"
-    expected = on_the_cpu(traced, drafter=spec)
-    for batch in (1, 3):
-        outputs = device_engine(spec, max_batch_size=batch).generate(PROMPTS, traced)
-        assert ids(outputs) == ids(expected)
-        for ours, theirs in zip(outputs, expected, strict=True):
-            assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
-    if options == "top_k=12":
-        assert max(output.stats.tau for output in expected) > 1
+@pytest.mark.parametrize("options, batch", [("top_k=5", 3), ("top_k=5,levels=2", 1), ("top_k=1", 2)])
+def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, cascade, options, batch):
+    spec, params = cascade
+    expected = on_the_cpu(params, drafter=f"{spec},{options}")
+    outputs = device_engine(f"{spec},{options}", max_batch_size=batch).generate(PROMPTS, params)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
+    assert max(output.stats.tau for output in expected) > 1.05
 
 
 def test_a_cascades_pairs_follow_their_sequence_from_batch_to_batch(device_engine, cascade):
     """Streams side by side take the device in turns: what is left to read goes with the sequence."""
-    spec = f"fasteagle:{cascade},top_k=12,adaptive=false"
-    traced = dataclasses.replace(GREEDY, trace=True)
-    alone = on_the_cpu(traced, drafter=spec)
-    engine = device_engine(spec, max_batch_size=2)
-    streams = [engine.stream(prompt, traced) for prompt in PROMPTS]
+    spec, params = cascade
+    alone = on_the_cpu(params, drafter=f"{spec},top_k=3")
+    engine = device_engine(f"{spec},top_k=3", max_batch_size=2)
+    streams = [engine.stream(prompt, params) for prompt in PROMPTS]
     last = [None] * len(streams)
     while any(stream is not None for stream in streams):
         for i, stream in enumerate(streams):
@@ -140,7 +142,7 @@ def test_a_cascades_pairs_follow_their_sequence_from_batch_to_batch(device_engin
             streams[i], last[i] = (stream, event) if event is not None else (None, last[i])
     for event, output in zip(last, alone, strict=True):
         assert event.output.token_ids == output.token_ids
-        assert [c.accepted for c in event.output.trace] == [c.accepted for c in output.trace]
+        assert [cycle.accepted for cycle in event.output.trace] == [cycle.accepted for cycle in output.trace]
 
 
 def test_end_of_text_is_seen_by_the_device_and_stops_the_sequence(device_engine):
