@@ -52,6 +52,7 @@ def _put(path: Path, write: Callable[[Path], Any]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(part)
+        part.chmod(0o644)  # safetensors makes files for their owner alone
         with part.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(part, path)

@@ -84,6 +84,9 @@ class FastEagleObjective(Objective):
         c = frozen.config
         self.frozen, self.options = frozen, options
         self.taps = (2, c.num_layers // 2, c.num_layers - 3)
+        if c.num_layers < 7:
+            given = ", ".join(map(str, self.taps))
+            raise ValueError(f"target: FastEagle reads 3 rising layers, {c.num_layers} layers give {given}")
         shape = LayerShape(
             c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps, c.rope.theta
         )
