@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from specengine.options import check_range
-from specengine.rules.base import check_number
+from specengine.rules.base import check_choice, check_number
 from specengine.train.llama_layer import MLP, Attention, LayerShape, RMSNorm
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
 from specengine.train.soft_targets import SoftTargets
@@ -24,15 +24,16 @@ from specengine.train.target_layers import layer_json, shape_of, start_from
 @dataclass(frozen=True)
 class Options:
     """levels: unrolled steps.  decay: weight of a level against the one above.  fc_norm: a norm for each of the fused
-    states (EAGLE-3.1); without, the checkpoint is as EAGLE-3's.  warm_start: layer, norm and head begin as the target's
-    last layer, norm and head."""
+    states (EAGLE-3.1); without, the checkpoint is as EAGLE-3's.  start: what begins as the target's: norm and head
+    ("head"), its last layer too ("layer"), or nothing ("random")."""
 
     levels: int = 7
     decay: float = 0.8
     fc_norm: bool = False
-    warm_start: bool = True
+    start: str = "head"
 
     def __post_init__(self) -> None:
+        check_choice("start", self.start, ("head", "layer", "random"))
         check_range("levels", self.levels, 1, 32)
         check_number("decay", self.decay, 0, 1)
 
@@ -138,8 +139,9 @@ class Eagle3Objective(Objective):
         shape = shape_of(config, input_size=2 * config.hidden_size)
         self.network = Eagle3(shape, len(frozen.head), fc_norm=options.fc_norm)
         self.network.to(frozen.head.device)
-        if options.warm_start:
+        if options.start == "layer":
             start_from(self.network.midlayer, frozen, config.num_layers - 1)
+        if options.start != "random":
             with torch.no_grad():
                 self.network.norm.weight.copy_(frozen.read("model.norm.weight"))
                 self.network.lm_head.weight.copy_(frozen.head)

@@ -148,14 +148,18 @@ def test_fused_states_are_brought_to_one_scale_that_the_checkpoint_has_in_it():
     assert 0.5 < stored[given.wanted].std() < 2
 
 
-def test_a_warm_start_is_the_target_s_last_layer():
-    objective = Eagle3Objective(frozen(), Options())
-    layer, read = objective.network.midlayer, objective.frozen.read
+def test_it_starts_with_as_much_of_the_target_as_asked_for():
+    made = {start: Eagle3Objective(frozen(), Options(start=start)).network for start in ("layer", "head", "random")}
+    read = frozen().read
+    layer = made["layer"].midlayer
     assert (layer.self_attn.q_proj.weight[:, :32] == 0).all()
     assert (layer.self_attn.q_proj.weight[:, 32:] == read("model.layers.7.self_attn.q_proj.weight")).all()
     assert (layer.mlp.up_proj.weight == read("model.layers.7.mlp.up_proj.weight")).all()
-    cold = Eagle3Objective(frozen(), Options(warm_start=False)).network.midlayer
-    assert (cold.self_attn.q_proj.weight[:, :32] != 0).any()
+    for start, network in made.items():
+        assert (network.lm_head.weight == frozen().head).all().item() == (start != "random")
+    assert (made["head"].midlayer.self_attn.q_proj.weight[:, :32] != 0).any()
+    with pytest.raises(ValueError, match="start: "):
+        Options(start="target")
 
 
 def test_a_target_with_too_few_layers_is_refused():
