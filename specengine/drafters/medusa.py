@@ -183,13 +183,13 @@ class Medusa(Drafter):
 
     def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
         """float32 [levels, B, Vd] of the target's last features [B, hidden] of the rows before the roots."""
-        levels_of_rows = []
+        parts = []
         for head in self.heads[:levels]:
             x = rows
             for block in head.blocks:
                 x = x + functional.silu(self._linear(x, block))
-            levels_of_rows.append(self._linear(x, head.logits))
-        return stack_rows(levels_of_rows).view(levels, len(rows), -1)
+            parts.append(self._linear(x, head.logits))
+        return stack_rows(parts).view(levels, len(rows), -1)
 
 
 def read_heads(checkpoint: DraftCheckpoint, dtype: str, target: Transformer) -> list[Head]:
