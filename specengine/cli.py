@@ -1,10 +1,12 @@
-"""The console script `specengine`: generate, chat, models."""
+"""The console script `specengine`: generate, chat, models, train."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -187,6 +189,51 @@ def models(
         show_models(embedded, presets)
     if any(entry["state"] == "damaged" for entry in embedded):
         raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    drafter: Annotated[
+        str, typer.Option(help="fasteagle, eagle, eagle3, medusa, glide or draft-model[,option=value...].")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the drafter; a run that was stopped there goes on.")],
+    target: Model = "smollm2-135m",
+    prompts: Annotated[Path | None, typer.Option(help="JSONL with `turns` or `prompt`; else the target asks.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of dialogues, filled where needed; OUT/data.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of all answers.")] = 1_000_000,
+    answer_tokens: Annotated[int, typer.Option(help="Of an answer, at most.")] = 256,
+    everything: Annotated[bool, typer.Option("--everything", help="Learn questions too.")] = False,
+    vocabulary: Annotated[int, typer.Option(help="The drafter knows so many frequent tokens; 0: all.")] = 8192,
+    epochs: Annotated[int, typer.Option(help="Times every dialogue is seen.")] = 1,
+    learning_rate: Annotated[float | None, typer.Option(help="The drafter's own if not given.")] = None,
+    schedule: Annotated[str, typer.Option(help="How the rate falls: cosine or linear.")] = "cosine",
+    warmup: Annotated[float, typer.Option(help="Share of the steps in which the rate rises.")] = 0.03,
+    batch_tokens: Annotated[int, typer.Option(help="To learn per step.")] = 2048,
+    rows: Annotated[int, typer.Option(help="Of one pass; lower needs less memory.")] = 2048,
+    held_out: Annotated[int, typer.Option(help="Dialogues for evaluation alone.")] = 64,
+    evaluate_steps: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 100,
+    save_steps: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 100,
+    minutes: Annotated[float, typer.Option(help="Stop after so many, to be resumed; 0: never.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of data, split, order and weights.")] = 0,
+    store: Annotated[str, typer.Option(help="The target's states: on disk, in memory, or none (made anew).")] = "disk",
+    storage: Annotated[str, typer.Option(help="Of the drafter: bfloat16, int8 or float32.")] = "bfloat16",
+    precision: Annotated[str, typer.Option(help="auto (bfloat16 on CUDA), float32 or bfloat16.")] = "auto",
+    device: Device = "auto",
+    dtype: DType = "auto",
+) -> None:
+    """Train a drafter on text that the target writes itself.
+
+    Ctrl-C stops after the step; the same command goes on. Under torchrun all processes train together.
+    """
+    from specengine.train.command import TrainRequest, outcome_line
+    from specengine.train.command import train as run
+    from specengine.train.config import TrainConfig
+    from specengine.train.dialogues import DialogueConfig
+
+    given = {**locals(), "dialogues": DialogueConfig(answer_tokens=answer_tokens)}
+    given["config"] = TrainConfig(**{f.name: given[f.name] for f in fields(TrainConfig) if f.name in given})
+    request = TrainRequest(**{f.name: given[f.name] for f in fields(TrainRequest) if f.name in given})
+    note(outcome_line(run(request), out))
 
 
 def _parse_bias(pairs: list[str]) -> dict[int, float] | None:

@@ -183,7 +183,7 @@ class Engine:
 
     def _slots(self, sequence: Sequence) -> int:
         """Slots of the cache that a sequence may come to need."""
-        return sequence.prompt_length + sequence.limit + self.drafter.max_nodes
+        return sequence.prompt_length + sequence.limit + self.drafter.spare_slots
 
     def _admit(self, sequence: Sequence, active: Seq[Sequence]) -> bool:
         """Whether the cache has room for one more sequence; where nobody here can make room, other callers will."""

@@ -53,7 +53,7 @@ def resident_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Re
     """
     with _lock:
         if model.target not in _caches:
-            longest = model.config.max_position + drafter.max_nodes
+            longest = model.config.max_position + drafter.spare_slots
             useful = options.max_batch_size * -(-longest // PAGE_SIZE)
             rows = min(MAX_ROWS, options.max_batch_size * drafter.max_nodes)
             pages = _pages(model.target, drafter, rule, rows, options.gpu_memory_fraction)

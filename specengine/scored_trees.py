@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specengine.acceptance_watch import AcceptanceWatch
 from specengine.cost_model import CostModel
 from specengine.tree import DraftTree
 from specengine.tree_choice import Acceptance, choose_nodes
@@ -37,27 +38,28 @@ class ScoredTree:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A tree that was handed over, and the class of each node's chance."""
+    """A tree that was handed over, the whole one it is a part of, and the class of each of that one's chances."""
 
     tree: DraftTree
+    whole: ScoredTree
     classes: list[int]
 
 
 class TreeCutter:
     """Keeps as many of the likeliest nodes as pay, by the chances that turned out to be true so far.
 
-    costs: of a target pass; None: every tree stays as it is.
+    costs: of a target pass; None: every tree stays as it is.  drafter: whose trees they are, for a warning.
     """
 
-    def __init__(self, costs: CostModel | None) -> None:
-        self._costs = costs
+    def __init__(self, costs: CostModel | None, drafter: str = "the drafter") -> None:
+        self._costs, self._watch = costs, AcceptanceWatch(drafter)
         self._acceptance = Acceptance(MIDDLES, weight=20, memory=1000)
 
     def cut(self, trees: Sequence[ScoredTree], prefix: float) -> list[Drafted]:
         """One tree per sequence of a batch.  prefix: tokens in the cache, the mean of the batch."""
         classes = [[bisect_right(EDGES, chance) for chance in tree.chances] for tree in trees]
         if self._costs is None:
-            return [Drafted(DraftTree(t.tokens, t.parents), own) for t, own in zip(trees, classes, strict=True)]
+            return [Drafted(DraftTree(t.tokens, t.parents), t, own) for t, own in zip(trees, classes, strict=True)]
         rates = self._acceptance.rates()
         orders, falling = [], []
         for tree, own in zip(trees, classes, strict=True):
@@ -68,7 +70,7 @@ class TreeCutter:
             orders.append(order), falling.append([reach[node] for node in order])
         counts = choose_nodes(falling, self._costs, prefix)
         return [
-            _part(tree, own, sorted(order[:count]))
+            Drafted(_part(tree, sorted(order[:count])), tree, own)
             for tree, own, order, count in zip(trees, classes, orders, counts, strict=True)
         ]
 
@@ -77,8 +79,11 @@ class TreeCutter:
         return self._acceptance.rates()[bisect_right(EDGES, chance)]
 
     def observe(self, drafted: Drafted, committed: Sequence[int]) -> None:
-        """Learns from what became of a tree: committed holds the accepted tokens and the one after them."""
-        tree, reached = drafted.tree, {0: 0}  # nodes on the committed path, and how many tokens lead to them
+        """Learns from what the text is: committed holds the accepted tokens and the one after them.
+
+        Nodes that were cut off count too: what was once found not to pay could not be found out to pay after all.
+        """
+        tree, reached = drafted.whole, {0: 0}  # nodes on the committed path, and how many tokens lead to them
         for node in range(1, len(tree.tokens)):
             depth = reached.get(tree.parents[node])
             if depth is None or depth == len(committed):
@@ -87,11 +92,12 @@ class TreeCutter:
             self._acceptance.observe(drafted.classes[node], accepted)
             if accepted:
                 reached[node] = depth + 1
+        if len(tree.tokens) > 1 and committed:
+            self._watch.observe(len(reached) > 1)
 
 
-def _part(tree: ScoredTree, classes: Sequence[int], kept: Sequence[int]) -> Drafted:
+def _part(tree: ScoredTree, kept: Sequence[int]) -> DraftTree:
     """The root and the kept nodes, which are in order and hold every node's parent."""
     nodes = [0, *kept]
     place = {node: i for i, node in enumerate(nodes)}
-    parents = [-1, *(place[tree.parents[node]] for node in kept)]
-    return Drafted(DraftTree([tree.tokens[node] for node in nodes], parents), [classes[node] for node in nodes])
+    return DraftTree([tree.tokens[node] for node in nodes], [-1, *(place[tree.parents[node]] for node in kept)])

@@ -18,6 +18,7 @@ from specengine._C import LINEAR_VARIANTS, PAGE_SIZE
 from specengine.bench.timers import Call
 from specengine.bench.torch_kernels import rope_and_write, verify
 from specengine.ops.expand_backbone import BackboneExpander
+from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.tree import DraftTree, TreeBatch
 from specengine.types import SamplingParams
@@ -79,6 +80,7 @@ def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
             yield _attention(shapes, device, nodes, prefix)
     yield _compact(shapes, device)
     yield _expand(shapes, device)
+    yield _select(shapes, device)
     yield _verify(shapes, device, SamplingParams())
     yield _verify(shapes, device, SamplingParams(temperature=0.8, top_p=0.95))
     for name in shapes.linears:
@@ -177,6 +179,20 @@ def _expand(s: Shapes, device: torch.device) -> Case:
     ours = [lambda x=x: expand(x, root).tokens[0, 1:] for x in logits]
     torchs = [lambda x=x: torch.log_softmax(x, dim=-1).topk(s.k).indices.flatten() for x in logits]
     return Case("expand_backbone", f"{s.levels} levels, k={s.k}", nbytes, {"": ours}, torchs)
+
+
+def _select(s: Shapes, device: torch.device) -> Case:
+    """The candidates of a tree that grows by the k best children of each of the k best nodes, all beside the root."""
+    candidates, nodes = 1 + s.k + s.levels * s.k**2, s.trees[-1]
+    nbytes = 4 * (4 * candidates + nodes * (4 + -(-nodes // 32)))
+    parents, limits = torch.zeros(1, candidates, dtype=torch.int32, device=device), _ints([s.levels], device)
+    parents[:, 0] = -1
+    scores = -torch.rand(s.sets(nbytes), 1, candidates, device=device)
+    scores[:, :, 0] = 0
+    trees = SelectedTrees.empty(1, nodes, device)
+    ours = [_call(trees.kept[0, 1:], select_nodes, parents, parents, parents + 1, x, limits, trees) for x in scores]
+    torchs = [lambda x=x: x[0, 1:].topk(nodes - 1, sorted=False).indices.sort().values + 1 for x in scores]
+    return Case("select_nodes", f"{nodes} of {candidates}", nbytes, {"": ours}, torchs)
 
 
 def _verify(s: Shapes, device: torch.device, params: SamplingParams) -> Case:

@@ -49,7 +49,12 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def max_nodes(self) -> int:
-        """Largest tree it ever proposes, root included: the cache reserves as many slots."""
+        """Largest tree it ever proposes, root included."""
+
+    @property
+    def spare_slots(self) -> int:
+        """Slots of the cache that a sequence needs behind its longest text."""
+        return self.max_nodes
 
     @abstractmethod
     def draft(self, sequences: Sequence[TokenSequence]) -> list[DraftTree]:

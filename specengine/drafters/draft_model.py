@@ -11,17 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
+from pathlib import Path
 
 import torch
 
 from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
+from specengine.json_file import read_json_object
 from specengine.kv_cache import KVCache
-from specengine.models.loading import LoadedModel, load_model
+from specengine.models.draft_checkpoint import open_draft_checkpoint
+from specengine.models.loading import load_model
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.options import check_range
 from specengine.rules.base import Wants
+from specengine.shipped import shipped
 from specengine.text import Tokenizer
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.tree_growth import Choice, Growth, drawn_children, likeliest_children
@@ -235,25 +239,35 @@ class DraftModel(Drafter):
 
 def _open(config: Config, path: str | None, target: Transformer) -> tuple[Transformer, Tokenizer | None]:
     """The model that drafts, and its tokenizer where that is not the target's own."""
+    if path is None and (found := shipped(DraftModel.name, target)) is not None:
+        path = str(found)
     if path is None:
         raise ValueError(
             "drafter: draft-model:MODEL takes a model with the target's vocabulary, "
             "draft-model:self,layers=N the target's own first layers"
         )
     if path != SELF:
-        loaded = _load(path, config.dtype, target)
-        model = loaded.target.first_layers(config.layers) if config.layers else loaded.target
-        return model, loaded.tokenizer
+        model, tokenizer = _load(path, config.dtype, target)
+        return model.first_layers(config.layers) if config.layers else model, tokenizer
     if config.dtype != "auto":
         raise ValueError(f"drafter: dtype: the target's layers are what they are, got {config.dtype!r}")
     return target.first_layers(config.layers), None  # refuses 0: the whole target would draft nothing faster
 
 
-def _load(path: str, dtype: str, target: Transformer) -> LoadedModel:
+def _load(path: str, dtype: str, target: Transformer) -> tuple[Transformer, Tokenizer | None]:
     """The model beside the target; what is wrong with it is not to be taken for the target's."""
     try:
-        return load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
+        if _shares(path):
+            return target.with_layers(open_draft_checkpoint(path), dtype), None
+        loaded = load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
+        return loaded.target, loaded.tokenizer
     except FileNotFoundError as error:
         raise FileNotFoundError(f"drafter: {error}") from error
     except ValueError as error:
-        raise ValueError(f"drafter: {error}") from error
+        raise ValueError(f"drafter: {str(error).removeprefix('drafter: ')}") from error
+
+
+def _shares(path: str) -> bool:
+    """Whether it is a folder of layers alone, to stand between the target's embedding and head."""
+    config = Path(path) / "config.json"
+    return config.is_file() and bool(read_json_object(config).get("shared_with_target"))

@@ -80,7 +80,7 @@ class FastEagle(Drafter):
         self._levels = levels - (config.reading == "formula")
         check_range("levels", self._levels, 1, MAX_NODES - 1)
         check_range("top_k", config.top_k, 1, min(self.network.head.rows, (MAX_NODES - 1) // self._levels))
-        self._cutter = TreeCutter(costs_of(target) if config.adaptive else None)
+        self._cutter = TreeCutter(costs_of(target) if config.adaptive else None, NAME)
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property

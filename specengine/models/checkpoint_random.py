@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,8 @@ class RandomCheckpoint(Checkpoint):
 
     A tensor of several blocks is drawn on the device it is for, by that device's generator: a large model would take
     minutes on the CPU. Smaller ones are the same on every device.
-    shapes: of the tensors, where they are not those of a model of this config.
+    shapes: of the tensors, where they are not those of a model of this config.  integers: those among them that hold
+    integers, which are 0.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class RandomCheckpoint(Checkpoint):
         seed: int = 0,
         source: str = "random",
         shapes: Mapping[str, tuple[int, ...]] | None = None,
+        integers: Collection[str] = (),
     ) -> None:
         dtype = config.dtype or "float32"
         if dtype not in FLOAT_FORMATS:
@@ -37,7 +39,8 @@ class RandomCheckpoint(Checkpoint):
         self.source, self.seed = source, seed
         self.config = replace(config, dtype=dtype)
         shapes = expected_tensors(config) if shapes is None else shapes
-        self.tensors = {name: TensorInfo(shape, dtype) for name, shape in shapes.items()}
+        kinds = {name: "int64" if name in integers else dtype for name in shapes}
+        self.tensors = {name: TensorInfo(shape, kinds[name]) for name, shape in shapes.items()}
 
     def read_rows(self, name: str, start: int, stop: int, device: torch.device = CPU) -> torch.Tensor:
         info = self._info(name)
@@ -49,8 +52,8 @@ class RandomCheckpoint(Checkpoint):
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         shape = self.tensors[name].shape
-        if "norm" in name:
-            out.fill_(1.0)
+        if "norm" in name or not out.is_floating_point():
+            out.fill_(1 if "norm" in name else 0)
             return
         std = self._std(name, shape)
         # a block is drawn whole whatever part of it is asked for: its values must not depend on the request

@@ -6,7 +6,7 @@ the blocks of GGUF's Q8_0, so that codes and scales are kept as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,13 @@ class DraftCheckpoint(Checkpoint):
                 )
             return TensorInfo(info.shape, "Q8_0")
         return info
+
+    def renamed(self, change: Callable[[str], str]) -> DraftCheckpoint:
+        """The same checkpoint under other names: change(name) of each. Raises ValueError where two become one."""
+        names = {change(name): name for name in self._files.tensors}
+        if len(names) < len(self._files.tensors):
+            raise self.error("holds tensors under the names of two layouts at once")
+        return DraftCheckpoint(_Renamed(self._files, names), self.json)
 
     def error(self, problem: str) -> ValueError:
         return ValueError(f"{self.source}: {problem}")
@@ -169,6 +176,17 @@ class DraftCheckpoint(Checkpoint):
             scale = self._files.read_rows(f"{name}_scale", start, stop).float()
             rows = (rows.view(*scale.shape, BLOCK) * scale[..., None]).view(rows.shape)
         out.copy_(rows)
+
+
+class _Renamed(Checkpoint):
+    """Tensors under other names; names: those of here to those of the files."""
+
+    def __init__(self, files: Checkpoint, names: Mapping[str, str]) -> None:
+        self.source, self._files, self._names = files.source, files, names
+        self.tensors = {name: files.tensors[stored] for name, stored in names.items()}
+
+    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        out.copy_(self._files.read_rows(self._names[name], start, stop))
 
 
 def open_draft_checkpoint(path: str | Path) -> DraftCheckpoint:

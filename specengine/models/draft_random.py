@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from specengine.models.checkpoint_base import layer_tensors
@@ -26,6 +27,19 @@ def random_fasteagle(preset: str, levels: int = 7) -> DraftCheckpoint:
     return _checkpoint(preset, shapes, c, {"num_hidden_layers": levels})
 
 
+def random_eagle3(preset: str, vocabulary: int = 32000) -> DraftCheckpoint:
+    """One layer of the target's shape and a head of `vocabulary` tokens, the first ones, or all there are. Raises
+    ValueError for a preset that does not exist."""
+    c = replace(_preset(preset), qkv_bias=False, qk_norm=False)
+    size, rows = c.hidden_size, min(vocabulary, c.vocab_size)
+    shapes: Shapes = {"fc.weight": (size, 3 * size), "norm.weight": (size,), "lm_head.weight": (rows, size)}
+    shapes["d2t"] = (rows,)
+    shapes |= layer_tensors(c, "midlayer.") | {"midlayer.hidden_norm.weight": (size,)}
+    for part, heads in (("q", c.num_heads), ("k", c.num_kv_heads), ("v", c.num_kv_heads)):
+        shapes[f"midlayer.self_attn.{part}_proj.weight"] = (heads * c.head_dim, 2 * size)
+    return _checkpoint(preset, shapes, c, {"num_hidden_layers": 1, "draft_vocab_size": rows})
+
+
 def _preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise ValueError(f"drafter: unknown preset {name!r}; expected one of {', '.join(PRESETS)}")
@@ -33,6 +47,7 @@ def _preset(name: str) -> ModelConfig:
 
 
 def _checkpoint(preset: str, shapes: Shapes, c: ModelConfig, fields: Mapping[str, Any]) -> DraftCheckpoint:
+    files = RandomCheckpoint(c, source=f"random:{preset}", shapes=shapes, integers=("d2t",))
     json = {
         "hidden_size": c.hidden_size,
         "intermediate_size": c.intermediate_size,
@@ -45,4 +60,4 @@ def _checkpoint(preset: str, shapes: Shapes, c: ModelConfig, fields: Mapping[str
         # tiny presets have fewer layers than low, middle and high
         "eagle_aux_hidden_state_layer_ids": [2, c.num_layers // 2, c.num_layers - 3] if c.num_layers > 6 else [0, 1, 2],
     }
-    return DraftCheckpoint(RandomCheckpoint(c, source=f"random:{preset}", shapes=shapes), json | dict(fields))
+    return DraftCheckpoint(files, json | dict(fields))

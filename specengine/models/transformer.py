@@ -80,6 +80,25 @@ class Transformer:
         part._decoder = part._new_decoder()
         return part
 
+    def with_layers(self, checkpoint: Checkpoint, dtype: str) -> Transformer:
+        """The model of a checkpoint's layers and final norm between this one's embedding and head.
+
+        Raises ValueError for a checkpoint of another width or vocabulary.
+        """
+        for name in ("hidden_size", "vocab_size"):
+            ours, theirs = getattr(self.config, name), getattr(checkpoint.config, name)
+            if ours != theirs:
+                raise ValueError(f"{checkpoint.source}: {name} is {theirs}, the target's is {ours}")
+        loader = WeightLoader(checkpoint, dtype, self.device, self.ops)
+        other = copy.copy(self)
+        other.config, other.taps = checkpoint.config, ()
+        other._layers = [loader.layer(i) for i in range(other.config.num_layers)]
+        other.final_norm = loader.vector("model.norm.weight")
+        other.formats = loader.formats
+        other._rope = RopeTables(other.config, self.device)
+        other._decoder = other._new_decoder()
+        return other
+
     @property
     def embedding(self) -> Weight:
         """Rows [V, hidden]."""

@@ -34,18 +34,29 @@ def confidence(logits: torch.Tensor) -> list[float]:
     return (rows.amax(-1) - rows.logsumexp(-1)).exp().tolist()
 
 
-def take_rows(rows: torch.Tensor, picked: Sequence[int]) -> torch.Tensor:
+def take_rows(rows: torch.Tensor, picked: Sequence[int] | torch.Tensor) -> torch.Tensor:
     """rows[picked], in memory of its own."""
-    array = _array(rows)[list(picked)]
-    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+    array = _array(rows)
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array[_array(picked) if isinstance(picked, torch.Tensor) else list(picked)])
+    return array[picked if isinstance(picked, torch.Tensor) else list(picked)]
 
 
 def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """One tensor of all rows; parts: [R_i, V] each, at least one."""
+    return _joined(parts, 0)
+
+
+def join_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of rows side by side; parts: [R, V_i] each, at least one."""
+    return _joined(parts, 1)
+
+
+def _joined(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
     arrays = [_array(part) for part in parts]
     if isinstance(arrays[0], np.ndarray):
-        return torch.from_numpy(np.concatenate(arrays))
-    return torch.cat(arrays)
+        return torch.from_numpy(np.concatenate(arrays, axis=axis))
+    return torch.cat(arrays, dim=axis)
 
 
 def zero_rows(rows: int, columns: int, device: torch.device) -> torch.Tensor:

@@ -91,18 +91,16 @@ def write_dialogues(
     Raises ValueError for shards of another model or config, and for a model without chat template.
     """
     config = config or DialogueConfig()
-    if model.tokenizer is None:
-        raise ValueError("target: a model without tokenizer cannot make dialogues")
-    engine = Engine(model, drafter="none", max_batch_size=config.dialogues)
     about = {"model": model.name, "config": json.dumps(asdict(config)), "questions": str(len(questions or ()))}
     folder.mkdir(parents=True, exist_ok=True)
-    paths, found = [], 0
+    paths, found, engine = [], 0, None
     while found < tokens and (questions is None or len(paths) * config.dialogues < len(questions)):
         path = folder / f"dialogues-{len(paths):05d}.safetensors"
         if not path.exists():
             first = len(paths) * config.dialogues
             own = None if questions is None else questions[first : first + config.dialogues]
-            _write(path, _dialogues(engine, len(paths), config, own), about)
+            engine = engine or _engine(model, config)
+            write_shard(path, _dialogues(engine, len(paths), config, own), about)
         elif (there := _metadata(path)) != about:
             raise ValueError(f"{path}: was made with {there}, expected {about}")
         paths.append(path)
@@ -118,6 +116,12 @@ def read_dialogues(path: Path) -> Iterator[Dialogue]:
         tokens, starts, answers = (shard.get_tensor(name).tolist() for name in ("tokens", "starts", "answers"))
     for begin, end, answer in zip(starts, starts[1:], answers, strict=False):
         yield Dialogue(tokens[begin:end], answer)
+
+
+def _engine(model: LoadedModel, config: DialogueConfig) -> Engine:
+    if model.tokenizer is None:
+        raise ValueError("target: a model without tokenizer cannot make dialogues")
+    return Engine(model, drafter="none", max_batch_size=config.dialogues)
 
 
 def _dialogues(engine: Engine, shard: int, config: DialogueConfig, questions: Sequence[str] | None) -> list[Dialogue]:
@@ -139,7 +143,8 @@ def _dialogues(engine: Engine, shard: int, config: DialogueConfig, questions: Se
     return [Dialogue(each.prompt_token_ids + each.token_ids, len(each.prompt_token_ids)) for each in told]
 
 
-def _write(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]) -> None:
+def write_shard(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]) -> None:
+    """Puts a shard in place, whole or not at all. about: what it was made with."""
     starts = torch.tensor([0, *(len(d.tokens) for d in dialogues)]).cumsum(0)
     tensors = {
         "tokens": torch.tensor([token for d in dialogues for token in d.tokens], dtype=torch.int32),

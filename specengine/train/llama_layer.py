@@ -62,11 +62,15 @@ class Attention(nn.Module):
         half = self.shape.head_dim // 2
         rates = self.shape.rope_theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
         angles = positions[..., None].float() * rates
-        cos, sin = (f(angles).to(x.dtype) for f in (torch.cos, torch.sin))
         if positions.ndim == 2:
-            cos, sin = cos[:, None], sin[:, None]
-        first, second = x[..., :half], x[..., half:]
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+            angles = angles[:, None]
+        return rotated(x, angles.cos(), angles.sin())
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [.., T, D] turned by angles of the given cosines and sines [T, D / 2]."""
+    (first, second), cos, sin = x.chunk(2, -1), cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 class MLP(nn.Module):
@@ -81,9 +85,11 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, shape: LayerShape) -> None:
+    """input_norm: false where the layer reads its input as it is (EAGLE-1 and -2)."""
+
+    def __init__(self, shape: LayerShape, *, input_norm: bool = True) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps) if input_norm else nn.Identity()
         self.self_attn = Attention(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = MLP(shape)

@@ -35,6 +35,7 @@ KERNELS = {
     "tree_attention",
     "compact_kv",
     "expand_backbone",
+    "select_nodes",
     "verify_tree",
     "linear",
     "rms_norm",
@@ -99,6 +100,8 @@ def test_the_floor_counts_every_byte_once(cuda_backend):
     assert floors["tree_attention", "N=12, 70 tokens"] == 2 * 82 * 2 * 16 * 2 + 12 * 4 * 16 * (4 + 2)
     assert floors["compact_kv", "2 layers, 3 rows"] == 2 * (2 * 2 * 3 * 2 * 16 * 2)
     assert floors["expand_backbone", "2 levels, k=3"] == 2 * 300 * 4
+    # four numbers of each candidate; of each node four and a word of ancestor bits
+    assert floors["select_nodes", "12 of 22"] == 22 * 4 * 4 + 12 * 5 * 4
     assert floors["verify_tree", "N=12, T=0.8, top-p 0.95"] == 12 * 300 * 4
     assert floors["linear", "o 64x64, M=3"] == 64 * 64 * 2 + 3 * 64 * (2 + 4)
 

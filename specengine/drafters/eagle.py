@@ -1,0 +1,19 @@
+"""EAGLE-1 and -2: one layer goes on from the target's last features, whose own head reads it (Li et al. 2024)."""
+
+from __future__ import annotations
+
+from specengine.eagle_drafter import Eagle, EagleConfig
+from specengine.models.draft_checkpoint import open_draft_checkpoint
+from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle1
+from specengine.models.transformer import Transformer
+from specengine.shipped import find_drafter
+
+
+class Eagle1(Eagle):
+    """Drafts the tree of its own confidence (EAGLE-2)."""
+
+    name = "eagle"
+    Config = EagleConfig
+
+    def _open(self, path: str | None, target: Transformer) -> EagleDrafter:
+        return load_eagle1(open_draft_checkpoint(find_drafter(self.name, path, target)), target, self.config.dtype)

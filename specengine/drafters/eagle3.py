@@ -1,0 +1,23 @@
+"""EAGLE-3: one layer reads the target's low, middle and high features and drafts level by level (Li et al. 2025)."""
+
+from __future__ import annotations
+
+from specengine.eagle_drafter import Eagle, EagleConfig
+from specengine.models.draft_checkpoint import open_draft_checkpoint
+from specengine.models.draft_random import random_eagle3
+from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle3
+from specengine.models.transformer import Transformer
+from specengine.shipped import find_drafter
+
+
+class Eagle3(Eagle):
+    """Drafts the tree of its own confidence (EAGLE-2)."""
+
+    name = "eagle3"
+    Config = EagleConfig
+
+    def _open(self, path: str | None, target: Transformer) -> EagleDrafter:
+        kind, _, preset = (path or "").partition(":")
+        if kind == "random":
+            return load_eagle3(random_eagle3(preset), target, self.config.dtype)
+        return load_eagle3(open_draft_checkpoint(find_drafter(self.name, path, target)), target, self.config.dtype)

@@ -1,0 +1,141 @@
+"""`specengine train`: data, target, drafter and trainer put together."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specengine.console import note
+from specengine.models.loading import LoadedModel, load_model
+from specengine.train.card import model_card
+from specengine.train.config import TrainConfig
+from specengine.train.corpus import Corpus
+from specengine.train.dialogues import DialogueConfig, read_questions, write_dialogues
+from specengine.train.export import STORAGE, write_drafter
+from specengine.train.frozen import load_frozen
+from specengine.train.objective import LevelReport, Objective
+from specengine.train.objectives import new_objective, objective_class
+from specengine.train.parallel import World
+from specengine.train.plot import plot_training
+from specengine.train.progress import Bars
+from specengine.train.state_store import StateStore
+from specengine.train.target_states import TargetStates
+from specengine.train.trainer import Outcome, Trainer
+
+STORES = ("disk", "memory", "none")
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the command line asks for; see its help."""
+
+    drafter: str
+    target: str
+    out: Path
+    config: TrainConfig
+    dialogues: DialogueConfig
+    prompts: Path | None = None
+    data: Path | None = None
+    tokens: int = 1_000_000
+    vocabulary: int = 8192
+    everything: bool = False
+    longest: int = 2048
+    store: str = "disk"
+    storage: str = "bfloat16"
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, known in (("store", STORES), ("storage", STORAGE)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: expected {', '.join(known)}, got {getattr(self, name)!r}")
+        objective_class(self.drafter)
+
+
+def train(request: TrainRequest) -> Outcome:
+    """Makes data where it is missing, trains and writes the drafter. Raises ValueError, OSError, MemoryError."""
+    questions = read_questions(request.prompts) if request.prompts else None
+    model = load_model(request.target, device=request.device, dtype=request.dtype)
+    with World.joined(model.target.device) as world:
+        if world.device != model.target.device:  # a GPU for each process
+            model = load_model(request.target, device="cuda", dtype=request.dtype)
+        with Bars(world.rank == 0) as bars:
+            corpus = _corpus(request, model, questions, world, bars)
+            return _train(request, model, corpus, world, bars)
+
+
+def outcome_line(outcome: Outcome, out: Path) -> str:
+    """What became of a run, in one line."""
+    done = f"step {outcome.step} of {outcome.steps}"
+    if outcome.ended != "finished":
+        why = "stopped" if outcome.ended == "stopped" else "the minutes are over"
+        return f"{why} after {done}; the same command goes on"
+    tau = f", held-out tau {outcome.held_out.tau:.2f}" if outcome.held_out else ""
+    return f"finished, {done}{tau}; the best is in {out}"
+
+
+def _corpus(request: TrainRequest, model: LoadedModel, questions: list[str] | None, world: World, bars: Bars) -> Corpus:
+    folder = request.data or request.out / "data"
+    if world.rank == 0:
+        bars.begin("data", request.tokens)
+        write_dialogues(model, folder, request.tokens, request.dialogues, questions=questions, advance=bars.advance)
+    world.wait()
+    shards = write_dialogues(model, folder, request.tokens, request.dialogues, questions=questions)
+    config = request.config
+    return Corpus(shards, config.held_out, config.seed, longest=request.longest, everything=request.everything)
+
+
+def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: World, bars: Bars) -> Outcome:
+    config, limit = request.config, model.config.vocab_size
+    vocabulary = corpus.frequent_tokens(request.vocabulary) if 0 < request.vocabulary < limit else None
+    torch.manual_seed(config.seed)
+    objective = new_objective(request.drafter, load_frozen(request.target, vocabulary, world.device))
+    passes = TargetStates(model.target, objective.taps, objective.kv_layers)
+    reads = {"target": request.target, "taps": str(objective.taps), "layers": str(objective.kv_layers)}
+    folder = (request.data or request.out / "data") / "states" / _slug(reads)
+    store = StateStore(passes.of, folder if request.store == "disk" else None, reads)
+    trainer = Trainer(
+        objective,
+        corpus,
+        store.states if request.store != "none" else lambda number, dialogue: passes.of(dialogue.tokens),
+        config,
+        request.out,
+        world,
+        about={
+            "drafter": request.drafter,
+            "target": request.target,
+            "vocabulary": request.vocabulary,
+            "batch_tokens": config.batch_tokens,
+            "seed": config.seed,
+            "processes": world.size,
+        },
+        publish=lambda report, tokens: _publish(request, objective, corpus, report, tokens),
+        show=bars.show,
+    )
+    bars.begin("training", trainer.steps)
+    outcome = trainer.run()
+    if world.rank == 0:
+        _picture(request.out)
+    return outcome
+
+
+def _slug(reads: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(reads.items())).encode()).hexdigest()[:12]
+
+
+def _publish(request: TrainRequest, objective: Objective, corpus: Corpus, report: LevelReport, tokens: int) -> None:
+    config, tensors = objective.export()
+    card = model_card(request, corpus, report, tokens, shlex.join(["specengine", *sys.argv[1:]]))
+    write_drafter(request.out, config, tensors, request.storage, card)
+
+
+def _picture(out: Path) -> None:
+    try:
+        plot_training(out / "training.jsonl", out / "training.png")
+    except ModuleNotFoundError:
+        note("no picture: matplotlib is missing (pip install '.[plot]' in a clone)")

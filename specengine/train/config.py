@@ -1,0 +1,58 @@
+"""How a drafter is trained, whichever it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specengine.options import check_range
+from specengine.rules.base import check_number
+
+SCHEDULES = ("cosine", "linear")
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """learning_rate: None is the drafter's own.  batch_tokens: to learn per step.  rows: of a pass, padding included.
+
+    warmup: share of the steps in which the rate rises; then it falls to zero by `schedule`.  minutes: stop after so
+    many (0: never), to be resumed.  held_out: dialogues.  evaluate_steps, save_steps: between two evaluations, two
+    checkpoints.  precision: auto is bfloat16 autocast on CUDA, float32 on the CPU.
+    """
+
+    epochs: int = 1
+    learning_rate: float | None = None
+    batch_tokens: int = 2048
+    rows: int = 2048
+    schedule: str = "cosine"
+    warmup: float = 0.03
+    clip: float = 0.5
+    weight_decay: float = 0.0
+    seed: int = 0
+    minutes: float = 0.0
+    held_out: int = 64
+    evaluate_steps: int = 100
+    save_steps: int = 100
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_tokens", "rows", "held_out", "evaluate_steps", "save_steps"):
+            check_range(name, getattr(self, name), 1, 1 << 24)
+        check_range("seed", self.seed, 0, 1 << 40)
+        for name in ("clip", "weight_decay", "minutes"):
+            check_number(name, getattr(self, name), 0, 1e9)
+        check_number("warmup", self.warmup, 0, 1)
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, 0, 10)
+        for name, known in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: expected {' or '.join(known)}, got {getattr(self, name)!r}")
+
+    def rate(self, step: int, steps: int) -> float:
+        """The share of the learning rate that step 0 .. steps - 1 takes."""
+        warm = self.warmup * steps
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        done = (step - warm) / max(1.0, steps - warm)
+        return 1 - done if self.schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * done)

@@ -1,0 +1,60 @@
+"""A trained drafter as others load it: config.json, model.safetensors and a card, each put in place at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+STORAGE = ("bfloat16", "int8", "float32")
+_BLOCK = 32  # columns that share a scale
+
+
+def stored(tensors: dict[str, torch.Tensor], storage: str) -> dict[str, torch.Tensor]:
+    """Floats as bfloat16 or float32, or matrices in int8: X int8 [rows, columns] and X_scale float16 [rows, columns /
+    32], symmetric; integers and, in int8, vectors and matrices of other widths (bfloat16) as they are."""
+    out: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu()
+        if not tensor.is_floating_point():
+            out[name] = tensor.contiguous()
+        elif storage == "int8" and tensor.ndim == 2 and tensor.shape[1] % _BLOCK == 0:
+            out[name], out[f"{name}_scale"] = _int8(tensor.float())
+        else:
+            out[name] = tensor.to(torch.float32 if storage == "float32" else torch.bfloat16).contiguous()
+    return out
+
+
+def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = matrix.unflatten(1, (-1, _BLOCK))
+    scale = (blocks.abs().amax(-1) / 127).to(torch.float16)
+    # codes are of the scale as it is stored; a block too small for float16 is zero
+    codes = (blocks / scale.float().clamp(min=1e-7)[..., None]).round().clamp(-127, 127)
+    return codes.to(torch.int8).flatten(1), scale
+
+
+def write_drafter(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], storage: str, card: str
+) -> None:
+    """The weights come last: a folder that has new ones has all that belongs to them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _put(folder / "config.json", lambda part: part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"))
+    _put(folder / "README.md", lambda part: part.write_text(card, encoding="utf-8"))
+    _put(folder / "model.safetensors", lambda part: save_file(stored(tensors, storage), part, {"format": "pt"}))
+
+
+def _put(path: Path, write: Callable[[Path], Any]) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(part)
+        part.chmod(0o644)  # safetensors makes files for their owner alone
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,54 @@
+"""Soft cross-entropy through a head, without keeping logits for the backward pass.
+
+Logits of a few hundred rows at a time are made, scored and turned into gradients (of the states, and of a head that is
+trained) at once: a vocabulary's worth of floats per row and level would cost more memory than the network itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+_ROWS = 512
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states, head, target_probs, counted, best):
+        total, ranked = states.new_zeros((), dtype=torch.float32), []
+        gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
+        head_gradient = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(states), _ROWS):
+            part = slice(start, start + _ROWS)
+            logits = functional.linear(states[part], head).float()
+            ranked.append(logits.topk(best).indices if best > 1 else logits.argmax(-1, keepdim=True))
+            sums = logits.logsumexp(-1, keepdim=True)
+            total += ((sums[:, 0] - torch.linalg.vecdot(target_probs[part], logits)) * counted[part]).sum()
+            if any(ctx.needs_input_grad):
+                change = logits.sub_(sums).exp_().sub_(target_probs[part]).mul_(counted[part, None]).to(head.dtype)
+            if gradient is not None:
+                gradient[part] = change @ head
+            if head_gradient is not None:
+                head_gradient.addmm_(change.T, states[part])
+        ctx.gradients = gradient, head_gradient
+        ranked = torch.cat(ranked) if ranked else torch.empty(0, best, dtype=torch.long, device=states.device)
+        ctx.mark_non_differentiable(ranked)
+        return total, ranked
+
+    @staticmethod
+    def backward(ctx, scale, _):
+        own, head = (None if x is None else x * scale.to(x.dtype) for x in ctx.gradients)
+        return own, head, None, None, None
+
+
+def soft_cross_entropy(
+    states: torch.Tensor, head: torch.Tensor, target_probs: torch.Tensor, counted: torch.Tensor, best: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of -target_probs . log_softmax(states head^T) over counted rows, and the best ids int64 [R, best].
+
+    states: [R, C].  head: [V', C].  target_probs: float32 [R, V'], summing to 1.  counted: bool [R].
+    """
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    states, head = states.to(dtype), head.to(dtype)
+    return _SoftCrossEntropy.apply(states, head, target_probs, counted.float(), best)

@@ -1,0 +1,47 @@
+"""Where a training run stands, kept in files that appear whole or not at all; the newest two are there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_KEPT = 2
+
+
+def save_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Writes checkpoint-STEP.pt and drops all but the newest two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"checkpoint-{step:08d}.pt"
+    part = folder / f".{path.name}.{os.getpid()}"
+    try:
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    for old in _states(folder)[:-_KEPT]:
+        old.unlink()
+    return path
+
+
+def load_state(folder: Path) -> dict[str, Any] | None:
+    """The newest readable state, on the CPU; None: there is none. Raises ValueError where none can be read."""
+    paths = _states(folder)
+    for path in reversed(paths):
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+            continue  # a disk's fault: the one before it may be whole
+    if paths:
+        raise ValueError(f"out: no checkpoint in {folder} can be read; remove it to start anew")
+    return None
+
+
+def _states(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoint-*.pt"))

@@ -1,0 +1,74 @@
+"""A tiny target, text with something to learn, and training runs on them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specengine.models.checkpoint import RandomCheckpoint
+from specengine.models.presets import PRESETS
+from specengine.models.transformer import Transformer
+from specengine.train.config import TrainConfig
+from specengine.train.corpus import Corpus
+from specengine.train.dialogues import Dialogue, write_shard
+from specengine.train.fasteagle import FastEagleObjective, FastEagleOptions
+from specengine.train.objective import Frozen
+from specengine.train.parallel import World
+from specengine.train.state_store import StateStore
+from specengine.train.target_states import TargetStates
+from specengine.train.trainer import Trainer
+
+CPU = torch.device("cpu")
+CONFIG = replace(PRESETS["tiny-llama"], num_layers=7, vocab_size=96)
+SHORT = TrainConfig(epochs=2, learning_rate=2e-3, batch_tokens=64, rows=96, held_out=3, evaluate_steps=2, save_steps=3)
+CHECKPOINT = RandomCheckpoint(CONFIG, source="random:seven-layers")
+TARGET = Transformer(CHECKPOINT, "float32", CPU)
+
+
+def frozen(vocabulary: torch.Tensor | None = None) -> Frozen:
+    embedding = CHECKPOINT.read("model.embed_tokens.weight").float()
+    name = "model.embed_tokens.weight" if CONFIG.tie_embeddings else "lm_head.weight"
+    head = CHECKPOINT.read(name).float()
+    head = head if vocabulary is None else head[vocabulary]
+    return Frozen(CONFIG, embedding, head, vocabulary, lambda name: CHECKPOINT.read(name).float())
+
+
+def dialogues(count: int, seed: int = 0) -> list[Dialogue]:
+    """Questions of random tokens, answers that count up from a random token."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(count):
+        question = [draw.randrange(CONFIG.vocab_size) for _ in range(draw.randrange(3, 8))]
+        first = draw.randrange(CONFIG.vocab_size)
+        answer = [(first + i) % CONFIG.vocab_size for i in range(draw.randrange(12, 24))]
+        made.append(Dialogue(question + answer, len(question)))
+    return made
+
+
+def corpus(folder: Path, count: int = 16, **options: Any) -> Corpus:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "dialogues-00000.safetensors"
+    if not path.exists():
+        write_shard(path, dialogues(count), {})
+    return Corpus([path], SHORT.held_out, 0, **options)
+
+
+def objective(seed: int = 0, options: FastEagleOptions | None = None) -> FastEagleObjective:
+    torch.manual_seed(seed)
+    return FastEagleObjective(frozen(), options or FastEagleOptions(levels=3, cross_entropy=1.0))
+
+
+def trainer(
+    out: Path, config: TrainConfig = SHORT, *, world: World | None = None, made: Any = None, about: dict | None = None,
+    publish: Callable = lambda report, tokens: None, show: Callable = lambda progress: None,
+) -> Trainer:  # fmt: skip
+    torch.set_num_threads(1)
+    made = made or objective()
+    store = StateStore(TargetStates(TARGET, made.taps, made.kv_layers).of, None, {})
+    options = {"about": about or {}, "publish": publish, "show": show}
+    return Trainer(made, corpus(out.parent / "data"), store.states, config, out, world or World(CPU), **options)

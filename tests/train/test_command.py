@@ -1,0 +1,93 @@
+"""`specengine train` from dialogues to a drafter's folder."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from specengine.cli import app
+from specengine.train.dialogues import DialogueConfig, write_shard
+from tests.models.files import CONFIG_JSON
+from tests.train.runs import CHECKPOINT, CONFIG, dialogues
+
+
+@pytest.fixture
+def target(tmp_path) -> Path:
+    folder = tmp_path / "target"
+    folder.mkdir()
+    shape = {"num_hidden_layers": CONFIG.num_layers, "vocab_size": CONFIG.vocab_size}
+    (folder / "config.json").write_text(json.dumps(CONFIG_JSON | shape))
+    save_file({name: CHECKPOINT.read(name) for name in CHECKPOINT.tensors}, folder / "model.safetensors")
+    return folder
+
+
+def run(*arguments):
+    torch.set_num_threads(1)
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+def data(folder: Path, target: Path) -> Path:
+    folder.mkdir()
+    about = {"model": str(target), "config": json.dumps(asdict(DialogueConfig())), "questions": "0"}
+    write_shard(folder / "dialogues-00000.safetensors", dialogues(16), about)
+    return folder
+
+
+OPTIONS = ("--tokens=100", "--held-out=3", "--vocabulary=64", "--batch-tokens=64", "--rows=96", "--device=cpu")
+
+
+def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):
+    pytest.importorskip("matplotlib")
+    given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS, "--storage=int8")
+    result = run("--drafter=fasteagle,levels=2", "--out", tmp_path / "out", *given)
+    assert result.exit_code == 0, result.output
+    assert "finished, step 4 of 4" in result.output
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    tensors = load_file(tmp_path / "out/model.safetensors")
+    assert (config["num_hidden_layers"], config["eagle_aux_hidden_state_layer_ids"]) == (2, [2, 3, 4])
+    assert config["draft_vocab_size"] == len(tensors["d2t"]) == 64
+    assert tensors["layers.1.mlp.up_proj.weight"].dtype == torch.int8
+    assert tensors["layers.1.mlp.up_proj.weight_scale"].shape == (160, 2)
+    assert (tmp_path / "out/training.png").stat().st_size > 10000
+    card = (tmp_path / "out/README.md").read_text()
+    assert "13 dialogues" in card and "3 others held out" in card and "| 2 |" in card
+    again = run("--drafter=fasteagle,levels=2", "--out", tmp_path / "out", *given)
+    assert "finished, step 4 of 4" in again.output
+    other = run("--drafter=fasteagle,levels=3", "--out", tmp_path / "out", *given)
+    assert other.exit_code == 2 and "holds another run" in other.output
+
+
+@pytest.mark.parametrize("store", ["memory", "none"])
+def test_states_need_not_be_kept_on_disk(tmp_path, target, store):
+    given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS, f"--store={store}")
+    assert run("--drafter=fasteagle,levels=1", "--out", tmp_path / "out", *given).exit_code == 0
+    assert not (tmp_path / "data/states").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("--drafter=prompt_lookup", "drafter: 'prompt_lookup' cannot be trained, expected one of draft-model"),
+        ("--drafter=fasteagle,depth=3", "has no option 'depth'"),
+        ("--drafter=fasteagle:folder", "has no path"),
+        ("--store=tape", "store: expected disk, memory, none"),
+        ("--schedule=flat", "schedule: expected cosine or linear"),
+        ("--epochs=0", "epochs: expected an integer from 1"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_is_loaded(tmp_path, wrong, message):
+    result = run("--drafter=fasteagle", "--out", tmp_path / "out", "--target=random:no-such-model", wrong)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_target_with_too_few_layers_is_refused(tmp_path):
+    target = "random:tiny-llama"
+    given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
+    result = run("--drafter=fasteagle", "--out", tmp_path / "out", *given)
+    assert result.exit_code == 2
+    assert "target: FastEagle reads 3 rising layers, 2 layers give 2, 1, -1" in result.output

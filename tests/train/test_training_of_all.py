@@ -1,0 +1,32 @@
+"""Every drafter that can be trained, through the trainer on a tiny target."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from specengine.train.export import write_drafter
+from specengine.train.objectives import OBJECTIVES, new_objective
+from specengine.train.run_log import read_log
+from tests.train.runs import CONFIG, SHORT, frozen, trainer
+
+CONFIG_20 = replace(SHORT, epochs=100, learning_rate=5e-3, batch_tokens=100, evaluate_steps=1000, save_steps=1000)
+
+
+@pytest.mark.parametrize("spec", [*sorted(OBJECTIVES), "glide,cross=false", "medusa,own_head=true,soft=false"])
+def test_a_run_lowers_the_loss_and_leaves_a_checkpoint(tmp_path, spec):
+    torch.manual_seed(0)
+    objective = new_objective(spec, frozen(torch.arange(0, CONFIG.vocab_size, 2)))
+    run = trainer(tmp_path / "out", CONFIG_20, made=objective)
+    run._plan = run._plan[:20]
+    run.run()
+    steps = [line for line in read_log(tmp_path / "out/training.jsonl") if "held_out" not in line]
+    first, last = (sum(sum(line["loss"]) for line in part) for part in (steps[:3], steps[-3:]))
+    assert len(steps) == 20 and last < 0.95 * first
+
+    json, tensors = objective.export()
+    write_drafter(tmp_path / "drafter", json, tensors, "float32", "")
+    with safe_open(tmp_path / "drafter/model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(tensors)
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
