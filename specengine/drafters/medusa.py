@@ -94,7 +94,7 @@ class Medusa(Drafter):
         self.candidates = RankCandidates(tree, target.device)
         check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
         measured = config.adaptive and not target.ops.resident
-        self._cutter = TreeCutter(costs or costs_of(target) if measured else None)
+        self._cutter = TreeCutter(costs or costs_of(target) if measured else None, self.name)
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property
