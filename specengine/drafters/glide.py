@@ -79,7 +79,7 @@ class Glide(Drafter):
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
         self._costs = (costs or costs_of(target)) if config.adaptive and not target.ops.resident else None
-        self._cutter = TreeCutter(self._costs)
+        self._cutter = TreeCutter(self._costs, self.name)
         self._device, self._prefill_rows = target.device, target.ops.prefill_rows
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them

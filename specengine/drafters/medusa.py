@@ -94,7 +94,7 @@ class Medusa(Drafter):
         self.candidates = RankCandidates(tree, target.device)
         check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
         measured = config.adaptive and not target.ops.resident
-        self._cutter = TreeCutter(costs or costs_of(target) if measured else None)
+        self._cutter = TreeCutter(costs or costs_of(target) if measured else None, self.name)
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property
@@ -183,13 +183,13 @@ class Medusa(Drafter):
 
     def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
         """float32 [levels, B, Vd] of the target's last features [B, hidden] of the rows before the roots."""
-        levels_of_rows = []
+        parts = []
         for head in self.heads[:levels]:
             x = rows
             for block in head.blocks:
                 x = x + functional.silu(self._linear(x, block))
-            levels_of_rows.append(self._linear(x, head.logits))
-        return stack_rows(levels_of_rows).view(levels, len(rows), -1)
+            parts.append(self._linear(x, head.logits))
+        return stack_rows(parts).view(levels, len(rows), -1)
 
 
 def read_heads(checkpoint: DraftCheckpoint, dtype: str, target: Transformer) -> list[Head]:

@@ -13,6 +13,8 @@ from specengine.glide_rows import GlideRows
 from specengine.kv_cache import CacheBatch
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.loading import LoadedModel, load_model
+from specengine.train import glide as trained
+from specengine.train.target_layers import shape_of
 from specengine.tree_choice import deeper_pays
 from tests.drafters.dense import attended, dense_target, largest_error, mlp, normed, projected, rotated
 from tests.drafters.steered import steer
@@ -20,6 +22,7 @@ from tests.engines import GREEDY, SAMPLED, ids
 from tests.models.files import CONFIG_JSON, random_state, write_folder
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [3, 4]]
 # another rotary base than the drafter's own, and more layers than it has
 TARGET_JSON = {**CONFIG_JSON, "rope_theta": 500000.0, "num_hidden_layers": 3, "eos_token_id": None}
@@ -268,6 +271,26 @@ def test_without_the_targets_cache_no_weights_for_it_are_needed(model, tmp_path)
     with pytest.raises(ValueError, match=r"cross_attn\.q_proj\.weight' is missing"):
         drafter_of(model, tmp_path)
     drafter_of(model, write(tmp_path, state, {**JSON, "cross_attention": False}))
+
+
+def test_it_drafts_what_the_trained_network_says(model, target_state, tmp_path):
+    """Where a block of training begins at the root, the network saw just what the drafter sees."""
+    c, tokens = model.config, PROMPTS[2][:61]
+    network = trained.Glide(shape_of(c), 2, c)
+    state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    sizes = {"num_attention_heads": c.num_heads, "num_key_value_heads": c.num_kv_heads, "rope_theta": c.rope.theta}
+    config = {**JSON, **sizes, "hidden_size": c.hidden_size, "intermediate_size": c.intermediate_size}
+    drafter, seen = drafter_of(model, write(tmp_path, state, config), length=1), []
+    expand = drafter._expand
+    drafter._expand = lambda logits: seen.append(logits[0][0]) or expand(logits)
+    steer(drafter, [tokens], GREEDY, model=model)
+    theirs = dense_target(target_state, c, tokens)
+    keys, values = (torch.stack(each[-2:])[:, None].transpose(2, 3) for each in (theirs.keys, theirs.values))
+    embedding = target_state["model.embed_tokens.weight"]
+    with torch.no_grad():
+        states = network(embedding[tokens][None], keys, values, trained.block_mask(len(tokens), 5))
+    expected = target_state.get("lm_head.weight", embedding) @ states[0, -1]
+    assert largest_error(seen[0], expected) < 1e-4
 
 
 def first_errors(model, target_state, folder):

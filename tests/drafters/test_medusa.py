@@ -19,6 +19,7 @@ from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 from tests.models.files import random_state
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 TARGET = PRESETS["tiny-llama"]
 HIDDEN, VOCAB = TARGET.hidden_size, TARGET.vocab_size
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [3, 4]]

@@ -12,6 +12,7 @@ from tests.backends import cpu_kernels
 from tests.drafters import test_glide, test_medusa
 from tests.engines import ids
 
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 PROMPTS = [[5, 9, 13, 5, 9], [7], [11, 12, 11, 12, 11, 12, 11]]
 GREEDY, SAMPLED = (dataclasses.replace(each, max_new_tokens=8) for each in (engines.GREEDY, engines.SAMPLED))
 
