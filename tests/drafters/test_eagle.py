@@ -4,9 +4,9 @@ import torch
 from specengine import SamplingParams
 from specengine.drafters import load_drafter
 from specengine.tree import TreeBatch
-from tests.drafters.eagle_files import Reading, layouts, write_drafter
-from tests.drafters.test_draft_model import sequence_of
-from tests.engines import tiny_model
+from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, layouts, write_drafter
+from tests.drafters.test_draft_model import path_to, sequence_of
+from tests.engines import ids, tiny_engine, tiny_model
 
 CPU = torch.device("cpu")
 LAYOUTS = layouts()
@@ -131,3 +131,165 @@ def test_every_distribution_is_that_of_the_published_architecture(layout):
         bench.drafter.draft(bench.sequences)
     bench.commit([[6], [2, 8, 5], [7], [1]])
     check_against(reading, bench)
+
+
+def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):
+    _, config, state = LAYOUTS["official"]
+    target = tiny_model().target
+    spec = f"eagle3:{write_drafter(tmp_path, config, state)}"
+    embedding = torch.empty(320, 64)
+    target.ops.layer.gather_rows(target.embedding, torch.arange(320, dtype=torch.int32), embedding)
+    other = Reading("eagle3", config | {"rope_theta": 20000.0}, state, embedding, torch.zeros(0))
+    with pytest.raises(AssertionError):
+        check_against(other, Bench(spec, PROMPTS))
+
+
+def spec_of(tmp_path, name="official"):
+    drafter, config, state = LAYOUTS[name]
+    return f"{drafter}:{write_drafter(tmp_path / 'draft', config, state)}"
+
+
+TREES = {
+    "as published": "adaptive=false",
+    "chain": "top_k=1,levels=6,adaptive=false",
+    "wide": "top_k=40,levels=2,nodes=256,adaptive=false",
+    "deep": "top_k=3,levels=20,nodes=80,adaptive=false",
+    "what pays": "nodes=24,levels=4,top_k=4",
+}
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", TREES.values(), ids=TREES)
+@pytest.mark.parametrize("name", ["official", "two layers", "short context", "eagle 1"])
+@pytest.mark.filterwarnings("ignore:drafter")
+def test_no_token_changes(tmp_path, name, options, params, batch):
+    engine = tiny_engine(f"{spec_of(tmp_path, name)},{options}", max_batch_size=batch)
+    outputs = engine.generate(PROMPTS, params)
+    assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, params))
+    assert engine.cache.pages_in_use == 0
+    if "top_k=40" in options:
+        assert max(output.stats.tau for output in outputs) > 1
+
+
+def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):
+    bench = Bench(spec_of(tmp_path), PROMPTS, "levels=5,top_k=3,nodes=40,adaptive=false")
+    assert bench.drafter.max_nodes == 40 and bench.drafter.spare_slots == 40
+    for sequence, limit in zip(bench.sequences, (1, 30, 3, 9), strict=True):
+        sequence.limit = limit
+    trees = bench.drafter.draft(bench.sequences)
+    depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in trees]
+    assert depths == [0, 0, 2, 5]  # of one token there is no feature yet
+    assert len(trees[3].tokens) == 40
+
+
+def test_a_tree_has_the_published_size(tmp_path):
+    bench = Bench(spec_of(tmp_path), PROMPTS[:1], "adaptive=false")
+    (tree,) = bench.drafter.draft(bench.sequences)
+    assert len(tree.tokens) == 60 == bench.drafter.max_nodes and bench.drafter.spare_slots == 71
+
+
+def test_only_pairs_of_true_features_stay_cached(tmp_path):
+    """Drafting twice, or not at all, leaves the same keys and values of what was committed."""
+    spec, keys = spec_of(tmp_path, "two layers"), []
+    for drafts in (0, 1, 2):
+        bench = Bench(spec, [PROMPTS[2]])
+        for _ in range(drafts):
+            bench.drafter.draft(bench.sequences)
+        for committed in ([1, 2, 3], [9]):
+            bench.commit([committed])
+            if drafts:
+                bench.drafter.draft(bench.sequences)
+        bench.drafter.draft(bench.sequences)
+        pairs = bench.drafter._state(bench.sequences[0]).pairs.first
+        assert pairs == len(bench.sequences[0].tokens) - 1
+        (first, *_) = bench.sequences[0].pages
+        keys.append(bench.drafter._pool.k[:, first, :, :pairs].clone())
+    assert torch.allclose(keys[0], keys[1], atol=1e-5) and torch.allclose(keys[0], keys[2], atol=1e-5)
+
+
+WRONG = {
+    "hidden size": (
+        CONFIG | {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
+        {},
+        "embed_tokens.weight' is missing, and hidden_size 32 is not the target's 64",
+    ),
+    "target's hidden size": (CONFIG | {"target_hidden_size": 48}, {}, "target_hidden_size is 48, the target's is 64"),
+    "vocabulary": (CONFIG | {"vocab_size": 300}, {}, "vocab_size is 300, the target's is 320"),
+    "feature layers": (
+        CONFIG | {"eagle_aux_hidden_state_layer_ids": [0, 1, 7]},
+        {},
+        r"reads the input of layers \[0, 1, 7\] of the target, which has 2",
+    ),
+    "default feature layers": (
+        CONFIG | {"eagle_aux_hidden_state_layer_ids": None},
+        {},
+        r"layers \[2, 1, -1\] of the target, which has 2",
+    ),
+    "number of feature layers": (
+        CONFIG | {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+        {},
+        r"'fc.weight' has shape \(64, 192\), expected \(64, 128\) for features of 2 layers",
+    ),
+    "map": ({}, {"d2t": torch.full((48,), 300)}, "tensor 'd2t' leads to token 347, the target has 320"),
+    "no map": ({}, {"d2t": None}, "'d2t' is missing, though the head has 48 tokens and the target 320"),
+    "no norm": ({}, {"norm.weight": None}, "tensor 'norm.weight' is missing"),
+    "EAGLE-1": ({}, {"midlayer.hidden_norm.weight": None}, r"is this EAGLE-1 or -2 \(eagle:PATH\)"),
+    "unknown": ({}, {"gate.weight": torch.zeros(1, 1)}, "'gate.weight' is unexpected, this layout is not known"),
+    "table": ({}, {"t2d": torch.zeros(9, dtype=torch.bool)}, r"'t2d' has shape \(9,\), expected \(320,\)"),
+}
+
+
+@pytest.mark.parametrize("config, change, message", WRONG.values(), ids=WRONG)
+def test_a_drafter_that_does_not_fit_is_refused_with_the_mismatch_named(tmp_path, config, change, message):
+    config, state = CONFIG | config, LAYOUTS["official"][2]
+    if config["hidden_size"] != 64:
+        state = eagle3_state(config, target=64)
+    state = {name: tensor for name, tensor in (state | change).items() if tensor is not None}
+    with pytest.raises(ValueError, match=message):
+        load_drafter(f"eagle3:{write_drafter(tmp_path, config, state)},adaptive=false", tiny_model().target)
+
+
+def test_an_eagle3_drafter_is_no_eagle_1_drafter(tmp_path):
+    with pytest.raises(ValueError, match="is an EAGLE-3 drafter; use eagle3:PATH"):
+        load_drafter(spec_of(tmp_path).replace("eagle3:", "eagle:"), tiny_model().target)
+    other = CONFIG | {"hidden_size": 32}
+    with pytest.raises(ValueError, match="hidden_size is 32, the target's is 64"):
+        load_drafter(f"eagle:{write_drafter(tmp_path / 'small', other, eagle1_state(other))}", tiny_model().target)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("nodes=1", "nodes: expected an integer from 2"),
+        ("levels=0", "levels: expected an integer from 1"),
+        ("levels=40,top_k=10", "levels: 40 of them with top_k=10 are 3910 candidates, at most 2047"),
+        ("levels=150,top_k=2", "levels: 150 of them with top_k=2 are 299 rows to attend to"),
+        ("top_k=49,levels=1", "top_k: expected an integer from 1 to 48"),
+    ],
+)
+def test_options_out_of_range_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_drafter(f"{spec_of(tmp_path)},{options},adaptive=false", tiny_model().target)
+
+
+def test_weights_of_eight_bits_draft_much_the_same(tmp_path):
+    spec = spec_of(tmp_path, "same vocabulary")
+    exact, rounded = Bench(spec, PROMPTS[:1]), Bench(spec, PROMPTS[:1], f"{OPTIONS},dtype=int8")
+    (_, _, (theirs, *_)), (_, _, (ours, *_)) = exact.grown(), rounded.grown()
+    assert torch.nn.functional.cosine_similarity(ours, theirs).item() > 0.99 and not ours.equal(theirs)
+
+
+@pytest.mark.filterwarnings("ignore:drafter")
+def test_a_random_drafter_has_the_size_of_its_preset():
+    engine = tiny_engine("eagle3:random:tiny-llama,adaptive=false")
+    assert ids(engine.generate(PROMPTS, GREEDY)) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+    with pytest.raises(ValueError, match="vocab_size is 128256, the target's is 320"):
+        tiny_engine("eagle3:random:llama-3.1-8b")
+
+
+def test_a_drafter_that_guesses_nothing_warns_once(tmp_path):
+    with pytest.warns(UserWarning, match="drafter eagle3: . of its first 64 guesses were right. Usual causes") as seen:
+        engine = tiny_engine(f"{spec_of(tmp_path)},top_k=1,levels=1,nodes=2,adaptive=false")
+        engine.generate([5, 9, 13], SamplingParams(max_new_tokens=150))
+    assert len(seen) == 1

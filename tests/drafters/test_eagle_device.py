@@ -1,0 +1,32 @@
+"""EAGLE inside captured cycles: what the host drafts, and the same text."""
+
+import dataclasses
+
+import pytest
+
+from tests.drafters.eagle_files import layouts, write_drafter
+from tests.engines import ids
+from tests.test_device_engine import GREEDY, PROMPTS, SAMPLED, device_engine, on_the_cpu  # noqa: F401 - a fixture
+
+LAYOUTS = layouts()
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("official", "top_k=16,levels=3,nodes=48"),
+        ("two layers", "top_k=4,levels=4,nodes=24"),
+        ("eagle 1", "top_k=1,levels=4,nodes=5"),
+    ],
+)
+def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, name, options, params):  # noqa: F811
+    drafter, config, state = LAYOUTS[name]
+    spec = f"{drafter}:{write_drafter(tmp_path / 'draft', config, state)},adaptive=false,{options}"
+    traced = dataclasses.replace(params, trace=True)
+    expected = on_the_cpu(traced, drafter=spec)
+    outputs = device_engine(spec, max_batch_size=3).generate(PROMPTS, traced)
+    assert ids(outputs) == ids(expected)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
