@@ -80,7 +80,7 @@ class Batch:
         self.history.length.add_(accepted.path_length)
 
     def observe(self, drafter: Drafter, features: Features) -> None:
-        of_path = features.rows(torch.tensor(self._rows)) if drafter.reads_features else None
+        of_path = features.rows(self._rows) if drafter.reads_features else None
         drafter.observe(self.sequences, self._committed, of_path)
 
 

@@ -156,5 +156,5 @@ class DeviceBatch:
         drafter = self._cycles.drafter
         if not drafter.drafts_on_device:
             features = graphs.of(len(self.sequences), nodes).features if drafter.reads_features else None
-            rows = features and features.rows(torch.tensor(kept, device=features.last.device))
+            rows = features and features.rows(kept)
             drafter.observe(self.sequences, committed, rows)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from specengine.ops.row_tools import take_rows
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,6 @@ class Features:
     last: torch.Tensor
     tapped: torch.Tensor | None = None
 
-    def rows(self, index: torch.Tensor | slice) -> Features:
+    def rows(self, picked: Sequence[int]) -> Features:
         """Those of some rows."""
-        return Features(self.last[index], None if self.tapped is None else self.tapped[index])
+        return Features(take_rows(self.last, picked), None if self.tapped is None else take_rows(self.tapped, picked))

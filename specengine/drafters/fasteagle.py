@@ -23,6 +23,7 @@ from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
+from specengine.ops.row_tools import take_rows
 from specengine.options import check_range
 from specengine.resident import Slots
 from specengine.resident_pairs import ResidentPairs
@@ -200,11 +201,11 @@ class Cascade:
         layers = [loader.layer_at(f"layers.{i}", c.max_position) for i in range(self.levels)]
         self._target, self._ops = target, target.ops
         self._fusion = loader.packed(self._fused(checkpoint), "fc_input")
-        self._norms = torch.ones(size, device=target.device)
+        self._ones = torch.ones(size, device=target.device)
         self._norm = loader.vector_if_any("norm.weight")
         # What is cascaded is one decoder; the layers of the paper's ablation lie side by side.
         runs = [[layer] for layer in layers] if checkpoint.fields.get("parallel", bool, False) else [layers]
-        self._decoders = [self._ops.decoder(c, None, run, self._norms, range(1, len(run) + 1)) for run in runs]
+        self._decoders = [self._ops.decoder(c, None, run, self._ones, range(1, len(run) + 1)) for run in runs]
         vocabulary = checkpoint.vocabulary(target.config)
         self._vocabulary = None if vocabulary is None else vocabulary.int().to(target.device)
         self.head = target.head_rows(self._vocabulary)
@@ -212,7 +213,7 @@ class Cascade:
         self._kv_shape = (self.levels, c.num_kv_heads, c.head_dim)
 
     def _fused(self, checkpoint: DraftCheckpoint) -> torch.Tensor:
-        """[hidden, (taps + 1) hidden]: fc_input of fc_features of the normed features, and of the normed embedding.
+        """[hidden, (taps + 1) hidden]: fc_input of fc_features of the normed features, and of the embedding.
 
         Nothing between them is curved, so it is one matrix, and the norms' weights scale its columns.
         """
@@ -222,7 +223,7 @@ class Cascade:
 
         size, both = self.config.hidden_size, floats("fc_input")
         scale = torch.cat([floats(f"fc_norm.{i}") for i in range(len(self.taps))])
-        parts = [both[:, :size] @ (floats("fc_features") * scale), both[:, size:] * floats("embed_norm")]
+        parts = [both[:, :size] @ (floats("fc_features") * scale), both[:, size:]]
         return torch.cat(parts, dim=1)
 
     def attach(self, cache: KVCache) -> None:
@@ -269,17 +270,14 @@ class Cascade:
             tapped = torch.empty(len(inputs), layers, self.config.hidden_size, device=inputs.device)
             caches = (self._pool.k[own], self._pool.v[own], place.block_table, place.lengths)
             decoder(read.rows, *caches, *self._rope.cos_sin, tapped, inputs)
-            outputs.append(tapped[read.last])
+            outputs.append(take_rows(tapped, read.last))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _inputs(self, read: PairRows) -> torch.Tensor:
         """Rows [M, hidden] for the first layer."""
         rows, taps, size = read.features.shape
-        parts = torch.empty(rows, taps + 1, size, device=read.features.device)
-        parts[:, :taps] = read.features
-        embedded = torch.empty(rows, size, device=parts.device)
+        normed = torch.empty(rows * taps, size, device=read.features.device)
+        self._ops.layer.rms_norm(read.features.flatten(0, 1), None, self._ones, normed, self.config.rms_norm_eps)
+        embedded = torch.empty(rows, size, device=normed.device)
         self._ops.layer.gather_rows(self._target.embedding, read.rows.tokens, embedded)
-        parts[:, taps] = embedded
-        normed = torch.empty_like(parts).view(-1, size)
-        self._ops.layer.rms_norm(parts.view(-1, size), None, self._norms, normed, self.config.rms_norm_eps)
-        return self._ops.linear(normed.view(rows, -1), self._fusion)
+        return self._ops.linear(torch.cat([normed.view(rows, -1), embedded], dim=1), self._fusion)

@@ -21,7 +21,7 @@ def random_fasteagle(preset: str, levels: int = 7) -> DraftCheckpoint:
     c = _preset(preset)
     size = c.hidden_size
     shapes: Shapes = {"fc_features.weight": (size, 3 * size), "fc_input.weight": (size, 2 * size)}
-    shapes |= {f"{name}.weight": (size,) for name in ("fc_norm.0", "fc_norm.1", "fc_norm.2", "embed_norm")}
+    shapes |= {f"{name}.weight": (size,) for name in ("fc_norm.0", "fc_norm.1", "fc_norm.2")}
     for i in range(levels):
         shapes |= layer_tensors(c, f"layers.{i}.")
     return _checkpoint(preset, shapes, c, {"num_hidden_layers": levels})

@@ -23,7 +23,7 @@ def random_cascade(
     weights, size = RandomWeights(3), TINY.hidden_size
     weights.linear("fc_features", size, len(TAPS) * size)
     weights.linear("fc_input", size, 2 * size)
-    weights.norms("embed_norm", *(f"fc_norm.{i}" for i in range(len(TAPS))), size=size)
+    weights.norms(*(f"fc_norm.{i}" for i in range(len(TAPS))), size=size)
     for i in range(LEVELS):
         weights.layer(f"layers.{i}", SHAPE)
     if output_norm:
@@ -53,8 +53,7 @@ def dense_logits(tensors, tokens: list[int], *, parallel: bool) -> torch.Tensor:
     eps = SHAPE.rms_norm_eps
     normed = [norm(tapped[:, i], tensors[f"fc_norm.{i}.weight"], eps) for i in range(len(TAPS))]
     fused = torch.cat(normed, -1) @ tensors["fc_features.weight"].T
-    following = norm(embedded[tokens[1:]], tensors["embed_norm.weight"], eps)
-    x = first = torch.cat([fused, following], -1) @ tensors["fc_input.weight"].T
+    x = first = torch.cat([fused, embedded[tokens[1:]]], -1) @ tensors["fc_input.weight"].T
     vocabulary = torch.arange(DRAFT_VOCAB) + tensors["d2t"]
     logits = []
     for i in range(LEVELS):
@@ -83,7 +82,7 @@ def test_every_draft_is_what_the_published_architecture_says_of_the_whole_text(t
 
     monkeypatch.setattr(Cascade, "logits", recorded), monkeypatch.setattr(FastEagle, "draft", drafting)
     outputs = engine.generate(PROMPTS, GREEDY)
-    assert max(output.stats.tau for output in outputs) > 1.05  # partly accepted trees are among the cycles
+    assert max(output.stats.tau for output in outputs) > 1  # partly accepted trees are among the cycles
     rows = torch.cat(seen).view(-1, LEVELS, DRAFT_VOCAB)
     assert len(rows) == len(texts) > 100
     for found, text in zip(rows[::7], texts[::7], strict=True):
