@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +28,10 @@ from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.options import check_range
+from specengine.rank_tree import RankTree
 from specengine.resident_pairs import ResidentPairs
 from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
+from specengine.static_tree import StaticTree
 from specengine.tree import DraftTree, TreeBatch
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ UNLIKELY = 0.02  # a node that is reached less often is not worth the rows of it
 class EagleConfig:
     """nodes: of the largest tree, root included.  levels: of the tree (the public code's depth and one).
     top_k: children per node, and nodes expanded per level.  adaptive: keep the nodes that pay, else always the largest
-    tree.  dtype: of the drafter's weights, as the engine's.
+    tree.  tree: one given as rank paths instead, a published one (eagle_25 is EAGLE-1's) or a .json file with a list of
+    them.  dtype: of the drafter's weights, as the engine's.
     """
 
     nodes: int = 60
     levels: int = 8
     top_k: int = 10
+    tree: str = ""
     adaptive: bool = True
     dtype: str = "auto"
 
@@ -94,6 +98,10 @@ class Eagle(Drafter):
     drafts_on_device = True
 
     def __init__(self, config: EagleConfig, path: str | None, target: Transformer) -> None:
+        self._static = StaticTree(RankTree.named(config.tree), target.device) if config.tree else None
+        if self._static:
+            shape = self._static
+            config = replace(config, nodes=shape.nodes, levels=shape.levels, top_k=shape.top_k)
         super().__init__(config, path, target)
         loaded = self._open(path, target)
         self.network, self.taps, self._tokens = loaded.layers, loaded.taps, loaded.tokens
@@ -134,6 +142,7 @@ class Eagle(Drafter):
     def attach(self, cache: KVCache) -> None:
         self._cache = cache
         if cache.fixed:
+            self.network.tune()
             self.network.ensure_positions(self._positions)  # a captured graph holds on to the tables
         self._pool = cache.companion(*self._kv_shape, self._cache_dtype)
 
@@ -188,7 +197,7 @@ class Eagle(Drafter):
         trees = self._grow(hidden, kept, expanded, self.config.levels, None)
         roots = history.tokens.gather(1, history.length[:, None].long() - 1)
         limits = torch.where(counts > 0, self.config.levels, 0)  # nothing read, nothing drafted
-        return slots.selected(*trees.rooted(roots), limits)
+        return slots.selected(*self._candidates(trees, roots), limits)
 
     def _draft(self, sequences: Sequence) -> list[ScoredTree]:
         """The best candidates of every sequence, no deeper than it needs."""
@@ -198,7 +207,7 @@ class Eagle(Drafter):
         expanded = Expanded(place, self._own_bits, None)
         trees = self._grow(hidden, kept, expanded, min(self.config.levels, max(limits)), self._costs)
         roots = torch.tensor([[s.tokens[-1]] for s in sequences], dtype=torch.int32, device=self._device)
-        candidates = trees.rooted(roots)
+        candidates = self._candidates(trees, roots)
         tree = SelectedTrees.empty(len(sequences), self.max_nodes, self._device)
         tree = select_nodes(*candidates, torch.tensor(limits, dtype=torch.int32, device=self._device), tree)
         above = candidates[1].gather(1, tree.kept.clamp(min=0).long()).clamp(min=0)
@@ -219,9 +228,12 @@ class Eagle(Drafter):
         """All candidates, from the outputs [B, hidden] of the last true pairs on; costs: no deeper than pays."""
         trees = DynamicTrees(*(part.clone() for part in self._children(hidden)))
         features, above = self.network.feed_back(hidden)[:, None], torch.zeros_like(trees.beam)
-        for _ in range(levels - 1):
+        for level in range(levels - 1):
             begin = time.perf_counter()
-            if costs is not None and not self._pays(trees, costs):
+            if self._static:
+                beam, places = self._static.beams[level]
+                trees.beam, above = beam.expand(len(trees.beam), -1), places.expand(len(above), -1)
+            elif costs is not None and not self._pays(trees, costs):
                 break
             above = above[:, : trees.beam.shape[1]]
             rows = expanded.add(above)
@@ -232,6 +244,13 @@ class Eagle(Drafter):
             above = trees.grow(*(part.view(*trees.beam.shape, -1) for part in self._children(hidden)))
             self._took(len(tokens), time.perf_counter() - begin)
         return trees
+
+    def _candidates(self, trees: DynamicTrees, roots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What select_nodes chooses from."""
+        tokens, parents, depths, scores = trees.rooted(roots)
+        if self._static:
+            depths = torch.where(self._static.kept[:, : depths.shape[1]], depths, -1)
+        return tokens, parents, depths, scores
 
     def _pays(self, trees: DynamicTrees, costs: CostModel) -> bool:
         """Whether one more level may save more time than it takes; leaves only nodes in the beam that may matter."""

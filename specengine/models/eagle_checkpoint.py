@@ -83,7 +83,7 @@ def load_eagle3(checkpoint: DraftCheckpoint, target: Transformer, dtype: str, ta
     )
     rising = tuple(sorted(set(order)))
     fc = loader.linear("fc") if order else None
-    layers = Eagle3Layers(fc, [rising.index(layer) for layer in order], norms, *parts.common(head))
+    layers = Eagle3Layers([rising.index(layer) for layer in order], norms, fc, *parts.common(head))
     return EagleDrafter(layers, rising, tokens)
 
 

@@ -43,11 +43,13 @@ class Rows:
 class EagleLayers(ABC):
     """Layers of one drafter, ready to run.
 
+    fc: fuses features, see each kind; None where nothing is to be fused.
     window: attention reaches so many positions back, so that none is further away than in training.
     """
 
     def __init__(
         self,
+        fc: Projection | None,
         config: ModelConfig,
         layers: Sequence[Layer],
         embedding: Weight,
@@ -56,7 +58,7 @@ class EagleLayers(ABC):
         ops: Ops,
         device: torch.device,
     ) -> None:
-        self.config, self.layers, self.embedding, self.head = config, list(layers), embedding, head
+        self.fc, self.config, self.layers, self.embedding, self.head = fc, config, list(layers), embedding, head
         self.target_size = target_size
         self.ops, self.device, self.window = ops, device, config.max_position
         self._rope = RopeTables(config, device)
@@ -64,6 +66,17 @@ class EagleLayers(ABC):
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
+
+    @property
+    def projections(self) -> list[Projection]:
+        """Every linear layer of a pass."""
+        return [self.fc, self.head, *(x for y in self.layers for x in (y.qkv, y.attention_out, y.gate_up, y.down))]
+
+    def tune(self) -> None:
+        """Measures how to multiply by its weights where that is a choice; not while a graph is captured."""
+        for layer in self.projections if self.ops.tune else ():
+            if layer is not None:
+                self.ops.tune(layer)
 
     def pick(self, features: Features) -> torch.Tensor:
         """Those of the target's features that it reads, [M, ..]."""
@@ -172,10 +185,6 @@ class Eagle1Layers(EagleLayers):
     fc: [hidden, 2 hidden].
     """
 
-    def __init__(self, fc: Projection, *args) -> None:
-        super().__init__(*args)
-        self.fc = fc
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.ops.linear(hidden, self.head)
 
@@ -207,9 +216,9 @@ class Eagle3Layers(EagleLayers):
     order: which tap each part of fc's columns reads.  fc: [hidden, parts target hidden]; None: the last feature enters.
     """
 
-    def __init__(self, fc: Projection | None, order: Sequence[int], norms: Eagle3Norms, *args) -> None:
-        super().__init__(*args)
-        self.fc, self.order, self.norms = fc, list(order), norms
+    def __init__(self, order: Sequence[int], norms: Eagle3Norms, fc: Projection | None, *args) -> None:
+        super().__init__(fc, *args)
+        self.order, self.norms = list(order), norms
 
     def pick(self, features: Features) -> torch.Tensor:
         return features.last if self.fc is None else features.tapped

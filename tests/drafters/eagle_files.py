@@ -38,9 +38,9 @@ def layer_tensors(prefix, config, columns, norms, bias=False):
         "self_attn.k_proj": (keys, columns),
         "self_attn.v_proj": (keys, columns),
         "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (INNER, hidden),
-        "mlp.up_proj": (INNER, hidden),
-        "mlp.down_proj": (hidden, INNER),
+        "mlp.gate_proj": (config["intermediate_size"], hidden),
+        "mlp.up_proj": (config["intermediate_size"], hidden),
+        "mlp.down_proj": (hidden, config["intermediate_size"]),
     }
     state = {f"{prefix}.{name}.weight": draw(*shape) for name, shape in sizes.items()}
     if bias:
@@ -48,9 +48,10 @@ def layer_tensors(prefix, config, columns, norms, bias=False):
     return state | {f"{prefix}.{name}.weight": 1 + draw(hidden, scale=0.2) for name in norms}
 
 
-def offsets():
-    kept = torch.randperm(VOCAB)[:DRAFT_VOCAB].sort().values
-    return kept - torch.arange(DRAFT_VOCAB), torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, kept, True)
+def offsets(config):
+    kept = torch.randperm(config["vocab_size"])[: config["draft_vocab_size"]].sort().values
+    table = torch.zeros(config["vocab_size"], dtype=torch.bool).index_fill(0, kept, True)
+    return kept - torch.arange(len(kept)), table
 
 
 def eagle3_state(config, prefix="midlayer", taps=3, *, d2t=True, bias=False, embedding=False, target=HIDDEN):
@@ -60,11 +61,11 @@ def eagle3_state(config, prefix="midlayer", taps=3, *, d2t=True, bias=False, emb
     state |= layer_tensors(prefix, config, 2 * hidden, norms, bias)
     for number in range(1, config["num_hidden_layers"]):
         state |= layer_tensors(f"layers.{number}", config, hidden, norms[1:], bias)
-    state["lm_head.weight"] = draw(DRAFT_VOCAB if d2t else VOCAB, hidden, scale=0.3)
+    state["lm_head.weight"] = draw(config["draft_vocab_size" if d2t else "vocab_size"], hidden, scale=0.3)
     if d2t:
-        state["d2t"], state["t2d"] = offsets()
+        state["d2t"], state["t2d"] = offsets(config)
     if embedding:
-        state["embed_tokens.weight"] = draw(VOCAB, hidden, scale=1.0)
+        state["embed_tokens.weight"] = draw(config["vocab_size"], hidden, scale=1.0)
     return state
 
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -154,6 +156,8 @@ TREES = {
     "chain": "top_k=1,levels=6,adaptive=false",
     "wide": "top_k=40,levels=2,nodes=256,adaptive=false",
     "deep": "top_k=3,levels=20,nodes=80,adaptive=false",
+    "static": "tree=eagle_25,adaptive=false",
+    "static, what pays": "tree=eagle_25",
     "what pays": "nodes=24,levels=4,top_k=4",
 }
 
@@ -187,6 +191,26 @@ def test_a_tree_has_the_published_size(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[:1], "adaptive=false")
     (tree,) = bench.drafter.draft(bench.sequences)
     assert len(tree.tokens) == 60 == bench.drafter.max_nodes and bench.drafter.spare_slots == 71
+
+
+def test_a_static_tree_holds_the_likeliest_tokens_of_its_ranks(tmp_path):
+    paths = [[2], [0], [2, 1], [0, 3], [2, 0], [2, 0, 2], [0, 3, 0]]
+    (tmp_path / "tree.json").write_text(json.dumps(paths))
+    spec = spec_of(tmp_path)
+    static = Bench(spec, PROMPTS[:1], f"tree={tmp_path / 'tree.json'},adaptive=false")
+    wide = Bench(spec, PROMPTS[:1], "nodes=200,levels=3,top_k=10,adaptive=false")
+    (tree,), ((_, trees, _),) = static.drafter.draft(static.sequences), [wide.grown()]
+    children = {}  # of every path, likeliest first
+    for node in range(trees.ends[-1]):
+        path = candidate_path(trees, 0, node)
+        children.setdefault(tuple(path[:-1]), []).append(path[-1])
+    expected = {()}
+    for path in paths:
+        tokens = ()
+        for rank in path:
+            tokens = (*tokens, children[tokens][rank])
+        expected.add(tokens)
+    assert {tuple(path_to(tree, node)) for node in range(len(tree.tokens))} == expected
 
 
 def test_only_pairs_of_true_features_stay_cached(tmp_path):

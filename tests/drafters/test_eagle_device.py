@@ -16,9 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")
 @pytest.mark.parametrize(
     "name, options",
     [
-        ("official", "top_k=16,levels=3,nodes=48"),
-        ("two layers", "top_k=4,levels=4,nodes=24"),
-        ("eagle 1", "top_k=1,levels=4,nodes=5"),
+        ("official", "top_k=6,levels=3,nodes=20"),
+        ("two layers", "top_k=2,levels=3,nodes=8"),
+        ("eagle 1", "tree=eagle_25"),
     ],
 )
 def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, name, options, params):  # noqa: F811
