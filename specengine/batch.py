@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from specengine.drafters.base import Drafter
-from specengine.features import Features
+from specengine.drafting.features import Features
 from specengine.kv_cache import KVCache
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import HostClock

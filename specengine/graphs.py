@@ -11,9 +11,9 @@ import torch
 
 from specengine import _C
 from specengine.capture import capture_graph
+from specengine.drafting.tree_choice import WidthChoice
 from specengine.phase_clock import DeviceClock, HostClock
 from specengine.resident import ResidentState, Slots
-from specengine.tree_choice import WidthChoice
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_ROWS = 512  # of one pass: beyond this a wide tree of every sequence of a batch would not pay anyway

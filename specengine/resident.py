@@ -15,7 +15,7 @@ import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.drafters.base import Drafter
-from specengine.features import Features
+from specengine.drafting.features import Features
 from specengine.kv_cache import CacheBatch
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams, generate
-from specengine.cost_model import CostModel
+from specengine.drafting.cost_model import CostModel
 from specengine.models.loading import load_model
 from specengine.ops import native, reference
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, oracle_engine, tiny_engine, tiny_model

@@ -10,7 +10,7 @@ from specengine.rules.base import Wants
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
 
 if TYPE_CHECKING:
-    from specengine.features import Features
+    from specengine.drafting.features import Features
     from specengine.kv_cache import KVCache
     from specengine.models.transformer import Transformer
     from specengine.resident import Slots

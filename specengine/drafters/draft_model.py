@@ -17,6 +17,8 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
+from specengine.drafting.shipped import shipped
+from specengine.drafting.tree_growth import Choice, Growth, drawn_children, likeliest_children
 from specengine.json_file import read_json_object
 from specengine.kv_cache import KVCache
 from specengine.models.draft_checkpoint import open_draft_checkpoint
@@ -25,10 +27,8 @@ from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.options import check_range
 from specengine.rules.base import Wants
-from specengine.shipped import shipped
 from specengine.text import Tokenizer
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
-from specengine.tree_growth import Choice, Growth, drawn_children, likeliest_children
 
 SELF = "self"  # the path that stands for the target
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specengine.eagle_drafter import Eagle, EagleConfig
+from specengine.drafting.eagle_drafter import Eagle, EagleConfig
+from specengine.drafting.shipped import find_drafter
 from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle1
 from specengine.models.transformer import Transformer
-from specengine.shipped import find_drafter
 
 
 class Eagle1(Eagle):
@@ -15,5 +15,5 @@ class Eagle1(Eagle):
     name = "eagle"
     Config = EagleConfig
 
-    def _open(self, path: str | None, target: Transformer) -> EagleDrafter:
-        return load_eagle1(open_draft_checkpoint(find_drafter(self.name, path, target)), target, self.config.dtype)
+    def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
+        return load_eagle1(open_draft_checkpoint(find_drafter(self.name, path, target)), target, dtype)

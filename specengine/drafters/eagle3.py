@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specengine.eagle_drafter import Eagle, EagleConfig
+from specengine.drafting.eagle_drafter import Eagle, EagleConfig
+from specengine.drafting.shipped import find_drafter
 from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.draft_random import random_eagle3
 from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle3
 from specengine.models.transformer import Transformer
-from specengine.shipped import find_drafter
 
 
 class Eagle3(Eagle):
@@ -16,8 +16,8 @@ class Eagle3(Eagle):
     name = "eagle3"
     Config = EagleConfig
 
-    def _open(self, path: str | None, target: Transformer) -> EagleDrafter:
+    def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
         kind, _, preset = (path or "").partition(":")
         if kind == "random":
-            return load_eagle3(random_eagle3(preset), target, self.config.dtype)
-        return load_eagle3(open_draft_checkpoint(find_drafter(self.name, path, target)), target, self.config.dtype)
+            return load_eagle3(random_eagle3(preset), target, dtype)
+        return load_eagle3(open_draft_checkpoint(find_drafter(self.name, path, target)), target, dtype)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from specengine._C import MAX_NODES
-from specengine.cost_model import CostModel, costs_of
 from specengine.drafters.base import Drafter
-from specengine.features import Features
-from specengine.glide_network import GlideNetwork
-from specengine.glide_rows import GlideRows, ResidentGlide
+from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.features import Features
+from specengine.drafting.glide_network import GlideNetwork
+from specengine.drafting.glide_rows import GlideRows, ResidentGlide
+from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
+from specengine.drafting.shipped import find_drafter
+from specengine.drafting.tree_choice import deeper_pays
 from specengine.kv_cache import KVCache
 from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.transformer import Transformer
@@ -25,10 +28,7 @@ from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
 from specengine.options import check_range
 from specengine.resident import Slots
-from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.shipped import find_drafter
 from specengine.tree import DraftTree, TreeBatch
-from specengine.tree_choice import deeper_pays
 
 # CAPE: siblings beside the greedy token, by its probability: 7 up to 0.3, 5 up to 0.6, 3 up to 0.8, else 1.
 THRESHOLDS = (0.3, 0.6, 0.8)

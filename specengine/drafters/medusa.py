@@ -13,9 +13,12 @@ import torch
 from torch.nn import functional
 
 from specengine._C import MAX_NODES
-from specengine.cost_model import CostModel, costs_of
 from specengine.drafters.base import Drafter
-from specengine.features import Features
+from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.features import Features
+from specengine.drafting.rank_tree import RankCandidates, RankTree
+from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
+from specengine.drafting.shipped import find_drafter
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
@@ -23,10 +26,7 @@ from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.row_tools import stack_rows
 from specengine.ops.weight import Projection
 from specengine.options import check_range
-from specengine.rank_tree import RankCandidates, RankTree
 from specengine.resident import Slots
-from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.shipped import find_drafter
 from specengine.tree import DraftTree, TreeBatch
 
 PREFIXES = ("", "medusa_head.", "medusa_heads.")  # of heads alone, and of files that hold the target too

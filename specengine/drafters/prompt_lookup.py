@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specengine._C import MAX_NODES
-from specengine.cost_model import CostModel, costs_of
 from specengine.drafters.base import Drafter
-from specengine.features import Features
+from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.features import Features
+from specengine.drafting.tree_choice import Acceptance, choose_nodes
 from specengine.options import check_range
 from specengine.tree import DraftTree, TreeBatch
-from specengine.tree_choice import Acceptance, choose_nodes
 
 # A node's kind: bits of the match's length (1, 2-3, 4-7, 8-15, 16 or more tokens), then first branch or a later one.
 LONGEST = 16

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from specengine.drafting.eagle_layers import Eagle1Layers, Eagle3Layers, Eagle3Norms, EagleLayers
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
-from specengine.models.eagle_layers import Eagle1Layers, Eagle3Layers, Eagle3Norms, EagleLayers
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.weight import Projection

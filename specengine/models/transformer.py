@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specengine.features import Features
+from specengine.drafting.features import Features
 from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.config import ModelConfig

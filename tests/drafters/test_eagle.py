@@ -81,7 +81,7 @@ class Bench:
         ready = [sequence for sequence in self.sequences if self.drafter._state(sequence).pairs.count]
         grown, grow = [], self.drafter._grow
         self.drafter._grow = lambda *rest: grown.append(grow(*rest)) or grown[-1]
-        self.drafter._draft(ready)
+        self.drafter._trees(ready)
         self.drafter.network.logits, self.drafter._grow = logits, grow
         (trees,) = grown
         return ready, trees, seen

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from specengine.cost_model import CostModel
-from specengine.tree_choice import Acceptance, WidthChoice, choose_nodes
+from specengine.drafting.cost_model import CostModel
+from specengine.drafting.tree_choice import Acceptance, WidthChoice, choose_nodes
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
 DEAR = CostModel((1, 64), (1.0, 64.0))

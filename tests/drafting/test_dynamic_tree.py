@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from specengine.dynamic_tree import DynamicTrees
+from specengine.drafting.dynamic_tree import DynamicTrees
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.tree import DraftTree
 

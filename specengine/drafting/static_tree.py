@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specengine.rank_tree import RankTree
+from specengine.drafting.rank_tree import RankTree
 
 
 class StaticTree:

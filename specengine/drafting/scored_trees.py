@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specengine.acceptance_watch import AcceptanceWatch
-from specengine.cost_model import CostModel
+from specengine.drafting.acceptance_watch import AcceptanceWatch
+from specengine.drafting.cost_model import CostModel
+from specengine.drafting.tree_choice import Acceptance, choose_nodes
 from specengine.tree import DraftTree
-from specengine.tree_choice import Acceptance, choose_nodes
 
 # Drafters are surer of themselves than they should be, or less: how often a node is accepted is learned by classes of
 # what its drafter gave it. Class i reaches from EDGES[i - 1] to EDGES[i].

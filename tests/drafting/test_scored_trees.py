@@ -2,9 +2,9 @@ import warnings
 
 import pytest
 
-from specengine.acceptance_watch import CYCLES, AcceptanceWatch
-from specengine.cost_model import CostModel
-from specengine.scored_trees import ScoredTree, TreeCutter
+from specengine.drafting.acceptance_watch import CYCLES, AcceptanceWatch
+from specengine.drafting.cost_model import CostModel
+from specengine.drafting.scored_trees import ScoredTree, TreeCutter
 
 CHAIN = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.5, 0.5])
 

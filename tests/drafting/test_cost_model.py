@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from specengine import cost_model
-from specengine.cost_model import FAR, NEAR, ROUNDS, ROWS, CostModel, costs_of, measure
+from specengine.drafting import cost_model
+from specengine.drafting.cost_model import FAR, NEAR, ROUNDS, ROWS, CostModel, costs_of, measure
 from specengine.models.loading import load_model
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine.features import Features
+from specengine.drafting.features import Features
 from specengine.kv_cache import PagePool
 from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables

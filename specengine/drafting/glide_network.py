@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specengine.glide_rows import GlideRows
+from specengine.drafting.glide_rows import GlideRows
 from specengine.kv_cache import KVCache, page_bytes
 from specengine.models.checkpoint_base import expected_tensors
 from specengine.models.config import ModelConfig

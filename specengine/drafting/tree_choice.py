@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specengine.cost_model import CostModel
+from specengine.drafting.cost_model import CostModel
 
 CYCLE_SECONDS = 2e-4  # of a cycle beside its pass: host, sampling
 DRAFT_SECONDS = 2e-4  # more where anything is drafted: its rows in every stage. Generous, so that doubt drafts nothing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specengine.models.transformer import Transformer
 
-FOLDER = Path(__file__).parent / "checkpoints"
+FOLDER = Path(__file__).parent.parent / "checkpoints"
 
 
 def fingerprint(target: Transformer) -> str:

@@ -9,30 +9,28 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from specengine._C import MAX_NODES
-from specengine.cost_model import CostModel, costs_of
-from specengine.drafters.base import Drafter
-from specengine.dynamic_tree import DynamicTrees
-from specengine.feature_pairs import PairRows, Pairs
-from specengine.features import Features
-from specengine.kv_cache import CacheBatch, KVCache, page_bytes
+from specengine.drafting.cost_model import CostModel
+from specengine.drafting.dynamic_tree import DynamicTrees
+from specengine.drafting.eagle_layers import Rows
+from specengine.drafting.expanded_rows import Expanded, own_bits
+from specengine.drafting.feature_pairs import PairRows
+from specengine.drafting.pair_drafter import PairDrafter
+from specengine.drafting.rank_tree import RankTree
+from specengine.drafting.scored_trees import ScoredTree
+from specengine.drafting.static_tree import StaticTree
+from specengine.kv_cache import CacheBatch
 from specengine.models.eagle_checkpoint import EagleDrafter
-from specengine.models.eagle_layers import Rows
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.options import check_range
-from specengine.rank_tree import RankTree
-from specengine.resident_pairs import ResidentPairs
-from specengine.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.static_tree import StaticTree
-from specengine.tree import DraftTree, TreeBatch
+from specengine.tree import TreeBatch
 
 if TYPE_CHECKING:
     from specengine.resident import Slots
@@ -82,46 +80,25 @@ class EagleConfig:
         return 1 + (self.levels - 1) * self.top_k
 
 
-@dataclass
-class State:
-    """What the drafter remembers of one sequence."""
-
-    pairs: Pairs = field(default_factory=Pairs)
-    drafted: Drafted | None = None
-
-
-class Eagle(Drafter):
+class Eagle(PairDrafter):
     """A drafter whose network goes on from its own output where the target's features end."""
-
-    takes_path = True
-    reads_features = True
-    drafts_on_device = True
 
     def __init__(self, config: EagleConfig, path: str | None, target: Transformer) -> None:
         self._static = StaticTree(RankTree.named(config.tree), target.device) if config.tree else None
         if self._static:
             shape = self._static
             config = replace(config, nodes=shape.nodes, levels=shape.levels, top_k=shape.top_k)
-        super().__init__(config, path, target)
-        loaded = self._open(path, target)
-        self.network, self.taps, self._tokens = loaded.layers, loaded.taps, loaded.tokens
-        self._cache_dtype, self._device = target.cache_dtype, target.device
-        c = self.network.config
-        self._kv_shape, self._positions = (c.num_layers, c.num_kv_heads, c.head_dim), target.config.max_position
-        check_range("top_k", config.top_k, 1, self.network.head.rows)
-        self._costs = costs_of(target) if config.adaptive else None
-        self._cutter = TreeCutter(self._costs, self.name)
+        loaded = self._open(config.dtype, path, target)
+        check_range("top_k", config.top_k, 1, loaded.layers.head.rows)
+        super().__init__(config, target, loaded.layers, loaded.taps, config.levels)
+        self._tokens = loaded.tokens
         self._level_seconds: dict[int, float] = {}  # of one more level, by its rows
         self._expanders: dict[int, BackboneExpander] = {}  # by rows
-        self._own_bits = _own_bits(config.expanded).to(target.device)
+        self._own_bits = own_bits(config.expanded).to(target.device)
 
     @abstractmethod
-    def _open(self, path: str | None, target: Transformer) -> EagleDrafter:
+    def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
         """The network of a checkpoint; without a path the one that comes with the package."""
-
-    @property
-    def adaptive(self) -> bool:
-        return self.config.adaptive
 
     @property
     def drafts_chains(self) -> bool:
@@ -135,58 +112,6 @@ class Eagle(Drafter):
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 
-    @property
-    def page_bytes(self) -> int:
-        return page_bytes(self._kv_shape, self._cache_dtype)
-
-    def attach(self, cache: KVCache) -> None:
-        self._cache = cache
-        if cache.fixed:
-            self.network.tune()
-            self.network.ensure_positions(self._positions)  # a captured graph holds on to the tables
-        self._pool = cache.companion(*self._kv_shape, self._cache_dtype)
-
-    def observe_prompt(self, sequence, start: int, features: Features) -> None:
-        pairs = self._state(sequence).pairs
-        pairs.add(self.network.pick(features))
-        if pairs.count > 1:
-            self._read([sequence], [pairs.count - 1], drafting=False)  # the last one is drafted from
-
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
-        picked, first = self.network.pick(features), 0
-        for sequence, tokens in zip(sequences, committed, strict=True):
-            state = self._state(sequence)
-            state.pairs.add(picked[first : first + len(tokens)])
-            first += len(tokens)
-            if state.drafted:
-                self._cutter.observe(state.drafted, tokens)
-
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        scored = [ScoredTree([sequence.tokens[-1]], [-1], [1.0]) for sequence in sequences]
-        # a prompt of one token has no pair yet
-        ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
-        if ready:
-            drafting = [sequences[i] for i in ready]
-            for i, tree in zip(ready, self._draft(drafting), strict=True):
-                scored[i] = tree
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        for sequence, drafted in zip(sequences, self._cutter.cut(scored, prefix), strict=True):
-            sequence.drafter_state.drafted = drafted
-        return [sequence.drafter_state.drafted.tree for sequence in sequences]
-
-    def new_device_state(self, slots: int) -> ResidentPairs:
-        shape = self.network.picked_shape(len(self.taps))
-        return ResidentPairs(slots, self.config.levels + 1, shape, self._device)
-
-    def load(self, state: ResidentPairs, sequences: Sequence) -> None:
-        state.load([self._state(sequence).pairs for sequence in sequences])
-
-    def unload(self, state: ResidentPairs, sequences: Sequence) -> None:
-        state.unload([self._state(sequence).pairs for sequence in sequences])
-
-    def observe_on_device(self, slots: Slots, features: Features) -> None:
-        slots.drafter_state.observe(slots, self.network.pick(features))
-
     @torch.inference_mode()
     def draft_on_device(self, slots: Slots) -> TreeBatch:
         pairs, history = slots.drafter_state, slots.history
@@ -199,11 +124,10 @@ class Eagle(Drafter):
         limits = torch.where(counts > 0, self.config.levels, 0)  # nothing read, nothing drafted
         return slots.selected(*self._candidates(trees, roots), limits)
 
-    def _draft(self, sequences: Sequence) -> list[ScoredTree]:
-        """The best candidates of every sequence, no deeper than it needs."""
-        states, limits = [self._state(s) for s in sequences], [s.draft_limit for s in sequences]
-        hidden, kept = self._read(sequences, [state.pairs.count for state in states])
-        place = self._place(sequences, [state.pairs.first - 1 for state in states])
+    def _trees(self, sequences: Sequence) -> list[ScoredTree]:
+        pairs, limits = self._pairs(sequences), [s.draft_limit for s in sequences]
+        hidden, kept = self._read(sequences, [own.count for own in pairs])
+        place = self._place(sequences, [own.first - 1 for own in pairs])
         expanded = Expanded(place, self._own_bits, None)
         trees = self._grow(hidden, kept, expanded, min(self.config.levels, max(limits)), self._costs)
         roots = torch.tensor([[s.tokens[-1]] for s in sequences], dtype=torch.int32, device=self._device)
@@ -269,7 +193,7 @@ class Eagle(Drafter):
         self, sequences: Sequence, counts: Sequence[int], drafting: bool = True
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Reads the first pairs of every sequence; drafting: [B, hidden] and [q | k | v] per layer of the last ones."""
-        pairs = [self._state(sequence).pairs for sequence in sequences]
+        pairs = self._pairs(sequences)
         place = self._place(sequences, [own.first for own in pairs])
         read = PairRows.take(sequences, pairs, counts, self._device)
         self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
@@ -281,9 +205,6 @@ class Eagle(Drafter):
         rows = Rows(tree.depths, tree.ancestors, tree.row_start, place.block_table, place.lengths)
         return self.network.forward(tree.tokens, self.network.fuse(read.features), rows, self._pool, wanted=wanted)
 
-    def _place(self, sequences: Sequence, lengths: Sequence[int]) -> CacheBatch:
-        return self._cache.batch([sequence.pages for sequence in sequences], lengths)
-
     def _children(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens (the target's ids) and their log-probabilities: [rows, k] each."""
         rows, logits = len(hidden), self.network.logits(hidden)
@@ -292,59 +213,3 @@ class Eagle(Drafter):
         best = self._expanders[rows](logits[:, None], torch.zeros(rows, dtype=torch.int32, device=self._device))
         tokens = best.tokens[:, 1:]
         return tokens if self._tokens is None else self._tokens[tokens.long()], best.scores[:, 1:]
-
-    @staticmethod
-    def _state(sequence) -> State:
-        if sequence.drafter_state is None:
-            sequence.drafter_state = State()
-        return sequence.drafter_state
-
-
-class Expanded:
-    """The rows of B trees whose children are looked at: each one's last true pair, then level by level.
-
-    place: of the pairs before the last.  own_bits: int32 [R, W], row r has bit r.  running: bool [B], the others' rows
-    are padding; None: all are.
-    """
-
-    def __init__(self, place: CacheBatch, own_bits: torch.Tensor, running: torch.Tensor | None) -> None:
-        self._place, self._own_bits, self._running = place, own_bits, running
-        batch, device = len(place.lengths), own_bits.device
-        self._order = torch.arange(batch, device=device)[:, None]
-        self._depths = torch.zeros(batch, 1, dtype=torch.int32, device=device)
-        self._bits = own_bits[:1].expand(batch, 1, -1)
-        self._first = 0  # row of the level that was added last
-
-    def add(self, above: torch.Tensor) -> Rows:
-        """A level: above is where in the one before each row's parent is, int64 [B, w]."""
-        (batch, width), device = above.shape, above.device
-        before = self._order.shape[1]
-        after = before + width
-        made = torch.arange(batch * before, batch * after, device=device).view(batch, width)
-        self._order = torch.cat([self._order, made], dim=1)
-        self._depths = torch.cat([self._depths, self._depths[:, -1:].expand(-1, width) + 1], dim=1)
-        parents = (self._first + above)[..., None].expand(-1, -1, self._bits.shape[2])
-        self._bits = torch.cat([self._bits, self._bits.gather(1, parents) | self._own_bits[before:after]], dim=1)
-        self._first = before
-        rows = torch.arange(batch * after, device=device).view(batch, after)
-        depths, bits = self._depths, self._bits
-        if self._running is not None:
-            depths = torch.where(self._running[:, None], depths, -1)
-            bits = torch.where(self._running[:, None, None], bits, 0)
-        return Rows(
-            depths.flatten(),
-            bits.flatten(0, 1),
-            torch.arange(0, batch * after + 1, after, dtype=torch.int32, device=device),
-            self._place.block_table,
-            self._place.lengths,
-            self._order.flatten(),
-            rows[:, before:].flatten(),
-        )
-
-
-def _own_bits(rows: int) -> torch.Tensor:
-    """int32 [rows, ceil(rows / 32)]: row r has bit r."""
-    bits = np.zeros((rows, -(-rows // 32)), dtype=np.uint32)
-    for row in range(rows):
-        bits[row, row // 32] = 1 << row % 32
-    return torch.from_numpy(bits.view(np.int32))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specengine.feature_pairs import PairRows, Pairs
+from specengine.drafting.feature_pairs import PairRows, Pairs
 from specengine.ops.tree_attention import chain_bits
 from specengine.tree import TreeBatch
 

@@ -1,0 +1,137 @@
+"""What drafters share that read pairs of feature and token: keys and values of the pairs stay, beside the target's."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from specengine.drafters.base import Drafter
+from specengine.drafting.cost_model import costs_of
+from specengine.drafting.feature_pairs import Pairs
+from specengine.drafting.features import Features
+from specengine.drafting.resident_pairs import ResidentPairs
+from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
+from specengine.kv_cache import CacheBatch, KVCache, page_bytes
+from specengine.models.config import ModelConfig
+from specengine.models.transformer import Transformer
+from specengine.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specengine.resident import Slots
+
+
+class PairNetwork(Protocol):
+    """config: of its layers.  pick: what of the target's features it reads, [M, ..].  picked_shape: of a position's,
+    where the target has so many taps."""
+
+    config: ModelConfig
+
+    def pick(self, features: Features) -> torch.Tensor: ...
+
+    def picked_shape(self, taps: int) -> tuple[int, ...]: ...
+
+    def ensure_positions(self, count: int) -> None: ...
+
+
+@dataclass
+class State:
+    """What the drafter remembers of one sequence."""
+
+    pairs: Pairs = field(default_factory=Pairs)
+    drafted: Drafted | None = None
+
+
+class PairDrafter(Drafter):
+    """config: has `adaptive`.  levels: of its deepest tree."""
+
+    takes_path = True
+    reads_features = True
+    drafts_on_device = True
+
+    def __init__(
+        self, config: Any, target: Transformer, network: PairNetwork, taps: tuple[int, ...], levels: int
+    ) -> None:
+        super().__init__(config, None, target)
+        self.network, self.taps, self.levels = network, taps, levels
+        c = network.config
+        self._kv_shape, self._kv_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
+        self._device, self._positions = target.device, target.config.max_position
+        self._costs = costs_of(target) if config.adaptive and not target.ops.resident else None
+        self._cutter = TreeCutter(self._costs, self.name)
+
+    @abstractmethod
+    def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
+        """Caches the first pairs of every sequence; drafting: returns what a draft goes on from."""
+
+    @abstractmethod
+    def _trees(self, sequences: Sequence) -> list[ScoredTree]:
+        """The largest tree of every sequence, which has at least one pair and room for a drafted token."""
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def page_bytes(self) -> int:
+        return page_bytes(self._kv_shape, self._kv_dtype)
+
+    def attach(self, cache: KVCache) -> None:
+        self._cache = cache
+        if cache.fixed:
+            self.network.ensure_positions(self._positions)  # a captured graph holds on to the tables
+        self._pool = cache.companion(*self._kv_shape, self._kv_dtype)
+
+    def observe_prompt(self, sequence, start: int, features: Features) -> None:
+        pairs = self._state(sequence).pairs
+        pairs.add(self.network.pick(features))
+        if pairs.count > 1:
+            self._read([sequence], [pairs.count - 1], drafting=False)  # the last one is drafted from
+
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
+        picked, first = self.network.pick(features), 0
+        for sequence, tokens in zip(sequences, committed, strict=True):
+            state = self._state(sequence)
+            state.pairs.add(picked[first : first + len(tokens)])
+            first += len(tokens)
+            if state.drafted:
+                self._cutter.observe(state.drafted, tokens)
+
+    def draft(self, sequences: Sequence) -> list[DraftTree]:
+        trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
+        # a prompt of one token has no pair yet
+        ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
+        if ready:
+            for i, tree in zip(ready, self._trees([sequences[i] for i in ready]), strict=True):
+                trees[i] = tree
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+        for sequence, drafted in zip(sequences, self._cutter.cut(trees, prefix), strict=True):
+            sequence.drafter_state.drafted = drafted
+        return [sequence.drafter_state.drafted.tree for sequence in sequences]
+
+    def new_device_state(self, slots: int) -> ResidentPairs:
+        return ResidentPairs(slots, self.levels + 1, self.network.picked_shape(len(self.taps)), self._device)
+
+    def load(self, state: ResidentPairs, sequences: Sequence) -> None:
+        state.load([self._state(sequence).pairs for sequence in sequences])
+
+    def unload(self, state: ResidentPairs, sequences: Sequence) -> None:
+        state.unload([self._state(sequence).pairs for sequence in sequences])
+
+    def observe_on_device(self, slots: Slots, features: Features) -> None:
+        slots.drafter_state.observe(slots, self.network.pick(features))
+
+    def _place(self, sequences: Sequence, lengths: Sequence[int]) -> CacheBatch:
+        return self._cache.batch([sequence.pages for sequence in sequences], lengths)
+
+    def _pairs(self, sequences: Sequence) -> list[Pairs]:
+        return [self._state(sequence).pairs for sequence in sequences]
+
+    @staticmethod
+    def _state(sequence) -> State:
+        if sequence.drafter_state is None:
+            sequence.drafter_state = State()
+        return sequence.drafter_state
