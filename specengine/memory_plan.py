@@ -79,7 +79,7 @@ def resident_cycles(
     state = ResidentState(
         slots=options.max_batch_size,
         positions=config.max_position,
-        nodes=drafter.max_nodes,
+        spare=drafter.spare_slots,
         rows=rows,
         vocab=config.vocab_size,
         eos=sorted(model.eos_token_ids),

@@ -33,7 +33,7 @@ MAX_BIASES = 1024  # entries of logit_bias of all sequences of a batch
 class ResidentState:
     """Room for `slots` sequences of up to `positions` tokens; idle slots are padding in every op.
 
-    nodes: of the largest tree.  rows: of the largest pass.  draft_logits: as many rows, where the rule wants them.
+    spare: slots of the cache behind the longest text.  rows: of the largest pass.  draft_logits: as many rows, where the rule wants them.
     weights: whether the rule works with them, as all do but `match`.  drafter_state: what the drafter keeps there.
     """
 
@@ -41,7 +41,7 @@ class ResidentState:
         self,
         slots: int,
         positions: int,
-        nodes: int,
+        spare: int,
         rows: int,
         vocab: int,
         eos: Seq[int],
@@ -54,9 +54,9 @@ class ResidentState:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.size, self.device, self.vocab = slots, device, vocab
-        pages = -(-(positions + nodes) // PAGE_SIZE)
+        pages = -(-(positions + spare) // PAGE_SIZE)
         self.cache = CacheBatch(zeros(slots, pages), zeros(slots))
-        self.history = TokenHistory(zeros(slots, positions + nodes), torch.ones_like(zeros(slots)), zeros(slots))
+        self.history = TokenHistory(zeros(slots, positions + spare), torch.ones_like(zeros(slots)), zeros(slots))
         self.limits = Limits(
             torch.tensor(sorted(eos), dtype=torch.int32, device=device), *(zeros(slots) for _ in "ifa")
         )

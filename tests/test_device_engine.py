@@ -26,12 +26,12 @@ GREEDY, SAMPLED, SHAPED = (
 LOOKUP = "prompt_lookup,nodes=6,adaptive=false"
 
 
-def on_the_cpu(params, name="tiny-llama", **options):
-    """What the CPU says to PROMPTS, drafting nothing."""
+def on_the_cpu(params, name="tiny-llama", prompts=PROMPTS, **options):
+    """What the CPU says to the prompts, drafting nothing."""
     with cpu_kernels():
         model = load_model(f"random:{name}", device="cpu", dtype="float32")
         model = dataclasses.replace(model, eos_token_ids=options.pop("eos", frozenset()))
-        return Engine(model, **{"drafter": "none"} | options).generate(PROMPTS, params)
+        return Engine(model, **{"drafter": "none"} | options).generate(prompts, params)
 
 
 @pytest.fixture

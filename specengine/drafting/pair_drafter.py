@@ -82,7 +82,8 @@ class PairDrafter(Drafter):
     def attach(self, cache: KVCache) -> None:
         self._cache = cache
         if cache.fixed:
-            self.network.ensure_positions(self._positions)  # a captured graph holds on to the tables
+            # a captured graph holds on to the tables, and drafts past the end of the context too
+            self.network.ensure_positions(self._positions + self.levels)
         self._pool = cache.companion(*self._kv_shape, self._kv_dtype)
 
     def observe_prompt(self, sequence, start: int, features: Features) -> None:

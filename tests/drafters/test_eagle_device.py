@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from specengine.models.presets import PRESETS
 from tests.drafters.eagle_files import layouts, write_drafter
 from tests.engines import ids
 from tests.test_device_engine import GREEDY, PROMPTS, SAMPLED, device_engine, on_the_cpu  # noqa: F401 - a fixture
@@ -30,3 +31,14 @@ def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tm
     assert ids(outputs) == ids(expected)
     for ours, theirs in zip(outputs, expected, strict=True):
         assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
+
+
+def test_a_sequence_may_reach_the_end_of_the_context(device_engine, tmp_path, monkeypatch):  # noqa: F811
+    """The rows that are expanded need more slots than the tree, and stand at positions past the last one."""
+    monkeypatch.setitem(PRESETS, "tiny-short", dataclasses.replace(PRESETS["tiny-llama"], max_position=58))
+    drafter, config, state = LAYOUTS["short context"]
+    spec = f"{drafter}:{write_drafter(tmp_path / 'draft', config, state)},adaptive=false,top_k=2,levels=6,nodes=2"
+    prompt, params = list(range(3, 57)), dataclasses.replace(GREEDY, max_new_tokens=100)
+    engine = device_engine(spec, name="tiny-short", max_batch_size=1)
+    assert len(engine.drafter.network._rope.cos_sin[0]) >= 58 + 6
+    assert ids(engine.generate([prompt], params)) == ids(on_the_cpu(params, "tiny-short", [prompt]))
