@@ -33,8 +33,9 @@ MAX_BIASES = 1024  # entries of logit_bias of all sequences of a batch
 class ResidentState:
     """Room for `slots` sequences of up to `positions` tokens; idle slots are padding in every op.
 
-    spare: slots of the cache behind the longest text.  rows: of the largest pass.  draft_logits: as many rows, where the rule wants them.
-    weights: whether the rule works with them, as all do but `match`.  drafter_state: what the drafter keeps there.
+    spare: slots of the cache behind the longest text.  rows: of the largest pass.  draft_logits: as many rows, where
+    the rule wants them.  weights: whether the rule works with them, as all do but `match`.  drafter_state: what the
+    drafter keeps there.
     """
 
     def __init__(

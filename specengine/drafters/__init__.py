@@ -26,7 +26,7 @@ def drafter_names() -> list[str]:
 def load_drafter(text: str, target: Transformer) -> Drafter:
     """The drafter that `NAME[:PATH][,option=value...]` describes, for a target; `auto` picks the best available.
 
-    Raises ValueError for an unknown name or option.
+    Raises ValueError for an unknown name or option, or a drafter that does not fit the target; FileNotFoundError.
     """
     spec = Spec.parse(text, "drafter")
     name = (AUTO if spec.name == "auto" else spec.name).replace("-", "_")
@@ -35,7 +35,13 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     kind = _kind(name)
     if spec.path is not None and not kind.takes_path:
         raise ValueError(f"drafter: {name} takes no path, got {text!r}")
-    return kind(spec.build(kind.Config, "drafter"), spec.path, target)
+    config = spec.build(kind.Config, "drafter")
+    try:
+        return kind(config, spec.path, target)
+    except (FileNotFoundError, ValueError) as error:  # of its files: not to be taken for the target's
+        if str(error).startswith("drafter: "):
+            raise
+        raise type(error)(f"drafter: {error}") from error
 
 
 def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:

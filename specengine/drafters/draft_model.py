@@ -255,16 +255,11 @@ def _open(config: Config, path: str | None, target: Transformer) -> tuple[Transf
 
 
 def _load(path: str, dtype: str, target: Transformer) -> tuple[Transformer, Tokenizer | None]:
-    """The model beside the target; what is wrong with it is not to be taken for the target's."""
-    try:
-        if _shares(path):
-            return target.with_layers(open_draft_checkpoint(path), dtype), None
-        loaded = load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
-        return loaded.target, loaded.tokenizer
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"drafter: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"drafter: {str(error).removeprefix('drafter: ')}") from error
+    """The model beside the target."""
+    if _shares(path):
+        return target.with_layers(open_draft_checkpoint(path), dtype), None
+    loaded = load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
+    return loaded.target, loaded.tokenizer
 
 
 def _shares(path: str) -> bool:

@@ -213,7 +213,7 @@ def read_heads(checkpoint: DraftCheckpoint, dtype: str, target: Transformer) -> 
         for block in blocks:
             checkpoint.expect(f"{block}.weight", hidden, hidden)
         if f"{own}.weight" in names:
-            size = names[f"{own}.weight"].shape[0]
+            size = checkpoint.rows(f"{own}.weight")
             if (size > shared.rows) if tokens is None else (size != shared.rows):
                 expected = f"the target has {shared.rows}" if tokens is None else f"its d2t names {shared.rows}"
                 raise checkpoint.error(f"head {i} tells {size} tokens apart, {expected}")

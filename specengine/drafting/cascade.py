@@ -8,6 +8,7 @@ import torch
 from specengine.drafting.feature_pairs import PairRows
 from specengine.drafting.features import Features
 from specengine.kv_cache import CacheBatch, PagePool
+from specengine.models.checkpoint_base import layer_tensors
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
@@ -27,6 +28,12 @@ class Cascade:
         self.taps = checkpoint.feature_layers(target.config)
         checkpoint.expect("fc_features.weight", size, len(self.taps) * size)
         checkpoint.expect("fc_input.weight", size, 2 * size)
+        for i in range(len(self.taps)):
+            checkpoint.expect(f"fc_norm.{i}.weight", size)
+        for i in range(self.levels):
+            checkpoint.expect_all(layer_tensors(c, f"layers.{i}."))
+        if "norm.weight" in checkpoint.tensors:
+            checkpoint.expect("norm.weight", size)
         loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
         # Positions go on behind what it was trained with; distances do not.
         layers = [loader.layer_at(f"layers.{i}", c.max_position) for i in range(self.levels)]

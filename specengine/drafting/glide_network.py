@@ -6,7 +6,7 @@ import torch
 
 from specengine.drafting.glide_rows import GlideRows
 from specengine.kv_cache import KVCache, page_bytes
-from specengine.models.checkpoint_base import expected_tensors
+from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.rope import RopeTables
@@ -16,7 +16,6 @@ from specengine.ops.layer import rotate
 from specengine.ops.weight import Projection
 
 BLOCK = 5  # the published block_size
-_ENDS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class GlideNetwork:
@@ -143,9 +142,7 @@ def _check(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig
         raise fields.error("num_hidden_layers", f"is {config.num_layers}, the target has {target.num_layers}")
     if fields.get("block_size", int, BLOCK) < 1:
         raise fields.error("block_size", "must be positive")
-    for name, shape in expected_tensors(config).items():
-        if name not in _ENDS:
-            checkpoint.expect(name, *shape)
+    checkpoint.expect_all({name: shape for name, shape in expected_tensors(config).items() if name not in ENDS})
     heads = target.num_heads * target.head_dim
     for i in range(config.num_layers if cross else 0):
         checkpoint.expect(f"model.layers.{i}.cross_attn.q_proj.weight", heads, config.hidden_size)
@@ -155,16 +152,16 @@ def _check(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig
 
 def _check_ends(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig) -> None:
     """Embedding and head: own ones of its size, or the target's."""
-    tokens, own = checkpoint.vocabulary(target), [name for name in _ENDS if name in checkpoint.tensors]
+    tokens, own = checkpoint.vocabulary(target), [name for name in ENDS if name in checkpoint.tensors]
     for name in own:
-        rows = checkpoint.tensors[name].shape[0]
+        rows = checkpoint.rows(name)
         checkpoint.expect(name, rows, config.hidden_size)
         if rows > target.vocab_size:
             raise checkpoint.error(f"'{name}' has {rows} tokens, the target has {target.vocab_size}")
-        if name == _ENDS[1] and tokens is not None and rows != len(tokens):
+        if name == ENDS[1] and tokens is not None and rows != len(tokens):
             raise checkpoint.error(f"'{name}' tells {rows} tokens apart, d2t {len(tokens)}")
     if config.hidden_size != target.hidden_size and len(own) < 2:
         raise checkpoint.error(
-            f"without {' and '.join(name for name in _ENDS if name not in own)} it shares the target's, "
+            f"without {' and '.join(name for name in ENDS if name not in own)} it shares the target's, "
             f"of hidden size {target.hidden_size} instead of its {config.hidden_size}"
         )

@@ -15,6 +15,7 @@ from specengine.models.config_base import ModelConfig
 from specengine.ops.weight import FLOAT_FORMATS
 
 CPU = torch.device("cpu")
+ENDS = ("model.embed_tokens.weight", "lm_head.weight")  # what drafters may share with their target
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 

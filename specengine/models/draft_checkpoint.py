@@ -60,8 +60,8 @@ class DraftCheckpoint(Checkpoint):
     def _listed(self, name: str) -> TensorInfo:
         info = self._files.tensors[name]
         if info.dtype == "int8":
+            wanted = (*info.shape[:-1], *(columns // BLOCK for columns in info.shape[-1:]))
             scale = self._files.tensors.get(f"{name}_scale")
-            wanted = (info.shape[0], info.shape[-1] // BLOCK)
             if len(info.shape) != 2 or info.shape[1] % BLOCK or scale != TensorInfo(wanted, "float16"):
                 raise self.error(
                     f"int8 tensor '{name}' of shape {info.shape} needs columns in blocks of {BLOCK} and "
@@ -86,6 +86,19 @@ class DraftCheckpoint(Checkpoint):
             raise self.error(f"tensor '{name}' is missing")
         if self.tensors[name].shape != shape:
             raise self.error(f"tensor '{name}' has shape {self.tensors[name].shape}, expected {shape}")
+
+    def expect_all(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """expect() of every one."""
+        for name, shape in shapes.items():
+            self.expect(name, *shape)
+
+    def rows(self, name: str) -> int:
+        """Rows of a matrix. Raises ValueError where it is missing, no matrix or empty."""
+        shape = self.tensors[name].shape if name in self.tensors else None
+        if shape is None or len(shape) != 2 or 0 in shape:
+            found = "is missing" if shape is None else f"has shape {shape}, expected [rows, columns]"
+            raise self.error(f"tensor '{name}' {found}")
+        return shape[0]
 
     @property
     def fields(self) -> Fields:
@@ -150,12 +163,15 @@ class DraftCheckpoint(Checkpoint):
         """
         if "d2t" not in self.tensors:
             return None
-        offsets = self.read("d2t").long()
-        tokens = torch.arange(len(offsets)) + offsets
-        if offsets.dim() != 1 or tokens.unique().numel() != len(tokens):
-            raise self.error("tensor 'd2t': expected one difference per draft token, no target token twice")
-        if not 0 <= tokens.min() <= tokens.max() < target.vocab_size:
-            raise self.error(f"tensor 'd2t' leads to token {tokens.max()}, the target has {target.vocab_size}")
+        shape = self.tensors["d2t"].shape
+        if len(shape) != 1 or not shape[0]:
+            raise self.error(f"tensor 'd2t' has shape {shape}, expected one difference per draft token")
+        tokens = torch.arange(*shape) + self.read("d2t").long()
+        if tokens.unique().numel() != len(tokens):
+            raise self.error("tensor 'd2t' leads to a target token twice")
+        outside = tokens[(tokens < 0) | (tokens >= target.vocab_size)]
+        if len(outside):
+            raise self.error(f"tensor 'd2t' leads to token {outside.max()}, the target has {target.vocab_size}")
         return tokens
 
     def _any(self, ending: str) -> bool:

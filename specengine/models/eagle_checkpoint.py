@@ -60,6 +60,8 @@ def load_eagle3(checkpoint: DraftCheckpoint, target: Transformer, dtype: str, ta
     tensors, hidden = parts.checkpoint.tensors, parts.hidden
     if "layers.0.hidden_norm.weight" not in tensors:
         raise checkpoint.error("tensor 'midlayer.hidden_norm.weight' is missing; is this EAGLE-1 or -2 (eagle:PATH)?")
+    if "fc.weight" not in tensors and hidden != target.config.hidden_size:
+        raise checkpoint.error(f"tensor 'fc.weight' is missing, and hidden_size {hidden} is not the target's")
     order = _feature_layers(parts, target, taps) if "fc.weight" in tensors else []
     parts.expect_layers(first_columns=2 * hidden, first_norms=("input_layernorm", "hidden_norm"))
     parts.checkpoint.expect("norm.weight", hidden)
@@ -133,7 +135,7 @@ class _Parts:
             if "d2t" in tensors or self.hidden != target.config.hidden_size:
                 raise self.checkpoint.error("tensor 'lm_head.weight' is missing")
             return None, target.head
-        tokens, rows = self.checkpoint.vocabulary(target.config), tensors["lm_head.weight"].shape[0]
+        tokens, rows = self.checkpoint.vocabulary(target.config), self.checkpoint.rows("lm_head.weight")
         if tokens is None and rows != vocab:
             raise self.checkpoint.error(
                 f"tensor 'd2t' is missing, though the head has {rows} tokens and the target {vocab}"
@@ -203,10 +205,10 @@ def _feature_layers(parts: _Parts, target: Transformer, taps: Sequence[int]) -> 
         layers = [2, count // 2, count - 3]
     if any(not 0 <= layer <= count for layer in layers):
         raise parts.checkpoint.error(f"reads the input of layers {layers} of the target, which has {count}")
-    rows, columns = parts.checkpoint.tensors["fc.weight"].shape
-    if (rows, columns) != (parts.hidden, len(layers) * width):
+    shape, expected = parts.checkpoint.tensors["fc.weight"].shape, (parts.hidden, len(layers) * width)
+    if shape != expected:
         raise parts.checkpoint.error(
-            f"tensor 'fc.weight' has shape {(rows, columns)}, expected {(parts.hidden, len(layers) * width)} for "
-            f"features of {len(layers)} layers of the target's hidden size {width}"
+            f"tensor 'fc.weight' has shape {shape}, expected {expected} for features of {len(layers)} layers of the "
+            f"target's hidden size {width}"
         )
     return layers

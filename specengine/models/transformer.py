@@ -15,7 +15,9 @@ import torch
 from specengine.drafting.features import Features
 from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.checkpoint import Checkpoint
+from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
+from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.rope import RopeTables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
@@ -80,15 +82,17 @@ class Transformer:
         part._decoder = part._new_decoder()
         return part
 
-    def with_layers(self, checkpoint: Checkpoint, dtype: str) -> Transformer:
+    def with_layers(self, checkpoint: DraftCheckpoint, dtype: str) -> Transformer:
         """The model of a checkpoint's layers and final norm between this one's embedding and head.
 
-        Raises ValueError for a checkpoint of another width or vocabulary.
+        Raises ValueError for a checkpoint of another width or vocabulary, and for tensors missing or of other shapes.
         """
         for name in ("hidden_size", "vocab_size"):
             ours, theirs = getattr(self.config, name), getattr(checkpoint.config, name)
             if ours != theirs:
                 raise ValueError(f"{checkpoint.source}: {name} is {theirs}, the target's is {ours}")
+        shapes = expected_tensors(checkpoint.config)
+        checkpoint.expect_all({name: shape for name, shape in shapes.items() if name not in ENDS})
         loader = WeightLoader(checkpoint, dtype, self.device, self.ops)
         other = copy.copy(self)
         other.config, other.taps = checkpoint.config, ()

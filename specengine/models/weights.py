@@ -49,16 +49,27 @@ class WeightLoader:
         return self.vector(name) if name in self.checkpoint.tensors else None
 
     def linear(self, *names: str) -> Projection:
-        """One projection of the rows of all `names`, in order; neighbours of one format share a weight."""
+        """One projection of the rows of all `names`, in order; neighbours of one format share a weight.
+
+        Raises ValueError where one of them has a bias and another has none, or one of another size.
+        """
         runs: list[tuple[str, list[str]]] = []
         for name, form in zip(names, self._formats(names), strict=True):
             if runs and runs[-1][0] == form:
                 runs[-1][1].append(name)
             else:
                 runs.append((form, [name]))
-        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self.checkpoint.tensors]
-        bias = torch.cat([self.vector(b) for b in biases]) if biases else None
+        biased = any(f"{name}.bias" in self.checkpoint.tensors for name in names)
+        bias = torch.cat([self._bias(name) for name in names]) if biased else None
         return Projection(tuple(self._weight(run, form) for form, run in runs), bias)
+
+    def _bias(self, name: str) -> torch.Tensor:
+        bias, rows = self.vector(f"{name}.bias"), self._rows(name)
+        if bias.shape != (rows,):
+            raise ValueError(
+                f"{self.checkpoint.source}: tensor '{name}.bias' has shape {tuple(bias.shape)}, expected {(rows,)}"
+            )
+        return bias
 
     def packed(self, rows: torch.Tensor, like: str) -> Projection:
         """A projection of rows [N, C] that were put together of tensors, in the format of tensor `like`."""

@@ -350,8 +350,8 @@ def test_first_layers_share_the_memory_of_the_model():
     "spec, message",
     [
         ("draft-model", r"^drafter: draft-model:MODEL takes a model .* draft-model:self,layers=N"),
-        ("draft-model:self", r"^layers: expected an integer from 1 to 2, got 0"),
-        ("draft-model:self,layers=3", r"^layers: expected an integer from 1 to 2, got 3"),
+        ("draft-model:self", r"^drafter: layers: expected an integer from 1 to 2, got 0"),
+        ("draft-model:self,layers=3", r"^drafter: layers: expected an integer from 1 to 2, got 3"),
         ("draft-model:self,layers=1,dtype=int8", r"^drafter: dtype"),
         ("draft-model:random:tiny-mistral", r"^drafter: random:tiny-mistral has a vocabulary of 260 .* has 320"),
         ("draft-model:self,layers=1,tree=3y2", r"tree: expected the children"),

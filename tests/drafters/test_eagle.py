@@ -260,6 +260,23 @@ WRONG = {
     "no norm": ({}, {"norm.weight": None}, "tensor 'norm.weight' is missing"),
     "EAGLE-1": ({}, {"midlayer.hidden_norm.weight": None}, r"is this EAGLE-1 or -2 \(eagle:PATH\)"),
     "unknown": ({}, {"gate.weight": torch.zeros(1, 1)}, "'gate.weight' is unexpected, this layout is not known"),
+    "scalars": (
+        {},
+        {"lm_head.weight": torch.tensor(1.0)},
+        r"'lm_head.weight' has shape \(\), expected \[rows, columns\]",
+    ),
+    "fusion": ({}, {"fc.weight": torch.zeros(64)}, r"'fc.weight' has shape \(64,\), expected \(64, 192\)"),
+    "fusion's bias": ({}, {"fc.bias": torch.zeros(3)}, r"^drafter: .*'fc.bias' has shape \(3,\), expected \(64,\)"),
+    "one bias of three": (
+        {},
+        {"midlayer.self_attn.q_proj.bias": torch.zeros(64)},
+        r"^drafter: .*'layers.0.self_attn.k_proj.bias'",
+    ),
+    "no fusion": (
+        CONFIG | {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1},
+        {"fc.weight": None, "embed_tokens.weight": torch.zeros(320, 32)},
+        "'fc.weight' is missing, and hidden_size 32 is not the target's",
+    ),
     "table": ({}, {"t2d": torch.zeros(9, dtype=torch.bool)}, r"'t2d' has shape \(9,\), expected \(320,\)"),
 }
 

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from specengine import Engine, SamplingParams
 from specengine.drafters.fasteagle import Config, FastEagle
@@ -142,6 +143,25 @@ def test_drafts_go_on_past_the_length_the_drafter_was_trained_for(tmp_path):
 def test_a_checkpoint_that_does_not_fit_its_target_is_refused_by_name(tmp_path, fields, message):
     path, _ = random_cascade(tmp_path, **fields)
     with pytest.raises(ValueError, match=message):
+        tiny_engine(f"fasteagle:{path}")
+
+
+@pytest.mark.parametrize(
+    "name, tensor, message",
+    [
+        ("layers.1.mlp.up_proj.weight", None, "is missing"),
+        ("layers.1.mlp.up_proj.weight", torch.tensor(1.0), r"has shape \(\), expected"),
+        ("fc_norm.1.weight", None, "is missing"),
+        ("fc_norm.1.weight", torch.ones(3), r"has shape \(3,\), expected"),
+        ("norm.weight", torch.ones(3), r"has shape \(3,\), expected"),
+        ("layers.0.self_attn.q_proj.weight", torch.tensor(1, dtype=torch.int8), "needs columns in blocks of 32"),
+    ],
+)
+def test_a_tensor_that_is_missing_or_of_another_shape_is_named(tmp_path, name, tensor, message):
+    path, tensors = random_cascade(tmp_path)
+    tensors = {key: value for key, value in (tensors | {name: tensor}).items() if value is not None}
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"^drafter: .*'{name}'.*{message}"):
         tiny_engine(f"fasteagle:{path}")
 
 

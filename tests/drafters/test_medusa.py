@@ -148,7 +148,12 @@ def test_every_level_is_accepted_where_the_heads_are_right(tmp_path):
         ({k: v for k, v in heads_state().items() if k != "1.0.linear.weight"}, "'1.0.linear.weight' is missing"),
         (heads_state() | {"3.1.weight": torch.zeros(300, HIDDEN)}, r"different vocabularies: \[300, 320\]"),
         (heads_state() | {"d2t": torch.full((VOCAB,), VOCAB)}, "leads to token 639, the target has 320"),
-        (heads_state() | {"d2t": -torch.arange(VOCAB)}, "no target token twice"),
+        (heads_state() | {"d2t": torch.zeros(3, 3, dtype=torch.int64)}, r"^drafter: .*'d2t' has shape \(3, 3\)"),
+        (heads_state() | {"d2t": torch.zeros(0, dtype=torch.int64)}, r"^drafter: .*'d2t' has shape \(0,\)"),
+        (heads_state() | {"d2t": torch.full((VOCAB,), -1)}, "leads to token -1, the target has 320"),
+        (heads_state() | {"2.1.weight": torch.tensor(1.0)}, r"'2.1.weight' has shape \(\), expected \[rows, columns\]"),
+        (heads_state() | {"2.0.linear.bias": torch.zeros(3)}, r"'2.0.linear.bias' has shape \(3,\), expected \(64,\)"),
+        (heads_state() | {"d2t": -torch.arange(VOCAB)}, "leads to a target token twice"),
     ],
 )
 def test_heads_of_another_target_are_refused(tmp_path, state, message):

@@ -75,6 +75,12 @@ def test_it_drafts_as_the_target_s_first_layers_do(target, tmp_path):
         assert one.stats.acceptance_by_depth == other.stats.acceptance_by_depth
 
 
+def test_layers_that_are_not_all_there_are_refused(target, tmp_path):
+    folder = write_layers(tmp_path / "short", target, [0], num_hidden_layers=2)
+    with pytest.raises(ValueError, match=r"^drafter: .*'model.layers.1.input_layernorm.weight' is missing"):
+        generate(target, f"draft-model:{folder}")
+
+
 @pytest.mark.parametrize("name", ["hidden_size", "vocab_size"])
 def test_layers_of_another_target_are_refused(target, tmp_path, name):
     folder = write_layers(tmp_path / "other", target, [0], **{name: 4 * getattr(target.config, name)})
