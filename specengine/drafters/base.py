@@ -29,6 +29,7 @@ class Drafter(ABC):
     takes_path: ClassVar[bool] = False
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
     reads_features: ClassVar[bool] = False  # whether it is given the target's features
+    _attached = False  # see _attach_once
     taps: tuple[int, ...] = ()  # layers of the target whose input is a feature too, rising
     # What it can serve: any tree will do for NOTHING, and is a deterministic one without a distribution for SAMPLES.
     offers: ClassVar[frozenset[Wants]] = frozenset({Wants.NOTHING, Wants.SAMPLES})
@@ -111,6 +112,12 @@ class Drafter(ABC):
         A fixed cache never moves, as captured graphs need it; nothing of the drafter's must then.
         """
         return None
+
+    def _attach_once(self) -> None:
+        """For drafters whose memory goes with one cache. Raises ValueError where an engine has it already."""
+        if self._attached:
+            raise ValueError(f"drafter: {self.name} belongs to another engine; make one for each engine")
+        self._attached = True
 
     def observe_prompt(self, sequence: TokenSequence, start: int, features: Features) -> None:
         """Told, where it reads features, those of a prompt's tokens from position `start` on, chunk by chunk.

@@ -133,6 +133,7 @@ class DraftModel(Drafter):
 
     def attach(self, cache: KVCache) -> None:
         if cache.fixed:
+            self._attach_once()
             self.model.tune()
             self._cache = self.model.new_cache(cache.k.shape[1])
 

@@ -102,6 +102,7 @@ class Glide(Drafter):
         return self.network.page_bytes
 
     def attach(self, cache: KVCache) -> None:
+        self._attach_once()
         self.network.attach(cache)
         if cache.fixed:  # a captured graph holds on to the tables
             self.network.ensure_positions(self._max_position + self.config.length)

@@ -80,6 +80,7 @@ class PairDrafter(Drafter):
         return page_bytes(self._kv_shape, self._kv_dtype)
 
     def attach(self, cache: KVCache) -> None:
+        self._attach_once()
         self._cache = cache
         if cache.fixed:
             # a captured graph holds on to the tables, and drafts past the end of the context too

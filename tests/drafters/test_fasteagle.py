@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from specengine import Engine, SamplingParams
+from specengine.drafters import load_drafter
 from specengine.drafters.fasteagle import Config, FastEagle
 from specengine.drafting.cascade import Cascade
 from specengine.models.presets import PRESETS
@@ -203,3 +204,15 @@ def test_a_random_drafter_of_another_target_is_refused():
         tiny_engine("fasteagle:random:llama-3.1-8b")
     with pytest.raises(ValueError, match="unknown preset 'nonsense'"):
         tiny_engine("fasteagle:random:nonsense")
+
+
+def test_a_drafter_whose_memory_goes_with_an_engine_serves_one(folder):
+    model = tiny_model()
+    drafter = load_drafter(f"fasteagle:{folder},adaptive=false", model.target)
+    engine = Engine(model, drafter=drafter)
+    running = engine.stream(list(range(3, 200)), GREEDY)
+    next(running)
+    with pytest.raises(ValueError, match=r"^drafter: fasteagle belongs to another engine; make one for each engine"):
+        Engine(model, drafter=drafter)
+    plain = Engine(model, drafter="none").generate(list(range(3, 200)), GREEDY)
+    assert [event.output for event in running][-1].token_ids == plain.token_ids
