@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 
 from specengine.console import note
 from specengine.models.loading import LoadedModel, load_model
+from specengine.options import check_range
 from specengine.train.card import model_card
 from specengine.train.config import TrainConfig
 from specengine.train.corpus import Corpus
@@ -54,11 +56,14 @@ class TrainRequest:
         for name, known in (("store", STORES), ("storage", STORAGE)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected {', '.join(known)}, got {getattr(self, name)!r}")
+        check_range("tokens", self.tokens, 1, 1 << 40)
+        check_range("vocabulary", self.vocabulary, 0, 1 << 24)
         objective_class(self.drafter)
 
 
 def train(request: TrainRequest) -> Outcome:
     """Makes data where it is missing, trains and writes the drafter. Raises ValueError, OSError, MemoryError."""
+    _claim(request.out)
     questions = read_questions(request.prompts) if request.prompts else None
     model = load_model(request.target, device=request.device, dtype=request.dtype)
     with World.joined(model.target.device) as world:
@@ -67,6 +72,21 @@ def train(request: TrainRequest) -> Outcome:
         with Bars(world.rank == 0) as bars:
             corpus = _corpus(request, model, questions, world, bars)
             return _train(request, model, corpus, world, bars)
+
+
+def _claim(out: Path) -> None:
+    """Makes the folder before hours of work are spent on it. Raises ValueError for one with files of something else,
+    such as a model, which the drafter's would replace."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out: {out} cannot be made: {error.strerror}") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise ValueError(f"out: {out} cannot be written to")
+    if not (out / "training.jsonl").exists():
+        for name in ("config.json", "model.safetensors"):
+            if (out / name).exists():
+                raise ValueError(f"out: {out} has a {name} of something else; choose another folder")
 
 
 def outcome_line(outcome: Outcome, out: Path) -> str:

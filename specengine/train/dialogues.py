@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specengine.engine import Engine
@@ -63,16 +63,22 @@ def question_prefix(tokenizer: Tokenizer) -> list[int]:
 def read_questions(path: Path) -> list[str]:
     """The first turns of a JSONL file whose lines have `turns`, or its `prompt`s. Raises ValueError naming the line."""
     questions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompts: {path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             data = json.loads(line)
             questions.append(data["prompt"] if "prompt" in data else data["turns"][0])
         except (ValueError, TypeError, KeyError, IndexError):
-            raise ValueError(f"{path}, line {number}: expected an object with `turns` or `prompt`") from None
+            questions.append(None)
+        if not isinstance(questions[-1], str):
+            raise ValueError(f"prompts: {path}, line {number}: expected an object with `turns` or `prompt`, texts")
     if not questions:
-        raise ValueError(f"{path}: holds no questions")
+        raise ValueError(f"prompts: {path} holds no questions")
     return questions
 
 
@@ -102,7 +108,7 @@ def write_dialogues(
             engine = engine or _engine(model, config)
             write_shard(path, _dialogues(engine, len(paths), config, own), about)
         elif (there := _metadata(path)) != about:
-            raise ValueError(f"{path}: was made with {there}, expected {about}")
+            raise ValueError(f"data: {path} was made with {there}, expected {about}")
         paths.append(path)
         count = sum(len(d.tokens) - d.answer for d in read_dialogues(path))
         found += count
@@ -160,5 +166,8 @@ def write_shard(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, "pt") as shard:
-        return dict(shard.metadata() or {})
+    try:
+        with safe_open(path, "pt") as shard:
+            return dict(shard.metadata() or {})
+    except SafetensorError as error:
+        raise ValueError(f"data: {path} cannot be read ({error}); remove it to have it made again") from error

@@ -35,9 +35,12 @@ def load_state(folder: Path) -> dict[str, Any] | None:
     paths = _states(folder)
     for path in reversed(paths):
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
             continue  # a disk's fault: the one before it may be whole
+        if not isinstance(state, dict) or "about" not in state:
+            raise ValueError(f"out: {path} is of something else than training here")
+        return state
     if paths:
         raise ValueError(f"out: no checkpoint in {folder} can be read; remove it to start anew")
     return None

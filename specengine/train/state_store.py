@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specengine.train.dialogues import Dialogue
@@ -46,10 +46,13 @@ class StateStore:
         path = self._folder / f"states-{number:07d}.safetensors"
         if not path.exists():
             self._write(path, self._of(dialogue.tokens), self._of_dialogue(dialogue))
-        with safe_open(path, "pt") as file:
-            if (about := dict(file.metadata() or {})) != (expected := self._of_dialogue(dialogue)):
-                raise ValueError(f"{path}: was made with {about}, expected {expected}")
-            return States(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        try:
+            with safe_open(path, "pt") as file:
+                if (about := dict(file.metadata() or {})) != (expected := self._of_dialogue(dialogue)):
+                    raise ValueError(f"data: {path} was made with {about}, expected {expected}")
+                return States(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"data: {path} cannot be read ({error}); remove it to have it made again") from error
 
     def _of_dialogue(self, dialogue: Dialogue) -> dict[str, str]:
         return {**self._about, "tokens": hashlib.sha256(repr(dialogue.tokens).encode()).hexdigest()[:16]}

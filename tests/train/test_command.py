@@ -61,6 +61,45 @@ def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):
     assert other.exit_code == 2 and "holds another run" in other.output
 
 
+def test_a_folder_of_something_else_is_left_alone(tmp_path, target):
+    before = (target / "config.json").read_bytes(), (target / "model.safetensors").read_bytes()
+    given = ("--drafter=medusa,heads=2", "--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
+    result = run("--out", target, *given)
+    assert result.exit_code == 2 and "has a config.json of something else" in result.output
+    assert before == ((target / "config.json").read_bytes(), (target / "model.safetensors").read_bytes())
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        result = run("--out", tmp_path / place, *given)
+        assert result.exit_code == 2 and f"error: out: {tmp_path / place} cannot be made" in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"\n", "holds no questions"),
+        (b'{"prompt": 5}', "line 1: expected an object"),
+        (b'{"turns": [[1]]}', "line 1: expected an object"),
+    ],
+)
+def test_a_file_that_holds_no_questions_is_refused(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "questions").write_bytes(content)
+    result = run("--drafter=medusa", "--out", tmp_path / "out", "--prompts", tmp_path / "questions")
+    assert result.exit_code == 2 and "error: prompts: " in result.output and message in result.output
+
+
+@pytest.mark.parametrize("folder, damaged", [("data", "dialogues-*"), ("data", "states/*/*"), ("out", "checkpoints/*")])
+def test_files_that_cannot_be_read_are_named(tmp_path, target, folder, damaged):
+    given = ("--drafter=medusa,heads=2", "--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
+    assert run("--out", tmp_path / "out", *given).exit_code == 0
+    for path in (tmp_path / folder).glob(damaged):
+        torch.save([1], path)
+    result = run("--out", tmp_path / ("out" if folder == "out" else "other"), *given)
+    assert result.exit_code == 2 and f"error: {folder}: " in result.output
+
+
 @pytest.mark.parametrize("store", ["memory", "none"])
 def test_states_need_not_be_kept_on_disk(tmp_path, target, store):
     given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS, f"--store={store}")
@@ -76,6 +115,8 @@ def test_states_need_not_be_kept_on_disk(tmp_path, target, store):
         ("--drafter=fasteagle:folder", "has no path"),
         ("--store=tape", "store: expected disk, memory, none"),
         ("--schedule=flat", "schedule: expected cosine or linear"),
+        ("--tokens=0", "tokens: expected an integer from 1"),
+        ("--vocabulary=-1", "vocabulary: expected an integer from 0"),
         ("--epochs=0", "epochs: expected an integer from 1"),
     ],
 )
