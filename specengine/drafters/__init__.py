@@ -58,8 +58,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
     """Raises ValueError where a rule that takes chains only would meet trees."""
     if rule.chains_only and not drafter.drafts_chains:
         raise ValueError(
-            f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains "
-            "are what draft-model drafts without tree, fasteagle, eagle and eagle3 with top_k=1, glide with cape=false; "
+            f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
+            "drafted by draft-model without tree, fasteagle, eagle and eagle3 with top_k=1 and glide with cape=false; "
             "rule traversal takes trees"
         )
 
