@@ -41,7 +41,8 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     except (FileNotFoundError, ValueError) as error:  # of its files: not to be taken for the target's
         if str(error).startswith("drafter: "):
             raise
-        raise type(error)(f"drafter: {error}") from error
+        missing = isinstance(error, FileNotFoundError)
+        raise (FileNotFoundError if missing else ValueError)(f"drafter: {error}") from error
 
 
 def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:

@@ -59,7 +59,7 @@ class RankTree:
             raise ValueError(f"tree: expected {', '.join(PUBLISHED)} or a .json file, got {name!r}")
         try:
             return RankTree.of(list(json.loads(Path(name).read_text(encoding="utf-8"))))
-        except (json.JSONDecodeError, TypeError, UnicodeDecodeError):
+        except (json.JSONDecodeError, TypeError, UnicodeDecodeError, RecursionError, IsADirectoryError):
             raise ValueError(f"tree: {name} is no JSON list of rank paths") from None
 
     def __len__(self) -> int:

@@ -185,6 +185,7 @@ def test_a_tree_may_come_from_a_file(tmp_path):
         ("[]", "1 to 255 paths"),
         ("7", "no JSON list"),
         ("[", "no JSON list"),
+        ("[" * 100_000, "no JSON list"),
     ],
 )
 def test_lists_that_are_no_tree_are_refused(tmp_path, text, message):
