@@ -66,6 +66,8 @@ def train(request: TrainRequest) -> Outcome:
     _claim(request.out)
     questions = read_questions(request.prompts) if request.prompts else None
     model = load_model(request.target, device=request.device, dtype=request.dtype)
+    kind, options = objective_class(request.drafter)
+    kind.check(model.config, options)
     with World.joined(model.target.device) as world:
         if world.device != model.target.device:  # a GPU for each process
             model = load_model(request.target, device="cuda", dtype=request.dtype)

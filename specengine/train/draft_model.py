@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from specengine.models.config import ModelConfig
 from specengine.options import check_range
 from specengine.train.glide import Glide
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch
@@ -42,7 +43,7 @@ class DraftModelObjective(Objective):
 
     def __init__(self, frozen: Frozen, options: Options) -> None:
         config = frozen.config
-        check_range("layers", options.layers, 1, config.num_layers)
+        self.check(config, options)
         if frozen.vocabulary is not None:  # rules may ask for its whole distribution, so it says all tokens
             head = frozen.embedding if config.tie_embeddings else frozen.read("lm_head.weight")
             frozen = replace(frozen, head=head, vocabulary=None)
@@ -52,6 +53,11 @@ class DraftModelObjective(Objective):
             self.network.model.norm.weight.copy_(frozen.read("model.norm.weight"))
         for layer, number in zip(self.network.model.layers, spread(options.layers, config), strict=True):
             start_from(layer, frozen, number)
+
+    @classmethod
+    def check(cls, config: ModelConfig, options: Options) -> None:
+        """See Objective."""
+        check_range("drafter: layers", options.layers, 1, config.num_layers)
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""

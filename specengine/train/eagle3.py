@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from specengine.models.config import ModelConfig
 from specengine.options import check_range
 from specengine.rules.base import check_choice, check_number
 from specengine.train.llama_layer import MLP, Attention, LayerShape, RMSNorm
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
 from specengine.train.soft_targets import SoftTargets
-from specengine.train.target_layers import layer_json, shape_of, start_from
+from specengine.train.target_layers import layer_json, low_middle_high, shape_of, start_from
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,7 @@ class Eagle3Objective(Objective):
     def __init__(self, frozen: Frozen, options: Options) -> None:
         config = frozen.config
         self.frozen, self.options = frozen, options
-        self.taps = (2, config.num_layers // 2, config.num_layers - 3)
-        if not 2 < self.taps[1] < self.taps[2]:
-            raise ValueError(f"target: eagle3 reads the inputs of layers {self.taps}, which do not rise")
+        self.taps = low_middle_high(config)
         shape = shape_of(config, input_size=2 * config.hidden_size)
         self.network = Eagle3(shape, len(frozen.head), fc_norm=options.fc_norm)
         self.network.to(frozen.head.device)
@@ -145,6 +144,11 @@ class Eagle3Objective(Objective):
             with torch.no_grad():
                 self.network.norm.weight.copy_(frozen.read("model.norm.weight"))
                 self.network.lm_head.weight.copy_(frozen.head)
+
+    @classmethod
+    def check(cls, config: ModelConfig, options: Options) -> None:
+        """See Objective."""
+        low_middle_high(config)
 
     @torch.no_grad()
     def prepare(self, batch: TrainingBatch) -> None:

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from specengine.models.config import ModelConfig
 from specengine.options import check_range
 from specengine.rules.base import check_number
 from specengine.train.head_loss import soft_cross_entropy
 from specengine.train.llama_layer import DecoderLayer, LayerShape, RMSNorm
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
+from specengine.train.target_layers import low_middle_high
 
 STARTS = ("first", "last", "random")
 
@@ -83,10 +85,7 @@ class FastEagleObjective(Objective):
     def __init__(self, frozen: Frozen, options: FastEagleOptions) -> None:
         c = frozen.config
         self.frozen, self.options = frozen, options
-        self.taps = (2, c.num_layers // 2, c.num_layers - 3)
-        if c.num_layers < 7:
-            given = ", ".join(map(str, self.taps))
-            raise ValueError(f"target: FastEagle reads 3 rising layers, {c.num_layers} layers give {given}")
+        self.taps = low_middle_high(c)
         shape = LayerShape(
             c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps, c.rope.theta
         )
@@ -98,6 +97,11 @@ class FastEagleObjective(Objective):
         if options.start != "random":
             self._start_as_target(0 if options.start == "first" else max(0, c.num_layers - options.levels))
         self.network.to(frozen.embedding.device)
+
+    @classmethod
+    def check(cls, config: ModelConfig, options: FastEagleOptions) -> None:
+        """See Objective."""
+        low_middle_high(config)
 
     @torch.no_grad()
     def _start_as_target(self, first: int) -> None:

@@ -127,7 +127,7 @@ class GlideObjective(Objective):
 
     def __init__(self, frozen: Frozen, options: Options) -> None:
         config = frozen.config
-        check_range("layers", options.layers, 1, config.num_layers)
+        self.check(config, options)
         self.frozen, self.options = frozen, options
         own = (frozen.embedding, frozen.head) if options.own else ()
         target = config if options.cross else None
@@ -139,6 +139,11 @@ class GlideObjective(Objective):
                 self.network.model.norm.weight.copy_(frozen.read("model.norm.weight"))
             for layer, number in zip(self.network.model.layers, spread(options.layers, config), strict=True):
                 start_from(layer, frozen, number)
+
+    @classmethod
+    def check(cls, config: ModelConfig, options: Options) -> None:
+        """See Objective."""
+        check_range("drafter: layers", options.layers, 1, config.num_layers)
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""

@@ -164,6 +164,11 @@ class Objective(ABC):
     taps: tuple[int, ...] = ()
     kv_layers: tuple[int, ...] = ()
 
+    @classmethod
+    def check(cls, config: ModelConfig, options: Any) -> None:
+        """Raises ValueError for a target that it cannot learn from: asked before any data is made."""
+        return None
+
     def prepare(self, batch: TrainingBatch) -> None:
         """Sees some dialogues before the first step of a run, the same ones in every process."""
         return None

@@ -48,6 +48,16 @@ def layer_json(config: ModelConfig, layers: int, architecture: str) -> dict[str,
     }
 
 
+def low_middle_high(config: ModelConfig) -> tuple[int, int, int]:
+    """The layers of the target whose input is read, as EAGLE-3 was published. Raises ValueError for too few layers."""
+    layers = (2, config.num_layers // 2, config.num_layers - 3)
+    if list(layers) != sorted(set(layers)):
+        raise ValueError(
+            f"target: the inputs of three rising layers are read, {config.num_layers} layers give {layers}"
+        )
+    return layers
+
+
 def spread(layers: int, config: ModelConfig) -> list[int]:
     """So many layers of the target, evenly chosen, the first and the last among them (of one: the first)."""
     return torch.linspace(0, config.num_layers - 1, layers).round().long().tolist()

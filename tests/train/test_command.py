@@ -126,9 +126,17 @@ def test_wrong_arguments_are_named_before_anything_is_loaded(tmp_path, wrong, me
     assert message in result.output
 
 
-def test_a_target_with_too_few_layers_is_refused(tmp_path):
-    target = "random:tiny-llama"
-    given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
-    result = run("--drafter=fasteagle", "--out", tmp_path / "out", *given)
-    assert result.exit_code == 2
-    assert "target: FastEagle reads 3 rising layers, 2 layers give 2, 1, -1" in result.output
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("fasteagle", "target: the inputs of three rising layers are read, 2 layers give (2, 1, -1)"),
+        ("eagle3", "target: the inputs of three rising layers are read, 2 layers give (2, 1, -1)"),
+        ("glide,layers=3", "drafter: layers: expected an integer from 1 to 2, got 3"),
+        ("draft-model,layers=3", "drafter: layers: expected an integer from 1 to 2, got 3"),
+    ],
+)
+def test_a_target_with_too_few_layers_is_refused_before_data_is_made(tmp_path, drafter, message):
+    given = ("--target=random:tiny-llama", "--data", tmp_path / "data", *OPTIONS)
+    result = run(f"--drafter={drafter}", "--out", tmp_path / "out", *given)
+    assert result.exit_code == 2 and message in result.output
+    assert not (tmp_path / "data").exists()
