@@ -126,7 +126,7 @@ def _prefills(data: dict[str, Any]) -> list[str]:
     found = data.get("prefill")
     if not found:
         return []
-    each = (f"{row['peer'] or '`' + row['drafter'] + '`'} {1e3 * row['seconds']:.0f}" for row in found)
+    each = (f"{row['peer'] or _label(row)} {1e3 * row['seconds']:.0f}" for row in found)
     tokens = found[0]["tokens"]
     return [f"A prompt of {tokens} tokens and the first token after it, ms: {', '.join(each)}.", ""]
 
@@ -147,8 +147,12 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def _who(row: dict[str, Any]) -> str:
-    who = f"`{row.get('label', row['drafter'])}`" if row["peer"] is None else row["peer"].replace("+", ", ")
+    who = _label(row) if row["peer"] is None else row["peer"].replace("+", ", ")
     return who + (f", batch {row['batch']}" if row["batch"] > 1 else "")
+
+
+def _label(row: dict[str, Any]) -> str:
+    return f"`{row.get('label', row['drafter'])}`"  # older runs have it not
 
 
 def main(arguments: list[str]) -> None:
