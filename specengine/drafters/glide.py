@@ -19,10 +19,9 @@ from specengine.drafting.features import Features
 from specengine.drafting.glide_network import GlideNetwork
 from specengine.drafting.glide_rows import GlideRows, ResidentGlide
 from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.drafting.shipped import find_drafter
+from specengine.drafting.shipped import open_drafter
 from specengine.drafting.tree_choice import deeper_pays
 from specengine.kv_cache import KVCache
-from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
@@ -75,7 +74,7 @@ class Glide(Drafter):
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        checkpoint = open_draft_checkpoint(find_drafter(self.name, path, target))
+        checkpoint = open_drafter(self.name, path, target)
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
         self._costs = (costs or costs_of(target)) if config.adaptive and not target.ops.resident else None

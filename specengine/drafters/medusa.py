@@ -18,8 +18,8 @@ from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.rank_tree import RankCandidates, RankTree
 from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.drafting.shipped import find_drafter
-from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
+from specengine.drafting.shipped import open_drafter
+from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.expand_backbone import BackboneExpander
@@ -85,7 +85,7 @@ class Medusa(Drafter):
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        checkpoint = open_draft_checkpoint(find_drafter(self.name, path, target))
+        checkpoint = open_drafter(self.name, path, target)
         tokens = checkpoint.vocabulary(target.config)
         self._vocabulary = None if tokens is None else tokens.int().to(target.device)
         self._linear, self._device, self._hidden = target.ops.linear, target.device, target.config.hidden_size
