@@ -112,19 +112,21 @@ class Glide(Drafter):
 
     @torch.inference_mode()
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        begin = time.perf_counter()
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
         # a prompt of one token is in no cache yet
         able = [i for i, sequence in enumerate(sequences) if len(sequence.tokens) > 1 and sequence.draft_limit > 0]
         prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        if able:
+        if able and not self._cutter.pauses():
             best = self._expand(self._backbone([sequences[i] for i in able], prefix))
             before = best.scores.gather(1, best.parents.clamp(min=0).long())
             columns = (self.network.target_ids(best.tokens), best.parents, (best.scores - before).exp_())
             for i, *tree in zip(able, *(column.tolist() for column in columns), strict=True):
                 trees[i] = ScoredTree(*tree).rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
-        drafted = self._cutter.cut(trees, prefix)
-        for i in able:
-            sequences[i].drafter_state.drafted = drafted[i]
+        drafted = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
+        for sequence, own in zip(sequences, drafted, strict=True):
+            if sequence.drafter_state:
+                sequence.drafter_state.drafted = own
         return [each.tree for each in drafted]
 
     def _backbone(self, sequences: Sequence, prefix: float) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ A head knows nothing of the tokens that the heads before it drafted, so the shap
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,14 +120,16 @@ class Medusa(Drafter):
 
     @torch.inference_mode()
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        begin = time.perf_counter()
         known = [slot for slot, sequence in enumerate(sequences) if sequence.drafter_state]
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
-        if known:
+        if known and not self._cutter.pauses():
             columns = self._draft(stack_rows([sequences[slot].drafter_state.row for slot in known]))
             for slot, tokens, chances in zip(known, *columns, strict=True):
                 tree, sequence = ScoredTree(tokens, self.candidates.parents.tolist(), chances), sequences[slot]
                 trees[slot] = tree.rooted(sequence.tokens[-1], sequence.draft_limit)
-        drafted = self._cutter.cut(trees, sum(len(sequence.tokens) for sequence in sequences) / len(sequences))
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+        drafted = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
         for slot in known:
             sequences[slot].drafter_state.drafted = drafted[slot]
         return [each.tree for each in drafted]

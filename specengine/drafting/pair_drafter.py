@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -101,14 +102,16 @@ class PairDrafter(Drafter):
                 self._cutter.observe(state.drafted, tokens)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        begin = time.perf_counter()
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
-        if ready:
+        if ready and not self._cutter.pauses():  # what is not read now is read with the next draft
             for i, tree in zip(ready, self._trees([sequences[i] for i in ready]), strict=True):
                 trees[i] = tree
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        for sequence, drafted in zip(sequences, self._cutter.cut(trees, prefix), strict=True):
+        cut = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
+        for sequence, drafted in zip(sequences, cut, strict=True):
             sequence.drafter_state.drafted = drafted
         return [sequence.drafter_state.drafted.tree for sequence in sequences]
 
