@@ -25,6 +25,7 @@ from specengine.kv_cache import KVCache
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
+from specengine.ops.weight import Projection
 from specengine.options import check_range
 from specengine.resident import Slots
 from specengine.tree import DraftTree, TreeBatch
@@ -83,6 +84,10 @@ class Glide(Drafter):
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
         self._expanders: dict[tuple[int, int], tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size and levels
+
+    @property
+    def projections(self) -> list[Projection]:
+        return self.network.projections
 
     @property
     def adaptive(self) -> bool:

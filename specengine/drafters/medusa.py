@@ -99,6 +99,10 @@ class Medusa(Drafter):
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property
+    def projections(self) -> list[Projection]:
+        return [product for head in self.heads for product in (*head.blocks, head.logits)]
+
+    @property
     def adaptive(self) -> bool:
         return self.config.adaptive
 

@@ -19,6 +19,7 @@ from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
 from specengine.kv_cache import CacheBatch, KVCache, page_bytes
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
+from specengine.ops.weight import Projection
 from specengine.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ class PairNetwork(Protocol):
     def pick(self, features: Features) -> torch.Tensor: ...
 
     def picked_shape(self, taps: int) -> tuple[int, ...]: ...
+
+    @property
+    def projections(self) -> list[Projection]: ...
 
     def ensure_positions(self, count: int) -> None: ...
 
@@ -71,6 +75,10 @@ class PairDrafter(Drafter):
     @abstractmethod
     def _trees(self, sequences: Sequence) -> list[ScoredTree]:
         """The largest tree of every sequence, which has at least one pair and room for a drafted token."""
+
+    @property
+    def projections(self) -> list[Projection]:
+        return self.network.projections
 
     @property
     def adaptive(self) -> bool:

@@ -194,3 +194,8 @@ def test_a_bare_name_finds_the_checkpoint_of_its_target_and_another_targets_make
     path, _ = random_cascade(tmp_path / "other", target_fingerprint="0" * 16)
     with pytest.warns(UserWarning, match="was trained for another model than this target"):
         tiny_engine(f"fasteagle:{path}")
+
+
+def test_every_weight_of_a_pass_is_tuned_before_a_cycle_is_captured(folder):
+    drafter = tiny_engine(f"fasteagle:{folder}").drafter
+    assert len({id(product) for product in drafter.projections}) == 4 * LEVELS + 2  # fusion and head
