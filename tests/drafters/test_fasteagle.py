@@ -5,6 +5,7 @@ import torch
 
 from specengine import Engine, SamplingParams
 from specengine.drafters.fasteagle import Config, FastEagle
+from specengine.drafting import shipped
 from specengine.drafting.cascade import Cascade
 from specengine.models.presets import PRESETS
 from specengine.tree import TreeBatch
@@ -183,3 +184,18 @@ def test_a_random_drafter_of_another_target_is_refused():
         tiny_engine("fasteagle:random:llama-3.1-8b")
     with pytest.raises(ValueError, match="unknown preset 'nonsense'"):
         tiny_engine("fasteagle:random:nonsense")
+
+
+def test_a_bare_name_finds_the_checkpoint_of_its_target_and_another_targets_makes_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    mark = shipped.fingerprint(tiny_model().target)
+    random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
+    assert tiny_engine("fasteagle").drafter.network.levels == LEVELS
+    path, _ = random_cascade(tmp_path / "other", target_fingerprint="0" * 16)
+    with pytest.warns(UserWarning, match="was trained for another model than this target"):
+        tiny_engine(f"fasteagle:{path}")
+
+
+def test_every_weight_of_a_pass_is_tuned_before_a_cycle_is_captured(folder):
+    drafter = tiny_engine(f"fasteagle:{folder}").drafter
+    assert len({id(product) for product in drafter.projections}) == 4 * LEVELS + 2  # fusion and head
