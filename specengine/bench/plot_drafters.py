@@ -65,7 +65,7 @@ def _draw_gains(panel: Any, rows: list[dict[str, Any]], looks: dict[str, dict[st
         for measure, shift, alpha in (("tau", -0.2, 1.0), ("speedup", 0.2, 0.45)):
             if row[measure]:
                 bar = panel.barh(place + shift, row[measure], 0.38, color=color, alpha=alpha)
-                panel.bar_label(bar, fmt="%.2f", padding=2, fontsize="small")
+                panel.bar_label(bar, fmt="%.2f", padding=3, fontsize="small", bbox={"color": "white", "pad": 0.5})
     panel.axvline(1, color="black", linewidth=0.8, linestyle=":")
     _name(panel, rows)
 
