@@ -17,6 +17,7 @@ README, RULES = HERE.parent / "README.md", HERE / "results" / "rules.md"
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
 PHASES = ("draft", "verify", "accept", "compact", "host")
+DEPTHS = 6
 
 
 def rewritten(text: str) -> str:
@@ -40,23 +41,53 @@ def _block(name: str) -> str:
 def _lines(data: dict[str, Any], name: str) -> list[str]:
     runs = data["runs"]
     turns = runs[0]["identical"].partition("/")[2]
-    temperature = runs[0]["temperature"]
-    drawn = f"temperature {temperature:g}" if temperature else "greedy"
+    groups = [
+        [row for row in runs if row["temperature"] == each]
+        for each in dict.fromkeys(row["temperature"] for row in runs)
+    ]
     asked = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
     weights = "as its file has it" if data["dtype"] == "auto" else f"in {data['dtype']}"
     what = f"{Path(data['model']).name} {weights}, {data['questions']} {asked} ({turns} turns)"
+    leads = [f"{_where(data)}, {what}, {data['max_new_tokens']} new tokens, ", *["The same, "] * (len(groups) - 1)]
     return [
-        f"{_where(data)}, {what}, {data['max_new_tokens']} new tokens, {drawn}:",
-        "",
-        f"| drafter | tokens/s | speedup | tau | ms per cycle: {', '.join(PHASES)} | outputs identical |",
-        "|---|---|---|---|---|---|",
-        *(_row(row) for row in runs),
-        "",
+        *(line for lead, rows in zip(leads, groups, strict=True) for line in _table(lead, rows)),
         *([PEERS, ""] if any(row["peer"] for row in runs) else []),
         *_prefills(data),
         *_rows(data),
         f"Absolute figures move with the machine, ratios are from one run (`bench/{name}`).",
     ]
+
+
+def _table(lead: str, rows: list[dict[str, Any]]) -> list[str]:
+    temperature = rows[0]["temperature"]
+    return [
+        lead + (f"temperature {temperature:g}:" if temperature else "greedy:"),
+        "",
+        f"| drafter | tokens/s | speedup | tau | ms per cycle: {', '.join(PHASES)} | outputs identical |",
+        "|---|---|---|---|---|---|",
+        *(_row(row) for row in rows),
+        "",
+        *_acceptance(rows),
+    ]
+
+
+def _acceptance(rows: list[dict[str, Any]]) -> list[str]:
+    drafted = [row for row in rows if row.get("level_acceptance")]  # older runs have it not
+    if not drafted:
+        return []
+    return [
+        "How often a node of a depth was accepted once the one above was:",
+        "",
+        f"| drafter | {' | '.join(f'depth {depth}' for depth in range(1, DEPTHS + 1))} |",
+        "|---" * (1 + DEPTHS) + "|",
+        *(f"| {_who(row)} | {' | '.join(_shares(row))} |" for row in drafted),
+        "",
+    ]
+
+
+def _shares(row: dict[str, Any]) -> list[str]:
+    shares = ["" if share is None else f"{share:.2f}" for share in row["level_acceptance"][:DEPTHS]]
+    return shares + [""] * (DEPTHS - len(shares))
 
 
 def _where(data: dict[str, Any]) -> str:
@@ -95,7 +126,7 @@ def _prefills(data: dict[str, Any]) -> list[str]:
     found = data.get("prefill")
     if not found:
         return []
-    each = (f"{row['peer'] or '`' + row['drafter'] + '`'} {1e3 * row['seconds']:.0f}" for row in found)
+    each = (f"{row['peer'] or _label(row)} {1e3 * row['seconds']:.0f}" for row in found)
     tokens = found[0]["tokens"]
     return [f"A prompt of {tokens} tokens and the first token after it, ms: {', '.join(each)}.", ""]
 
@@ -111,10 +142,17 @@ def _rows(data: dict[str, Any]) -> list[str]:
 def _row(row: dict[str, Any]) -> str:
     ms = ", ".join(f"{row['ms_per_cycle'][phase]:.2f}" for phase in PHASES) if row["ms_per_cycle"] else ""
     tau = f"{row['tau']:.2f}" if row["tau"] else ""
-    who = f"`{row['drafter']}`" if row["peer"] is None else row["peer"].replace("+", ", ")
-    who += f", batch {row['batch']}" if row["batch"] > 1 else ""
     speeds = f"{row['tokens_per_second']:.1f} | {row['speedup']:.2f}x"
-    return f"| {who} | {speeds} | {tau} | {ms} | {row['identical']} |"
+    return f"| {_who(row)} | {speeds} | {tau} | {ms} | {row['identical']} |"
+
+
+def _who(row: dict[str, Any]) -> str:
+    who = _label(row) if row["peer"] is None else row["peer"].replace("+", ", ")
+    return who + (f", batch {row['batch']}" if row["batch"] > 1 else "")
+
+
+def _label(row: dict[str, Any]) -> str:
+    return f"`{row.get('label', row['drafter'])}`"  # older runs have it not
 
 
 def main(arguments: list[str]) -> None:

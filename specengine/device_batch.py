@@ -78,6 +78,7 @@ class DeviceBatch:
         self._ahead = 1 if waits else 2
         self._launched: deque[Callable[[], list[list[int]]]] = deque()
         self._read: deque[list[list[int]]] = deque()
+        self._clock = HostClock()  # of the step under way
 
     def step(self) -> None:
         """Commits one cycle, and keeps the device busy with the next one meanwhile."""
@@ -92,14 +93,15 @@ class DeviceBatch:
             cycles.state.load(self.sequences)
             cycles.drafter.load(cycles.state.drafter_state, self.sequences)
             cycles.loaded = self
+        self._clock = HostClock()
         while len(self._launched) < self._ahead:
             self._launch()
-        clock = HostClock()
+        self._clock.mark("host")
         records = self._launched.popleft()()
-        clock.mark("verify")  # the wait for the whole cycle; see timed()
-        for sequence in self.sequences:
-            sequence.count_time(clock.seconds)
+        self._clock.mark("verify")  # the wait for the whole cycle; see timed()
         self._commit(records)
+        for sequence in self.sequences:
+            sequence.count_time(self._clock.seconds)
 
     def close(self) -> None:
         """Commits what is still under way: the members are about to change."""
@@ -129,6 +131,7 @@ class DeviceBatch:
             trees, logits = cycles.drafter.draft_for(cycles.wants, self.sequences)
             nodes = cycles.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
             cycles.graphs.of(size, nodes).take(trees, logits)
+            self._clock.mark("draft")
         self._launched.append(cycles.launch(size, nodes))
 
     def _commit(self, records: list[list[int]]) -> None:
@@ -155,6 +158,8 @@ class DeviceBatch:
             graphs.observe(nodes, used - 1, count - 1)
         drafter = self._cycles.drafter
         if not drafter.drafts_on_device:
+            self._clock.mark("host")
             features = graphs.of(len(self.sequences), nodes).features if drafter.reads_features else None
             rows = features and features.rows(kept)
             drafter.observe(self.sequences, committed, rows)
+            self._clock.mark("draft")

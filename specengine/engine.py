@@ -225,6 +225,7 @@ class Engine:
         self.cache.compact(batch.cache, accepted, target.ops)
         batch.mark("compact")
         batch.observe(self.drafter, out.features)
+        batch.mark("draft")
 
     def _forward(self, tree: TreeBatch, batch: Batch | Slots) -> TargetOutput:
         return self._target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)

@@ -88,7 +88,7 @@ def resident_cycles(
         weights=not isinstance(rule, Match),
         drafter_state=drafter.new_device_state(options.max_batch_size),
     )
-    target.tune()
+    target.tune(drafter.projections)
     capture = options.graphs and target.device.type == "cuda"
     widths = {"adaptive": drafter.adaptive, "fixed": drafter.drafts_on_device and not drafter.adaptive}
     graphs = Graphs(state, cycle, drafter.max_nodes, capture=capture, **widths)

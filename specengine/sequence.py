@@ -112,7 +112,9 @@ class Sequence:
             self._accepted[depth] += depth < accepted
 
     def count_time(self, seconds: Mapping[str, float]) -> None:
-        """Adds what the phases of one cycle took."""
+        """Adds what the phases of one cycle took, at its end."""
+        if self.finish_reason:
+            self.finished = time.perf_counter()  # what follows the commit belongs to the last cycle too
         for phase in PHASES:
             self.seconds[phase] += seconds.get(phase, 0.0)
 

@@ -3,11 +3,13 @@
 import copy
 import dataclasses
 import threading
+import time
 
 import pytest
 import torch
 
 from specengine import Engine, SamplingParams
+from specengine.drafters.none import NoneDrafter
 from specengine.graphs import buckets_up_to, widths_up_to
 from specengine.memory_plan import ResidentOptions, pages_left
 from specengine.models.loading import load_model
@@ -86,6 +88,27 @@ def test_trees_drafted_on_the_host_are_verified_on_the_device(device_engine):
     outputs = engine.generate(PROMPTS, SAMPLED)
     assert ids(outputs) == ids(plain)
     assert min(output.stats.tau for output in outputs) > 1.2
+
+
+class SlowDrafter(NoneDrafter):
+    """Takes its time over its trees and over what it is told, on the host."""
+
+    drafts_on_device = False
+
+    def draft(self, sequences):
+        time.sleep(0.01)
+        return super().draft(sequences)
+
+    def observe(self, sequences, committed, features):
+        time.sleep(0.02)
+
+
+def test_a_drafter_on_the_host_is_timed_between_cycles(device_engine):
+    engine = device_engine(SlowDrafter(None, None, None))
+    stats = engine.generate(PROMPTS[0], dataclasses.replace(GREEDY, max_new_tokens=3)).stats
+    assert 0.03 * stats.cycles <= stats.seconds_by_phase["draft"] < stats.decode_seconds
+    assert sum(stats.seconds_by_phase.values()) == pytest.approx(stats.decode_seconds)
+    assert stats.cycles == 3
 
 
 @pytest.mark.parametrize("spec", ["length=2", "tree=2x1"])

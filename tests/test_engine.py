@@ -1,10 +1,12 @@
 import dataclasses
 import threading
+import time
 
 import pytest
 import torch
 
 from specengine import Engine, SamplingParams, generate
+from specengine.drafters.none import NoneDrafter
 from specengine.drafting.cost_model import CostModel
 from specengine.models.loading import load_model
 from specengine.ops import native, reference
@@ -141,6 +143,27 @@ def test_trace_shows_trees_whose_accepted_paths_are_the_output():
     assert tokens == output.token_ids
     assert len(output.trace) == output.stats.cycles
     assert tiny_engine().generate(PROMPTS[3], GREEDY).trace is None
+
+
+class SlowObserver(NoneDrafter):
+    """Takes its time over what it is told."""
+
+    reads_features = True
+
+    def observe_prompt(self, sequence, start, features):
+        time.sleep(0.05)
+
+    def observe(self, sequences, committed, features):
+        time.sleep(0.01)
+
+
+def test_what_a_drafter_learns_counts_as_drafting_and_as_prefill():
+    model = tiny_model()
+    drafter = SlowObserver(None, None, model.target)
+    stats = Engine(model, drafter=drafter).generate(PROMPTS[0], GREEDY).stats
+    assert stats.cycles > 1 and stats.seconds_by_phase["draft"] >= 0.01 * stats.cycles
+    assert stats.prefill_seconds >= 0.05
+    assert sum(stats.seconds_by_phase.values()) == pytest.approx(stats.decode_seconds)
 
 
 def test_stats_add_up():

@@ -17,11 +17,13 @@ from specengine.bench.kernels import gpu, kernels_table, time_kernels
 from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
 from specengine.bench.perplexity import perplexities, perplexity_table
-from specengine.bench.plot import check_matplotlib, plot_rules
+from specengine.bench.plot import check_matplotlib
+from specengine.bench.plot_drafters import plot_drafters
+from specengine.bench.plot_rules import plot_rules
 from specengine.bench.prefill import prefill_table
 from specengine.bench.quality import rules_table
 from specengine.bench.questions import BUILT_IN, RANDOM_TOKENS, load_files
-from specengine.bench.report import peers_table, table, write_json
+from specengine.bench.report import acceptance_table, peers_table, table, write_json
 from specengine.bench.rows import PREFIX, rows_table
 from specengine.bench.rule_sweep import race, split_rules
 from specengine.bench.run import split_drafters
@@ -80,7 +82,12 @@ def bench(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="With --rules: quality against speed (needs matplotlib).")
+        Path | None,
+        typer.Option(
+            metavar="PNG",
+            help="Acceptance by depth, tau, speedup and the time of a cycle; with --rules: quality against speed "
+            "(needs matplotlib).",
+        ),
     ] = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -104,8 +111,8 @@ def bench(
             if file and not (file.absolute().parent.is_dir() and os.access(file.absolute().parent, os.W_OK)):
                 raise ValueError(f"{name}: cannot write {str(file)!r}, its folder does not exist or is read-only")
         if plot:
-            if not rules:
-                raise ValueError("plot: expected --rules with it")
+            if kernels or perplexity:
+                raise ValueError("plot: expected a run of drafters or rules, not --kernels or --perplexity")
             check_matplotlib()
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         results: dict[str, Any] = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
@@ -155,16 +162,20 @@ def bench(
         if json_file:
             write_json(json_file, results)
         if plot:
-            plot_rules(results, plot)
+            (plot_rules if rules else plot_drafters)(results, plot)
 
 
 def _tables(results: dict[str, Any]) -> Iterator[Table]:
     for temperature in dict.fromkeys(row["temperature"] for row in results["runs"]):
         runs = [row for row in results["runs"] if row["temperature"] == temperature]
         what = f"{results['dtype']} on {results['device']}, temperature {temperature:g}"
-        yield (rules_table if "family" in runs[0] else table)(
-            runs, f"{results['model']}, {what}, {results['questions']} questions"
-        )
+        title = f"{results['model']}, {what}, {results['questions']} questions"
+        if "family" in runs[0]:
+            yield rules_table(runs, title)
+        else:
+            yield table(runs, title)
+            if any(row["level_acceptance"] for row in runs):
+                yield acceptance_table(runs)
         if any(row["speedup_over"] for row in runs):
             yield peers_table(runs)
     if results["prefill"]:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from specengine.bench.contenders import Contender, open_contender
+from specengine.bench.labels import short_labels
 from specengine.bench.peers.base import Peer
 from specengine.bench.run import BASE, ask, rest_of
 from specengine.models.loading import LoadedModel
@@ -42,12 +43,12 @@ def time_prefill(
             _, spent = ask(engines[position], [ids], params, rest_of(engines))
             if turn:  # the first is a warm-up
                 seconds[position].append(spent)
+    named = [*((name, None) for name in drafters), *((peer.drafter, peer.mode) for peer in peers)]
+    labels = [mode or label for (_, mode), label in zip(named, short_labels([name for name, _ in named]), strict=True)]
     rows = [
-        {"peer": peer and peer.mode, "drafter": name, "tokens": len(ids), "seconds": median(spent)}
-        for (name, peer), spent in zip(
-            [*((name, None) for name in drafters), *((peer.drafter, peer) for peer in peers)], seconds, strict=True
-        )
-        if not (peer and peer.failed)
+        {"peer": mode, "drafter": name, "label": label, "tokens": len(ids), "seconds": median(spent)}
+        for (name, mode), label, spent, engine in zip(named, labels, seconds, engines, strict=True)
+        if not (isinstance(engine, Peer) and engine.failed)
     ]
     base = next(row["seconds"] for row in rows if row["drafter"] == BASE and row["peer"] is None)
     return [{**row, "tokens_per_second": len(ids) / row["seconds"], "ratio": row["seconds"] / base} for row in rows]
@@ -61,7 +62,7 @@ def prefill_table(rows: Sequence[dict[str, Any]]) -> Table:
         out.add_column(name, justify="right")
     for row in rows:
         out.add_row(
-            row["peer"] or row["drafter"],
+            row["label"],
             f"{1e3 * row['seconds']:.1f}",
             f"{row['tokens_per_second']:.0f}",
             f"{row['ratio']:.2f}x",

@@ -69,7 +69,7 @@ def rules_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     for row in rows:
         out.add_row(
             row["rule"],
-            row["drafter"],
+            row["label"],
             f"{row['tokens_per_second']:.1f}",
             f"{row['speedup']:.2f}x",
             f"{row['tau']:.2f}" if row["tau"] else "",

@@ -10,18 +10,22 @@ from typing import Any
 
 from rich.table import Table
 
+from specengine.bench.labels import short_labels
 from specengine.bench.run import BASE, Run
 from specengine.bench.tally import Tally
 from specengine.types import PHASES
 
-_DEPTHS_SHOWN = 5
+DEPTHS = 6  # of a tree, that tables and pictures show
 CAPTION = (
     "tokens/s: output tokens over wall time, prefill included, median repetition by time (range of all). "
     "speedup: tokens/s over that of {base} at the same batch. tau: tokens per cycle, bonus token included. "
-    "acceptance: share of the cycles drafting to depth 1, 2, ... that accepted a node there. "
-    "draft to host: ms per cycle. prefill: share of the wall time. "
+    "draft to host: ms per cycle; draft holds all that the drafter does. prefill: share of the wall time. "
     "identical: answers with the tokens of {base}'s in every repetition. "
     "slowest class: the class of questions with the least speedup, of more than one."
+)
+ACCEPTANCE_CAPTION = (
+    "Share of the cycles that accepted a node of this depth, of those that drafted one and accepted one above. "
+    "An adaptive tree has a level only where it may pay, which flatters: adaptive=false shows the drafter itself."
 )
 PEER_CAPTION = (
     "peers: same checkpoint (in the format named), prompt ids, threads and limits, in the same run, one question at a "
@@ -45,7 +49,7 @@ def run_dicts(
     bases = {run.batch: run for run in reversed(runs) if run.drafter == BASE and run.peer is None}
     peers = {run.peer: run.median.tokens_per_second for run in runs if run.peer}
     rows = []
-    for run in runs:
+    for run, label in zip(runs, short_labels([run.drafter for run in runs]), strict=True):
         tally, base = run.median, bases[run.batch]
         # What a peer spends its time on is not known, and a sequential cascade may do without cycles.
         ms = None if run.peer or not tally.passes else _ms_per_cycle(run)
@@ -56,6 +60,7 @@ def run_dicts(
             {
                 "peer": run.peer,
                 "drafter": run.drafter,
+                "label": run.peer or label,
                 "rule": run.rule,
                 "temperature": temperature,
                 "batch": run.batch,
@@ -65,6 +70,8 @@ def run_dicts(
                 "speedup_over": {mode: tally.tokens_per_second / speed for mode, speed in rivals.items()},
                 "tau": tally.tau,
                 "acceptance_by_depth": tally.acceptance_by_depth,
+                "level_acceptance": tally.level_acceptance,
+                "level_cycles": tally.reached,
                 "ms_per_cycle": ms,
                 "identical": f"{sum(run.identical.values())}/{len(run.identical)}",
                 "tokens": tally.tokens,
@@ -88,6 +95,7 @@ def _ms_per_cycle(run: Run) -> dict[str, float]:
     if run.device_seconds is None:
         return ms
     phases = {phase: 1e3 * seconds for phase, seconds in run.device_seconds.items()}
+    phases["draft"] += ms["draft"]  # of a drafter that drafts on the host, between two cycles
     return {**phases, "host": sum(ms.values()) - sum(phases.values())}
 
 
@@ -135,7 +143,6 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     out.add_column("drafter", overflow="fold", min_width=max(13, widest))
     for name in ("batch", "tokens/s", "speedup", "tau"):
         out.add_column(name, justify="right", no_wrap=True)
-    out.add_column("acceptance", no_wrap=True)
     for name in (*PHASES, "prefill", "identical"):
         out.add_column(name, justify="right", no_wrap=True)
     classes = any(len(row["by_class"]) > 1 for row in rows)
@@ -143,20 +150,32 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
         out.add_column("slowest class")
     for row in rows:
         low, high = row["tokens_per_second_spread"]
-        depths, ms = row["acceptance_by_depth"], row["ms_per_cycle"]
-        more = " ..." if len(depths) > _DEPTHS_SHOWN else ""
+        ms = row["ms_per_cycle"]
         out.add_row(
-            row["peer"] or row["drafter"],
+            row["label"],
             str(row["batch"]),
             f"{row['tokens_per_second']:.1f} ({low:.1f}-{high:.1f})",
             f"{row['speedup']:.2f}x",
             f"{row['tau']:.2f}" if row["tau"] else "",
-            " ".join(f"{share:.2f}" for share in depths[:_DEPTHS_SHOWN]) + more,
             *(f"{ms[phase]:.2f}" if ms else "" for phase in PHASES),
             f"{row['prefill_seconds'] / row['seconds']:.0%}",
             row["identical"],
             *([_slowest(row["by_class"])] if classes else []),
         )
+    return out
+
+
+def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The acceptance by depth of those of `run_dicts` that drafted."""
+    title = {"title": "acceptance by depth", "title_justify": "left"}
+    out = Table(**title, caption=ACCEPTANCE_CAPTION, caption_justify="left")
+    out.add_column("drafter", overflow="fold", min_width=13)
+    for name in ("batch", *map(str, range(1, DEPTHS + 1))):
+        out.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        if shares := row["level_acceptance"]:
+            cells = ("" if share is None else f"{share:.2f}" for share in shares[:DEPTHS])
+            out.add_row(row["label"], str(row["batch"]), *cells)
     return out
 
 
@@ -175,5 +194,5 @@ def peers_table(rows: Sequence[dict[str, Any]]) -> Table:
     for mode in ours[0]["speedup_over"]:
         out.add_column(mode, justify="right")
     for row in ours:
-        out.add_row(row["drafter"], *(f"{ratio:.2f}x" for ratio in row["speedup_over"].values()))
+        out.add_row(row["label"], *(f"{ratio:.2f}x" for ratio in row["speedup_over"].values()))
     return out

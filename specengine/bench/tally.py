@@ -25,6 +25,7 @@ class Tally:
     cached_tokens: float = 0.0
     drafted: list[int] = field(default_factory=list)  # cycles that drafted to depth d + 1
     accepted: list[int] = field(default_factory=list)  # cycles that accepted a node there
+    reached: list[int] = field(default_factory=list)  # cycles that drafted there and accepted a node one level above
     by_class: dict[str, Tally] = field(default_factory=dict)
 
     def add(self, outputs: Sequence[GenerationOutput], seconds: float, category: str = "") -> None:
@@ -64,6 +65,12 @@ class Tally:
         return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True)]
 
     @property
+    def level_acceptance(self) -> list[float | None]:
+        """How often a drafted level was accepted once the one above was; None where none ever was."""
+        pairs = zip(self.accepted, self.reached, strict=True)
+        return [accepted / reached if reached else None for accepted, reached in pairs]
+
+    @property
     def ms_per_cycle(self) -> dict[str, float]:
         """Milliseconds per pass and phase; with the prefill they add up to the wall time."""
         return {phase: 1e3 * seconds / self.passes for phase, seconds in self.phase_seconds.items()}
@@ -72,9 +79,14 @@ class Tally:
         depths = [0]
         for parent in cycle.parents[1:]:
             depths.append(depths[parent] + 1)
+        taken = len(cycle.accepted)
+        # Where an accepted token ended the sequence, nobody was asked about the next level.
+        asked = taken if cycle.bonus is None else taken + 1
         for depth in range(max(depths)):
             if depth == len(self.drafted):
                 self.drafted.append(0)
                 self.accepted.append(0)
+                self.reached.append(0)
             self.drafted[depth] += 1
-            self.accepted[depth] += depth < len(cycle.accepted)
+            self.accepted[depth] += depth < taken
+            self.reached[depth] += depth < asked

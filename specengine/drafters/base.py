@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specengine.drafting.features import Features
     from specengine.kv_cache import KVCache
     from specengine.models.transformer import Transformer
+    from specengine.ops.weight import Projection
     from specengine.resident import Slots
     from specengine.sequence import Sequence as TokenSequence
     from specengine.text import Tokenizer
@@ -36,6 +37,11 @@ class Drafter(ABC):
 
     def __init__(self, config: Any, path: str | None, target: Transformer) -> None:
         self.config = config
+
+    @property
+    def projections(self) -> Sequence[Projection]:
+        """Its linear layers that captured cycles run: how to multiply by them is measured before."""
+        return ()
 
     @property
     def adaptive(self) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from specengine.drafting.eagle_drafter import Eagle, EagleConfig
-from specengine.drafting.shipped import find_drafter
-from specengine.models.draft_checkpoint import open_draft_checkpoint
+from specengine.drafting.shipped import open_drafter
 from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle1
 from specengine.models.transformer import Transformer
 
@@ -16,4 +15,4 @@ class Eagle1(Eagle):
     Config = EagleConfig
 
     def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
-        return load_eagle1(open_draft_checkpoint(find_drafter(self.name, path, target)), target, dtype)
+        return load_eagle1(open_drafter(self.name, path, target), target, dtype)

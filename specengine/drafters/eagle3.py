@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from specengine.drafting.eagle_drafter import Eagle, EagleConfig
-from specengine.drafting.shipped import find_drafter
-from specengine.models.draft_checkpoint import open_draft_checkpoint
-from specengine.models.draft_random import random_eagle3
+from specengine.drafting.shipped import open_drafter
 from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle3
 from specengine.models.transformer import Transformer
 
@@ -17,7 +15,4 @@ class Eagle3(Eagle):
     Config = EagleConfig
 
     def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
-        kind, _, preset = (path or "").partition(":")
-        if kind == "random":
-            return load_eagle3(random_eagle3(preset), target, dtype)
-        return load_eagle3(open_draft_checkpoint(find_drafter(self.name, path, target)), target, dtype)
+        return load_eagle3(open_drafter(self.name, path, target), target, dtype)

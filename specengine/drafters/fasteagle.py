@@ -12,17 +12,14 @@ from specengine.drafting.cascade import Cascade
 from specengine.drafting.feature_pairs import PairRows
 from specengine.drafting.pair_drafter import PairDrafter
 from specengine.drafting.scored_trees import ScoredTree
-from specengine.drafting.shipped import find_drafter
+from specengine.drafting.shipped import open_drafter
 from specengine.kv_cache import CacheBatch
-from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
-from specengine.models.draft_random import random_fasteagle
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.options import check_range
 from specengine.resident import Slots
 from specengine.tree import TreeBatch
 
-NAME = "fasteagle"
 READINGS = ("text", "formula")
 
 
@@ -49,12 +46,12 @@ class Config:
 class FastEagle(PairDrafter):
     """Drafts a tree with one pass of its layers; a backbone node's siblings are leaves, whatever they would lead to."""
 
-    name = NAME
+    name = "fasteagle"
     Config = Config
     network: Cascade
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
-        network = Cascade(_open(path, target), target, config.dtype)
+        network = Cascade(open_drafter(self.name, path, target), target, config.dtype)
         levels = config.levels or network.levels
         check_range("levels", levels, 1, network.levels)
         levels -= config.reading == "formula"
@@ -106,8 +103,3 @@ class FastEagle(PairDrafter):
             self._expanders[batch] = (expander, torch.zeros(batch, dtype=torch.int32, device=self._device))
         expander, roots = self._expanders[batch]
         return expander(logits, roots)
-
-
-def _open(path: str | None, target: Transformer) -> DraftCheckpoint:
-    kind, _, preset = (path or "").partition(":")
-    return random_fasteagle(preset) if kind == "random" else open_draft_checkpoint(find_drafter(NAME, path, target))

@@ -19,13 +19,13 @@ from specengine.drafting.features import Features
 from specengine.drafting.glide_network import GlideNetwork
 from specengine.drafting.glide_rows import GlideRows, ResidentGlide
 from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.drafting.shipped import find_drafter
+from specengine.drafting.shipped import open_drafter
 from specengine.drafting.tree_choice import deeper_pays
 from specengine.kv_cache import KVCache
-from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
+from specengine.ops.weight import Projection
 from specengine.options import check_range
 from specengine.resident import Slots
 from specengine.tree import DraftTree, TreeBatch
@@ -75,7 +75,7 @@ class Glide(Drafter):
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        checkpoint = open_draft_checkpoint(find_drafter(self.name, path, target))
+        checkpoint = open_drafter(self.name, path, target)
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
         self._costs = (costs or costs_of(target)) if config.adaptive and not target.ops.resident else None
@@ -84,6 +84,10 @@ class Glide(Drafter):
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
         self._expanders: dict[tuple[int, int], tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size and levels
+
+    @property
+    def projections(self) -> list[Projection]:
+        return self.network.projections
 
     @property
     def adaptive(self) -> bool:
@@ -114,19 +118,21 @@ class Glide(Drafter):
 
     @torch.inference_mode()
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        begin = time.perf_counter()
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
         # a prompt of one token is in no cache yet
         able = [i for i, sequence in enumerate(sequences) if len(sequence.tokens) > 1 and sequence.draft_limit > 0]
         prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        if able:
+        if able and not self._cutter.pauses():
             best = self._expand(self._backbone([sequences[i] for i in able], prefix))
             before = best.scores.gather(1, best.parents.clamp(min=0).long())
             columns = (self.network.target_ids(best.tokens), best.parents, (best.scores - before).exp_())
             for i, *tree in zip(able, *(column.tolist() for column in columns), strict=True):
                 trees[i] = ScoredTree(*tree).rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
-        drafted = self._cutter.cut(trees, prefix)
-        for i in able:
-            sequences[i].drafter_state.drafted = drafted[i]
+        drafted = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
+        for sequence, own in zip(sequences, drafted, strict=True):
+            if sequence.drafter_state:
+                sequence.drafter_state.drafted = own
         return [each.tree for each in drafted]
 
     def _backbone(self, sequences: Sequence, prefix: float) -> list[torch.Tensor]:

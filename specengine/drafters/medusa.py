@@ -6,6 +6,7 @@ A head knows nothing of the tokens that the heads before it drafted, so the shap
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.rank_tree import RankCandidates, RankTree
 from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
-from specengine.drafting.shipped import find_drafter
-from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
+from specengine.drafting.shipped import open_drafter
+from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.expand_backbone import BackboneExpander
@@ -85,7 +86,7 @@ class Medusa(Drafter):
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        checkpoint = open_draft_checkpoint(find_drafter(self.name, path, target))
+        checkpoint = open_drafter(self.name, path, target)
         tokens = checkpoint.vocabulary(target.config)
         self._vocabulary = None if tokens is None else tokens.int().to(target.device)
         self._linear, self._device, self._hidden = target.ops.linear, target.device, target.config.hidden_size
@@ -96,6 +97,10 @@ class Medusa(Drafter):
         measured = config.adaptive and not target.ops.resident
         self._cutter = TreeCutter(costs or costs_of(target) if measured else None, self.name)
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [product for head in self.heads for product in (*head.blocks, head.logits)]
 
     @property
     def adaptive(self) -> bool:
@@ -119,14 +124,16 @@ class Medusa(Drafter):
 
     @torch.inference_mode()
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        begin = time.perf_counter()
         known = [slot for slot, sequence in enumerate(sequences) if sequence.drafter_state]
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
-        if known:
+        if known and not self._cutter.pauses():
             columns = self._draft(stack_rows([sequences[slot].drafter_state.row for slot in known]))
             for slot, tokens, chances in zip(known, *columns, strict=True):
                 tree, sequence = ScoredTree(tokens, self.candidates.parents.tolist(), chances), sequences[slot]
                 trees[slot] = tree.rooted(sequence.tokens[-1], sequence.draft_limit)
-        drafted = self._cutter.cut(trees, sum(len(sequence.tokens) for sequence in sequences) / len(sequences))
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+        drafted = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
         for slot in known:
             sequences[slot].drafter_state.drafted = drafted[slot]
         return [each.tree for each in drafted]

@@ -18,6 +18,7 @@ from specengine.ops.row_tools import take_rows
 
 class Cascade:
     """The network of a checkpoint, ready to run beside its target. head: the target's, of the drafter's vocabulary.
+    projections: its linear layers.
 
     Raises ValueError naming what of the checkpoint does not fit the target.
     """
@@ -37,6 +38,7 @@ class Cascade:
         loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
         # Positions go on behind what it was trained with; distances do not.
         layers = [loader.layer_at(f"layers.{i}", c.max_position) for i in range(self.levels)]
+        self.projections = [product for layer in layers for product in layer.projections]
         self._target, self._ops, self.device = target, target.ops, target.device
         self._fusion = loader.packed(self._fused(checkpoint), "fc_input")
         self._ones = torch.ones(size, device=target.device)
@@ -47,6 +49,7 @@ class Cascade:
         vocabulary = checkpoint.vocabulary(target.config)
         self._vocabulary = None if vocabulary is None else vocabulary.int().to(target.device)
         self.head = target.head_rows(self._vocabulary)
+        self.projections += [self._fusion, self.head]
         self._rope = RopeTables(c, target.device)
 
     def _fused(self, checkpoint: DraftCheckpoint) -> torch.Tensor:

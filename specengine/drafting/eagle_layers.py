@@ -70,13 +70,8 @@ class EagleLayers(ABC):
     @property
     def projections(self) -> list[Projection]:
         """Every linear layer of a pass."""
-        return [self.fc, self.head, *(x for y in self.layers for x in (y.qkv, y.attention_out, y.gate_up, y.down))]
-
-    def tune(self) -> None:
-        """Measures how to multiply by its weights where that is a choice; not while a graph is captured."""
-        for layer in self.projections if self.ops.tune else ():
-            if layer is not None:
-                self.ops.tune(layer)
+        own = [self.head] if self.fc is None else [self.fc, self.head]
+        return [*own, *(product for layer in self.layers for product in layer.projections)]
 
     def pick(self, features: Features) -> torch.Tensor:
         """Those of the target's features that it reads, [M, ..]."""

@@ -21,7 +21,7 @@ BLOCK = 5  # the published block_size
 class GlideNetwork:
     """The drafter of a checkpoint beside its target. cross: read the target's cache, where it was trained to.
 
-    Embedding and head are the checkpoint's own or, where it has none, the target's.
+    projections: its linear layers. Embedding and head are the checkpoint's own or, where it has none, the target's.
     Raises ValueError naming what does not fit the target.
     """
 
@@ -42,6 +42,8 @@ class GlideNetwork:
         self._vocabulary = None if tokens is None else tokens.int().to(target.device)
         own_head = "lm_head.weight" in checkpoint.tensors
         self.head = loader.linear("lm_head") if own_head else target.head_rows(self._vocabulary)
+        products = [product for layer in self._layers for product in layer.projections]
+        self.projections = [*products, *(product for pair in self._cross for product in pair), self.head]
         self.block = checkpoint.fields.get("block_size", int, BLOCK)
         self._target, self._ops, self.device = target.config, target.ops.layer, target.device
         self._rope, self._target_rope = RopeTables(c, target.device), RopeTables(target.config, target.device)

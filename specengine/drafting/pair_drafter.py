@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
 from specengine.kv_cache import CacheBatch, KVCache, page_bytes
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
+from specengine.ops.weight import Projection
 from specengine.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ class PairNetwork(Protocol):
     def pick(self, features: Features) -> torch.Tensor: ...
 
     def picked_shape(self, taps: int) -> tuple[int, ...]: ...
+
+    @property
+    def projections(self) -> list[Projection]: ...
 
     def ensure_positions(self, count: int) -> None: ...
 
@@ -72,6 +77,10 @@ class PairDrafter(Drafter):
         """The largest tree of every sequence, which has at least one pair and room for a drafted token."""
 
     @property
+    def projections(self) -> list[Projection]:
+        return self.network.projections
+
+    @property
     def adaptive(self) -> bool:
         return self.config.adaptive
 
@@ -103,14 +112,16 @@ class PairDrafter(Drafter):
                 self._cutter.observe(state.drafted, tokens)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        begin = time.perf_counter()
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
-        if ready:
+        if ready and not self._cutter.pauses():  # what is not read now is read with the next draft
             for i, tree in zip(ready, self._trees([sequences[i] for i in ready]), strict=True):
                 trees[i] = tree
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        for sequence, drafted in zip(sequences, self._cutter.cut(trees, prefix), strict=True):
+        cut = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
+        for sequence, drafted in zip(sequences, cut, strict=True):
             sequence.drafter_state.drafted = drafted
         return [sequence.drafter_state.drafted.tree for sequence in sequences]
 

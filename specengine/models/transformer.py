@@ -138,15 +138,15 @@ class Transformer:
     @property
     def projections(self) -> list[Projection]:
         """Every linear layer of a pass."""
-        return [self.head, *(x for y in self._layers for x in (y.qkv, y.attention_out, y.gate_up, y.down))]
+        return [self.head, *(product for layer in self._layers for product in layer.projections)]
 
     def weight_bytes(self) -> int:
         """Bytes of weights one pass reads."""
         return sum(layer.nbytes for layer in self.projections)
 
-    def tune(self) -> None:
-        """Measures how to multiply by its weights where that is a choice; not while a graph is captured."""
-        for layer in self.projections if self.ops.tune else ():
+    def tune(self, others: Sequence[Projection] = ()) -> None:
+        """Measures how to multiply by its weights and others where that is a choice; not while a graph is captured."""
+        for layer in [*self.projections, *others] if self.ops.tune else ():
             self.ops.tune(layer)
 
     @torch.inference_mode()

@@ -33,6 +33,10 @@ class Layer:
     down: Projection
     window: int
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.qkv, self.attention_out, self.gate_up, self.down
+
 
 class Decoder:
     """The layers of a model on the CPU.

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from specengine.console import note
+from specengine.drafting.shipped import FINGERPRINT, fingerprint
 from specengine.models.loading import LoadedModel, load_model
 from specengine.options import check_range
 from specengine.train.card import model_card
@@ -136,7 +137,7 @@ def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: Wor
             "seed": config.seed,
             "processes": world.size,
         },
-        publish=lambda report, tokens: _publish(request, objective, corpus, report, tokens),
+        publish=lambda report, tokens: _publish(request, model, objective, corpus, report, tokens),
         show=bars.show,
     )
     bars.begin("training", trainer.steps)
@@ -150,10 +151,12 @@ def _slug(reads: dict[str, str]) -> str:
     return hashlib.sha256(repr(sorted(reads.items())).encode()).hexdigest()[:12]
 
 
-def _publish(request: TrainRequest, objective: Objective, corpus: Corpus, report: LevelReport, tokens: int) -> None:
+def _publish(
+    request: TrainRequest, model: LoadedModel, objective: Objective, corpus: Corpus, report: LevelReport, tokens: int
+) -> None:
     config, tensors = objective.export()
     card = model_card(request, corpus, report, tokens, shlex.join(["specengine", *sys.argv[1:]]))
-    write_drafter(request.out, config, tensors, request.storage, card)
+    write_drafter(request.out, config | {FINGERPRINT: fingerprint(model.target)}, tensors, request.storage, card)
 
 
 def _picture(out: Path) -> None:

@@ -13,13 +13,15 @@ from typer.testing import CliRunner
 import specengine
 from specengine.bench import machine
 from specengine.bench.__main__ import app
+from specengine.bench.labels import short_labels
+from specengine.bench.plot_drafters import plot_drafters
 from specengine.bench.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
-from specengine.bench.report import run_dicts, table, write_json
+from specengine.bench.report import acceptance_table, run_dicts, table, write_json
 from specengine.bench.run import Run, calls_of, measure, split_drafters
 from specengine.bench.tally import Tally
 from specengine.drafters.none import NoneDrafter
 from specengine.models.loading import load_model
-from specengine.types import PHASES, SamplingParams
+from specengine.types import PHASES, CycleTrace, SamplingParams
 
 TINY = "random:tiny-llama"
 SMALL = ("--model", TINY, "--limit", "2", "--max-new-tokens", "12", "--repetitions", "2")
@@ -137,6 +139,22 @@ def test_lists_that_are_no_drafters_are_refused(text):
         split_drafters(text)
 
 
+@pytest.mark.parametrize(
+    ("drafters", "labels"),
+    [
+        (["none", "fasteagle", "prompt_lookup,nodes=4"], ["none", "fasteagle", "prompt_lookup,nodes=4"]),
+        (["fasteagle:/runs/a", "fasteagle:/runs/b/,top_k=2"], ["fasteagle:a", "fasteagle:b,top_k=2"]),
+        (["eagle3:runs/1/best", "eagle3:runs/2/best"], ["eagle3:1/best", "eagle3:2/best"]),
+        (["eagle3:best", "eagle3:runs/best"], ["eagle3:best", "eagle3:runs/best"]),
+        (["eagle3:runs/best", "fasteagle:more/best"], ["eagle3:best", "fasteagle:best"]),
+        (["eagle:a/x", "eagle:a/x,levels=2"], ["eagle:x", "eagle:x,levels=2"]),
+        (["synthetic:0.8,0.7,k=10"], ["synthetic:0.8,0.7,k=10"]),
+    ],
+)
+def test_labels_are_short_and_tell_checkpoints_apart(drafters, labels):
+    assert short_labels(drafters) == labels
+
+
 # ---- measuring
 
 
@@ -229,12 +247,34 @@ def test_a_batch_counts_its_passes_once(tiny):
     assert (tally.passes, tally.cycles, tally.tokens, tally.tau) == (10, 30, 30, 1.0)
 
 
+def test_a_level_is_accepted_or_not_once_the_one_above_was():
+    chain = {"tokens": (1, 2, 3, 4), "parents": (-1, 0, 1, 2)}
+    trace = [
+        CycleTrace(**chain, accepted=(1, 2, 3), bonus=5),
+        CycleTrace(**chain, accepted=(1,), bonus=5),
+        CycleTrace(**chain, accepted=(), bonus=5),
+        CycleTrace((1, 2, 3), (-1, 0, 0), accepted=(2,), bonus=5),  # nothing was drafted below
+        CycleTrace(**chain, accepted=(1, 2), bonus=None),  # the end: whether the third was right is not known
+    ]
+    stats = SimpleNamespace(cycles=5, prefill_seconds=0.0, seconds_by_phase=dict.fromkeys(PHASES, 0.0))
+    output = SimpleNamespace(stats=stats, token_ids=[0] * 9, prompt_token_ids=[0], trace=trace)
+    tally = Tally()
+    tally.add([output], seconds=1.0)
+    assert tally.reached == [5, 3, 1] and tally.level_acceptance == [4 / 5, 2 / 3, 1]
+    assert tally.acceptance_by_depth == [4 / 5, 2 / 4, 1 / 4]
+
+
+def test_a_level_that_was_never_reached_has_no_share():
+    assert Tally(drafted=[3, 3], accepted=[0, 0], reached=[3, 0]).level_acceptance == [0, None]
+
+
 # ---- results
 
 
 def tally_of(seconds: float) -> Tally:
     phases = dict.fromkeys(PHASES, seconds / 10)
-    return Tally(seconds, seconds / 2, phases, passes=50, cycles=50, tokens=100, drafted=[40, 20], accepted=[30, 5])
+    levels = {"drafted": [40, 20], "accepted": [30, 5], "reached": [40, 10]}
+    return Tally(seconds, seconds / 2, phases, passes=50, cycles=50, tokens=100, **levels)
 
 
 def test_results_are_of_the_repetition_of_median_time():
@@ -249,12 +289,35 @@ def test_results_are_of_the_repetition_of_median_time():
 
 def test_the_table_shows_every_number_and_says_what_tau_counts():
     rows = run_dicts([Run("none", 2, [tally_of(5.0)], {(0, 0, 0): True})], temperature=0.0)
+    text = printed(table(rows, "a title"))
+    for part in ("a title", "none", "20.0 (20.0-20.0)", "1.00x", "2.00", "50%", "1/1", "bonus token"):
+        assert part in text
+    assert "none │ 2 │ 0.75 │ 0.50 │ │" in printed(acceptance_table(rows))
+
+
+def printed(what) -> str:
     console = Console(width=170)
     with console.capture() as capture:
-        console.print(table(rows, "a title"))
-    text = " ".join(capture.get().split())
-    for part in ("a title", "none", "20.0 (20.0-20.0)", "1.00x", "2.00", "0.75 0.25", "50%", "1/1", "bonus token"):
-        assert part in text
+        console.print(what)
+    return " ".join(capture.get().split())
+
+
+def test_what_a_drafter_does_on_the_host_counts_where_cycles_run_on_the_device():
+    seconds = dict.fromkeys(("draft", "verify", "accept", "compact"), 0.001)
+    run = Run("none", 1, [tally_of(5.0)], {(0, 0, 0): True}, device_seconds=seconds)
+    (row,) = run_dicts([run], temperature=0.0)
+    assert row["ms_per_cycle"]["draft"] == pytest.approx(1 + 10) and row["ms_per_cycle"]["verify"] == 1
+    assert sum(row["ms_per_cycle"].values()) == pytest.approx(50)
+
+
+def test_a_picture_has_peers_and_drafters_that_drafted_nothing(tmp_path):
+    idle = Tally(1.0, 0.5, dict.fromkeys(PHASES, 0.1), passes=10, cycles=10, tokens=10)
+    mute = Tally(1.0, 0.5, tokens=10)  # a peer that does not say how many cycles it took
+    runs = [Run("none", 1, [idle]), Run("eagle3:a/b", 1, [tally_of(5.0)]), Run("none", 1, [mute], peer="llama.cpp")]
+    rows = [row for temperature in (0.0, 1.0) for row in run_dicts(runs, temperature=temperature)]
+    assert [row["label"] for row in rows[:3]] == ["none", "eagle3:b", "llama.cpp"]
+    plot_drafters({"model": "m", "questions": 1, "max_new_tokens": 9, "runs": rows}, tmp_path / "out.png")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -297,9 +360,10 @@ def test_the_commit_is_that_of_the_source_tree_only(tmp_path, monkeypatch):
 # ---- the command
 
 
-def test_the_command_prints_a_table_and_writes_json(tmp_path):
-    path = tmp_path / "out.json"
+def test_the_command_prints_tables_and_writes_json_and_a_picture(tmp_path):
+    path, picture = tmp_path / "out.json", tmp_path / "out.png"
     arguments = ("--drafters", "prompt_lookup,nodes=4,adaptive=false", "--batch", "1,2", "--json", str(path))
+    arguments += ("--plot", str(picture))
     result = bench(*SMALL, *arguments)
     assert result.exit_code == 0, result.stderr
     assert result.stderr == "" and "identical" in result.stdout and "prompt_lookup" in result.stdout
@@ -319,7 +383,9 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path):
         assert all(0 <= share <= 1 for share in row["acceptance_by_depth"])
         spent = row["prefill_seconds"] + sum(row["ms_per_cycle"].values()) * row["passes"] / 1e3
         assert spent == pytest.approx(row["seconds"])
+        assert len(row["level_acceptance"]) == len(row["level_cycles"]) == len(row["acceptance_by_depth"])
     assert [row["speedup"] for row in data["runs"] if row["drafter"] == "none"] == [1, 1]
+    assert "acceptance by depth" in result.stdout and picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_module_runs_as_a_process():
@@ -342,6 +408,8 @@ def test_the_module_runs_as_a_process():
         (("--model", "random:no-such-preset"), "no-such-preset"),
         (("--questions", "nowhere.jsonl"), "nowhere.jsonl"),
         (("--json", "nowhere/out.json"), "json"),
+        (("--plot", "nowhere/out.png"), "plot"),
+        (("--perplexity", "--plot", "out.png"), "plot: expected a run of drafters or rules"),
     ],
 )
 def test_bad_options_give_one_line_and_status_2(arguments, says):

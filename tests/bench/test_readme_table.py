@@ -64,3 +64,17 @@ def test_peers_have_rows_without_phases(script):
         "identical": "3/4",
     }
     assert script._row(row) == "| llama.cpp:Q8_0, prompt_lookup | 50.0 | 0.50x | 1.25 |  | 3/4 |"
+
+
+def test_acceptance_has_a_table_of_its_own_at_every_temperature(script):
+    row = {"peer": None, "drafter": "none", "batch": 1, "tokens_per_second": 50.0, "speedup": 1.0, "tau": 1.0}
+    row |= {"ms_per_cycle": None, "identical": "3/3", "level_acceptance": []}
+    drafted = {**row, "drafter": "eagle3:runs/a", "label": "eagle3:a", "level_acceptance": [0.5, None, *[0.25] * 7]}
+    data = {"questions_file": "built-in", "dtype": "auto", "model": "m", "questions": 3, "max_new_tokens": 9}
+    data |= {"machine": {"cores": 2, "instruction_set": "avx2", "cpu": "x"}}
+    data["runs"] = [{**each, "temperature": temperature} for temperature in (0.0, 0.8) for each in (row, drafted)]
+    lines = script._lines(data, "results/x.json")
+    assert lines[0].endswith("9 new tokens, greedy:") and "The same, temperature 0.8:" in lines
+    assert lines.count("| `none` | 50.0 | 1.00x | 1.00 |  | 3/3 |") == 2
+    assert lines.count("| `eagle3:a` | 0.50 |  | 0.25 | 0.25 | 0.25 | 0.25 |") == 2
+    assert not any(line.startswith("| `none` | 0") for line in lines)

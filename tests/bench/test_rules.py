@@ -239,7 +239,6 @@ def test_the_command_writes_table_json_and_picture(tmp_path):
     [
         (("--rules", "match", "--batch", "2"), "batch: rules are compared at batch 1"),
         (("--rules", "cascade:opt"), "rule: cascade needs"),
-        (("--plot", "x.png"), "plot: expected --rules"),
         (("--rules", "match", "--plot", "/nowhere/x.png"), "plot: cannot write"),
         (("--temperature", "warm"), "temperature: expected numbers"),
         (("--temperature", "-1"), "temperature: expected a number from 0"),

@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 from specengine import Engine, SamplingParams
 from specengine.drafters import load_drafter
 from specengine.drafters.fasteagle import Config, FastEagle
+from specengine.drafting import shipped
 from specengine.drafting.cascade import Cascade
 from specengine.models.presets import PRESETS
 from specengine.tree import TreeBatch
@@ -216,3 +217,18 @@ def test_a_drafter_whose_memory_goes_with_an_engine_serves_one(folder):
         Engine(model, drafter=drafter)
     plain = Engine(model, drafter="none").generate(list(range(3, 200)), GREEDY)
     assert [event.output for event in running][-1].token_ids == plain.token_ids
+
+
+def test_a_bare_name_finds_the_checkpoint_of_its_target_and_another_targets_makes_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    mark = shipped.fingerprint(tiny_model().target)
+    random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
+    assert tiny_engine("fasteagle").drafter.network.levels == LEVELS
+    path, _ = random_cascade(tmp_path / "other", target_fingerprint="0" * 16)
+    with pytest.warns(UserWarning, match="was trained for another model than this target"):
+        tiny_engine(f"fasteagle:{path}")
+
+
+def test_every_weight_of_a_pass_is_tuned_before_a_cycle_is_captured(folder):
+    drafter = tiny_engine(f"fasteagle:{folder}").drafter
+    assert len({id(product) for product in drafter.projections}) == 4 * LEVELS + 2  # fusion and head
