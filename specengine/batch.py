@@ -60,7 +60,10 @@ class Batch:
         self._clock.mark(phase)
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
-        self._trees, self.draft_logits = drafter.draft_for(rule.wants, self.sequences)
+        try:
+            self._trees, self.draft_logits = drafter.draft_for(rule.wants, self.sequences)
+        except ValueError as error:  # weights that are not numbers, say: not to be taken for the target's
+            raise ValueError(f"drafter {drafter.name}: {error}") from error
         return TreeBatch.of(self._trees, self._device)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:

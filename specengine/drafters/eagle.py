@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from specengine.drafting.eagle_checkpoint import EagleDrafter, load_eagle1
 from specengine.drafting.eagle_drafter import Eagle, EagleConfig
 from specengine.drafting.shipped import open_drafter
-from specengine.models.eagle_checkpoint import EagleDrafter, load_eagle1
 from specengine.models.transformer import Transformer
 
 

@@ -205,8 +205,7 @@ class Glide(Drafter):
 
     def unload(self, state: ResidentGlide, sequences: Sequence) -> None:
         for sequence, cached in zip(sequences, state.first.tolist(), strict=False):
-            if sequence.drafter_state:  # gone with a sequence that is over
-                sequence.drafter_state.cached = cached
+            sequence.drafter_state.cached = cached
 
     def draft_on_device(self, slots: Slots) -> TreeBatch:
         state, network, history = slots.drafter_state, self.network, slots.history

@@ -17,6 +17,7 @@ import torch
 from specengine._C import MAX_NODES
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.dynamic_tree import DynamicTrees
+from specengine.drafting.eagle_checkpoint import EagleDrafter
 from specengine.drafting.eagle_layers import Rows
 from specengine.drafting.expanded_rows import Expanded, own_bits
 from specengine.drafting.feature_pairs import PairRows
@@ -25,7 +26,6 @@ from specengine.drafting.rank_tree import RankTree
 from specengine.drafting.scored_trees import ScoredTree
 from specengine.drafting.static_tree import StaticTree
 from specengine.kv_cache import CacheBatch
-from specengine.models.eagle_checkpoint import EagleDrafter
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.select_nodes import SelectedTrees, select_nodes

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from specengine.resident import Slots
 
 
+MOST_WAITING = 64  # pairs
+
+
 class PairNetwork(Protocol):
     """config: of its layers.  pick: what of the target's features it reads, [M, ..].  picked_shape: of a position's,
     where the target has so many taps."""
@@ -116,7 +119,9 @@ class PairDrafter(Drafter):
         trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
-        if ready and not self._cutter.pauses():  # what is not read now is read with the next draft
+        waiting = max((self._state(sequences[i]).pairs.count for i in ready), default=0)
+        # What is not read now is read with the next draft, which should not become a long one.
+        if ready and (not self._cutter.pauses() or waiting > MOST_WAITING):
             for i, tree in zip(ready, self._trees([sequences[i] for i in ready]), strict=True):
                 trees[i] = tree
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))

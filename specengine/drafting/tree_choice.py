@@ -93,24 +93,29 @@ def deeper_pays(
 
 
 class WidthChoice:
-    """Picks among a few fixed widths of chains by what they take and how much was accepted of late.
+    """Picks among a few fixed widths of trees by what they take and how deep they were accepted of late.
 
-    nodes: of the widest, root included.
+    A wider tree is accepted deeper, and by how much depends on the drafter: each width has rates of its own, which lean
+    on those of all.  nodes: of the widest, root included.
     """
 
     PRIOR = 0.5  # chance of a drafted token before anything is seen
     PROBE = 32  # every so many cycles of the root alone one drafts, or nothing would ever be learned again
 
     def __init__(self, nodes: int) -> None:
-        self._acceptance = Acceptance([self.PRIOR] * (nodes - 1), weight=4, memory=100)
+        self._all = Acceptance([self.PRIOR] * (nodes - 1), weight=4, memory=100)
+        self._widths: dict[int, Acceptance] = {}
         self._undrafted = 0
+
+    def _acceptance(self, width: int) -> Acceptance:
+        return self._widths.setdefault(width, Acceptance(self._all, weight=8, memory=100))
 
     def choose(self, widths: Sequence[int], seconds: Sequence[float]) -> int:
         """The width with the least expected time per token; widths ascend, seconds are those of a cycle."""
-        rates, best, least = self._acceptance.rates(), widths[0], float("inf")
+        best, least = widths[0], float("inf")
         for width, time in zip(widths, seconds, strict=True):
             expected = reach = 1.0
-            for rate in rates[: width - 1]:
+            for rate in self._acceptance(width).rates()[: width - 1]:
                 reach *= rate
                 expected += reach
             if time / expected < least:  # the narrowest of equals
@@ -122,4 +127,4 @@ class WidthChoice:
     def observe(self, width: int, drafted: int, accepted: int) -> None:
         """Learns from a cycle of this width; where the drafter found nothing, the first token counts as refused."""
         for depth in range(min(accepted + 1, max(drafted, 1), width - 1)):
-            self._acceptance.observe(depth, depth < accepted)
+            self._acceptance(width).observe(depth, depth < accepted)

@@ -6,6 +6,7 @@ whole or not at all, so an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -97,7 +98,9 @@ def write_dialogues(
     Raises ValueError for shards of another model or config, and for a model without chat template.
     """
     config = config or DialogueConfig()
-    about = {"model": model.name, "config": json.dumps(asdict(config)), "questions": str(len(questions or ()))}
+    asked = "0" if questions is None else hashlib.sha256(json.dumps(list(questions)).encode()).hexdigest()[:16]
+    about = {"model": model.name, "config": json.dumps(asdict(config)), "questions": asked}
+    _check_lengths(model, questions or (), config)
     folder.mkdir(parents=True, exist_ok=True)
     paths, found, engine = [], 0, None
     while found < tokens and (questions is None or len(paths) * config.dialogues < len(questions)):
@@ -114,6 +117,17 @@ def write_dialogues(
         found += count
         advance(count)
     return paths
+
+
+def _check_lengths(model: LoadedModel, questions: Sequence[str], config: DialogueConfig) -> None:
+    """Now rather than hours later."""
+    most = model.config.max_position - config.answer_tokens
+    for number, question in enumerate(questions, start=1):
+        if len(question) > most and (length := len(model.tokenizer.encode(question))) > most:
+            raise ValueError(
+                f"prompts: question {number} has {length} tokens, beside an answer of {config.answer_tokens} the "
+                f"target has room for {most}"
+            )
 
 
 def read_dialogues(path: Path) -> Iterator[Dialogue]:

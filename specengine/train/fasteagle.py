@@ -19,7 +19,7 @@ from specengine.rules.base import check_number
 from specengine.train.head_loss import soft_cross_entropy
 from specengine.train.llama_layer import DecoderLayer, LayerShape, RMSNorm
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
-from specengine.train.target_layers import low_middle_high
+from specengine.train.target_layers import layer_json, low_middle_high, shape_of
 
 STARTS = ("first", "last", "random")
 
@@ -86,11 +86,8 @@ class FastEagleObjective(Objective):
         c = frozen.config
         self.frozen, self.options = frozen, options
         self.taps = low_middle_high(c)
-        shape = LayerShape(
-            c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps, c.rope.theta
-        )
         self.network = FastEagleNetwork(
-            shape, options.levels, len(self.taps), parallel=options.parallel, norm=options.norm
+            shape_of(c), options.levels, len(self.taps), parallel=options.parallel, norm=options.norm
         )
         # The table's rows are far smaller than features; the factor goes into fc_input when it is stored.
         self._scale = 1 / frozen.embedding.square().mean().sqrt().item()
@@ -147,17 +144,7 @@ class FastEagleObjective(Objective):
         tensors = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
         tensors["fc_input.weight"][:, c.hidden_size :] *= self._scale
         config = {
-            "architectures": ["FastEagleDraftModel"],
-            "hidden_size": c.hidden_size,
-            "intermediate_size": c.intermediate_size,
-            "num_attention_heads": c.num_heads,
-            "num_key_value_heads": c.num_kv_heads,
-            "head_dim": c.head_dim,
-            "num_hidden_layers": self.options.levels,
-            "rms_norm_eps": c.rms_norm_eps,
-            "rope_theta": c.rope.theta,
-            "max_position_embeddings": c.max_position,
-            "vocab_size": c.vocab_size,
+            **layer_json(c, self.options.levels, "FastEagleDraftModel"),
             "draft_vocab_size": len(self.frozen.head),
             "target_hidden_size": c.hidden_size,
             "eagle_aux_hidden_state_layer_ids": list(self.taps),

@@ -115,3 +115,12 @@ def test_where_nothing_pays_one_cycle_in_many_still_tries():
     chosen = [choice.choose(WIDTHS, SECONDS) for _ in range(4 * WidthChoice.PROBE)]
     assert chosen.count(2) == 4 and chosen.count(1) == len(chosen) - 4
     assert WidthChoice(1).choose((1,), (1.0,)) == 1
+
+
+def test_a_narrow_tree_is_not_believed_to_be_accepted_as_deep_as_a_wide_one():
+    choice, counts = WidthChoice(8), dict.fromkeys(WIDTHS, 0)
+    for _ in range(400):
+        width = choice.choose(WIDTHS, SECONDS)
+        choice.observe(width, width - 1, 3 if width == 8 else 0)
+        counts[width] += 1
+    assert counts[8] > 300 and choice.choose(WIDTHS, SECONDS) == 8
