@@ -200,6 +200,7 @@ def train(
     target: Model = "smollm2-135m",
     prompts: Annotated[Path | None, typer.Option(help="JSONL with `turns` or `prompt`; else the target asks.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of dialogues, filled where needed; OUT/data.")] = None,
+    start: Annotated[Path | None, typer.Option(help="Go on from an earlier run's drafter, on other data.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of all answers.")] = 1_000_000,
     answer_tokens: Annotated[int, typer.Option(help="Of an answer, at most.")] = 256,
     everything: Annotated[bool, typer.Option("--everything", help="Learn questions too.")] = False,
@@ -230,7 +231,7 @@ def train(
     from specengine.train.config import TrainConfig
     from specengine.train.dialogues import DialogueConfig
 
-    given = {**locals(), "dialogues": DialogueConfig(answer_tokens=answer_tokens)}
+    given = {**locals(), "dialogues": DialogueConfig(seed, answer_tokens=answer_tokens)}
     given["config"] = TrainConfig(**{f.name: given[f.name] for f in fields(TrainConfig) if f.name in given})
     request = TrainRequest(**{f.name: given[f.name] for f in fields(TrainRequest) if f.name in given})
     note(outcome_line(run(request), out))

@@ -24,6 +24,7 @@ def model_card(request: TrainRequest, corpus: Corpus, report: LevelReport, token
             f" learn; {len(corpus.held_out)} others held out.",
             f"- Trained on {tokens} tokens (repetitions included), seed {request.config.seed}.",
             f"- Command: `{command}`",
+            *_earlier(request),
             "",
             "Held-out acceptance, greedy: of the best guess and of the best "
             f"{report.NEAR}, given that the best guesses of all levels above were taken; and of all rows.",
@@ -37,3 +38,12 @@ def model_card(request: TrainRequest, corpus: Corpus, report: LevelReport, token
             "",
         ]
     )
+
+
+def _earlier(request: TrainRequest) -> list[str]:
+    """What the card of the run says from whose drafter this one went on."""
+    card = request.start / "README.md" if request.start else None
+    if card is None or not card.exists():
+        return []
+    told = [line for line in card.read_text(encoding="utf-8").splitlines() if line.lstrip().startswith("- ")]
+    return ["- Went on from an earlier drafter:", *(f"  {line}" for line in told)]

@@ -49,7 +49,7 @@ class DialogueConfig:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """tokens: prompt and answer.  answer: where the answer begins."""
+    """tokens: prompt and answer.  answer: where it begins, the first one of several turns."""
 
     tokens: list[int]
     answer: int
@@ -61,8 +61,8 @@ def question_prefix(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text.partition(_MARK)[0], add_special_tokens=False)
 
 
-def read_questions(path: Path) -> list[str]:
-    """The first turns of a JSONL file whose lines have `turns`, or its `prompt`s. Raises ValueError naming the line."""
+def read_questions(path: Path) -> list[list[str]]:
+    """The user's turns of each line of a JSONL file: its `turns` or `prompt`. Raises ValueError naming the line."""
     questions = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -73,11 +73,12 @@ def read_questions(path: Path) -> list[str]:
             continue
         try:
             data = json.loads(line)
-            questions.append(data["prompt"] if "prompt" in data else data["turns"][0])
-        except (ValueError, TypeError, KeyError, IndexError):
-            questions.append(None)
-        if not isinstance(questions[-1], str):
+            turns = [data["prompt"]] if "prompt" in data else list(data["turns"])
+        except (ValueError, TypeError, KeyError):
+            turns = []
+        if not turns or not all(isinstance(turn, str) for turn in turns):
             raise ValueError(f"prompts: {path}, line {number}: expected an object with `turns` or `prompt`, texts")
+        questions.append(turns)
     if not questions:
         raise ValueError(f"prompts: {path} holds no questions")
     return questions
@@ -89,7 +90,7 @@ def write_dialogues(
     tokens: int,
     config: DialogueConfig | None = None,
     *,
-    questions: Sequence[str] | None = None,
+    questions: Sequence[Sequence[str]] | None = None,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> list[Path]:
     """Writes shards until their answers have `tokens` tokens in all or every question is answered; returns the paths.
@@ -119,14 +120,14 @@ def write_dialogues(
     return paths
 
 
-def _check_lengths(model: LoadedModel, questions: Sequence[str], config: DialogueConfig) -> None:
+def _check_lengths(model: LoadedModel, questions: Sequence[Sequence[str]], config: DialogueConfig) -> None:
     """Now rather than hours later."""
-    most = model.config.max_position - config.answer_tokens
-    for number, question in enumerate(questions, start=1):
-        if len(question) > most and (length := len(model.tokenizer.encode(question))) > most:
+    for number, turns in enumerate(questions, start=1):
+        text, most = "".join(turns), model.config.max_position - len(turns) * config.answer_tokens
+        if len(text) > most and (length := len(model.tokenizer.encode(text))) > most:
             raise ValueError(
-                f"prompts: question {number} has {length} tokens, beside an answer of {config.answer_tokens} the "
-                f"target has room for {most}"
+                f"prompts: question {number} has {length} tokens, beside {len(turns)} x {config.answer_tokens} of an "
+                f"answer the target has room for {most}"
             )
 
 
@@ -144,13 +145,15 @@ def _engine(model: LoadedModel, config: DialogueConfig) -> Engine:
     return Engine(model, drafter="none", max_batch_size=config.dialogues)
 
 
-def _dialogues(engine: Engine, shard: int, config: DialogueConfig, questions: Sequence[str] | None) -> list[Dialogue]:
+def _dialogues(
+    engine: Engine, shard: int, config: DialogueConfig, questions: Sequence[Sequence[str]] | None
+) -> list[Dialogue]:
     seed = config.seed + shard * _SEEDS
     if questions is None:
         asks = SamplingParams(max_new_tokens=config.question_tokens, n=config.dialogues, seed=seed, **_QUESTIONS)
         asked = engine.generate(question_prefix(engine.tokenizer), asks)
         asked = asked if isinstance(asked, list) else [asked]
-        questions = [output.text.strip() for output in asked if output.text.strip()]
+        questions = [[output.text.strip()] for output in asked if output.text.strip()]
     params = [
         SamplingParams(
             max_new_tokens=config.answer_tokens,
@@ -159,8 +162,17 @@ def _dialogues(engine: Engine, shard: int, config: DialogueConfig, questions: Se
         )
         for i in range(len(questions))
     ]
-    told = engine.generate([[{"role": "user", "content": question}] for question in questions], params)
-    return [Dialogue(each.prompt_token_ids + each.token_ids, len(each.prompt_token_ids)) for each in told]
+    chats, begins, made = [[] for _ in questions], [0] * len(questions), [[] for _ in questions]
+    for turn in range(max(map(len, questions), default=0)):
+        asking = [i for i, turns in enumerate(questions) if turn < len(turns)]
+        for i in asking:
+            chats[i].append({"role": "user", "content": questions[i][turn]})
+        told = engine.generate([chats[i] for i in asking], [params[i] for i in asking])
+        for i, each in zip(asking, told, strict=True):
+            chats[i].append({"role": "assistant", "content": each.text})
+            begins[i] = begins[i] or len(each.prompt_token_ids)
+            made[i] = each.prompt_token_ids + each.token_ids
+    return [Dialogue(tokens, begin) for tokens, begin in zip(made, begins, strict=True)]
 
 
 def write_shard(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]) -> None:

@@ -53,7 +53,8 @@ class Diverged(ValueError):
 
 
 class Trainer:
-    """about: what a run must have in common with the checkpoint it resumes.  publish: told the held-out report, the
+    """about: what a run must have in common with the checkpoint it resumes.  weights: of the network to begin with, of
+    another run; None: the objective's own.  publish: told the held-out report, the
     tokens learned, whenever it is the best yet.  show: told of every step and evaluation."""
 
     def __init__(
@@ -66,12 +67,14 @@ class Trainer:
         world: World,
         *,
         about: dict[str, Any],
+        weights: dict[str, torch.Tensor] | None = None,
         publish: Callable[[LevelReport, int], None],
         show: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self._objective, self._corpus, self._states = objective, corpus, states
         self._config, self._world = config, world
         self._folder, self._log_path = out / "checkpoints", out / "training.jsonl"
+        self._weights = weights
         self._about = {**about, "data": corpus.fingerprint}
         self._publish, self._show = publish, show
         self._plan = [group for epoch in range(config.epochs) for group in steps_of(corpus, epoch, config.batch_tokens)]
@@ -98,6 +101,7 @@ class Trainer:
         if self._step == 0:
             some = self._corpus.batch(self._corpus.training[:_PREPARED], self._states, self._world.device)
             self._objective.prepare(some)
+            self._begin()
         log = RunLog(self._log_path, self._step) if self._world.rank == 0 else None
         begin = time.monotonic()
         try:
@@ -216,6 +220,14 @@ class Trainer:
                 "optimiser": self._optimiser.state_dict(),
             }
             self._saved = save_state(self._folder, self._step, state)
+
+    def _begin(self) -> None:
+        if self._weights is None:
+            return
+        try:
+            self._objective.network.load_state_dict(self._weights)
+        except RuntimeError as error:
+            raise ValueError(f"start: the run there trained another network: {error}") from error
 
     def _resume(self) -> None:
         state = load_state(self._folder)

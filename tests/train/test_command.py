@@ -30,10 +30,10 @@ def run(*arguments):
     return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
 
-def data(folder: Path, target: Path) -> Path:
+def data(folder: Path, target: Path, seed: int = 0) -> Path:
     folder.mkdir()
     about = {"model": str(target), "config": json.dumps(asdict(DialogueConfig())), "questions": "0"}
-    write_shard(folder / "dialogues-00000.safetensors", dialogues(16), about)
+    write_shard(folder / "dialogues-00000.safetensors", dialogues(16, seed), about)
     return folder
 
 
@@ -61,6 +61,33 @@ def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):
     assert other.exit_code == 2 and "holds another run" in other.output
 
 
+def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
+    given = ("--drafter=eagle3,levels=2", "--target", target, *OPTIONS)
+    first = run("--out", tmp_path / "first", "--data", data(tmp_path / "data", target), *given)
+    assert first.exit_code == 0, first.output
+    other = ("--data", data(tmp_path / "other", target, seed=5), *given, "--learning-rate=1e-12")
+    fresh = run("--out", tmp_path / "fresh", *other)
+    second = run("--out", tmp_path / "second", *other, "--start", tmp_path / "first")
+    assert fresh.exit_code == second.exit_code == 0, second.output
+    before, anew, after = (load_file(tmp_path / run / "model.safetensors") for run in ("first", "fresh", "second"))
+    # a rate of nothing leaves what it began with; the other data has other frequent tokens and other states
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not all(torch.equal(before[name], anew[name]) for name in before)
+    card = (tmp_path / "second/README.md").read_text()
+    assert card.count("- Command: ") == 2 and "- Went on from an earlier drafter:\n  - Data: " in card
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [("nothing", "nothing"), ("target", "has no checkpoint"), ("first", "trained another network")],
+)
+def test_a_start_that_does_not_fit_is_named(tmp_path, target, start, message):
+    given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
+    assert run("--drafter=medusa,heads=2", "--out", tmp_path / "first", *given).exit_code == 0
+    result = run("--drafter=medusa,heads=3", "--out", tmp_path / "out", *given, "--start", tmp_path / start)
+    assert result.exit_code == 2 and message in result.output
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path, target):
     before = (target / "config.json").read_bytes(), (target / "model.safetensors").read_bytes()
     given = ("--drafter=medusa,heads=2", "--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
@@ -81,6 +108,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, target):
         (b"\n", "holds no questions"),
         (b'{"prompt": 5}', "line 1: expected an object"),
         (b'{"turns": [[1]]}', "line 1: expected an object"),
+        (b'{"turns": ["why", 1]}', "line 1: expected an object"),
+        (b'{"turns": []}', "line 1: expected an object"),
     ],
 )
 def test_a_file_that_holds_no_questions_is_refused(tmp_path, content, message):
