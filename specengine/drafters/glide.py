@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from specengine._C import MAX_NODES
-from specengine.drafters.base import Drafter
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.glide_network import GlideNetwork
 from specengine.drafting.glide_rows import GlideRows, ResidentGlide
-from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
+from specengine.drafting.scored_drafter import ScoredDrafter
+from specengine.drafting.scored_trees import ScoredTree
 from specengine.drafting.shipped import open_drafter
 from specengine.drafting.tree_choice import deeper_pays
 from specengine.kv_cache import KVCache
@@ -28,7 +28,7 @@ from specengine.ops.row_tools import confidence, likeliest, stack_rows
 from specengine.ops.weight import Projection
 from specengine.options import check_range
 from specengine.resident import Slots
-from specengine.tree import DraftTree, TreeBatch
+from specengine.tree import TreeBatch
 
 # CAPE: siblings beside the greedy token, by its probability: 7 up to 0.3, 5 up to 0.6, 3 up to 0.8, else 1.
 THRESHOLDS = (0.3, 0.6, 0.8)
@@ -62,10 +62,10 @@ class State:
     """Of one sequence. cached: its first tokens whose rows are in the drafter's cache as they stay."""
 
     cached: int = 0
-    drafted: Drafted | None = None
+    drafted: ScoredTree | None = None
 
 
-class Glide(Drafter):
+class Glide(ScoredDrafter):
     """Drafts a chain or a backbone with leaves, with one small pass per level."""
 
     name = "glide"
@@ -79,7 +79,6 @@ class Glide(Drafter):
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
         self._costs = (costs or costs_of(target)) if config.adaptive and not target.ops.resident else None
-        self._cutter = TreeCutter(self._costs, self.name)
         self._device, self._prefill_rows = target.device, target.ops.prefill_rows
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
@@ -113,27 +112,21 @@ class Glide(Drafter):
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         for sequence, tokens in zip(sequences, committed, strict=True):
-            if sequence.drafter_state and sequence.drafter_state.drafted:
-                self._cutter.observe(sequence.drafter_state.drafted, tokens)
+            self._learn(sequence, tokens)
 
     @torch.inference_mode()
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        begin = time.perf_counter()
-        trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
+    def grow(self, sequences: Sequence) -> list[ScoredTree]:
+        trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token is in no cache yet
         able = [i for i, sequence in enumerate(sequences) if len(sequence.tokens) > 1 and sequence.draft_limit > 0]
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        if able and not self._cutter.pauses():
+        if able:
+            prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
             best = self._expand(self._backbone([sequences[i] for i in able], prefix))
             before = best.scores.gather(1, best.parents.clamp(min=0).long())
             columns = (self.network.target_ids(best.tokens), best.parents, (best.scores - before).exp_())
             for i, *tree in zip(able, *(column.tolist() for column in columns), strict=True):
                 trees[i] = ScoredTree(*tree).rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
-        drafted = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
-        for sequence, own in zip(sequences, drafted, strict=True):
-            if sequence.drafter_state:
-                sequence.drafter_state.drafted = own
-        return [each.tree for each in drafted]
+        return trees
 
     def _backbone(self, sequences: Sequence, prefix: float) -> list[torch.Tensor]:
         """Logits [B, Vd] of every level; the likeliest token of each is what the next one continues."""
@@ -143,7 +136,7 @@ class Glide(Drafter):
         while (levels := len(logits)) < deepest:
             if self._costs is not None:
                 sure = confidence(logits[-1])
-                reach = [before * self._cutter.learned(chance) for before, chance in zip(reach, sure, strict=True)]
+                reach = [before * chance for before, chance in zip(reach, self._calibration(sure), strict=True)]
                 expected = [tokens + chance for tokens, chance in zip(expected, reach, strict=True)]
                 spent = time.perf_counter() - begin
                 seconds = self._costs(len(sequences) * (1 + levels), prefix) + spent

@@ -6,7 +6,6 @@ A head knows nothing of the tokens that the heads before it drafted, so the shap
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,11 +13,11 @@ import torch
 from torch.nn import functional
 
 from specengine._C import MAX_NODES
-from specengine.drafters.base import Drafter
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.rank_tree import RankCandidates, RankTree
-from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
+from specengine.drafting.scored_drafter import ScoredDrafter
+from specengine.drafting.scored_trees import ScoredTree
 from specengine.drafting.shipped import open_drafter
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
@@ -28,7 +27,7 @@ from specengine.ops.row_tools import stack_rows
 from specengine.ops.weight import Projection
 from specengine.options import check_range
 from specengine.resident import Slots
-from specengine.tree import DraftTree, TreeBatch
+from specengine.tree import TreeBatch
 
 PREFIXES = ("", "medusa_head.", "medusa_heads.")  # of heads alone, and of files that hold the target too
 
@@ -55,7 +54,7 @@ class State:
     """Of one sequence. row: float32 [1, hidden], the target's last feature before the root.  drafted: from that row."""
 
     row: torch.Tensor
-    drafted: Drafted | None = None
+    drafted: ScoredTree | None = None
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Head:
     logits: Projection
 
 
-class Medusa(Drafter):
+class Medusa(ScoredDrafter):
     """Drafts from the target's state of the position before the root, with one head per level."""
 
     name = "medusa"
@@ -95,7 +94,7 @@ class Medusa(Drafter):
         self.candidates = RankCandidates(tree, target.device)
         check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
         measured = config.adaptive and not target.ops.resident
-        self._cutter = TreeCutter(costs or costs_of(target) if measured else None, self.name)
+        self._costs = costs or costs_of(target) if measured else None
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property
@@ -117,26 +116,19 @@ class Medusa(Drafter):
         end = 0
         for sequence, tokens in zip(sequences, committed, strict=True):
             end += len(tokens)
-            state = sequence.drafter_state
-            if state is not None and state.drafted is not None:
-                self._cutter.observe(state.drafted, tokens)
+            self._learn(sequence, tokens)
             sequence.drafter_state = State(features.last[end - 1 : end].clone())
 
     @torch.inference_mode()
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        begin = time.perf_counter()
+    def grow(self, sequences: Sequence) -> list[ScoredTree]:
+        trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         known = [slot for slot, sequence in enumerate(sequences) if sequence.drafter_state]
-        trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
-        if known and not self._cutter.pauses():
+        if known:
             columns = self._draft(stack_rows([sequences[slot].drafter_state.row for slot in known]))
             for slot, tokens, chances in zip(known, *columns, strict=True):
                 tree, sequence = ScoredTree(tokens, self.candidates.parents.tolist(), chances), sequences[slot]
                 trees[slot] = tree.rooted(sequence.tokens[-1], sequence.draft_limit)
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        drafted = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
-        for slot in known:
-            sequences[slot].drafter_state.drafted = drafted[slot]
-        return [each.tree for each in drafted]
+        return trees
 
     def _draft(self, rows: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens of all candidates, and the chance of each once its parent is accepted."""

@@ -15,7 +15,8 @@ from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
-from specengine.drafting.tree_choice import Acceptance, choose_nodes
+from specengine.drafting.scored_trees import ScoredTree, cut_trees
+from specengine.drafting.tree_choice import Acceptance
 from specengine.options import check_range
 from specengine.tree import DraftTree, TreeBatch
 
@@ -111,19 +112,6 @@ class State:
     length: int = 0
 
 
-@dataclass
-class Candidates:
-    """A tree in drafting order; probabilities: that the text runs through each node beside the root, falling."""
-
-    tokens: list[int]
-    parents: list[int]
-    probabilities: list[float]
-
-    def tree(self, nodes: int) -> DraftTree:
-        """The root and the likeliest nodes."""
-        return DraftTree(self.tokens[: nodes + 1], self.parents[: nodes + 1])
-
-
 class PromptLookup(Drafter):
     """Drafts copies of earlier text; costs little and pays where the text repeats itself.
 
@@ -155,13 +143,13 @@ class PromptLookup(Drafter):
     def max_nodes(self) -> int:
         return min(self.config.nodes, self.config.length + 1) if self._resident else self.config.nodes
 
+    def propose(self, sequences: Sequence) -> list[ScoredTree]:
+        """The largest trees, with chances that turned out true so far."""
+        return [self._grown(sequence) for sequence in sequences]
+
     def draft(self, sequences: Sequence) -> list[DraftTree]:
-        candidates = [self._candidates(sequence) for sequence in sequences]
-        if self.costs is None:
-            return [each.tree(len(each.probabilities)) for each in candidates]
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        nodes = choose_nodes([each.probabilities for each in candidates], self.costs, prefix)
-        return [each.tree(count) for each, count in zip(candidates, nodes, strict=True)]
+        return cut_trees(self.propose(sequences), self.costs, prefix).trees
 
     def draft_on_device(self, slots) -> TreeBatch:
         """A chain: the continuation of the longest match."""
@@ -181,7 +169,7 @@ class PromptLookup(Drafter):
                 if not matches:
                     break
 
-    def _candidates(self, sequence) -> Candidates:
+    def _grown(self, sequence) -> ScoredTree:
         """The largest tree there is, best first."""
         config, tokens = self.config, sequence.tokens
         if sequence.drafter_state is None:
@@ -193,19 +181,20 @@ class PromptLookup(Drafter):
         rates = state.acceptance.rates()
         least = 0.0 if self.costs is None else UNLIKELY
         deepest = min(config.length, sequence.draft_limit)
-        tree = Candidates([tokens[-1]], [-1], [])
-        waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, matches)
+        tree = ScoredTree([tokens[-1]], [-1], [1.0])
+        waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, chance, matches)
         node, depth, probability, matches, number = 0, 0, 1.0, state.found, 0
         while len(tree.tokens) < config.nodes:
             if depth < deepest:
                 for kind, token, rest in _branches(matches, tokens, state.length):
                     number += 1  # equals in the order they came
-                    heapq.heappush(waiting, (-probability * rates[kind], number, node, depth + 1, token, rest))
+                    reach, chance = probability * rates[kind], rates[kind]
+                    heapq.heappush(waiting, (-reach, number, node, depth + 1, token, chance, rest))
             if not waiting or -waiting[0][0] < least:
                 break
-            probability, _, parent, depth, token, matches = heapq.heappop(waiting)
+            probability, _, parent, depth, token, chance, matches = heapq.heappop(waiting)
             probability, node = -probability, len(tree.tokens)
-            tree.tokens.append(token), tree.parents.append(parent), tree.probabilities.append(probability)
+            tree.tokens.append(token), tree.parents.append(parent), tree.chances.append(chance)
         return tree
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,17 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from specengine.drafters.base import Drafter
 from specengine.drafting.cost_model import costs_of
 from specengine.drafting.feature_pairs import Pairs
 from specengine.drafting.features import Features
 from specengine.drafting.resident_pairs import ResidentPairs
-from specengine.drafting.scored_trees import Drafted, ScoredTree, TreeCutter
+from specengine.drafting.scored_drafter import ScoredDrafter
+from specengine.drafting.scored_trees import ScoredTree
 from specengine.kv_cache import CacheBatch, KVCache, page_bytes
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
-from specengine.tree import DraftTree
 
 if TYPE_CHECKING:
     from specengine.resident import Slots
@@ -50,10 +48,10 @@ class State:
     """What the drafter remembers of one sequence."""
 
     pairs: Pairs = field(default_factory=Pairs)
-    drafted: Drafted | None = None
+    drafted: ScoredTree | None = None
 
 
-class PairDrafter(Drafter):
+class PairDrafter(ScoredDrafter):
     """config: has `adaptive`.  levels: of its deepest tree."""
 
     takes_path = True
@@ -69,7 +67,6 @@ class PairDrafter(Drafter):
         self._kv_shape, self._kv_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
         self._costs = costs_of(target) if config.adaptive and not target.ops.resident else None
-        self._cutter = TreeCutter(self._costs, self.name)
 
     @abstractmethod
     def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
@@ -108,27 +105,25 @@ class PairDrafter(Drafter):
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
         picked, first = self.network.pick(features), 0
         for sequence, tokens in zip(sequences, committed, strict=True):
-            state = self._state(sequence)
-            state.pairs.add(picked[first : first + len(tokens)])
+            self._state(sequence).pairs.add(picked[first : first + len(tokens)])
             first += len(tokens)
-            if state.drafted:
-                self._cutter.observe(state.drafted, tokens)
+            self._learn(sequence, tokens)
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        begin = time.perf_counter()
-        trees = [ScoredTree(sequence.tokens[-1:], [-1], [1.0]) for sequence in sequences]
+    def grow(self, sequences: Sequence) -> list[ScoredTree]:
+        trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
-        waiting = max((self._state(sequences[i]).pairs.count for i in ready), default=0)
-        # What is not read now is read with the next draft, which should not become a long one.
-        if ready and (not self._cutter.pauses() or waiting > MOST_WAITING):
+        if ready:
             for i, tree in zip(ready, self._trees([sequences[i] for i in ready]), strict=True):
                 trees[i] = tree
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        cut = self._cutter.cut(trees, prefix, time.perf_counter() - begin)
-        for sequence, drafted in zip(sequences, cut, strict=True):
-            sequence.drafter_state.drafted = drafted
-        return [sequence.drafter_state.drafted.tree for sequence in sequences]
+        return trees
+
+    def rest(self, sequences: Sequence) -> None:
+        super().rest(sequences)
+        # What is not read now is read with the next draft, which should not become a long one.
+        late = [sequence for sequence in sequences if self._state(sequence).pairs.count > MOST_WAITING]
+        if late:
+            self._read(late, [self._state(sequence).pairs.count - 1 for sequence in late], drafting=False)
 
     def new_device_state(self, slots: int) -> ResidentPairs:
         return ResidentPairs(slots, self.levels + 1, self.network.picked_shape(len(self.taps)), self._device)

@@ -13,6 +13,11 @@ CYCLE_SECONDS = 2e-4  # of a cycle beside its pass: host, sampling
 DRAFT_SECONDS = 2e-4  # more where anything is drafted: its rows in every stage. Generous, so that doubt drafts nothing
 
 
+def cycle_seconds(costs: CostModel, sequences: int, nodes: int, prefix: float) -> float:
+    """Of a cycle without its drafting. nodes: of all sequences, beside the roots.  prefix: see choose_nodes."""
+    return costs(sequences + nodes, prefix) + CYCLE_SECONDS + (DRAFT_SECONDS if nodes else 0)
+
+
 class Acceptance:
     """Running averages of how often a node of each kind is accepted once its parent is.
 
@@ -66,10 +71,10 @@ def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, pre
             expected += probability
     gains.sort(key=lambda gain: -gain[0])  # equal ones stay in drafting order
     cycles, taken = float(sequences), 0
-    least = cycles * (costs(sequences, prefix) + CYCLE_SECONDS)
+    least = cycles * cycle_seconds(costs, sequences, 0, prefix)
     for count, (gain, _) in enumerate(gains, start=1):
         cycles -= gain
-        time = cycles * (costs(sequences + count, prefix) + CYCLE_SECONDS + DRAFT_SECONDS)
+        time = cycles * cycle_seconds(costs, sequences, count, prefix)
         if time < least:  # the fewest of equals
             least, taken = time, count
     chosen = [0] * sequences

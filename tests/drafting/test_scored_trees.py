@@ -4,49 +4,76 @@ import pytest
 
 from specengine.drafting.acceptance_watch import CYCLES, AcceptanceWatch
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.scored_trees import ScoredTree, TreeCutter
+from specengine.drafting.pauses import LONGEST, Pauses
+from specengine.drafting.scored_drafter import Calibration
+from specengine.drafting.scored_trees import ScoredTree, cut_trees, merged
 
 CHAIN = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.5, 0.5])
+COSTS = CostModel((1, 2, 4), (1.0, 1.1, 1.4))
+
+
+def kept(tree, chances, **options) -> list[int]:
+    (left,) = cut_trees([ScoredTree(tree.tokens, tree.parents, chances)], COSTS, **options).trees
+    return list(left.tokens)
 
 
 @pytest.mark.filterwarnings("ignore:drafter")
 def test_what_stopped_paying_is_drafted_again_once_it_would_have_paid():
-    cutter = TreeCutter(CostModel((1, 2, 4), (1.0, 1.1, 1.4)))
+    calibration = Calibration()
 
     def cycles(committed, count):
         for _ in range(count):
-            (drafted,) = cutter.cut([CHAIN], 0.0)
-            cutter.observe(drafted, committed)
-        return len(drafted.tree.tokens)
+            nodes = kept(CHAIN, calibration(CHAIN.chances))
+            calibration.observe(CHAIN, committed)
+        return len(nodes)
 
     assert cycles([2, 3, 4], 1) > 1
     assert cycles([9], 300) == 1
     assert cycles([2, 3, 4], 300) == 3
 
 
-@pytest.mark.filterwarnings("ignore:drafter")
-@pytest.mark.parametrize(
-    "committed, seconds, share", [([2, 3, 4], 0.1, 1.0), ([9], 0.1, 1 / 16), ([2, 3, 4], 5.0, 1 / 16)]
-)
-def test_what_never_pays_for_its_drafting_is_hardly_drafted(committed, seconds, share):
-    cutter, drafts = TreeCutter(CostModel((1, 2, 4), (1.0, 1.1, 1.4))), 0
+def test_a_tree_keeps_its_likeliest_nodes_with_their_parents():
+    tree = ScoredTree([1, 2, 3, 4, 5], [-1, 0, 0, 1, 2], [1.0, 0.2, 0.7, 0.99, 0.6])
+    free = CostModel((1, 64), (1.0, 1.0 + 1e-9))
+    for most, left in ((4, [1, 2, 3, 4, 5]), (3, [1, 2, 3, 5]), (2, [1, 3, 5]), (1, [1, 3]), (0, [1])):
+        cut = cut_trees([tree], None, most=most)
+        assert (list(cut.trees[0].tokens), cut.nodes) == (left, most)
+    assert cut_trees([tree], None, most=2).expected == pytest.approx(1 + 0.7 + 0.42)
+    assert cut_trees([tree], free).nodes == 4
+    assert cut_trees([tree], CostModel((1, 2), (1.0, 9.0))).nodes == 0
+
+
+def test_merged_trees_hold_every_path_once_with_its_best_chance():
+    one = ScoredTree([7, 1, 2, 3], [-1, 0, 1, 1], [1.0, 0.4, 0.5, 0.1])
+    two = ScoredTree([7, 4, 1, 2, 5], [-1, 0, 0, 2, 3], [1.0, 0.1, 0.3, 0.9, 0.6])
+    both = merged([one, two])
+    paths, reached = {}, [()]
+    for node in range(1, len(both.tokens)):
+        assert both.parents[node] < node
+        reached.append((*reached[both.parents[node]], both.tokens[node]))
+        paths[reached[-1]] = both.chances[node]
+    assert paths == {(1,): 0.4, (1, 2): 0.9, (1, 3): 0.1, (4,): 0.1, (1, 2, 5): 0.6}
+    assert len(both.tokens) == 6
+    assert merged([one]) == one
+
+
+@pytest.mark.parametrize("saved, share", [(0.1, 1.0), (-0.1, 1 / (LONGEST + 1))])
+def test_what_never_pays_is_hardly_used(saved, share):
+    pauses, uses = Pauses(), 0
     for _ in range(800):
-        if not cutter.pauses():
-            (drafted,) = cutter.cut([CHAIN], 0.0, seconds)
-            cutter.observe(drafted, committed)
-            drafts += 1
-    assert drafts / 800 == pytest.approx(share, abs=0.06)
+        if not pauses.here():
+            pauses.weigh(saved)
+            uses += 1
+    assert uses / 800 == pytest.approx(share, abs=0.06)
 
 
-@pytest.mark.filterwarnings("ignore:drafter")
-def test_a_drafter_that_pays_again_is_asked_again_every_cycle():
-    cutter, drafted_of_late = TreeCutter(CostModel((1, 2, 4), (1.0, 1.1, 1.4))), 0
+def test_what_pays_again_is_used_again_every_cycle():
+    pauses, of_late = Pauses(), 0
     for cycle in range(900):
-        if not cutter.pauses():
-            (drafted,) = cutter.cut([CHAIN], 0.0, 0.2)
-            cutter.observe(drafted, [9] if cycle < 300 else [2, 3, 4])
-            drafted_of_late += cycle >= 800
-    assert drafted_of_late == 100
+        if not pauses.here():
+            pauses.weigh(-1.0 if cycle < 300 else 1.0)
+            of_late += cycle >= 800
+    assert of_late == 100
 
 
 def watched(guesses):

@@ -1,0 +1,152 @@
+"""Several drafters in one tree: `combine:prompt_lookup+eagle3` copies where text repeats itself and drafts elsewhere.
+
+The first drafter is always asked. Each other one is asked in cycles where it has paid of late, which is learned by how
+much the tree so far promises: behind a long copy a network has nothing to add. A part's options follow it, separated by
+semicolons: `combine:prompt_lookup+eagle3:PATH;levels=5;beam=1,nodes=16`.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specengine._C import MAX_NODES
+from specengine.drafters.base import Drafter
+from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.features import Features
+from specengine.drafting.pauses import Pauses
+from specengine.drafting.scored_trees import Cut, cut_trees, merged
+from specengine.drafting.tree_choice import cycle_seconds
+from specengine.options import check_range
+from specengine.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specengine.kv_cache import KVCache
+    from specengine.models.transformer import Transformer
+    from specengine.ops.weight import Projection
+    from specengine.text import Tokenizer
+
+PROMISES = (1.05, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)  # tokens of a cycle by the tree so far
+
+
+@dataclass(frozen=True)
+class Config:
+    """nodes: of the largest tree, root included.  adaptive: keep the nodes that pay and ask the drafters that do, else
+    ask all and keep the likeliest nodes."""
+
+    nodes: int = 16
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        check_range("nodes", self.nodes, 2, MAX_NODES)
+
+
+class PartView:
+    """A sequence as one of the drafters sees it, with that one's own state."""
+
+    def __init__(self, sequence: Any) -> None:
+        self._sequence, self.drafter_state = sequence, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sequence, name)
+
+
+class Combine(Drafter):
+    """Merges the trees of its parts; a node that several draft has the best of its chances."""
+
+    name = "combine"
+    Config = Config
+    takes_path = True
+
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+        from specengine.drafters import load_drafter
+
+        super().__init__(config, path, target)
+        texts = [text.strip().replace(";", ",") for text in (path or "").split("+")]
+        if len(texts) < 2 or not all(texts):
+            raise ValueError(f"drafter: combine: expected at least two drafters as in a+b, got {path!r}")
+        self.parts = [load_drafter(text, target) for text in texts]
+        for part in self.parts:
+            if not hasattr(part, "propose"):
+                raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
+        taps = {part.taps for part in self.parts if part.taps}
+        if len(taps) > 1:
+            raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(taps)}")
+        self.taps = taps.pop() if taps else ()
+        self.reads_features = any(part.reads_features for part in self.parts)
+        measured = config.adaptive and not target.ops.resident
+        self._costs = (costs or costs_of(target)) if measured else None
+        self._pauses = [[Pauses() for _ in (0, *PROMISES)] for _ in self.parts]
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [projection for part in self.parts for projection in part.projections]
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def max_nodes(self) -> int:
+        return self.config.nodes
+
+    @property
+    def spare_slots(self) -> int:
+        return max(self.max_nodes, *(part.spare_slots for part in self.parts))
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(part.page_bytes for part in self.parts)
+
+    def attach(self, cache: KVCache) -> None:
+        for part in self.parts:
+            part.attach(cache)
+
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        for part in self.parts:
+            part.check_tokenizer(tokenizer)
+
+    def observe_prompt(self, sequence, start: int, features: Features) -> None:
+        for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
+            if part.reads_features:
+                part.observe_prompt(view, start, features)
+
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
+        for part, views in zip(self.parts, self._views(sequences), strict=True):
+            part.observe(views, committed, features if part.reads_features else None)
+
+    def release(self, sequence) -> None:
+        for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
+            part.release(view)
+
+    def draft(self, sequences: Sequence) -> list[DraftTree]:
+        first, *others = zip(self.parts, self._views(sequences), self._pauses, strict=True)
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+        trees = first[0].propose(first[1])
+        best = self._cut(trees, prefix)
+        for part, views, pauses in others:
+            promised = pauses[bisect_right(PROMISES, best.expected / max(1, len(trees)))]
+            if self._costs is not None and promised.here():
+                part.rest(views)
+                continue
+            begin = time.perf_counter()
+            trees = [merged(pair) for pair in zip(trees, part.propose(views), strict=True)]
+            without, best = best, self._cut(trees, prefix)
+            if self._costs is not None:
+                seconds = [cycle_seconds(self._costs, len(trees), cut.nodes, prefix) for cut in (without, best)]
+                spent = time.perf_counter() - begin
+                promised.weigh(seconds[0] * best.expected / without.expected - seconds[1] - spent)
+        return best.trees
+
+    def _cut(self, trees: Sequence, prefix: float) -> Cut:
+        return cut_trees(trees, self._costs, prefix, self.config.nodes - 1)
+
+    def _views(self, sequences: Sequence) -> list[list[PartView]]:
+        """Every part's views of the sequences."""
+        for sequence in sequences:
+            if sequence.drafter_state is None:
+                sequence.drafter_state = [PartView(sequence) for _ in self.parts]
+        return [[sequence.drafter_state[i] for sequence in sequences] for i in range(len(self.parts))]

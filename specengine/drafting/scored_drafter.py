@@ -1,0 +1,101 @@
+"""What drafters share whose nodes have chances: the largest tree is drafted, and the nodes that pay are kept."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specengine.drafters.base import Drafter
+from specengine.drafting.acceptance_watch import AcceptanceWatch
+from specengine.drafting.cost_model import CostModel
+from specengine.drafting.pauses import Pauses
+from specengine.drafting.scored_trees import ScoredTree, cut_trees
+from specengine.drafting.tree_choice import Acceptance, cycle_seconds
+from specengine.tree import DraftTree
+
+# Drafters are surer of themselves than they should be, or less: how often a node is accepted is learned by classes of
+# what its drafter gave it. Class i reaches from EDGES[i - 1] to EDGES[i].
+EDGES = (0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True))
+
+
+class Calibration:
+    """What a drafter's probabilities turned out to mean. drafter: whose they are, for a warning."""
+
+    def __init__(self, drafter: str = "the drafter") -> None:
+        self._acceptance, self._watch = Acceptance(MIDDLES, weight=20, memory=1000), AcceptanceWatch(drafter)
+
+    def __call__(self, chances: Sequence[float]) -> list[float]:
+        """How often nodes with such chances are accepted once their parent is."""
+        rates = self._acceptance.rates()
+        return [rates[bisect_right(EDGES, chance)] for chance in chances]
+
+    def observe(self, tree: ScoredTree, committed: Sequence[int]) -> None:
+        """Learns from what the text is: committed holds the accepted tokens and the one after them.
+
+        tree: with the drafter's own chances and all of its nodes: those that were never verified count too, or what was
+        once found not to pay could not be found out to pay after all.
+        """
+        reached = {0: 0}  # nodes on the committed path, and how many tokens lead to them
+        for node in range(1, len(tree.tokens)):
+            depth = reached.get(tree.parents[node])
+            if depth is None or depth == len(committed):
+                continue
+            accepted = tree.tokens[node] == committed[depth]
+            self._acceptance.observe(bisect_right(EDGES, tree.chances[node]), accepted)
+            if accepted:
+                reached[node] = depth + 1
+        if len(tree.tokens) > 1 and committed:
+            self._watch.observe(len(reached) > 1)
+
+
+class ScoredDrafter(Drafter):
+    """A subclass sets `_costs` (of a target pass; None: trees stay whole) and keeps `drafted` in its states."""
+
+    _costs: CostModel | None
+
+    def __init__(self, config, path: str | None, target) -> None:
+        super().__init__(config, path, target)
+        self._calibration, self._pauses = Calibration(self.name), Pauses()
+
+    @abstractmethod
+    def grow(self, sequences: Sequence) -> list[ScoredTree]:
+        """The largest tree of every sequence, with the drafter's own chances; the root alone where there is none."""
+
+    def propose(self, sequences: Sequence) -> list[ScoredTree]:
+        """As grow(), with chances that turned out true so far."""
+        trees = self.grow(sequences)
+        for sequence, tree in zip(sequences, trees, strict=True):
+            if sequence.drafter_state is not None:
+                sequence.drafter_state.drafted = tree
+        return [replace(tree, chances=self._calibration(tree.chances)) for tree in trees]
+
+    def draft(self, sequences: Sequence) -> list[DraftTree]:
+        if self._pauses.here():
+            self.rest(sequences)
+            return [DraftTree([sequence.tokens[-1]], [-1]) for sequence in sequences]
+        begin = time.perf_counter()
+        trees = self.propose(sequences)
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+        cut = cut_trees(trees, self._costs, prefix)
+        if self._costs is not None and any(len(tree.tokens) > 1 for tree in trees):
+            count = len(trees)
+            alone = cycle_seconds(self._costs, count, 0, prefix) * cut.expected / count
+            drafted = cycle_seconds(self._costs, count, cut.nodes, prefix) + time.perf_counter() - begin
+            self._pauses.weigh(alone - drafted)
+        return cut.trees
+
+    def rest(self, sequences: Sequence) -> None:
+        """Told instead of grow() that nothing is drafted in this cycle."""
+        for sequence in sequences:
+            if sequence.drafter_state is not None:
+                sequence.drafter_state.drafted = None
+
+    def _learn(self, sequence, committed: Sequence[int]) -> None:
+        """Compares what was drafted of a sequence with its text."""
+        state = sequence.drafter_state
+        if state is not None and state.drafted is not None:
+            self._calibration.observe(state.drafted, committed)
