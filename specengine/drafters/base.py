@@ -11,6 +11,7 @@ from specengine.tree import DraftLogits, DraftTree, TreeBatch
 
 if TYPE_CHECKING:
     from specengine.drafting.features import Features
+    from specengine.drafting.scored_trees import ScoredTree
     from specengine.kv_cache import KVCache
     from specengine.models.transformer import Transformer
     from specengine.ops.weight import Projection
@@ -29,6 +30,7 @@ class Drafter(ABC):
     Config: ClassVar[type]  # dataclass of the options
     takes_path: ClassVar[bool] = False
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
+    proposes: ClassVar[bool] = False  # whether its nodes have chances, by which trees can be merged
     reads_features: ClassVar[bool] = False  # whether it is given the target's features
     _attached = False  # see _attach_once
     taps: tuple[int, ...] = ()  # layers of the target whose input is a feature too, rising
@@ -66,6 +68,14 @@ class Drafter(ABC):
     @abstractmethod
     def draft(self, sequences: Sequence[TokenSequence]) -> list[DraftTree]:
         """One tree per sequence, no deeper than the sequence's `draft_limit`."""
+
+    def propose(self, sequences: Sequence[TokenSequence]) -> list[ScoredTree]:
+        """The largest tree per sequence, with the chance of each node that turned out true so far."""
+        raise NotImplementedError(f"{self.name} gives its nodes no chances")
+
+    def rest(self, sequences: Sequence[TokenSequence]) -> None:
+        """Told instead of draft() or propose() that nothing is asked of it in this cycle."""
+        return None
 
     def draft_with_logits(
         self, sequences: Sequence[TokenSequence], sampled: bool

@@ -70,7 +70,7 @@ class Combine(Drafter):
             raise ValueError(f"drafter: combine: expected at least two drafters as in a+b, got {path!r}")
         self.parts = [load_drafter(text, target) for text in texts]
         for part in self.parts:
-            if not hasattr(part, "propose"):
+            if not part.proposes:
                 raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
         taps = {part.taps for part in self.parts if part.taps}
         if len(taps) > 1:

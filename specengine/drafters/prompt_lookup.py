@@ -122,6 +122,7 @@ class PromptLookup(Drafter):
     name = "prompt_lookup"
     Config = Config
     drafts_on_device = True
+    proposes = True
 
     def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
@@ -144,12 +145,16 @@ class PromptLookup(Drafter):
         return min(self.config.nodes, self.config.length + 1) if self._resident else self.config.nodes
 
     def propose(self, sequences: Sequence) -> list[ScoredTree]:
-        """The largest trees, with chances that turned out true so far."""
         return [self._grown(sequence) for sequence in sequences]
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
         return cut_trees(self.propose(sequences), self.costs, prefix).trees
+
+    def rest(self, sequences: Sequence) -> None:
+        for sequence in sequences:
+            if sequence.drafter_state:
+                sequence.drafter_state.found = []
 
     def draft_on_device(self, slots) -> TreeBatch:
         """A chain: the continuation of the longest match."""
@@ -160,8 +165,8 @@ class PromptLookup(Drafter):
             return
         for sequence, tokens in zip(sequences, committed, strict=True):
             state = sequence.drafter_state
-            matches = state.found
-            for token in tokens:
+            matches = state.found if state else []  # it may never have been asked
+            for token in tokens if matches else ():
                 branches = _branches(matches, sequence.tokens, state.length)
                 for kind, branch, _ in branches:
                     state.acceptance.observe(kind, branch == token)

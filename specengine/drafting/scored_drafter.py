@@ -55,6 +55,7 @@ class Calibration:
 class ScoredDrafter(Drafter):
     """A subclass sets `_costs` (of a target pass; None: trees stay whole) and keeps `drafted` in its states."""
 
+    proposes = True
     _costs: CostModel | None
 
     def __init__(self, config, path: str | None, target) -> None:
@@ -66,7 +67,6 @@ class ScoredDrafter(Drafter):
         """The largest tree of every sequence, with the drafter's own chances; the root alone where there is none."""
 
     def propose(self, sequences: Sequence) -> list[ScoredTree]:
-        """As grow(), with chances that turned out true so far."""
         trees = self.grow(sequences)
         for sequence, tree in zip(sequences, trees, strict=True):
             if sequence.drafter_state is not None:
@@ -89,7 +89,6 @@ class ScoredDrafter(Drafter):
         return cut.trees
 
     def rest(self, sequences: Sequence) -> None:
-        """Told instead of grow() that nothing is drafted in this cycle."""
         for sequence in sequences:
             if sequence.drafter_state is not None:
                 sequence.drafter_state.drafted = None

@@ -1,0 +1,107 @@
+"""Several drafters in one tree."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from specengine import SamplingParams
+from specengine.drafters import load_drafter
+from specengine.drafters.combine import Combine, Config
+from specengine.drafting.cost_model import CostModel
+from specengine.drafting.scored_trees import ScoredTree
+from tests.drafters import test_fasteagle
+from tests.drafters.steered import steer
+from tests.drafters.test_fasteagle import random_cascade
+from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")
+PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 9], [7], [3, 4, 3, 4, 3, 4, 3], list(range(40, 60)) * 2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_cascade(tmp_path_factory.mktemp("combine"))[0]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", ["", ",adaptive=false", ",nodes=3"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_no_token_changes(folder, params, options, batch):
+    for parts in (f"prompt_lookup+fasteagle:{folder}", f"fasteagle:{folder};top_k=2+prompt_lookup;length=3"):
+        engine = tiny_engine(f"combine:{parts}{options}", max_batch_size=batch)
+        assert ids(engine.generate(PROMPTS, params)) == ids(tiny_engine("none").generate(PROMPTS, params))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_token_changes_whatever_is_accepted(folder, seed):
+    model = tiny_model()
+    drafter = load_drafter(f"combine:prompt_lookup+fasteagle:{folder},adaptive=false", model.target)
+    steered = steer(drafter, PROMPTS, GREEDY, seed, model)
+    assert any(len(tree.tokens) > 10 for _, trees in steered.drafts for tree in trees)
+
+
+def paths(cycle) -> set[tuple[int, ...]]:
+    found = [()]
+    for token, parent in zip(cycle.tokens[1:], cycle.parents[1:], strict=True):
+        found.append((*found[parent], token))
+    return set(found[1:])
+
+
+def test_the_tree_holds_the_paths_of_every_part(folder):
+    params = SamplingParams(max_new_tokens=20, trace=True)
+    parts = (f"fasteagle:{folder};adaptive=false", "prompt_lookup;adaptive=false")
+    alone = [tiny_engine(part.replace(";", ",")).generate(PROMPTS[0], params).trace[0] for part in parts]
+    both = tiny_engine(f"combine:{'+'.join(parts)},nodes=64,adaptive=false").generate(PROMPTS[0], params).trace[0]
+    assert all(map(paths, alone)) and paths(both) == set.union(*map(paths, alone))
+
+
+class Part:
+    """Proposes one tree, and counts how often it is asked."""
+
+    name, taps, reads_features = "part", (), False
+
+    def __init__(self, tree):
+        self.tree, self.asked, self.rested = tree, 0, 0
+
+    def propose(self, sequences):
+        self.asked += 1
+        return [self.tree for _ in sequences]
+
+    def rest(self, sequences):
+        self.rested += 1
+
+
+@pytest.mark.parametrize("useful", [True, False])
+def test_a_part_is_asked_where_it_pays(useful):
+    sure = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.9, 0.9])
+    other = ScoredTree([1, 2, 3, 4], [-1, 0, 1, 2], [1.0, 0.9, 0.9, 0.95 if useful else 0.001])
+    spec, model = "prompt_lookup+prompt_lookup", tiny_model()
+    drafter = Combine(Config(), spec, model.target, CostModel((1, 2, 64), (1.0, 1.001, 1.1)))
+    drafter.parts = parts = [Part(sure), Part(other)]
+    sequence = SimpleNamespace(tokens=[1], drafter_state=None)
+    sizes = [len(drafter.draft([sequence])[0].tokens) for _ in range(320)]
+    assert parts[0].asked == 320 and parts[1].asked + parts[1].rested == 320
+    assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
+
+
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        ("", "expected at least two drafters"),
+        ("prompt_lookup", "expected at least two drafters"),
+        ("prompt_lookup+", "expected at least two drafters"),
+        ("prompt_lookup+none", "none gives its nodes no chances"),
+        ("prompt_lookup+nonsense", "expected auto or one of"),
+        ("prompt_lookup;nodes=0+prompt_lookup", "nodes: expected an integer from 2"),
+    ],
+)
+def test_parts_that_cannot_be_combined_are_named(path, message):
+    with pytest.raises(ValueError, match=f"drafter: .*{message}"):
+        tiny_engine(f"combine:{path}" if path else "combine")
+
+
+def test_parts_that_read_different_layers_are_refused(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(test_fasteagle, "TAPS", (0, 2))
+    other, _ = random_cascade(tmp_path)
+    with pytest.raises(ValueError, match="read different layers of the target"):
+        tiny_engine(f"combine:fasteagle:{folder}+fasteagle:{other}")
