@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
+from specengine.drafting.shipped import shipped
 from specengine.options import Spec
 from specengine.rules.base import Rule, Wants
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "check_chains", "check_offers", "drafter_names", "load_drafter"]
 
-AUTO = "prompt_lookup"  # the best that needs no weights of its own
+TRAINED = ("eagle3", "fasteagle")  # what `auto` looks for among the drafters that come with the package, best first
 
 
 def drafter_names() -> list[str]:
@@ -29,7 +31,10 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     Raises ValueError for an unknown name or option, or a drafter that does not fit the target; FileNotFoundError.
     """
     spec = Spec.parse(text, "drafter")
-    name = (AUTO if spec.name == "auto" else spec.name).replace("-", "_")
+    if spec.name == "auto":
+        best = best_drafter(target)
+        spec = replace(spec, name=best.name, path=best.path)
+    name = spec.name.replace("-", "_")
     if name not in drafter_names():
         raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {text!r}")
     kind = _kind(name)
@@ -43,6 +48,16 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
             raise
         missing = isinstance(error, FileNotFoundError)
         raise (FileNotFoundError if missing else ValueError)(f"drafter: {error}") from error
+
+
+def best_drafter(target: Transformer) -> Spec:
+    """What `auto` is for a target: copies, and drafts of a trained drafter where one comes with the package."""
+    name = next((name for name in TRAINED if shipped(name, target)), None)
+    if name is None:
+        return Spec("prompt_lookup", None, {})
+    if target.ops.resident:  # a combination would draft between two captured cycles
+        return Spec(name, None, {})
+    return Spec("combine", f"prompt_lookup+{name}", {})
 
 
 def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from specengine import SamplingParams
-from specengine.drafters import load_drafter
+from specengine.drafters import best_drafter, load_drafter
 from specengine.drafters.combine import Combine, Config
+from specengine.drafting import shipped
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.scored_trees import ScoredTree
 from tests.drafters import test_fasteagle
@@ -105,3 +106,23 @@ def test_parts_that_read_different_layers_are_refused(tmp_path, folder, monkeypa
     other, _ = random_cascade(tmp_path)
     with pytest.raises(ValueError, match="read different layers of the target"):
         tiny_engine(f"combine:fasteagle:{folder}+fasteagle:{other}")
+
+
+def test_auto_is_copies_and_the_drafter_that_comes_with_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    assert tiny_engine("auto").drafter.name == "prompt_lookup"
+    mark = shipped.fingerprint(tiny_model().target)
+    random_cascade(tmp_path / "other" / "fasteagle", target_fingerprint="0" * 16)
+    assert tiny_engine("auto").drafter.name == "prompt_lookup"
+    random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
+    engine = tiny_engine("auto,nodes=5")
+    assert [part.name for part in engine.drafter.parts] == ["prompt_lookup", "fasteagle"]
+    assert engine.drafter.max_nodes == 5
+    assert engine.generate(PROMPTS[0], GREEDY).token_ids == tiny_engine("none").generate(PROMPTS[0], GREEDY).token_ids
+
+
+def test_auto_on_a_device_is_what_drafts_inside_the_captured_cycle(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    target = SimpleNamespace(ops=SimpleNamespace(resident=True), final_norm=tiny_model().target.final_norm)
+    random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=shipped.fingerprint(target))
+    assert best_drafter(target).name == "fasteagle"
