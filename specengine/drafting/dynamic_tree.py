@@ -22,10 +22,10 @@ class DynamicTrees:
     def __init__(self, tokens: torch.Tensor, scores: torch.Tensor, beam: int) -> None:
         """tokens: int32, scores: float32, [B, k] both, the root's children, likeliest first.
 
-        beam: the most nodes to be expanded per level.
+        beam: the most nodes to be expanded per level. Scores that are given are copied, tokens are kept.
         """
         self.top_k, self._widest = tokens.shape[1], beam
-        self._tokens, self._scores, self._parents = [tokens], [scores], [torch.full_like(tokens, -1)]
+        self._tokens, self._scores, self._parents = [tokens], [scores.clone()], [torch.full_like(tokens, -1)]
         self.beam = self._first_of(tokens)
         self.ends = [self.top_k]
 

@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,7 +102,7 @@ class Eagle(PairDrafter):
         super().__init__(config, target, loaded.layers, loaded.taps, config.levels)
         self._tokens = loaded.tokens
         self._level_seconds: dict[int, float] = {}  # of one more level, by its rows
-        self._expanders: dict[int, BackboneExpander] = {}  # by rows
+        self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # and roots, by rows
         self._own_bits = own_bits(config.expanded).to(target.device)
 
     @abstractmethod
@@ -142,11 +143,8 @@ class Eagle(PairDrafter):
         candidates = self._candidates(trees, roots)
         tree = SelectedTrees.empty(len(sequences), self.max_nodes, self._device)
         tree = select_nodes(*candidates, torch.tensor(limits, dtype=torch.int32, device=self._device), tree)
-        above = candidates[1].gather(1, tree.kept.clamp(min=0).long()).clamp(min=0)
-        scores = [candidates[3].gather(1, which.clamp(min=0).long()) for which in (tree.kept, above)]
-        columns = (tree.tokens.tolist(), tree.parents.tolist(), (scores[0] - scores[1]).exp().tolist())
-        counts = tree.node_counts.tolist()
-        return [ScoredTree(*(row[:n] for row in rows)) for n, *rows in zip(counts, *columns, strict=True)]
+        columns = (tree.node_counts, tree.tokens, tree.parents, tree.kept, candidates[3])
+        return [_scored(*rows) for rows in zip(*(column.tolist() for column in columns), strict=True)]
 
     @torch.inference_mode()
     def _grow(self, outputs: Outputs, expanded: Expanded, levels: int, costs: CostModel | None) -> DynamicTrees:
@@ -208,7 +206,19 @@ class Eagle(PairDrafter):
         """The likeliest tokens (the target's ids) and their log-probabilities: [rows, k] each."""
         rows, logits = len(outputs.read), self.network.logits(outputs.read)
         if rows not in self._expanders:
-            self._expanders[rows] = BackboneExpander(rows, 1, logits.shape[1], [self.config.top_k], (), self._device)
-        best = self._expanders[rows](logits[:, None], torch.zeros(rows, dtype=torch.int32, device=self._device))
+            expander = BackboneExpander(rows, 1, logits.shape[1], [self.config.top_k], (), self._device)
+            self._expanders[rows] = expander, torch.zeros(rows, dtype=torch.int32, device=self._device)
+        expander, roots = self._expanders[rows]
+        best = expander(logits[:, None], roots)
         tokens = best.tokens[:, 1:]
-        return tokens.clone() if self._tokens is None else self._tokens[tokens.long()], best.scores[:, 1:].clone()
+        return tokens.clone() if self._tokens is None else self._tokens[tokens.long()], best.scores[:, 1:]
+
+
+def _scored(
+    count: int, tokens: Sequence[int], parents: Sequence[int], kept: Sequence[int], scores: Sequence[float]
+) -> ScoredTree:
+    """The first nodes of a tree; kept: the candidate that each one was.  scores: of all candidates."""
+    own = [scores[candidate] for candidate in kept[:count]]
+    above = (own[max(0, parent)] for parent in parents[:count])
+    chances = [exp(score - parent) for score, parent in zip(own, above, strict=True)]
+    return ScoredTree(tokens[:count], parents[:count], chances)
