@@ -176,11 +176,11 @@ class Eagle(PairDrafter):
 
     def _pays(self, trees: DynamicTrees, costs: CostModel) -> bool:
         """Whether one more level may save more time than it takes; leaves only nodes in the beam that may matter."""
-        chances = trees.reached.exp()
-        batch, width = len(chances), max(1, int((chances >= UNLIKELY).sum(1).max()))
+        chances = [[exp(score) for score in row] for row in trees.reached.tolist()]
+        batch, width = len(chances), max(1, *(sum(chance >= UNLIKELY for chance in row) for row in chances))
         trees.beam = trees.beam[:, :width]
         # a token more in every sequence saves at most a pass of all of them, and one of these nodes is reached at most
-        saved = chances[:, :width].sum().item() / batch * costs(batch)
+        saved = sum(sum(row[:width]) for row in chances) / batch * costs(batch)
         return saved > self._level_seconds.get(batch * width, 0.0)
 
     def _took(self, rows: int, seconds: float) -> None:
@@ -211,7 +211,7 @@ class Eagle(PairDrafter):
         expander, roots = self._expanders[rows]
         best = expander(logits[:, None], roots)
         tokens = best.tokens[:, 1:]
-        return tokens.clone() if self._tokens is None else self._tokens[tokens.long()], best.scores[:, 1:]
+        return tokens.clone() if self._tokens is None else self._tokens.take(tokens.long()), best.scores[:, 1:]
 
 
 def _scored(
