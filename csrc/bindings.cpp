@@ -147,20 +147,26 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "rope_cache",
       [](T qkv, T cos, T sin, T q_norm, T k_norm, T depths, T k_cache, T v_cache, T block_table, T lengths, T row_start,
-         T q, float eps) {
-        run_op("rope_cache",
-               RopeCache{
-                   qkv, cos, sin, q_norm, k_norm, depths, {k_cache, v_cache, block_table, lengths, row_start}, q, eps});
+         T q, float eps, int64_t earlier) {
+        run_op("rope_cache", RopeCache{qkv,
+                                       cos,
+                                       sin,
+                                       q_norm,
+                                       k_norm,
+                                       depths,
+                                       {k_cache, v_cache, block_table, lengths, row_start, earlier},
+                                       q,
+                                       eps});
       },
       nogil, py::arg("qkv"), py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("depths"),
       py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"),
-      py::arg("q"), py::arg("eps"));
+      py::arg("q"), py::arg("eps"), py::arg("earlier") = 0);
   m.def(
       "tree_attention",
       [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
-         int64_t window, bool strict, T workspace) {
+         int64_t window, bool strict, T workspace, int64_t earlier) {
         run_op("tree_attention", TreeAttention{q,
-                                               {k_cache, v_cache, block_table, lengths, row_start},
+                                               {k_cache, v_cache, block_table, lengths, row_start, earlier},
                                                ancestors,
                                                out,
                                                scale,
@@ -170,7 +176,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       },
       nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
       py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"),
-      py::arg("strict"), py::arg("workspace"));
+      py::arg("strict"), py::arg("workspace"), py::arg("earlier") = 0);
   m.def(
       "tree_attention_workspace",
       [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
@@ -201,25 +207,28 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   py::class_<Decoder>(m, "Decoder", py::module_local())
       .def(py::init([](T embedding, const std::vector<DecoderLayer>& layers, T final_norm, int64_t hidden,
                        int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, float eps,
-                       const std::vector<int64_t>& taps) {
-             Decoder decoder{embedding, layers, final_norm, hidden, heads, kv_heads, head_dim, intermediate, eps, taps};
+                       int64_t first_columns, const std::vector<int64_t>& taps) {
+             Decoder decoder{embedding, layers,       final_norm, hidden,        heads, kv_heads,
+                             head_dim,  intermediate, eps,        first_columns, taps};
              decoder.validate();
              return decoder;
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::arg("embedding"),
            py::arg("layers"), py::arg("final_norm"), py::arg("hidden"), py::arg("heads"), py::arg("kv_heads"),
-           py::arg("head_dim"), py::arg("intermediate"), py::arg("eps"), py::arg("taps"))
+           py::arg("head_dim"), py::arg("intermediate"), py::arg("eps"), py::arg("first_columns"), py::arg("taps"))
       .def("workspace_bytes", &Decoder::workspace_bytes, py::arg("rows"));
   m.def(
       "decoder_pass",
-      [](const Decoder& decoder, T tokens, T inputs, T depths, T ancestors, T k_cache, T v_cache, T block_table,
-         T lengths, T row_start, T cos, T sin, T features, T tapped, T workspace) {
-        run_op("decoder_pass", DecoderPass{decoder, tokens, inputs, depths, ancestors, k_cache, v_cache, block_table,
-                                           lengths, row_start, cos, sin, features, tapped, workspace});
+      [](const Decoder& decoder, T tokens, T inputs, T first_inputs, T depths, T ancestors, T k_cache, T v_cache,
+         T block_table, T lengths, T row_start, T cos, T sin, T features, T tapped, T workspace, int64_t earlier) {
+        run_op("decoder_pass",
+               DecoderPass{decoder, tokens, inputs, first_inputs, depths, ancestors, k_cache, v_cache, block_table,
+                           lengths, row_start, cos, sin, features, tapped, workspace, earlier});
       },
-      nogil, py::arg("decoder"), py::arg("tokens"), py::arg("inputs"), py::arg("depths"), py::arg("ancestors"),
-      py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"),
-      py::arg("cos"), py::arg("sin"), py::arg("features"), py::arg("tapped"), py::arg("workspace"));
+      nogil, py::arg("decoder"), py::arg("tokens"), py::arg("inputs"), py::arg("first_inputs"), py::arg("depths"),
+      py::arg("ancestors"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
+      py::arg("row_start"), py::arg("cos"), py::arg("sin"), py::arg("features"), py::arg("tapped"),
+      py::arg("workspace"), py::arg("earlier") = 0);
 
   // draft
   m.def(

@@ -45,14 +45,18 @@ struct Activations {
   TensorView residual, delta, qkv, q, attended, gate_up;
   TensorView attention_in, out_in, mlp_in, down_in;  // of the projections, quantised where their weights are
 
-  Activations(const Decoder& d, const DecoderLayer& layer, int64_t M, Workspace& space)
+  Activations(const Decoder& d, size_t number, int64_t M, Workspace& space)
+      : Activations(d, d.layers[number], d.qkv_columns(number), M, space) {}
+
+ private:
+  Activations(const Decoder& d, const DecoderLayer& layer, int64_t qkv_columns, int64_t M, Workspace& space)
       : residual(space.floats({M, d.C})),
         delta(space.floats({M, d.C})),
         qkv(space.floats({M, (d.H + 2 * d.K) * d.D})),
         q(space.floats({M, d.H, d.D})),
         attended(space.floats({M, d.H * d.D})),
         gate_up(space.floats({M, 2 * d.I})),
-        attention_in(space.rows(M, d.C, layer.qkv)),
+        attention_in(space.rows(M, qkv_columns, layer.qkv)),
         out_in(layer.attention_out.quantised() ? space.rows(M, d.H * d.D, layer.attention_out) : attended),
         mlp_in(space.rows(M, d.C, layer.gate_up)),
         down_in(space.rows(M, d.I, layer.down)) {}
@@ -81,6 +85,7 @@ KvCacheView cache_of(const DecoderPass& op, int64_t layer) {
           op.block_table,
           op.lengths,
           op.row_start,
+          op.earlier,
           op.decoder.K,
           op.decoder.D,
           op.lengths.shape[0]};
@@ -125,6 +130,7 @@ void Decoder::validate() const {
     fail("heads: at most ", TreeAttention::kMaxGroup, " query heads per key/value head are supported");
   }
   if (layers.empty()) fail("layers: expected at least one");
+  if (first_columns != 0) check_size("first_columns", first_columns);
   for (size_t i = 0; i < taps.size(); ++i) {
     if (taps[i] < 0 || taps[i] > static_cast<int64_t>(layers.size()) || (i > 0 && taps[i] <= taps[i - 1])) {
       fail("taps: expected rising numbers from 0 to ", layers.size(), ", got ", taps[i]);
@@ -137,7 +143,10 @@ void Decoder::validate() const {
   for (size_t i = 0; i < layers.size(); ++i) {
     try {
       if (i > 0 && !layers[i].attention_norm.given()) fail("attention_norm: only the first layer may do without");
-      validate_layer(check, layers[i]);
+      if (i == 0 && first_columns > 0 && layers[i].attention_norm.given()) {
+        fail("attention_norm: expected None where the first layer is given what it reads");
+      }
+      validate_layer(check, layers[i], qkv_columns(i));
     } catch (const std::invalid_argument& error) {
       fail("layers: layer ", i, ": ", error.what());
     }
@@ -145,13 +154,13 @@ void Decoder::validate() const {
   if (check.device() != Device::kCpu) fail("final_norm: expected a tensor on cpu, got ", name_of(check.device()));
 }
 
-void Decoder::validate_layer(Checker& check, const DecoderLayer& layer) const {
+void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t qkv_columns) const {
   Dim columns{"C", C, "hidden"};
   check.optional(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
   check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
   check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {D});
   check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {D});
-  check_projection(check, layer.qkv, "qkv", (H + 2 * K) * D, C);
+  check_projection(check, layer.qkv, "qkv", (H + 2 * K) * D, qkv_columns);
   check_projection(check, layer.attention_out, "attention_out", C, H * D);
   check_projection(check, layer.gate_up, "gate_up", 2 * I, C);
   check_projection(check, layer.down, "down", C, I);
@@ -160,9 +169,9 @@ void Decoder::validate_layer(Checker& check, const DecoderLayer& layer) const {
 
 int64_t Decoder::workspace_bytes(int64_t rows) const {
   int64_t most = 0;
-  for (const DecoderLayer& layer : layers) {
+  for (size_t i = 0; i < layers.size(); ++i) {
     Workspace space(nullptr);
-    Activations(*this, layer, rows, space);
+    Activations(*this, i, rows, space);
     most = std::max(most, space.used());
   }
   return most;
@@ -188,9 +197,12 @@ Device DecoderPass::validate() const {
   check(row_start, "row_start", {DType::kInt32}, {B + 1});
   check(cos, "cos", {DType::kFloat32}, {T, d.D / 2});
   check(sin, "sin", {DType::kFloat32}, {T, d.D / 2});
-  check(features, "features", {DType::kFloat32}, {M, d.C});
+  if (d.first_columns == 0 && first_inputs.defined()) fail("first_inputs: this decoder's first layer reads its rows");
+  if (d.first_columns > 0) check(first_inputs, "first_inputs", {DType::kFloat32}, {M, d.first_columns});
+  if (features.defined() || tapped.defined()) check(features, "features", {DType::kFloat32}, {M, d.C});
   if (d.taps.empty() && tapped.defined()) fail("tapped: this decoder has no taps");
-  if (!d.taps.empty()) check(tapped, "tapped", {DType::kFloat32}, {M, static_cast<int64_t>(d.taps.size()), d.C});
+  if (!d.taps.empty() && features.defined())
+    check(tapped, "tapped", {DType::kFloat32}, {M, static_cast<int64_t>(d.taps.size()), d.C});
   check(workspace, "workspace", {DType::kUInt8}, {bytes});
   if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
   return check.device();
@@ -226,18 +238,18 @@ void run_cpu(const DecoderPass& op) {
   for (size_t i = 0; i < d.layers.size(); ++i) {
     const DecoderLayer& layer = d.layers[i];
     Workspace space(op.workspace.as<uint8_t>());
-    const Activations a(d, layer, M, space);
+    const Activations a(d, i, M, space);
     const KvCacheView cache = cache_of(op, static_cast<int64_t>(i));
     if (layer.attention_norm.defined()) {
       run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, a.attention_in, d.eps});
-    } else if (layer.qkv.quantised()) {
-      run_cpu(QuantiseRows{a.residual, a.attention_in});
     } else {
-      copy_rows(a.residual, a.attention_in);
+      const TensorView& from = d.first_columns > 0 ? op.first_inputs : a.residual;
+      layer.qkv.quantised() ? run_cpu(QuantiseRows{from, a.attention_in}) : copy_rows(from, a.attention_in);
     }
-    tap(op, a.residual, static_cast<int64_t>(i));
+    if (op.features.defined()) tap(op, a.residual, static_cast<int64_t>(i));
     project(a.attention_in, layer.qkv, a.qkv);
     run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
+    if (!op.features.defined() && i + 1 == d.layers.size()) return;
     TensorView heads = a.attended;
     heads.ndim = 3, heads.shape[1] = d.H, heads.shape[2] = d.D, heads.strides[1] = d.D, heads.strides[2] = 1;
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.D)));

@@ -33,7 +33,7 @@ class Attention {
       : op_(op), tile_(tile), dim_(op.q.shape[2]), pairs_(static_cast<int>(tile.rows * tile.heads)) {
     const int64_t H = op.q.shape[1], start = op.cache.row_start.as<int32_t>()[tile.b];
     length_ = op.cache.lengths.as<int32_t>()[tile.b];
-    first_node_ = tile.first_row - start;
+    first_node_ = op.cache.earlier + tile.first_row - start;
     slots_ = length_ + first_node_ + tile.rows;  // no row of the tile sees more
     chain_ = !op.ancestors.defined() || slots_ == length_ + 1;
     for (int64_t row = 0; row < tile.rows; ++row) {

@@ -15,7 +15,7 @@ struct Rope {
   const float *qkv, *cos, *sin, *q_norm, *k_norm;
   const int *depths, *block_table, *lengths, *row_start;
   float* q;
-  int heads, kv_heads, dim, batch, max_pages;
+  int heads, kv_heads, dim, batch, max_pages, earlier;
   float eps;
 };
 
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
   }
   const int length = padding ? 0 : op.lengths[sequence];
   int64_t page = 0;
-  const int slot = is_query ? 0 : length + row - op.row_start[sequence];
+  const int slot = is_query ? 0 : length + op.earlier + row - op.row_start[sequence];
   if (!is_query) page = op.block_table[static_cast<int64_t>(sequence) * op.max_pages + slot / kPageSize];
   if (!padding && !is_value) {
     const int64_t table = static_cast<int64_t>(length + depth) * half;
@@ -109,6 +109,7 @@ void run_cuda(const RopeCache& op) {
                   static_cast<int>(op.cache.D),
                   static_cast<int>(op.cache.B),
                   static_cast<int>(op.cache.block_table.shape[1]),
+                  static_cast<int>(op.cache.earlier),
                   op.eps};
   const dim3 grid(static_cast<unsigned>(op.q.shape[0]), (heads + 2 * kv_heads + kWarps - 1) / kWarps);
   with_float_type(op.cache.k.dtype, [&](auto zero) {

@@ -28,7 +28,7 @@ struct Problem {
   DType out_type;
   float* parts;  // [splits][pairs][D] sums, then [splits][pairs][2] highest scores and totals
   float scale;   // times log2(e): the kernels take powers of two
-  int window, B, H, K, D, words, max_pages;
+  int window, B, H, K, D, words, max_pages, earlier;
   int64_t pairs;  // M * H
   bool exact;
   int tile_pairs = 0, tiles = 0;  // as many tiles as there can be
@@ -44,7 +44,8 @@ struct alignas(sizeof(T) * count) Pack {
 
 struct Tile {
   int b;  // -1: there are fewer tiles
-  int first_row, nodes, length;
+  int first_row, rows, length;
+  int nodes;       // the rows' and those before
   int first_pair;  // of the sequence; pair = node * group + head within the group
 };
 
@@ -56,8 +57,8 @@ __device__ inline Tile find_tile(const Problem& a, int number) {
   const int lane = threadIdx.x % kWarp, group = group_of(a);
   for (int base = 0; base < a.B; base += kWarp) {
     const int b = base + lane;
-    const int row = b < a.B ? a.row_start[b] : 0, nodes = b < a.B ? a.row_start[b + 1] - row : 0;
-    const int tiles = (nodes * group + kPairs - 1) / kPairs;
+    const int row = b < a.B ? a.row_start[b] : 0, rows = b < a.B ? a.row_start[b + 1] - row : 0;
+    const int tiles = (rows * group + kPairs - 1) / kPairs;
     int through = tiles;  // of all sequences up to this lane's
     for (int offset = 1; offset < kWarp; offset *= 2) {
       const int before = __shfl_up_sync(kAllLanes, through, offset);
@@ -68,15 +69,15 @@ __device__ inline Tile find_tile(const Problem& a, int number) {
       const int owner = __ffs(owners) - 1;
       const int first = __shfl_sync(kAllLanes, through - tiles, owner);
       const int first_row = __shfl_sync(kAllLanes, row, owner);
-      return {base + owner, first_row, __shfl_sync(kAllLanes, nodes, owner), a.lengths[base + owner],
-              (number - first) * kPairs};
+      const int owned = __shfl_sync(kAllLanes, rows, owner);
+      return {base + owner, first_row, owned, a.lengths[base + owner], a.earlier + owned, (number - first) * kPairs};
     }
     number -= __shfl_sync(kAllLanes, through, kWarp - 1);
   }
-  return {-1, 0, 0, 0, 0};
+  return {-1, 0, 0, 0, 0, 0};
 }
 
-__device__ inline bool is_pair(const Problem& a, const Tile& tile, int pair) { return pair < tile.nodes * group_of(a); }
+__device__ inline bool is_pair(const Problem& a, const Tile& tile, int pair) { return pair < tile.rows * group_of(a); }
 
 // Of all rows and heads.
 __device__ inline int64_t index_of(const Problem& a, const Tile& tile, int pair) {
@@ -90,15 +91,15 @@ __device__ inline int first_seen(const Problem& a, int length) { return max(0, l
 // What a pair sees at positions [low, high): of the prefix the slots from the result on, of the tree the nodes in
 // bits[kMaskWords]. Past the last pair the result is of no account, and cheap.
 __device__ inline int find_visible(const Problem& a, const Tile& tile, int pair, int low, int high, unsigned* bits) {
-  const int node = pair / group_of(a);
-  const unsigned* ancestors = a.ancestors + static_cast<int64_t>(tile.first_row + node) * a.words;
+  const int row = pair / group_of(a);
+  const unsigned* ancestors = a.ancestors + static_cast<int64_t>(tile.first_row + row) * a.words;
   int nodes = 0;
   for (int w = 0; w < kMaskWords; ++w) {
-    const unsigned word = w < a.words && node < tile.nodes ? ancestors[w] : 0;
+    const unsigned word = w < a.words && row < tile.rows ? ancestors[w] : 0;
     bits[w] = word;
     nodes += __popc(word);
   }
-  if (nodes == 0) return node < tile.nodes ? kNothing : 0;
+  if (nodes == 0) return row < tile.rows ? kNothing : 0;
   const int last = tile.length + nodes - 1;
   const int first = max(low, last - a.window + 1);
   if (first <= tile.length && last < high) return first;

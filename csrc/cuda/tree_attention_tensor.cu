@@ -44,8 +44,10 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Pro
   const auto written = [&](int slot) {
     if (slot < tile.length) return true;
     const int node = slot - tile.length;
-    const int64_t row = tile.first_row + node;
-    return node < tile.nodes && (a.ancestors[row * a.words + node / 32] >> (node % 32) & 1) != 0;
+    // Nodes of earlier passes were written if their sequence is not idle: its first row has the root's bit.
+    const int64_t row = tile.first_row + max(0, node - a.earlier);
+    const int bit = node < a.earlier ? 0 : node;
+    return node < tile.nodes && (a.ancestors[row * a.words + bit / 32] >> (bit % 32) & 1) != 0;
   };
   const auto copy_step = [&](int slot, Cache* stage) {
     const int64_t page = a.block_table[static_cast<int64_t>(tile.b) * a.max_pages + slot / kPage];

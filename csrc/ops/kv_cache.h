@@ -8,13 +8,15 @@ namespace specengine {
 constexpr int64_t kPageSize = 64;
 constexpr int64_t kMaxNodes = 256;
 
-// One layer of the cache, with the batch it serves: rows [row_start[b], row_start[b + 1]) belong to sequence b.
+// One layer of the cache, with the batch it serves: rows [row_start[b], row_start[b + 1]) belong to sequence b. They
+// are the nodes of its tree from number `earlier` on; earlier passes wrote keys and values of the nodes before.
 struct KvCacheView {
   TensorView k;            // [P, K, 64, D] float32 | bfloat16 | float16
   TensorView v;            // [P, K, 64, D], dtype of k
   TensorView block_table;  // [B, max_pages] int32
   TensorView lengths;      // [B] int32, tokens in the prefix
   TensorView row_start;    // [B + 1] int32
+  int64_t earlier = 0;     // nodes
   mutable int64_t K = -1, D = -1, B = -1;
 
   Device validate(Checker& check) const {
@@ -24,6 +26,7 @@ struct KvCacheView {
     check(block_table, "block_table", {DType::kInt32}, {batch, max_pages});
     check(lengths, "lengths", {DType::kInt32}, {batch});
     check(row_start, "row_start", {DType::kInt32}, {batch + 1});
+    if (earlier < 0 || earlier >= kMaxNodes) fail("earlier: expected 0 to ", kMaxNodes - 1, " nodes, got ", earlier);
     K = heads, D = dim, B = batch;
     return check.device();
   }
@@ -36,7 +39,7 @@ struct KvCacheView {
     }
     for (int64_t b = 0; b < B; ++b) {
       if (start[b + 1] < start[b]) fail("row_start: decreases at entry ", b + 1);
-      const int64_t length = lengths.as<int32_t>()[b], slots = length + start[b + 1] - start[b];
+      const int64_t length = lengths.as<int32_t>()[b], slots = length + earlier + start[b + 1] - start[b];
       if (length < 0) fail("lengths: entry ", b, " is negative");
       const int64_t needed = (slots + kPageSize - 1) / kPageSize;
       if (needed > block_table.shape[1]) {

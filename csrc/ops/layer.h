@@ -59,7 +59,7 @@ inline void check_depths(const KvCacheView& cache, const TensorView& depths, int
     const int64_t length = cache.lengths.as<int32_t>()[b];
     for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
       const int64_t depth = depths.as<int32_t>()[m];
-      if (depth < 0 || depth > m - row_start[b])
+      if (depth < 0 || depth > cache.earlier + m - row_start[b])
         fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
       if (length + depth >= positions) {
         fail("lengths: position ", length + depth, " is past the ", positions, " rows of cos");

@@ -11,17 +11,18 @@ inline void check_ancestors(const KvCacheView& cache, const TensorView& ancestor
   const int32_t* row_start = cache.row_start.as<int32_t>();
   const int64_t words = ancestors.shape[1];
   for (int64_t b = 0; b < cache.B; ++b) {
-    const int64_t nodes = row_start[b + 1] - row_start[b];
+    const int64_t nodes = cache.earlier + row_start[b + 1] - row_start[b];
     if (nodes > kMaxNodes)
       fail("row_start: sequence ", b, " has ", nodes, " nodes, at most ", kMaxNodes, " are supported");
     if (nodes > 32 * words) fail("ancestors: ", words, " words cannot hold the ", nodes, " nodes of sequence ", b);
-    for (int64_t node = 0; node < nodes; ++node) {
-      const uint32_t* bits = ancestors.as<uint32_t>() + (row_start[b] + node) * words;
+    for (int64_t node = cache.earlier; node < nodes; ++node) {
+      const int64_t row = row_start[b] + node - cache.earlier;
+      const uint32_t* bits = ancestors.as<uint32_t>() + row * words;
       const bool sees_root = bits[0] & 1, sees_itself = bits[node / 32] >> (node % 32) & 1;
       bool sees_later = (static_cast<uint64_t>(bits[node / 32]) >> (node % 32)) > 1;
       for (int64_t w = node / 32 + 1; w < words; ++w) sees_later = sees_later || bits[w] != 0;
       if (!sees_root || !sees_itself || sees_later) {
-        fail("ancestors: row ", row_start[b] + node, " (node ", node, " of sequence ", b,
+        fail("ancestors: row ", row, " (node ", node, " of sequence ", b,
              ") must contain the root and itself, and no later node");
       }
     }

@@ -1,15 +1,13 @@
 """Trees that follow the drafter's confidence, level by level (EAGLE-2, sections 4.1 and 4.2).
 
-Candidates are numbered level by level: `top_k` children of the root, then in each level the children of the `top_k`
-nodes that were expanded, in their order. A score is the sum of log-probabilities from the root on; none is above its
-parent's, and of equal ones the earlier counts as better, so the best candidates are a tree whatever their number.
+Candidates are numbered level by level: `top_k` children of the root, then in each level the children of the nodes that
+were expanded, in their order. A score is the sum of log-probabilities from the root on; none is above its parent's, and
+of equal ones the earlier counts as better, so the best candidates are a tree whatever their number.
 
-Shapes: B sequences, k = top_k, C candidates.
+Shapes: B sequences, k = top_k, w nodes expanded, C candidates.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import torch
 
@@ -17,47 +15,59 @@ import torch
 class DynamicTrees:
     """The candidates of B trees while they grow.
 
-    tokens: int32, scores: float32, parents: int64, all [B, C]; a parent is a candidate, -1 the root.
-    beam: int64 [B, w], the candidates to be expanded next, best first.  ends: candidates after each level.
+    beam: int64 [B, w], which candidates of the last level are to be expanded, best first.  ends: candidates after each
+    level.
     """
 
-    def __init__(self, tokens: torch.Tensor, scores: torch.Tensor) -> None:
-        """tokens, scores: [B, k], the root's children, likeliest first."""
-        self.tokens, self.scores = tokens, scores
-        self.parents = torch.full(tokens.shape, -1, device=tokens.device)
-        self.top_k = tokens.shape[1]
-        self.beam = torch.arange(self.top_k, device=tokens.device).expand(len(tokens), -1)
+    def __init__(self, tokens: torch.Tensor, scores: torch.Tensor, beam: int) -> None:
+        """tokens: int32, scores: float32, [B, k] both, the root's children, likeliest first.
+
+        beam: the most nodes to be expanded per level. Scores that are given are copied, tokens are kept.
+        """
+        self.top_k, self._widest = tokens.shape[1], beam
+        self._tokens, self._scores, self._parents = [tokens], [scores.clone()], [torch.full_like(tokens, -1)]
+        self.beam = self._first_of(tokens)
         self.ends = [self.top_k]
 
+    @property
+    def opened(self) -> torch.Tensor:
+        """Tokens of the beam, int32 [B, w]."""
+        return self._tokens[-1].gather(1, self.beam)
+
+    @property
+    def reached(self) -> torch.Tensor:
+        """Scores of the beam, float32 [B, w]."""
+        return self._scores[-1].gather(1, self.beam)
+
     def grow(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Adds a level; returns where in the old beam the parents of the new one are, int64 [B, k].
+        """Adds a level; returns where in the old beam the parents of the new one are, int64 [B, w].
 
         tokens, scores: [B, w, k], of the children of each beam node, likeliest first.
         """
-        level = (self.scores.gather(1, self.beam)[..., None] + scores).flatten(1)
-        self.tokens = torch.cat([self.tokens, tokens.flatten(1)], dim=1)
-        self.scores = torch.cat([self.scores, level], dim=1)
-        self.parents = torch.cat([self.parents, self.beam.repeat_interleave(self.top_k, dim=1)], dim=1)
-        best = best_first(level)[:, : self.top_k]
-        self.beam = self.ends[-1] + best
-        self.ends.append(self.tokens.shape[1])
-        return best // self.top_k
+        batch, width, _ = tokens.shape
+        level = (self.reached[..., None] + scores).flatten(1)
+        parents = self.beam.int() + (self.ends[-1] - self._tokens[-1].shape[1])
+        self._tokens.append(tokens.flatten(1)), self._scores.append(level)
+        self._parents.append(parents[..., None].expand(-1, -1, self.top_k).reshape(batch, -1))
+        self.ends.append(self.ends[-1] + level.shape[1])
+        if width == 1:  # the children are in order
+            self.beam = self._first_of(level)
+            return torch.zeros_like(self.beam)
+        self.beam = level.argsort(dim=1, descending=True, stable=True)[:, : self._widest]
+        return self.beam // self.top_k
 
     def rooted(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tokens, parents, depths and scores of the root and all candidates, [B, 1 + C], as select_nodes reads them.
 
         roots: int32 [B, 1].
         """
-        root, sizes = torch.zeros_like(roots), [0, *self.ends]
-        levels = [torch.full_like(self.tokens[:, low:high], i + 1) for i, (low, high) in enumerate(pairwise(sizes))]
+        depths = [torch.full_like(tokens, level) for level, tokens in enumerate((roots, *self._tokens))]
         return (
-            torch.cat([roots, self.tokens], dim=1),
-            torch.cat([root - 1, self.parents.int() + 1], dim=1),
-            torch.cat([root, *levels], dim=1),
-            torch.cat([root.float(), self.scores], dim=1),
+            torch.cat([roots, *self._tokens], dim=1),
+            torch.cat([torch.full_like(roots, -2), *self._parents], dim=1) + 1,
+            torch.cat(depths, dim=1),
+            torch.cat([torch.zeros_like(roots, dtype=torch.float32), *self._scores], dim=1),
         )
 
-
-def best_first(scores: torch.Tensor) -> torch.Tensor:
-    """int64 [B, C]: candidates by falling score, equal ones in their order."""
-    return scores.argsort(dim=1, descending=True, stable=True)
+    def _first_of(self, level: torch.Tensor) -> torch.Tensor:
+        return torch.arange(min(self._widest, self.top_k), device=level.device).expand(len(level), -1)

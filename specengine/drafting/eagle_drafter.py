@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from specengine._C import MAX_NODES
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.dynamic_tree import DynamicTrees
 from specengine.drafting.eagle_checkpoint import EagleDrafter
-from specengine.drafting.eagle_layers import Rows
+from specengine.drafting.eagle_layers import Outputs
 from specengine.drafting.expanded_rows import Expanded, own_bits
 from specengine.drafting.feature_pairs import PairRows
 from specengine.drafting.pair_drafter import PairDrafter
@@ -42,14 +43,16 @@ UNLIKELY = 0.02  # a node that is reached less often is not worth the rows of it
 @dataclass(frozen=True)
 class EagleConfig:
     """nodes: of the largest tree, root included.  levels: of the tree (the public code's depth and one).
-    top_k: children per node, and nodes expanded per level.  adaptive: keep the nodes that pay, else always the largest
-    tree.  tree: one given as rank paths instead, a published one (eagle_25 is EAGLE-1's) or a .json file with a list of
-    them.  dtype: of the drafter's weights, as the engine's.
+    top_k: children per node.  beam: nodes expanded per level; 0: top_k of them, as EAGLE-2 has it; 1: the likeliest
+    one, its siblings are leaves, and a draft costs what that of a chain does.  adaptive: keep the nodes that pay, else
+    always the largest tree.  tree: one given as rank paths instead, a published one (eagle_25 is EAGLE-1's) or a .json
+    file with a list of them.  dtype: of the drafter's weights, as the engine's.
     """
 
     nodes: int = 60
     levels: int = 8
     top_k: int = 10
+    beam: int = 0
     tree: str = ""
     adaptive: bool = True
     dtype: str = "auto"
@@ -58,6 +61,7 @@ class EagleConfig:
         check_range("nodes", self.nodes, 2, MAX_NODES)
         check_range("levels", self.levels, 1, MAX_NODES - 1)
         check_range("top_k", self.top_k, 1, MAX_NODES - 1)
+        check_range("beam", self.beam, 0, self.top_k)
         if 1 + self.candidates > MAX_CANDIDATES:
             raise ValueError(
                 f"levels: {self.levels} of them with top_k={self.top_k} are {self.candidates} candidates, at most "
@@ -72,12 +76,17 @@ class EagleConfig:
     @property
     def candidates(self) -> int:
         """Nodes the tree is chosen from."""
-        return self.top_k + (self.levels - 1) * self.top_k**2
+        return self.top_k + (self.levels - 1) * self.width * self.top_k
 
     @property
     def expanded(self) -> int:
         """Nodes whose children are looked at, root included."""
-        return 1 + (self.levels - 1) * self.top_k
+        return 1 + (self.levels - 1) * self.width
+
+    @property
+    def width(self) -> int:
+        """Nodes expanded per level."""
+        return self.beam or self.top_k
 
 
 class Eagle(PairDrafter):
@@ -87,13 +96,13 @@ class Eagle(PairDrafter):
         self._static = StaticTree(RankTree.named(config.tree), target.device) if config.tree else None
         if self._static:
             shape = self._static
-            config = replace(config, nodes=shape.nodes, levels=shape.levels, top_k=shape.top_k)
+            config = replace(config, nodes=shape.nodes, levels=shape.levels, top_k=shape.top_k, beam=0)
         loaded = self._open(config.dtype, path, target)
         check_range("top_k", config.top_k, 1, loaded.layers.head.rows)
         super().__init__(config, target, loaded.layers, loaded.taps, config.levels)
         self._tokens = loaded.tokens
         self._level_seconds: dict[int, float] = {}  # of one more level, by its rows
-        self._expanders: dict[int, BackboneExpander] = {}  # by rows
+        self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # and roots, by rows
         self._own_bits = own_bits(config.expanded).to(target.device)
 
     @abstractmethod
@@ -117,41 +126,31 @@ class Eagle(PairDrafter):
         pairs, history = slots.drafter_state, slots.history
         first, counts = pairs.first[: slots.size], pairs.counts[: slots.size]
         table, read = slots.cache.block_table, pairs.rows(slots)
-        hidden, kept = self._pass(read, CacheBatch(table, first), read.last)
+        outputs = self._pass(read, CacheBatch(table, first)).rows(read.last)
         expanded = Expanded(CacheBatch(table, first + counts - 1), self._own_bits, counts > 0)
-        trees = self._grow(hidden, kept, expanded, self.config.levels, None)
+        trees = self._grow(outputs, expanded, self.config.levels, None)
         roots = history.tokens.gather(1, history.length[:, None].long() - 1)
         limits = torch.where(counts > 0, self.config.levels, 0)  # nothing read, nothing drafted
         return slots.selected(*self._candidates(trees, roots), limits)
 
     def _trees(self, sequences: Sequence) -> list[ScoredTree]:
         pairs, limits = self._pairs(sequences), [s.draft_limit for s in sequences]
-        hidden, kept = self._read(sequences, [own.count for own in pairs])
+        outputs = self._read(sequences, [own.count for own in pairs])
         place = self._place(sequences, [own.first - 1 for own in pairs])
         expanded = Expanded(place, self._own_bits, None)
-        trees = self._grow(hidden, kept, expanded, min(self.config.levels, max(limits)), self._costs)
+        trees = self._grow(outputs, expanded, min(self.config.levels, max(limits)), self._costs)
         roots = torch.tensor([[s.tokens[-1]] for s in sequences], dtype=torch.int32, device=self._device)
         candidates = self._candidates(trees, roots)
         tree = SelectedTrees.empty(len(sequences), self.max_nodes, self._device)
         tree = select_nodes(*candidates, torch.tensor(limits, dtype=torch.int32, device=self._device), tree)
-        above = candidates[1].gather(1, tree.kept.clamp(min=0).long()).clamp(min=0)
-        scores = [candidates[3].gather(1, which.clamp(min=0).long()) for which in (tree.kept, above)]
-        columns = (tree.tokens.tolist(), tree.parents.tolist(), (scores[0] - scores[1]).exp().tolist())
-        counts = tree.node_counts.tolist()
-        return [ScoredTree(*(row[:n] for row in rows)) for n, *rows in zip(counts, *columns, strict=True)]
+        columns = (tree.node_counts, tree.tokens, tree.parents, tree.kept, candidates[3])
+        return [_scored(*rows) for rows in zip(*(column.tolist() for column in columns), strict=True)]
 
     @torch.inference_mode()
-    def _grow(
-        self,
-        hidden: torch.Tensor,
-        kept: list[torch.Tensor],
-        expanded: Expanded,
-        levels: int,
-        costs: CostModel | None,
-    ) -> DynamicTrees:
-        """All candidates, from the outputs [B, hidden] of the last true pairs on; costs: no deeper than pays."""
-        trees = DynamicTrees(*(part.clone() for part in self._children(hidden)))
-        features, above = self.network.feed_back(hidden)[:, None], torch.zeros_like(trees.beam)
+    def _grow(self, outputs: Outputs, expanded: Expanded, levels: int, costs: CostModel | None) -> DynamicTrees:
+        """All candidates, from the outputs of the last true pairs on; costs: no deeper than pays."""
+        trees = DynamicTrees(*self._children(outputs), self.config.width)
+        features, above = outputs.fed[:, None], torch.zeros_like(trees.beam)
         for level in range(levels - 1):
             begin = time.perf_counter()
             if self._static:
@@ -160,13 +159,12 @@ class Eagle(PairDrafter):
             elif costs is not None and not self._pays(trees, costs):
                 break
             above = above[:, : trees.beam.shape[1]]
-            rows = expanded.add(above)
+            earlier, rows = expanded.count, expanded.add(trees.opened, above)
             beam = features.gather(1, above[..., None].expand(-1, -1, features.shape[2])).flatten(0, 1)
-            tokens = trees.tokens.gather(1, trees.beam).flatten()
-            hidden, kept = self.network.forward(tokens, beam, rows, self._pool, kept=kept)
-            features = self.network.feed_back(hidden).view(*trees.beam.shape, -1)
-            above = trees.grow(*(part.view(*trees.beam.shape, -1) for part in self._children(hidden)))
-            self._took(len(tokens), time.perf_counter() - begin)
+            outputs = self.network.forward(rows, beam, expanded.place, self._pool, earlier=earlier)
+            features = outputs.fed.view(*trees.beam.shape, -1)
+            above = trees.grow(*(part.view(*trees.beam.shape, -1) for part in self._children(outputs)))
+            self._took(len(beam), time.perf_counter() - begin)
         return trees
 
     def _candidates(self, trees: DynamicTrees, roots: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -178,38 +176,49 @@ class Eagle(PairDrafter):
 
     def _pays(self, trees: DynamicTrees, costs: CostModel) -> bool:
         """Whether one more level may save more time than it takes; leaves only nodes in the beam that may matter."""
-        chances = trees.scores.gather(1, trees.beam).exp()
-        batch, width = len(chances), max(1, int((chances >= UNLIKELY).sum(1).max()))
+        chances = [[exp(score) for score in row] for row in trees.reached.tolist()]
+        batch, width = len(chances), max(1, *(sum(chance >= UNLIKELY for chance in row) for row in chances))
         trees.beam = trees.beam[:, :width]
         # a token more in every sequence saves at most a pass of all of them, and one of these nodes is reached at most
-        saved = chances[:, :width].sum().item() / batch * costs(batch)
+        saved = sum(sum(row[:width]) for row in chances) / batch * costs(batch)
         return saved > self._level_seconds.get(batch * width, 0.0)
 
     def _took(self, rows: int, seconds: float) -> None:
         """The least of late: a level that was slow by chance must not keep others from being tried."""
         self._level_seconds[rows] = min(seconds, 1.02 * self._level_seconds.get(rows, seconds))
 
-    def _read(
-        self, sequences: Sequence, counts: Sequence[int], drafting: bool = True
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Reads the first pairs of every sequence; drafting: [B, hidden] and [q | k | v] per layer of the last ones."""
+    def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Outputs | None:
+        """Reads the first pairs of every sequence; drafting: returns the outputs of the last ones."""
         pairs = self._pairs(sequences)
         place = self._place(sequences, [own.first for own in pairs])
         read = PairRows.take(sequences, pairs, counts, self._device)
         self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
-        return self._pass(read, place, read.last if drafting else read.last[:0])
+        outputs = self._pass(read, place, only_cache=not drafting)
+        return outputs.rows(read.last) if drafting else None
 
     @torch.inference_mode()
-    def _pass(self, read: PairRows, place: CacheBatch, wanted: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        tree = read.rows
-        rows = Rows(tree.depths, tree.ancestors, tree.row_start, place.block_table, place.lengths)
-        return self.network.forward(tree.tokens, self.network.fuse(read.features), rows, self._pool, wanted=wanted)
+    def _pass(self, read: PairRows, place: CacheBatch, only_cache: bool = False) -> Outputs | None:
+        return self.network.forward(
+            read.rows, self.network.fuse(read.features), place, self._pool, only_cache=only_cache
+        )
 
-    def _children(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _children(self, outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens (the target's ids) and their log-probabilities: [rows, k] each."""
-        rows, logits = len(hidden), self.network.logits(hidden)
+        rows, logits = len(outputs.read), self.network.logits(outputs.read)
         if rows not in self._expanders:
-            self._expanders[rows] = BackboneExpander(rows, 1, logits.shape[1], [self.config.top_k], (), self._device)
-        best = self._expanders[rows](logits[:, None], torch.zeros(rows, dtype=torch.int32, device=self._device))
+            expander = BackboneExpander(rows, 1, logits.shape[1], [self.config.top_k], (), self._device)
+            self._expanders[rows] = expander, torch.zeros(rows, dtype=torch.int32, device=self._device)
+        expander, roots = self._expanders[rows]
+        best = expander(logits[:, None], roots)
         tokens = best.tokens[:, 1:]
-        return tokens if self._tokens is None else self._tokens[tokens.long()], best.scores[:, 1:]
+        return tokens.clone() if self._tokens is None else self._tokens.take(tokens.long()), best.scores[:, 1:]
+
+
+def _scored(
+    count: int, tokens: Sequence[int], parents: Sequence[int], kept: Sequence[int], scores: Sequence[float]
+) -> ScoredTree:
+    """The first nodes of a tree; kept: the candidate that each one was.  scores: of all candidates."""
+    own = [scores[candidate] for candidate in kept[:count]]
+    above = (own[max(0, parent)] for parent in parents[:count])
+    chances = [exp(score - parent) for score, parent in zip(own, above, strict=True)]
+    return ScoredTree(tokens[:count], parents[:count], chances)

@@ -1,4 +1,4 @@
-"""The networks of EAGLE drafters: a decoder layer that goes on from the target's features (methods of EAGLE-1 to 3).
+"""The networks of EAGLE drafters: a decoder that goes on from the target's features (methods of EAGLE-1 to 3).
 
 Row k reads a feature of position k and the embedding of token k + 1, at rotary position k. What comes out stands for
 the feature of position k + 1 and is fed back where the target has not computed that yet.
@@ -8,43 +8,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from specengine.drafting.features import Features
-from specengine.kv_cache import PagePool
+from specengine.kv_cache import CacheBatch, PagePool
 from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables
 from specengine.ops import Ops
-from specengine.ops.decoder import Layer
-from specengine.ops.row_tools import join_columns, stack_rows, take_rows
+from specengine.ops.decoder import Layer, Rows
+from specengine.ops.row_tools import join_columns, take_rows
 from specengine.ops.weight import Projection, Weight
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Where R rows of a pass stand. depths, ancestors, row_start: of a TreeBatch.  The next two: of a CacheBatch.
+class Outputs:
+    """What a pass makes of its rows, float32 [M, hidden] both. read: by the head.  fed: back, in place of features."""
 
-    Of a tree's earlier levels only keys and values are needed, and these are not in order of the cache: a pass keeps
-    its rows of [q | k | v] and the next one lays them out again, `order` int64 [R] of kept and fresh rows, one after
-    the other; fresh: int64 [N], the rows that are computed. Both None: all are.
-    """
+    read: torch.Tensor
+    fed: torch.Tensor
 
-    depths: torch.Tensor
-    ancestors: torch.Tensor | None
-    row_start: torch.Tensor
-    block_table: torch.Tensor
-    lengths: torch.Tensor
-    order: torch.Tensor | None = None
-    fresh: torch.Tensor | None = None
+    def rows(self, picked: torch.Tensor) -> Outputs:
+        """Some of them; picked: int64 [n]."""
+        read = take_rows(self.read, picked)
+        return Outputs(read, read if self.fed is self.read else take_rows(self.fed, picked))
 
 
 class EagleLayers(ABC):
     """Layers of one drafter, ready to run.
 
     fc: fuses features, see each kind; None where nothing is to be fused.
-    window: attention reaches so many positions back, so that none is further away than in training.
     """
 
     def __init__(
@@ -59,9 +53,10 @@ class EagleLayers(ABC):
         device: torch.device,
     ) -> None:
         self.fc, self.config, self.layers, self.embedding, self.head = fc, config, list(layers), embedding, head
-        self.target_size = target_size
-        self.ops, self.device, self.window = ops, device, config.max_position
+        self.target_size, self.ops, self.device = target_size, ops, device
         self._rope = RopeTables(config, device)
+        norm, columns = self._out_norm(), self._first_columns()
+        self._decoder = ops.decoder(config, None, self.layers, norm, (config.num_layers,), columns)
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
@@ -85,92 +80,51 @@ class EagleLayers(ABC):
         """float32 [M, hidden]: what was picked as a pass takes it."""
         return picked
 
-    @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [M, Vd] of what forward() returned, or of some of its rows."""
-
-    def feed_back(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What stands for the features of rows of which forward() returned this."""
-        return hidden
+    def logits(self, read: torch.Tensor) -> torch.Tensor:
+        """float32 [M, Vd] of outputs for the head."""
+        return self.ops.linear(read, self.head)
 
     @abstractmethod
-    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream [N, hidden], and what the first layer's q, k and v are made of."""
+    def _out_norm(self) -> torch.Tensor:
+        """Of the decoder."""
+
+    def _first_columns(self) -> int:
+        """Of the decoder."""
+        return 0
+
+    @abstractmethod
+    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The residual stream [M, hidden], and what the first layer's q, k and v are made of, if not of that."""
+
+    @abstractmethod
+    def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
+        """Of the last layer's output and the decoder's norm of it."""
 
     def forward(
         self,
-        tokens: torch.Tensor,
-        features: torch.Tensor,
         rows: Rows,
+        features: torch.Tensor,
+        place: CacheBatch,
         pool: PagePool,
         *,
-        kept: Sequence[torch.Tensor] | None = None,
-        wanted: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """float32 [N, hidden] of N fresh rows, and [q | k | v] of kept and fresh rows per layer.
+        earlier: int = 0,
+        only_cache: bool = False,
+    ) -> Outputs | None:
+        """The outputs of M rows, once their keys and values are cached; only_cache: nothing more than that.
 
-        tokens: int32 [N].  features: float32 [N, hidden], of fuse() or feed_back().  kept: what an earlier pass of
-        these trees returned.  wanted: int64 [n], nothing is returned of the other fresh rows; there is nothing kept.
+        features: float32 [M, hidden], of fuse() or fed back.  earlier: as a decoder takes it.
         """
-        config, ops = self.config, self.ops.layer
-        embedded = self._empty(len(tokens), config.hidden_size)
-        ops.gather_rows(self.embedding, tokens, embedded)
-        residual, attention_input = self._enter(features, embedded)
-        delta, memory = None, []
-        for number, layer in enumerate(self.layers):
-            if number:
-                attention_input = self._normed(residual, delta, layer.attention_norm, layer.qkv)
-            qkv = ops.linear(attention_input, layer.qkv)
-            memory.append(qkv if kept is None else stack_rows([kept[number], qkv]))
-            q = self._cached(memory[-1], layer, rows, pool.k[number], pool.v[number])
-            picked = rows.fresh
-            if wanted is not None and number == len(self.layers) - 1:
-                picked, residual, memory = wanted, take_rows(residual, wanted), [take_rows(x, wanted) for x in memory]
-            if len(residual) == 0:
-                return residual, memory
-            attended = self._attended(q, layer, rows, pool.k[number], pool.v[number])
-            attended = attended if picked is None else take_rows(attended, picked)
-            delta = ops.linear(attended, layer.attention_out)
-            normed = self._normed(residual, delta, layer.mlp_norm, layer.gate_up)
-            gated = self._empty(len(residual), config.intermediate_size, reader=layer.down)
-            ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
-            delta = ops.linear(gated, layer.down)
-        return residual.add_(delta), memory
+        embedded = torch.empty(len(features), self.config.hidden_size, device=self.device)
+        self.ops.layer.gather_rows(self.embedding, rows.tokens, embedded)
+        inputs, first_inputs = self._enter(features, embedded)
+        hidden = None if only_cache else torch.empty(len(features), 1, self.config.hidden_size, device=self.device)
+        cache = (pool.k, pool.v, place.block_table, place.lengths)
+        normed = self._decoder(rows, *cache, *self._rope.cos_sin, hidden, inputs, first_inputs, earlier, only_cache)
+        return None if only_cache else self._outputs(hidden.squeeze(1), normed)
 
-    def _cached(
-        self, qkv: torch.Tensor, layer: Layer, rows: Rows, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        """Writes keys and values of all rows; returns their queries float32 [R, H, D]."""
-        config, place = self.config, (rows.block_table, rows.lengths, rows.row_start)
-        if rows.order is not None:
-            qkv = take_rows(qkv, rows.order)
-        q = self._empty(len(qkv), config.num_heads, config.head_dim)
-        norms = (layer.q_norm, layer.k_norm)
-        self.ops.layer.rope_cache(
-            *(qkv, *self._rope.cos_sin, *norms, rows.depths, keys, values, *place, q, config.rms_norm_eps)
-        )
-        return q
-
-    def _attended(
-        self, q: torch.Tensor, layer: Layer, rows: Rows, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        """[R, H D] for the projection behind attention."""
-        place = (rows.block_table, rows.lengths, rows.row_start)
-        out = self._empty(*q.shape, reader=layer.attention_out)
-        scale = self.config.head_dim**-0.5
-        self.ops.layer.tree_attention(q, keys, values, *place, rows.ancestors, out, scale, self.window)
-        return out.view(len(q), -1)
-
-    def _empty(self, *shape: int, reader: Projection | None = None) -> torch.Tensor:
-        dtype = reader.weights[0].data.dtype if reader and self.ops.layer.rounds else torch.float32
-        return torch.empty(shape, dtype=dtype, device=self.device)
-
-    def _normed(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: torch.Tensor, reader: Projection | None = None
-    ) -> torch.Tensor:
-        """RMSNorm of the residual stream, to which delta is added first."""
-        out = self._empty(*residual.shape, reader=reader)
-        self.ops.layer.rms_norm(residual, delta, norm, out, self.config.rms_norm_eps)
+    def _normed(self, rows: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(rows)
+        self.ops.layer.rms_norm(rows, None, norm, out, self.config.rms_norm_eps)
         return out
 
 
@@ -180,13 +134,14 @@ class Eagle1Layers(EagleLayers):
     fc: [hidden, 2 hidden].
     """
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.ops.linear(hidden, self.head)
+    def _out_norm(self) -> torch.Tensor:
+        return torch.ones(self.config.hidden_size, device=self.device)  # of what nobody reads
 
-    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        residual = self.ops.linear(join_columns([embedded, features]), self.fc)
-        norm = self.layers[0].attention_norm
-        return residual, residual if norm is None else self._normed(residual, None, norm, self.layers[0].qkv)
+    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.ops.linear(join_columns([embedded, features]), self.fc), None
+
+    def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
+        return Outputs(hidden, hidden)
 
 
 @dataclass(frozen=True)
@@ -211,9 +166,18 @@ class Eagle3Layers(EagleLayers):
     order: which tap each part of fc's columns reads.  fc: [hidden, parts target hidden]; None: the last feature enters.
     """
 
-    def __init__(self, order: Sequence[int], norms: Eagle3Norms, fc: Projection | None, *args) -> None:
-        super().__init__(fc, *args)
+    def __init__(
+        self,
+        order: Sequence[int],
+        norms: Eagle3Norms,
+        fc: Projection | None,
+        config: ModelConfig,
+        layers: Sequence[Layer],
+        *rest,
+    ) -> None:
         self.order, self.norms = list(order), norms
+        # the tensor of that name is the embedding's norm, and the first layer reads two normed halves
+        super().__init__(fc, config, [replace(layers[0], attention_norm=None), *layers[1:]], *rest)
 
     def pick(self, features: Features) -> torch.Tensor:
         return features.last if self.fc is None else features.tapped
@@ -226,19 +190,22 @@ class Eagle3Layers(EagleLayers):
             taps = taps[:, self.order]
         if self.norms.each_tap:
             parts = zip(taps.unbind(1), self.norms.each_tap, strict=True)
-            taps = torch.stack([self._normed(part.contiguous(), None, norm) for part, norm in parts], dim=1)
+            taps = torch.stack([self._normed(part.contiguous(), norm) for part, norm in parts], dim=1)
         wide = taps.reshape(len(taps), -1)
         if self.norms.all_taps is not None:
-            wide = self._normed(wide, None, self.norms.all_taps)
+            wide = self._normed(wide, self.norms.all_taps)
         return self.ops.linear(wide, self.fc)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.ops.linear(self._normed(hidden, None, self.norms.out, self.head), self.head)
+    def _out_norm(self) -> torch.Tensor:
+        return self.norms.out
 
-    def feed_back(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._normed(hidden, None, self.norms.out) if self.norms.feed_back else hidden
+    def _first_columns(self) -> int:
+        return 2 * self.config.hidden_size
 
-    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        normed = self._normed(features, None, self.norms.feature)
-        halves = join_columns([self._normed(embedded, None, self.norms.embedding), normed])
-        return normed if self.norms.before_residual else features.clone(), halves
+    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        normed = self._normed(features, self.norms.feature)
+        halves = join_columns([self._normed(embedded, self.norms.embedding), normed])
+        return normed if self.norms.before_residual else features, halves
+
+    def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
+        return Outputs(normed, normed if self.norms.feed_back else hidden)

@@ -1,54 +1,49 @@
-"""The rows of growing trees whose children are looked at, as a drafter's pass over them reads them."""
+"""The nodes of growing trees whose children are looked at, as a drafter's passes read them level by level."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from specengine.drafting.eagle_layers import Rows
 from specengine.kv_cache import CacheBatch
 
 
+@dataclass(frozen=True)
+class LevelRows:
+    """The rows of one level, as those of a TreeBatch."""
+
+    tokens: torch.Tensor
+    depths: torch.Tensor
+    row_start: torch.Tensor
+    ancestors: torch.Tensor
+
+
 class Expanded:
-    """The rows of B trees whose children are looked at: each one's last true pair, then level by level.
+    """The nodes of B trees whose children are looked at: each one's last true pair, then level by level.
 
     place: of the pairs before the last.  own_bits: int32 [R, W], row r has bit r.  running: bool [B], the others' rows
-    are padding; None: all are.
+    are padding; None: all are.  count: nodes of each tree so far.
     """
 
     def __init__(self, place: CacheBatch, own_bits: torch.Tensor, running: torch.Tensor | None) -> None:
-        self._place, self._own_bits, self._running = place, own_bits, running
-        batch, device = len(place.lengths), own_bits.device
-        self._order = torch.arange(batch, device=device)[:, None]
-        self._depths = torch.zeros(batch, 1, dtype=torch.int32, device=device)
-        self._bits = own_bits[:1].expand(batch, 1, -1)
-        self._first = 0  # row of the level that was added last
+        self.place, self._own_bits, self._running = place, own_bits, running
+        self.count, self._depth = 1, 0
+        self._bits = own_bits[:1].expand(len(place.lengths), 1, -1)  # of the level that was added last
 
-    def add(self, above: torch.Tensor) -> Rows:
-        """A level: above is where in the one before each row's parent is, int64 [B, w]."""
+    def add(self, tokens: torch.Tensor, above: torch.Tensor) -> LevelRows:
+        """A level: above is where in the one before each row's parent is, int64 [B, w]; tokens: int32 [B, w]."""
         (batch, width), device = above.shape, above.device
-        before = self._order.shape[1]
-        after = before + width
-        made = torch.arange(batch * before, batch * after, device=device).view(batch, width)
-        self._order = torch.cat([self._order, made], dim=1)
-        self._depths = torch.cat([self._depths, self._depths[:, -1:].expand(-1, width) + 1], dim=1)
-        parents = (self._first + above)[..., None].expand(-1, -1, self._bits.shape[2])
-        self._bits = torch.cat([self._bits, self._bits.gather(1, parents) | self._own_bits[before:after]], dim=1)
-        self._first = before
-        rows = torch.arange(batch * after, device=device).view(batch, after)
-        depths, bits = self._depths, self._bits
+        parents = self._bits.gather(1, above[..., None].expand(-1, -1, self._bits.shape[2]))
+        self._bits = parents | self._own_bits[self.count : self.count + width]
+        self.count, self._depth = self.count + width, self._depth + 1
+        depths, bits = torch.full((batch, width), self._depth, dtype=torch.int32, device=device), self._bits
         if self._running is not None:
             depths = torch.where(self._running[:, None], depths, -1)
             bits = torch.where(self._running[:, None, None], bits, 0)
-        return Rows(
-            depths.flatten(),
-            bits.flatten(0, 1),
-            torch.arange(0, batch * after + 1, after, dtype=torch.int32, device=device),
-            self._place.block_table,
-            self._place.lengths,
-            self._order.flatten(),
-            rows[:, before:].flatten(),
-        )
+        starts = torch.arange(0, batch * width + 1, width, dtype=torch.int32, device=device)
+        return LevelRows(tokens.flatten(), depths.flatten(), starts, bits.flatten(0, 1))
 
 
 def own_bits(rows: int) -> torch.Tensor:

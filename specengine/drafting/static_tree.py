@@ -11,8 +11,8 @@ class StaticTree:
     """What a rank tree asks of every level.
 
     levels, nodes: of the tree, the root among the nodes.  top_k: children of every expanded node, and the most nodes
-    that any level expands.  beams: per level but the last, candidates to be expanded and where in the beam before each
-    one's parent is, int64 [1, w] both.  kept: bool [1, 1 + C], the root and the candidates of the tree.
+    that any level expands.  beams: per level but the last, which of its candidates are expanded and where in the beam
+    before each one's parent is, int64 [1, w] both.  kept: bool [1, 1 + C], the root and the candidates of the tree.
     """
 
     def __init__(self, tree: RankTree, device: torch.device) -> None:
@@ -31,11 +31,11 @@ class StaticTree:
             candidate |= {
                 node: first + before.index(parent) * self.top_k + rank for node, (parent, rank) in own.items()
             }
-            first += len(before) * self.top_k
             if level < self.levels:
                 beam = inner[level - 1]
-                places = [[candidate[node] for node in beam], [before.index(own[node][0]) for node in beam]]
+                places = [[candidate[node] - first for node in beam], [before.index(own[node][0]) for node in beam]]
                 self.beams.append([torch.tensor([row], device=device) for row in places])
-                before = beam
+            first += len(before) * self.top_k
+            before = inner[level - 1] if level < self.levels else []
         self.kept = torch.zeros(1, 1 + first, dtype=torch.bool, device=device)
         self.kept[0, [0, *(1 + place for place in candidate.values())]] = True

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from specengine import _C
 from specengine.models.config import ModelConfig
 from specengine.ops.weight import Projection, Weight
-from specengine.tree import TreeBatch
+
+
+class Rows(Protocol):
+    """What a pass reads of a TreeBatch."""
+
+    tokens: torch.Tensor
+    depths: torch.Tensor
+    row_start: torch.Tensor
+    ancestors: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,8 @@ class Decoder:
     """The layers of a model on the CPU.
 
     taps: rising numbers of layers whose input is wanted of every pass; the number of layers: the last one's output.
-    Raises ValueError for others.
+    first_columns: of rows that every pass is given for q, k and v of the first layer, which has no norm of its own; 0:
+    they are made of the rows that enter. Raises ValueError for others.
     """
 
     def __init__(
@@ -52,6 +62,7 @@ class Decoder:
         layers: Sequence[Layer],
         final_norm: torch.Tensor,
         taps: Sequence[int] = (),
+        first_columns: int = 0,
     ) -> None:
         self._hidden = config.hidden_size
         self._native = _C.Decoder(
@@ -64,12 +75,13 @@ class Decoder:
             head_dim=config.head_dim,
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
+            first_columns=first_columns,
             taps=tuple(taps),
         )
 
     def __call__(
         self,
-        tree: TreeBatch,
+        tree: Rows,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         block_table: torch.Tensor,
@@ -78,21 +90,27 @@ class Decoder:
         sin: torch.Tensor,
         tapped: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        first_inputs: torch.Tensor | None = None,
+        earlier: int = 0,
+        only_cache: bool = False,
+    ) -> torch.Tensor | None:
         """Features float32 [M, hidden], after the final norm; keys and values of row r go to slot length + node index.
 
         k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D].  block_table: int32 [B, max_pages].  lengths: int32 [B].
         cos, sin: [positions, D/2].  tapped: float32 [M, taps, hidden], written where there are taps.
         inputs: float32 [M, hidden], the rows that enter the first layer instead of the tokens' embeddings.
+        first_inputs: float32 [M, first_columns], of a decoder that has them.  earlier: the rows are nodes from this
+        number on, and passes before wrote keys and values of the nodes before.  only_cache: nothing else is written.
         Raises ValueError where a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)
-        features = torch.empty(rows, self._hidden)
+        features = None if only_cache else torch.empty(rows, self._hidden)
         _C.decoder_pass(
             *(
                 self._native,
                 tree.tokens if inputs is None else None,
                 inputs,
+                first_inputs,
                 tree.depths,
                 tree.ancestors,
                 k_cache,
@@ -102,6 +120,7 @@ class Decoder:
             ),
             *(tree.row_start, cos, sin, features, tapped),
             torch.empty(self._native.workspace_bytes(rows), dtype=torch.uint8),
+            earlier,
         )
         return features
 
@@ -133,13 +152,14 @@ class LayerwiseDecoder:
         layers: Sequence[Layer],
         final_norm: torch.Tensor,
         taps: Sequence[int] = (),
+        first_columns: int = 0,
     ) -> None:
         self.ops, self.config, self.taps = ops, config, tuple(taps)
         self.embedding, self.layers, self.final_norm = embedding, layers, final_norm
 
     def __call__(
         self,
-        tree: TreeBatch,
+        tree: Rows,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         block_table: torch.Tensor,
@@ -148,7 +168,10 @@ class LayerwiseDecoder:
         sin: torch.Tensor,
         tapped: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        first_inputs: torch.Tensor | None = None,
+        earlier: int = 0,
+        only_cache: bool = False,
+    ) -> torch.Tensor | None:
         """As Decoder; the caller answers for slots and positions."""
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
@@ -168,17 +191,22 @@ class LayerwiseDecoder:
                 tapped[:, self.taps.index(number)] = residual
 
         for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):
-            normed = empty(rows, c.hidden_size, reader=layer.qkv)
             if layer.attention_norm is None:
-                normed.copy_(residual)
+                normed = residual if first_inputs is None else first_inputs
             else:
+                normed = empty(rows, c.hidden_size, reader=layer.qkv)
                 ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
-            tap(number)
+            if not only_cache:
+                tap(number)
             qkv = ops.linear(normed, layer.qkv)
             norms = (layer.q_norm, layer.k_norm)
-            ops.rope_cache(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
+            ops.rope_cache(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps, earlier)
+            if only_cache and number == len(self.layers) - 1:
+                return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
-            ops.tree_attention(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
+            ops.tree_attention(
+                *(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window), earlier=earlier
+            )
             delta = ops.linear(attended.view(rows, -1), layer.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)

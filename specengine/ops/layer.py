@@ -26,16 +26,20 @@ def silu_mul(gate_up, out) -> None:
 
 
 def rope_cache(
-    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float
+    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float, earlier=0
 ) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
+
+    earlier: the rows are nodes from this number on; passes before wrote keys and values of the nodes before.
 
     cos, sin: [T, D/2].  q_norm, k_norm: [D] RMSNorm weights before the rotation (Qwen3) or None.  depths: int32 [M].
     k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D].  q: [M, H, D], written.
     Raises ValueError where a slot has no page or a position no row in cos. CUDA cannot; there a row of depth -1, or
     behind the last sequence's rows, is padding: its q becomes 0 and the cache stays as it is.
     """
-    _C.rope_cache(qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps)
+    _C.rope_cache(
+        qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps, earlier
+    )
 
 
 def rms_norm_reference(residual, delta, weight, out, eps: float) -> None:
@@ -50,7 +54,7 @@ def silu_mul_reference(gate_up, out) -> None:
 
 
 def rope_cache_reference(
-    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float
+    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float, earlier=0
 ) -> None:
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
@@ -58,7 +62,7 @@ def rope_cache_reference(
     real = (depths >= 0) & (sequence < len(lengths))
     sequence, node, depths = sequence[real], node[real], depths[real]
     position = (lengths[sequence] + depths).long()
-    slot = (lengths[sequence] + node).long()
+    slot = (lengths[sequence] + earlier + node).long()
     query, key, value = qkv.view(rows, -1, dim)[real].split([heads, kv_heads, kv_heads], dim=1)
     q.zero_()
     q[real] = _rotate(query, q_norm, cos[position], sin[position], eps)

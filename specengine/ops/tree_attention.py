@@ -25,6 +25,7 @@ def tree_attention(
     scale: float,
     window: int,
     strict: bool = False,
+    earlier: int = 0,
 ) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
@@ -33,6 +34,7 @@ def tree_attention(
     ancestors: int32 bits [M, W], bit j set where node j is on the row's path; None: every sequence is a chain.
     window: keys at most window - 1 positions back are visible; 0: all.
     Example: the tree 0 -> 1, 0 -> 2, 2 -> 3 has the bits 0b0001, 0b0011, 0b0101, 0b1101.
+    earlier: the rows are nodes from this number on, whose keys and values lie behind those of the nodes before.
     strict: a row's bits depend on its own path only, not on the tree or the batch. So they do on the CPU and with a
     float32 cache in any case.
     CUDA: out may also be bfloat16 or float16, a row without ancestor bits is padding and becomes zeros, and None
@@ -40,7 +42,7 @@ def tree_attention(
     """
     arguments = (q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window, strict)
     workspace = q.new_empty(_C.tree_attention_workspace(*arguments))
-    _C.tree_attention(*arguments, workspace)
+    _C.tree_attention(*arguments, workspace, earlier)
 
 
 def tree_attention_cuda(
@@ -55,36 +57,37 @@ def tree_attention_cuda(
     scale: float,
     window: int,
     strict: bool = False,
+    earlier: int = 0,
 ) -> None:
     """tree_attention of CUDA: chains without bits, which are prefill, go through PyTorch's attention unless strict."""
     place = (q, k_cache, v_cache, block_table, lengths, row_start)
     if ancestors is None and not strict:
-        return tree_attention_reference(*place, None, out, scale, window)
-    ancestors = chain_bits(row_start, q.shape[0]) if ancestors is None else ancestors
-    return tree_attention(*place, ancestors, out, scale, window, strict)
+        return tree_attention_reference(*place, None, out, scale, window, earlier)
+    ancestors = chain_bits(row_start, q.shape[0], earlier) if ancestors is None else ancestors
+    return tree_attention(*place, ancestors, out, scale, window, strict, earlier)
 
 
-def chain_bits(row_start: torch.Tensor, rows: int) -> torch.Tensor:
-    """int32 bits [rows, ceil(rows / 32)]: a node sees itself and all nodes before it."""
-    node = rows_of(row_start, rows)[1]
-    word = torch.arange(-(-rows // 32), device=row_start.device)
+def chain_bits(row_start: torch.Tensor, rows: int, earlier: int = 0) -> torch.Tensor:
+    """int32 bits [rows, ceil((earlier + rows) / 32)]: a node sees itself and all nodes before it."""
+    node = earlier + rows_of(row_start, rows)[1]
+    word = torch.arange(-(-(earlier + rows) // 32), device=row_start.device)
     bits = (node[:, None] + 1 - 32 * word).clamp(0, 32)
     return torch.where(bits == 32, -1, (1 << bits.clamp(max=31)) - 1).int()
 
 
 def tree_attention_reference(
-    q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale: float, window: int
+    q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale: float, window: int, earlier: int = 0
 ) -> None:
     starts = row_start.tolist()
     for b, length in enumerate(lengths.tolist()):
-        rows, nodes = slice(starts[b], starts[b + 1]), starts[b + 1] - starts[b]
-        if nodes == 0:
+        rows, nodes = slice(starts[b], starts[b + 1]), earlier + starts[b + 1] - starts[b]
+        if nodes == earlier:
             continue
         keys, values = gather_slots(k_cache, v_cache, block_table[b], length + nodes)
         if ancestors is None:
             out[rows] = causal_attention(q[rows], keys, values, scale, window)
         else:
-            visible = _visible(length, ancestors[rows], window)
+            visible = _visible(length, nodes, ancestors[rows], window)
             out[rows] = masked_attention(q[rows], keys, values, visible, scale)
 
 
@@ -95,14 +98,14 @@ def gather_slots(k_cache, v_cache, pages, slots: int) -> tuple[torch.Tensor, tor
     return k, v
 
 
-def _visible(length: int, ancestors: torch.Tensor, window: int) -> torch.Tensor:
-    """bool [nodes, length + nodes]: which slots each node sees."""
-    nodes, device = len(ancestors), ancestors.device
+def _visible(length: int, nodes: int, ancestors: torch.Tensor, window: int) -> torch.Tensor:
+    """bool [rows, length + nodes]: which slots each row sees; the rows are the last of the nodes."""
+    rows, device = len(ancestors), ancestors.device
     index = torch.arange(nodes, device=device)
     tree = (ancestors[:, index // 32] >> (index % 32).int()) & 1 == 1
-    visible = torch.cat([torch.ones(nodes, length, dtype=torch.bool, device=device), tree], dim=1)
+    visible = torch.cat([torch.ones(rows, length, dtype=torch.bool, device=device), tree], dim=1)
     if window > 0:
-        depth = tree.sum(dim=1) - 1
-        position = torch.cat([torch.arange(length, device=device), length + depth])
-        visible &= (length + depth)[:, None] - position[None, :] < window
+        prefix = torch.arange(length, device=device).expand(rows, -1)
+        position = torch.cat([prefix, length + tree.cumsum(dim=1) - 1], dim=1)  # right on each row's path
+        visible &= position[:, -1:] - position < window
     return visible

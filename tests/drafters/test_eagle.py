@@ -87,11 +87,12 @@ class Bench:
         return ready, trees, seen
 
 
-def candidate_path(trees, b, node):
+def candidate_path(tokens, parents, node):
+    """From below the root, which is candidate 0, to another one."""
     path = []
-    while node >= 0:
-        path.append(trees.tokens[b, node].item())
-        node = trees.parents[b, node].item()
+    while node > 0:
+        path.append(tokens[node].item())
+        node = parents[node].item()
     return path[::-1]
 
 
@@ -99,32 +100,32 @@ def check_against(reading, bench):
     """Every distribution of a draft is the reading's, and so are the candidates made of it."""
     ready, trees, seen = bench.grown()
     k, checked = bench.drafter.config.top_k, 0
+    tokens, parents, _, scores = trees.rooted(torch.zeros(len(ready), 1, dtype=torch.int32))
     for b, sequence in enumerate(ready):
         features = bench.features(sequence.tokens)
         known = len(sequence.tokens) - 1
         fused = reading.fused(features.last[:known], list(features.tapped[:known].unbind(1)))
         for level, logits in enumerate(seen):
             rows = logits.view(len(ready), -1, logits.shape[1])[b]
-            first = trees.ends[level - 1] if level else 0
+            first = 1 + (trees.ends[level - 1] if level else 0)
             for row, ours in enumerate(rows):
                 children = slice(first + row * k, first + (row + 1) * k)
-                (parent,) = set(trees.parents[b, children].tolist())
-                path = candidate_path(trees, b, parent)
+                (parent,) = set(parents[b, children].tolist())
+                path = candidate_path(tokens[b], parents[b], parent)
                 theirs = reading.logits(fused, [*sequence.tokens[1:], *path])
                 assert (ours - theirs).abs().max() / theirs.abs().max() < 1e-4
                 best = theirs.sort(descending=True, stable=True)
-                assert trees.tokens[b, children].tolist() == reading.tokens()[best.indices[:k]].tolist()
-                before = trees.scores[b, parent] if level else 0.0
-                assert torch.allclose(
-                    (trees.scores[b, children] - before).double(), theirs.log_softmax(-1)[best.indices[:k]], atol=1e-4
-                )
+                assert tokens[b, children].tolist() == reading.tokens()[best.indices[:k]].tolist()
+                own = scores[b, children] - scores[b, parent]
+                assert torch.allclose(own.double(), theirs.log_softmax(-1)[best.indices[:k]], atol=1e-4)
                 checked += 1
-    assert checked == len(ready) * (1 + 3 * k)
+    assert checked == len(ready) * (1 + 3 * bench.drafter.config.width)
 
 
-def test_every_distribution_is_that_of_the_published_architecture(layout):
+@pytest.mark.parametrize("beam", [0, 1, 3])
+def test_every_distribution_is_that_of_the_published_architecture(layout, beam):
     spec, reading = layout
-    bench = Bench(spec, PROMPTS)
+    bench = Bench(spec, PROMPTS, f"{OPTIONS},beam={beam}")
     check_against(reading, bench)
     bench.commit([[1, 2, 3], [8], [9, 9], [30, 31]])
     check_against(reading, bench)
@@ -159,6 +160,8 @@ TREES = {
     "static": "tree=eagle_25,adaptive=false",
     "static, what pays": "tree=eagle_25",
     "what pays": "nodes=24,levels=4,top_k=4",
+    "backbone": "levels=5,top_k=3,beam=1,adaptive=false",
+    "narrow, what pays": "nodes=24,levels=5,top_k=4,beam=2",
 }
 
 
@@ -193,6 +196,21 @@ def test_a_tree_has_the_published_size(tmp_path):
     assert len(tree.tokens) == 60 == bench.drafter.max_nodes and bench.drafter.spare_slots == 71
 
 
+def test_a_backbone_has_the_size_of_its_levels(tmp_path):
+    bench = Bench(spec_of(tmp_path), PROMPTS[:1], "levels=6,top_k=3,beam=1,adaptive=false")
+    (tree,) = bench.drafter.draft(bench.sequences)
+    assert len(tree.tokens) == 1 + 6 * 3 == bench.drafter.max_nodes == bench.drafter.spare_slots
+    assert len(set(tree.parents)) == 1 + 6  # the last level has no children: -1, the root and five backbone nodes
+
+
+def test_a_beam_of_all_children_is_the_published_tree(tmp_path):
+    spec, options = spec_of(tmp_path), "levels=4,top_k=3,nodes=20,adaptive=false"
+    trees = [
+        (bench := Bench(spec, PROMPTS, f"{options}{more}")).drafter.draft(bench.sequences) for more in ("", ",beam=3")
+    ]
+    assert trees[0] == trees[1]
+
+
 def test_a_static_tree_holds_the_likeliest_tokens_of_its_ranks(tmp_path):
     paths = [[2], [0], [2, 1], [0, 3], [2, 0], [2, 0, 2], [0, 3, 0]]
     (tmp_path / "tree.json").write_text(json.dumps(paths))
@@ -200,9 +218,10 @@ def test_a_static_tree_holds_the_likeliest_tokens_of_its_ranks(tmp_path):
     static = Bench(spec, PROMPTS[:1], f"tree={tmp_path / 'tree.json'},adaptive=false")
     wide = Bench(spec, PROMPTS[:1], "nodes=200,levels=3,top_k=10,adaptive=false")
     (tree,), ((_, trees, _),) = static.drafter.draft(static.sequences), [wide.grown()]
+    tokens, parents, _, _ = trees.rooted(torch.zeros(1, 1, dtype=torch.int32))
     children = {}  # of every path, likeliest first
-    for node in range(trees.ends[-1]):
-        path = candidate_path(trees, 0, node)
+    for node in range(1, 1 + trees.ends[-1]):
+        path = candidate_path(tokens[0], parents[0], node)
         children.setdefault(tuple(path[:-1]), []).append(path[-1])
     expected = {()}
     for path in paths:
@@ -306,6 +325,7 @@ def test_an_eagle3_drafter_is_no_eagle_1_drafter(tmp_path):
         ("levels=0", "levels: expected an integer from 1"),
         ("levels=40,top_k=10", "levels: 40 of them with top_k=10 are 3910 candidates, at most 2047"),
         ("levels=150,top_k=2", "levels: 150 of them with top_k=2 are 299 rows to attend to"),
+        ("top_k=3,beam=4", "beam: expected an integer from 0 to 3, got 4"),
         ("top_k=49,levels=1", "top_k: expected an integer from 1 to 48"),
     ],
 )

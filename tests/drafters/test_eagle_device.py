@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")
     [
         ("official", "top_k=6,levels=3,nodes=20"),
         ("two layers", "top_k=2,levels=3,nodes=8"),
+        ("a norm per feature", "top_k=3,levels=4,beam=1"),
         ("eagle 1", "tree=eagle_25"),
     ],
 )

@@ -23,6 +23,7 @@ CASES = {
     "eagle3": "adaptive=false",
     "eagle3, chain": "top_k=1,levels=4,nodes=5,adaptive=false",
     "eagle3, what pays": "",
+    "eagle3, backbone": "top_k=3,levels=5,beam=1,adaptive=false",
     "eagle, static": "tree=eagle_25,adaptive=false",
     "eagle, wide": "top_k=30,levels=2,nodes=128,adaptive=false",
 }

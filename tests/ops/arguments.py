@@ -129,9 +129,10 @@ def decoder_layer() -> Arguments:
 
 
 def decoder() -> Arguments:
-    sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5, "taps": (0, 2)}
+    sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5}
     layers = [_C.DecoderLayer(**decoder_layer()) for _ in range(2)]
-    return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes}
+    rest = {"first_columns": 0, "taps": (0, 2)}
+    return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes, **rest}
 
 
 def decoder_pass() -> Arguments:
@@ -142,6 +143,7 @@ def decoder_pass() -> Arguments:
         "decoder": native,
         "tokens": ints(*range(8)),
         "inputs": None,
+        "first_inputs": None,
         "depths": depths_of(TREES),
         "ancestors": ancestor_bits(TREES),
         **dict(zip(PLACE, (torch.stack([k, other_k]), torch.stack([v, other_v]), *place), strict=True)),

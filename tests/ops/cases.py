@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from specengine._C import PAGE_SIZE
@@ -118,3 +119,10 @@ def make_cache(
 
 def randn(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def later_rows(row_start: torch.Tensor, earlier: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of every tree's nodes from `earlier` on, and the row_start of a pass of these."""
+    starts = row_start.tolist()
+    rows = [row for begin, end in pairwise(starts) for row in range(begin + earlier, end)]
+    return torch.tensor(rows), (row_start - earlier * torch.arange(len(starts))).int()

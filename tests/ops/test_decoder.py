@@ -14,7 +14,7 @@ from specengine.ops.linear import Projection, linear
 from specengine.ops.tree_attention import tree_attention
 from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows
 from specengine.tree import DraftTree, TreeBatch
-from tests.ops.cases import CACHE_DTYPES, chain, comb, make_cache, path_to, randn, random_tree
+from tests.ops.cases import CACHE_DTYPES, chain, comb, later_rows, make_cache, path_to, randn, random_tree
 from tests.ops.packing import CPU, FORMATS, QUANTISED, packed, values_of
 
 CONFIG = ModelConfig(
@@ -242,6 +242,62 @@ def test_a_first_layer_without_a_norm_reads_its_inputs_as_they_are(form):
     assert difference < (1e-4 if form in FLOAT_FORMATS else 0.05) * scale
     twice = decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=2 * inputs)
     assert (twice - features[1]).abs().max() > 0.1 * scale  # which a norm would not tell apart
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_first_layer_may_read_rows_of_its_own(form, columns):
+    """Its q, k and v are those rows' alone, the residual stream is that of the rows that enter."""
+    model, tree = Model(form), tree_batch(TREES)
+    c, rows = model.config, len(tree.tokens)
+    qkv = model._linear("qkv", (c.num_heads * c.head_dim, *(c.num_kv_heads * c.head_dim,) * 2), columns, False)
+    layers = [dataclasses.replace(model.layers[0], attention_norm=None, qkv=qkv), *model.layers[1:]]
+    inputs, first = randn(rows, c.hidden_size, seed=9), randn(rows, columns, seed=8)
+    arguments = {"inputs": inputs, "first_inputs": first, "tapped": torch.empty(rows, 1, c.hidden_size)}
+    decoders = [make(c, None, layers, model.final_norm, (0,), columns) for make in (Decoder, by_native_ops)]
+    cache, expected_cache = (model.caches(TREES, LENGTHS) for _ in range(2))
+    features = decoders[0](tree, *cache, *model.rope, **arguments)
+    assert torch.equal(arguments["tapped"][:, 0], inputs)
+    expected = decoders[1](tree, *expected_cache, *model.rope, **arguments)
+    # rows are quantised here and there
+    tolerance = 1e-5 if form in FLOAT_FORMATS else 1e-4
+    torch.testing.assert_close(features, expected, rtol=tolerance, atol=tolerance)
+    other = decoders[0](tree, *cache, *model.rope, **{**arguments, "first_inputs": 2 * first})
+    assert (other - features).abs().max() > 0.01
+
+
+def by_native_ops(*arguments):
+    return LayerwiseDecoder(native.layer, *arguments)
+
+
+@pytest.mark.parametrize("earlier", [1, 7])
+@pytest.mark.parametrize("make", [Decoder, by_native_ops])
+def test_levels_one_after_the_other_are_the_whole_tree(make, earlier):
+    """Nodes before `earlier` in a pass of their own, then the others behind them."""
+    trees, lengths = [random_tree(20), comb(40), chain(7)], [70, 0, 62]
+    model, tree = Model("q8", windows=(0, 16, 70)), tree_batch(trees)
+    decoder = make(model.config, model.embedding, model.layers, model.final_norm)
+    cache, expected_cache = (model.caches(trees, lengths) for _ in range(2))
+    expected = decoder(tree, *expected_cache, *model.rope)
+    later, later_start = later_rows(tree.row_start, earlier)
+    first = torch.tensor([row for row in range(len(tree.tokens)) if row not in later.tolist()])
+    first_start = torch.arange(len(trees) + 1, dtype=torch.int32) * earlier
+    for rows, start, before in ((first, first_start, 0), (later, later_start, earlier)):
+        part = TreeBatch(*(x[rows] for x in (tree.tokens, tree.parents, tree.depths)), start, tree.ancestors[rows], 0)
+        assert torch.equal(decoder(part, *cache, *model.rope, earlier=before), expected[rows])
+    for got, wanted in zip(cache, expected_cache, strict=True):
+        assert torch.equal(got.nan_to_num(9), wanted.nan_to_num(9))
+
+
+@pytest.mark.parametrize("make", [Decoder, by_native_ops])
+def test_a_pass_may_leave_it_at_keys_and_values(make):
+    model, tree = Model("q8"), tree_batch(TREES)
+    decoder = make(model.config, model.embedding, model.layers, model.final_norm, (3,))
+    cache, expected_cache = (model.caches(TREES, LENGTHS) for _ in range(2))
+    decoder(tree, *expected_cache, *model.rope, torch.empty(len(tree.tokens), 1, CONFIG.hidden_size))
+    assert decoder(tree, *cache, *model.rope, only_cache=True) is None
+    for got, wanted in zip(cache, expected_cache, strict=True):
+        assert torch.equal(got.nan_to_num(9), wanted.nan_to_num(9))
 
 
 @pytest.mark.usefixtures("wide_instruction_set")

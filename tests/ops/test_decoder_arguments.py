@@ -8,6 +8,7 @@ import torch
 from specengine import _C
 from tests.ops.arguments import OPS, blocks, call, decoder, decoder_layer, projection, randn
 
+NORMS = ({}, {"attention_norm": None})
 FLOAT_WEIGHT, Q8_WEIGHT = randn(4, 6, 16), blocks(1, _C.Q8_BYTES)
 BAD_LAYERS = [  # what replaces arguments of a layer, and the message
     *[
@@ -119,3 +120,22 @@ def test_a_decoder_keeps_its_weights_alive():
     for case in (arguments, expected):
         call("decoder_pass", case)
     assert torch.equal(arguments["features"], expected["features"]) and len(filler) == 200
+
+
+def test_a_first_layer_that_is_given_its_rows_has_no_norm_and_needs_them():
+    layers = [_C.DecoderLayer(**{**decoder_layer(), "qkv": projection(64, 9, 1), **more}) for more in NORMS]
+    second = _C.DecoderLayer(**decoder_layer())
+    wide = {**decoder(), "first_columns": 9}
+    with pytest.raises(ValueError, match="layer 0: attention_norm: expected None where the first layer is given"):
+        _C.Decoder(**{**wide, "layers": [layers[0], second]})
+    with pytest.raises(ValueError, match=r"layer 0: qkv: expected shape .*C=8 "):
+        _C.Decoder(**{**wide, "first_columns": 8, "layers": [layers[1], second]})
+    with pytest.raises(ValueError, match="first_columns: expected 1 to 16777216, got -1"):
+        _C.Decoder(**{**wide, "first_columns": -1, "layers": [layers[1], second]})
+    given, arguments = _C.Decoder(**{**wide, "layers": [layers[1], second]}), OPS["decoder_pass"]()
+    workspace = torch.zeros(given.workspace_bytes(8), dtype=torch.uint8)
+    for rows, message in ((None, "expected a tensor, got None"), (randn(8, 6), "expected shape")):
+        with pytest.raises(ValueError, match=f"^first_inputs: {message}"):
+            call("decoder_pass", {**arguments, "decoder": given, "workspace": workspace, "first_inputs": rows})
+    with pytest.raises(ValueError, match=r"^first_inputs: this decoder's first layer reads its rows"):
+        call("decoder_pass", {**arguments, "first_inputs": randn(8, 6)})

@@ -19,6 +19,7 @@ from tests.ops.cases import (
     chain,
     comb,
     depths_of,
+    later_rows,
     make_cache,
     randn,
     random_tree,
@@ -193,6 +194,27 @@ def test_rope_cache_matches_its_reference_for_every_head_grouping(cuda_backend, 
 def test_rope_cache_matches_its_reference_for_every_head_dim(cuda_backend, dim, norms):
     trees, lengths = [random_tree(7), chain(5)], [61, 130]
     check_rope(cuda_backend, rope_arguments(trees, lengths, 3, 1, dim, torch.float32, norms), 3, dim)
+
+
+@pytest.mark.parametrize("earlier", [1, 5])
+def test_rope_cache_writes_the_later_nodes_where_the_whole_tree_has_them(cuda_backend, earlier):
+    trees, lengths = [comb(20), chain(5), random_tree(9)], [70, 0, 62]
+    arguments = rope_arguments(trees, lengths, 4, 2, 16, torch.float32)
+    whole = roped(cuda_backend, arguments, 4, 16)
+    rows, starts = later_rows(arguments[-1], earlier)
+    later = [arguments[0][rows], *arguments[1:5], arguments[5][rows], *arguments[6:-1], starts]
+    there = [None if x is None else cuda_backend.put(x.clone()) for x in later]
+    for side, full in zip((6, 7), whole[1:], strict=True):
+        there[side] = cuda_backend.put(full.clone())
+        for b, (begin, end) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
+            for node in range(earlier, earlier + end - begin):
+                slot = lengths[b] + node
+                there[side][int(arguments[8][b, slot // 64]), :, slot % 64] = POISON
+    q = cuda_backend.put(torch.full((len(rows), 4, 16), POISON))
+    rope_cache(*there, q, EPS, earlier)
+    assert torch.equal(q.cpu(), whole[0][rows])
+    for side, full in zip((6, 7), whole[1:], strict=True):
+        assert torch.equal(there[side].cpu().nan_to_num(POISON), full.nan_to_num(POISON))
 
 
 @pytest.mark.parametrize("length", PREFIX_LENGTHS)

@@ -16,6 +16,7 @@ from tests.ops.cases import (
     chain,
     comb,
     depths_of,
+    later_rows,
     make_cache,
     path_to,
     randn,
@@ -235,3 +236,39 @@ def test_ancestors_in_the_cases_agree_with_depths():
     bits = ancestor_bits([random_tree(65)])
     counts = torch.stack([(bits >> i) & 1 for i in range(32)]).sum(dim=(0, 2))
     assert torch.equal(counts - 1, depths_of([random_tree(65)]))
+
+
+@pytest.mark.parametrize("window", [0, 5, 70])
+@pytest.mark.parametrize("earlier", [1, 7, 40])
+def test_the_later_nodes_alone_have_the_bits_of_the_whole_tree(earlier, window):
+    trees, lengths = [comb(50), random_tree(41, 3), chain(64)], [129, 0, 63]
+    cache = make_cache(trees, lengths, 2, 16, torch.float32)
+    q, ancestors = queries(cache, 4), ancestor_bits(trees)
+    whole = attend(cache, q, ancestors, window)
+    rows, cache.row_start = later_rows(cache.row_start, earlier)
+    out, expected = (torch.full_like(q[rows], torch.nan) for _ in range(2))
+    arguments = (q[rows], *cache.place(), ancestors[rows])
+    tree_attention(*arguments, out, 0.25, window, earlier=earlier)
+    assert torch.equal(out, whole[rows])
+    tree_attention_reference(*arguments, expected, 0.25, window, earlier)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_a_chain_behind_earlier_nodes_needs_no_bits():
+    trees, lengths = [chain(9), chain(70)], [60, 3]
+    cache = make_cache(trees, lengths, 2, 16, torch.float32)
+    q = queries(cache, 4)
+    whole = attend(cache, q, None)
+    rows, cache.row_start = later_rows(cache.row_start, 6)
+    for op in (tree_attention, tree_attention_reference):
+        out = torch.full_like(q[rows], torch.nan)
+        op(q[rows], *cache.place(), None, out, 0.25, 0, earlier=6)
+        torch.testing.assert_close(out, whole[rows], rtol=1e-4, atol=2e-5)
+
+
+def test_no_more_earlier_nodes_are_taken_than_a_tree_may_have():
+    cache = make_cache([[-1]], [5], 2, 16, torch.float32)
+    for earlier in (-1, 256):
+        with pytest.raises(ValueError, match=f"^earlier: expected 0 to 255 nodes, got {earlier}"):
+            q = queries(cache, 4)
+            tree_attention(q, *cache.place(), ancestor_bits([[-1]]), q.clone(), 0.25, 0, earlier=earlier)

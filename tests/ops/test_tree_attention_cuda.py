@@ -23,6 +23,7 @@ from tests.ops.cases import (
     ancestor_bits,
     chain,
     comb,
+    later_rows,
     make_cache,
     path_to,
     randn,
@@ -312,6 +313,25 @@ def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, mes
     with pytest.raises(ValueError, match=f"^{message}"):
         module._C.tree_attention(*arguments)
     assert arguments[7].isnan().all()
+
+
+@all_kernels
+@pytest.mark.parametrize("earlier", [1, 9, 40])
+def test_the_later_nodes_alone_are_those_of_the_whole_tree(cuda_backend, earlier, dtype, strict):
+    """One of the sequences is idle: its rows are padding, and what earlier passes would have written is not there."""
+    trees, lengths = [comb(50), [], random_tree(50, 3), chain(49)], [129, 70, 0, 63]
+    for heads, kv_heads in ((4, 2), (40, 2)):
+        case = problem(trees, lengths, heads, kv_heads, dtype=dtype, width=50)
+        expected, whole = case.expected(), case.run(cuda_backend, strict)
+        rows, case.cache.row_start = later_rows(case.cache.row_start, earlier)
+        case.q, case.ancestors = case.q[rows], case.ancestors[rows]
+        arguments = case.arguments(cuda_backend, strict)
+        module.tree_attention(*arguments, earlier=earlier)
+        out = arguments[7].cpu()
+        assert close(out, expected[rows], TOLERANCE[torch.float32 if strict else dtype])
+        assert (out[[case.rows[row] is None for row in rows]] == 0).all()
+        if strict or dtype == torch.float32:
+            assert torch.equal(out, whole[rows])
 
 
 def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_backend):
