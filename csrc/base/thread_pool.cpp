@@ -33,9 +33,9 @@ void pause() {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads) : wanted_(threads) {
+  explicit ThreadPool(int threads) : wanted_(threads), shares_(new Share[threads]) {
     try {
-      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
       // The system gives no more threads: the work is shared by those there are.
     }
@@ -54,8 +54,11 @@ class ThreadPool {
   int wanted() const { return wanted_; }
 
   void run(int64_t count, void (*body)(void*, int64_t), void* context) {
-    body_ = body, context_ = context, count_ = count;
-    next_.store(0);
+    body_ = body, context_ = context;
+    for (int i = 0; i < wanted_; ++i) {
+      shares_[i].next.store(count * i / wanted_, std::memory_order_relaxed);
+      shares_[i].end = count * (i + 1) / wanted_;
+    }
     open_.store(true);
     {
       // Under the mutex so that a worker about to sleep cannot miss the new generation.
@@ -63,25 +66,37 @@ class ThreadPool {
       generation_.fetch_add(1);
     }
     if (sleeping_.load() > 0) wake_.notify_all();
-    take_pieces();
+    take_pieces(0);
     open_.store(false);
     // A worker counts itself active before it looks at open_: zero here means nobody can touch this job again.
     for (int spins = 0; active_.load() != 0; ++spins) spins < kSpinRounds ? pause() : (void)sched_yield();
   }
 
  private:
-  void take_pieces() {
-    for (int64_t i; (i = next_.fetch_add(1)) < count_;) body_(context_, i);
+  // The pieces a thread begins with lie side by side: what it fetches ahead of one of them is what it needs next.
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+
+  void take_pieces(int thread) {
+    for (int turn = 0; turn < wanted_; ++turn) {
+      Share& share = shares_[(thread + turn) % wanted_];
+      for (int64_t i;
+           share.next.load(std::memory_order_relaxed) < share.end && (i = share.next.fetch_add(1)) < share.end;) {
+        body_(context_, i);
+      }
+    }
   }
 
-  void work() {
+  void work(int thread) {
     uint64_t seen = 0;
     while (true) {
       wait_for_change(seen);
       seen = generation_.load();
       if (stopping_) return;
       active_.fetch_add(1);
-      if (open_.load()) take_pieces();
+      if (open_.load()) take_pieces(thread);
       active_.fetch_sub(1);
     }
   }
@@ -98,6 +113,7 @@ class ThreadPool {
   }
 
   int wanted_;
+  std::unique_ptr<Share[]> shares_;
   std::vector<std::thread> workers_;
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
@@ -107,10 +123,8 @@ class ThreadPool {
   // The current job. Written before open_ becomes true, read only by active threads.
   std::atomic<bool> open_{false};
   std::atomic<int> active_{0};
-  std::atomic<int64_t> next_{0};
   void (*body_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
-  int64_t count_ = 0;
 };
 
 int default_threads() {

@@ -1,5 +1,6 @@
-// Worker threads for the CPU ops. Work is handed out in small pieces from one counter, so a core that another
-// process holds only slows down the pieces it took; results never depend on which thread did what.
+// Worker threads for the CPU ops. Each starts with its own range of small pieces and helps the others when it is done,
+// so a core that another process holds only slows down the pieces it took; results never depend on which thread did
+// what.
 #pragma once
 #include <cstdint>
 

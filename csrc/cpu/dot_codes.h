@@ -18,15 +18,11 @@ inline int32_t four_codes(const int8_t* p) {
   return four;
 }
 
-// GCC reorders the steps of a block, keeps what both slices load of a row, and runs out of registers, which costs half
-// the speed. These two are no instructions: one has a sum computed here, the other makes a pointer look new.
+// GCC reorders the steps of a block and runs out of registers, which costs half the speed. This is no instruction: it
+// has a sum computed here.
 template <typename Sum>
 void settle(Sum& sum) {
   if constexpr (!std::is_class_v<Sum>) asm volatile("" : "+x"(sum));
-}
-template <typename T>
-void forget(const T*& pointer) {
-  asm volatile("" : "+r"(pointer));
 }
 
 // Bytes [slice] of the 64 that hold four columns of all 16 outputs.
@@ -58,13 +54,10 @@ inline Bytes splat32(int32_t x) { return _mm256_set1_epi32(x); }
 #define SPECENGINE_DOT_BYTES 1  // one instruction multiplies unsigned by signed bytes and adds four products to 32 bits
 #if defined(__AVX512VNNI__)
 inline Bytes dot_bytes(Bytes sum, Bytes codes, Bytes x) { return _mm512_dpbusd_epi32(sum, codes, x); }
-constexpr int kQuantisedRows = 8;
 #else
 inline Bytes dot_bytes(Bytes sum, Bytes codes, Bytes x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
-constexpr int kQuantisedRows = 4;
 #endif
 #elif defined(__AVX2__)
-constexpr int kQuantisedRows = 4;
 #if defined(__AVX512F__)
 inline Bytes pairs16(Bytes codes, Bytes x) { return _mm512_maddubs_epi16(codes, x); }
 inline Bytes pairs32(Bytes sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
@@ -80,14 +73,11 @@ inline Bytes add16(Bytes a, Bytes b) { return _mm256_add_epi16(a, b); }
 inline Bytes magnitude(Bytes b) { return _mm256_abs_epi8(b); }
 inline Bytes with_sign(Bytes x, Bytes b) { return _mm256_sign_epi8(x, b); }
 #endif
-#else
-constexpr int kQuantisedRows = 4;
 #endif
 
 // What both kinds of codes share.
 template <int64_t kBlockBytes, int64_t kCodeBytes>
 struct CodesBase {
-  static constexpr int kRows = kQuantisedRows;
   static constexpr int64_t kBytes = kBlockBytes;
   static constexpr bool kHasMinimum = kBlockBytes - kCodeBytes == 4 * kPanel;
   static const half* scales(const uint8_t* block) { return reinterpret_cast<const half*>(block + kCodeBytes); }

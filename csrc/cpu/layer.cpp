@@ -18,15 +18,6 @@ float inverse_rms(const float* x, int64_t columns, float eps) {
   return 1.0f / std::sqrt(total / static_cast<float>(columns) + eps);
 }
 
-// Small row counts are not worth waking a worker for.
-template <typename Body>
-void for_rows(int64_t rows, const Body& body) {
-  constexpr int64_t kRowsPerTask = 4;
-  parallel_for((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
-    for (int64_t m = task * kRowsPerTask; m < std::min(rows, (task + 1) * kRowsPerTask); ++m) body(m);
-  });
-}
-
 int32_t reduce(i32x8 v, i32x8 (*combine)(i32x8, i32x8)) {
   v = combine(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
   v = combine(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
@@ -110,7 +101,7 @@ template <typename Cache>
 void rope_cache(const RopeCache& op) {
   const int64_t M = op.q.shape[0], H = op.q.shape[1], K = op.cache.K, D = op.cache.D;
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
-  for_rows(M, [&](int64_t m) {
+  parallel_for(M, [&](int64_t m) {
     const int64_t b = sequence_of(row_start, m), length = op.cache.lengths.as<int32_t>()[b];
     const int64_t position = length + op.depths.as<int32_t>()[m], slot = length + op.cache.earlier + m - row_start[b];
     const float* cos = op.cos.as<float>() + position * (D / 2);
@@ -135,7 +126,7 @@ void rope_cache(const RopeCache& op) {
 void run(const RmsNorm& op) {
   const int64_t C = op.residual.shape[1];
   const float* weight = op.weight.as<float>();
-  for_rows(op.residual.shape[0], [&](int64_t m) {
+  parallel_for(op.residual.shape[0], [&](int64_t m) {
     float* x = op.residual.as<float>() + m * C;
     if (op.delta.defined()) {
       const float* delta = op.delta.as<float>() + m * C;
@@ -150,7 +141,7 @@ void run(const RmsNorm& op) {
 
 void run(const SiluMul& op) {
   const int64_t I = op.gate_up.shape[1] / 2;
-  for_rows(op.gate_up.shape[0], [&](int64_t m) {
+  parallel_for(op.gate_up.shape[0], [&](int64_t m) {
     const float* gate = op.gate_up.as<float>() + m * 2 * I;
     const float* up = gate + I;
     fill_activation(op.out, m, I, [&](float* out) {
@@ -166,8 +157,9 @@ void run(const SiluMul& op) {
 
 void run(const QuantiseRows& op) {
   const int64_t C = op.x.shape[1];
-  for_rows(op.x.shape[0],
-           [&](int64_t m) { quantise_row(op.x.as<float>() + m * C, C, op.out.as<RowBlock>() + m * op.out.shape[1]); });
+  parallel_for(op.x.shape[0], [&](int64_t m) {
+    quantise_row(op.x.as<float>() + m * C, C, op.out.as<RowBlock>() + m * op.out.shape[1]);
+  });
 }
 
 void run(const RopeCache& op) {

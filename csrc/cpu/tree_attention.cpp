@@ -60,6 +60,11 @@ class Attention {
       const int64_t offset = op_.cache.offset(tile_.b, block, tile_.kv_head);
       const Cache* keys = op_.cache.k.template as<Cache>() + offset;
       const int count = static_cast<int>(std::min<int64_t>(kBlockSize, slots_ - block));
+      fetch(op_.cache.v.template as<Cache>() + offset, count);
+      if (const int64_t next = block + kBlockSize; next < slots_) {
+        const Cache* next_keys = op_.cache.k.template as<Cache>() + op_.cache.offset(tile_.b, next, tile_.kv_head);
+        fetch(next_keys, std::min<int64_t>(kBlockSize, slots_ - next));
+      }
       transpose(keys, count, dim_, keys_);
       if (block < gather) {
         const Cache* values[kBlockSize];
@@ -80,6 +85,13 @@ class Attention {
   }
 
  private:
+  // A pass of few rows finds the cache where the weights have pushed it: in memory.
+  void fetch(const Cache* slots, int64_t count) const {
+    const char* bytes = reinterpret_cast<const char*>(slots);
+    const int64_t size = count * dim_ * static_cast<int64_t>(sizeof(Cache));
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i);
+  }
+
   int64_t depth_of(int64_t row) const {
     const int64_t words = op_.ancestors.shape[1];
     int64_t nodes = 0;
