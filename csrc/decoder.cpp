@@ -5,41 +5,10 @@
 
 #include "ops/layer.h"
 #include "ops/tree_attention.h"
+#include "workspace.h"
 
 namespace specengine {
 namespace {
-
-TensorView tensor(void* data, DType dtype, std::initializer_list<int64_t> shape) {
-  TensorView view;
-  view.data = data, view.dtype = dtype, view.device = Device::kCpu, view.ndim = static_cast<int>(shape.size());
-  std::copy(shape.begin(), shape.end(), view.shape);
-  int64_t stride = 1;
-  for (int i = view.ndim - 1; i >= 0; --i) view.strides[i] = stride, stride *= view.shape[i];
-  return view;
-}
-
-// Activations one after the other in the caller's memory; with none, it only counts bytes.
-class Workspace {
- public:
-  explicit Workspace(uint8_t* data) : data_(data) {}
-
-  TensorView floats(std::initializer_list<int64_t> shape) { return place(DType::kFloat32, sizeof(float), shape); }
-  // Rows of C columns as the projection that reads them wants them.
-  TensorView rows(int64_t M, int64_t C, const Projection& reader) {
-    return reader.quantised() ? place(DType::kUInt8, 1, {M, blocks_of(C), kRowBlockBytes}) : floats({M, C});
-  }
-  int64_t used() const { return used_; }
-
- private:
-  TensorView place(DType dtype, int64_t size, std::initializer_list<int64_t> shape) {
-    TensorView view = tensor(data_ ? data_ + used_ : nullptr, dtype, shape);
-    used_ += (view.numel() * size + 63) / 64 * 64;
-    return view;
-  }
-
-  uint8_t* data_;
-  int64_t used_ = 0;
-};
 
 struct Activations {
   TensorView residual, delta, qkv, q, attended, gate_up;
@@ -61,14 +30,6 @@ struct Activations {
         mlp_in(space.rows(M, d.C, layer.gate_up)),
         down_in(space.rows(M, d.I, layer.down)) {}
 };
-
-void project(const TensorView& x, const Projection& projection, const TensorView& out) {
-  int64_t first = 0;
-  for (size_t i = 0; i < projection.weights.size(); ++i) {
-    run_cpu(Linear{x, projection.weights[i], projection.bias, out, first, projection.rows[i]});
-    first += projection.rows[i];
-  }
-}
 
 TensorView layer_of(const TensorView& cache, int64_t layer) {
   TensorView view = cache;
@@ -105,6 +66,16 @@ void check_size(const char* name, int64_t size) {
   if (size < 1 || size > kMost) fail(name, ": expected 1 to ", kMost, ", got ", size);
 }
 
+}  // namespace
+
+void project(const TensorView& x, const Projection& projection, const TensorView& out) {
+  int64_t first = 0;
+  for (size_t i = 0; i < projection.weights.size(); ++i) {
+    run_cpu(Linear{x, projection.weights[i], projection.bias, out, first, projection.rows[i]});
+    first += projection.rows[i];
+  }
+}
+
 void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns) {
   if (p.weights.empty() || p.weights.size() != p.rows.size()) fail(name, ": expected one row count per weight");
   for (size_t i = 0; i < p.weights.size(); ++i) {
@@ -118,8 +89,6 @@ void check_projection(Checker& check, const Projection& p, const char* name, int
   if (p.total_rows() != rows) fail(name, ": expected ", rows, " rows, got ", p.total_rows());
   check.optional(p.bias, (std::string(name) + " bias").c_str(), {DType::kFloat32}, {rows});
 }
-
-}  // namespace
 
 void Decoder::validate() const {
   check_size("hidden", C), check_size("heads", H), check_size("kv_heads", K);

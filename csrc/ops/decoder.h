@@ -23,6 +23,10 @@ struct Projection {
   bool quantised() const { return weights.at(0).dtype == DType::kUInt8; }
 };
 
+// x as the weights multiply it; out: [M, total_rows()] float32.
+void project(const TensorView& x, const Projection& projection, const TensorView& out);
+void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns);
+
 struct DecoderLayer {
   TensorView attention_norm;  // [C] float32; None: the first layer may do without
   Projection qkv;

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specengine._C import MAX_NODES
+from specengine.drafting.backbone_tree import backbone_tree
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.dynamic_tree import DynamicTrees
 from specengine.drafting.eagle_checkpoint import EagleDrafter
@@ -28,6 +29,7 @@ from specengine.drafting.scored_trees import ScoredTree
 from specengine.drafting.static_tree import StaticTree
 from specengine.kv_cache import CacheBatch
 from specengine.models.transformer import Transformer
+from specengine.ops.draft_backbone import BackboneDraft
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.options import check_range
@@ -104,6 +106,8 @@ class Eagle(PairDrafter):
         self._level_seconds: dict[int, float] = {}  # of one more level, by its rows
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # and roots, by rows
         self._own_bits = own_bits(config.expanded).to(target.device)
+        whole = config.width == 1 and not self._static
+        self._backbone_draft = loaded.layers.backbone_draft(loaded.tokens, config.top_k) if whole else None
 
     @abstractmethod
     def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
@@ -134,6 +138,8 @@ class Eagle(PairDrafter):
         return slots.selected(*self._candidates(trees, roots), limits)
 
     def _trees(self, sequences: Sequence) -> list[ScoredTree]:
+        if self._backbone_draft:
+            return self._backbones(sequences, self._backbone_draft)
         pairs, limits = self._pairs(sequences), [s.draft_limit for s in sequences]
         outputs = self._read(sequences, [own.count for own in pairs])
         place = self._place(sequences, [own.first - 1 for own in pairs])
@@ -145,6 +151,21 @@ class Eagle(PairDrafter):
         tree = select_nodes(*candidates, torch.tensor(limits, dtype=torch.int32, device=self._device), tree)
         columns = (tree.node_counts, tree.tokens, tree.parents, tree.kept, candidates[3])
         return [_scored(*rows) for rows in zip(*(column.tolist() for column in columns), strict=True)]
+
+    @torch.inference_mode()
+    def _backbones(self, sequences: Sequence, draft: BackboneDraft) -> list[ScoredTree]:
+        begin, batch, pairs = time.perf_counter(), len(sequences), self._pairs(sequences)
+        place = self._place(sequences, [own.first for own in pairs])
+        read = PairRows.take(sequences, pairs, [own.count for own in pairs], self._device)
+        self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
+        levels = min(self.config.levels, max(s.draft_limit for s in sequences))
+        # a token more in every sequence saves at most a pass of all of them
+        least = 0.0 if self._costs is None else self._level_seconds.get(batch, 0.0) / self._costs(batch)
+        features, cos_sin = self.network.fuse(read.features), self.network.cos_sin
+        tokens, scores = draft(read.rows, features, place, self._pool, cos_sin, levels, least)
+        self._took(batch, (time.perf_counter() - begin) / tokens.shape[1])
+        columns = zip(sequences, tokens.tolist(), scores.tolist(), strict=True)
+        return [backbone_tree(s.tokens[-1], *levels, s.draft_limit, self.max_nodes - 1) for s, *levels in columns]
 
     @torch.inference_mode()
     def _grow(self, outputs: Outputs, expanded: Expanded, levels: int, costs: CostModel | None) -> DynamicTrees:

@@ -17,7 +17,8 @@ from specengine.kv_cache import CacheBatch, PagePool
 from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables
 from specengine.ops import Ops
-from specengine.ops.decoder import Layer, Rows
+from specengine.ops.decoder import Decoder, Layer, Rows
+from specengine.ops.draft_backbone import BackboneDraft, BackboneNetwork
 from specengine.ops.row_tools import join_columns, take_rows
 from specengine.ops.weight import Projection, Weight
 
@@ -61,6 +62,15 @@ class EagleLayers(ABC):
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
+
+    def backbone_draft(self, vocabulary: torch.Tensor | None, top_k: int) -> BackboneDraft | None:
+        """A whole draft of a backbone with leaves in one call, where there is one for it; vocabulary: of the head."""
+        return None
+
+    @property
+    def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rotary tables."""
+        return self._rope.cos_sin
 
     @property
     def projections(self) -> list[Projection]:
@@ -201,6 +211,12 @@ class Eagle3Layers(EagleLayers):
 
     def _first_columns(self) -> int:
         return 2 * self.config.hidden_size
+
+    def backbone_draft(self, vocabulary: torch.Tensor | None, top_k: int) -> BackboneDraft | None:
+        if not isinstance(self._decoder, Decoder):
+            return None
+        norms = (self.norms.embedding, self.norms.feature, self.norms.before_residual, self.norms.feed_back)
+        return BackboneDraft(BackboneNetwork(self._decoder, self.embedding, *norms, self.head, vocabulary), top_k)
 
     def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = self._normed(features, self.norms.feature)

@@ -33,6 +33,13 @@ class ScoredTree:
             kept += 1
         return ScoredTree([token, *self.tokens[1:kept]], self.parents[:kept], self.chances[:kept])
 
+    def part(self, kept: Sequence[int]) -> ScoredTree:
+        """The root and the kept nodes, which are in order and hold every node's parent."""
+        nodes = [0, *kept]
+        place = {node: i for i, node in enumerate(nodes)}
+        parents = [-1, *(place[self.parents[node]] for node in kept)]
+        return ScoredTree([self.tokens[node] for node in nodes], parents, [self.chances[node] for node in nodes])
+
 
 def merged(trees: Sequence[ScoredTree]) -> ScoredTree:
     """All nodes of trees with the same root; one that several have, with the best of its chances."""
@@ -71,15 +78,9 @@ def cut_trees(
         order = sorted(range(1, len(reach)), key=lambda node: -reach[node])[:most]  # no node before its parent
         orders.append(order), falling.append([reach[node] for node in order])
     counts = [len(order) for order in orders] if costs is None else choose_nodes(falling, costs, prefix)
+    parts = [tree.part(sorted(order[:count])) for tree, order, count in zip(trees, orders, counts, strict=True)]
     return Cut(
-        [_part(tree, sorted(order[:count])) for tree, order, count in zip(trees, orders, counts, strict=True)],
+        [DraftTree(part.tokens, part.parents) for part in parts],
         sum(counts),
         sum(1 + sum(chances[:count]) for chances, count in zip(falling, counts, strict=True)),
     )
-
-
-def _part(tree: ScoredTree, kept: Sequence[int]) -> DraftTree:
-    """The root and the kept nodes, which are in order and hold every node's parent."""
-    nodes = [0, *kept]
-    place = {node: i for i, node in enumerate(nodes)}
-    return DraftTree([tree.tokens[node] for node in nodes], [-1, *(place[tree.parents[node]] for node in kept)])

@@ -65,7 +65,7 @@ class Decoder:
         first_columns: int = 0,
     ) -> None:
         self._hidden = config.hidden_size
-        self._native = _C.Decoder(
+        self.native = _C.Decoder(
             embedding=embedding and embedding.data,
             layers=tuple(_native_layer(layer) for layer in layers),  # kept alive by the core, which borrows the tensors
             final_norm=final_norm,
@@ -107,7 +107,7 @@ class Decoder:
         features = None if only_cache else torch.empty(rows, self._hidden)
         _C.decoder_pass(
             *(
-                self._native,
+                self.native,
                 tree.tokens if inputs is None else None,
                 inputs,
                 first_inputs,
@@ -119,7 +119,7 @@ class Decoder:
                 lengths,
             ),
             *(tree.row_start, cos, sin, features, tapped),
-            torch.empty(self._native.workspace_bytes(rows), dtype=torch.uint8),
+            torch.empty(self.native.workspace_bytes(rows), dtype=torch.uint8),
             earlier,
         )
         return features
@@ -222,16 +222,17 @@ class LayerwiseDecoder:
 def _native_layer(layer: Layer) -> _C.DecoderLayer:
     return _C.DecoderLayer(
         attention_norm=layer.attention_norm,
-        qkv=_projection(layer.qkv),
+        qkv=native_projection(layer.qkv),
         q_norm=layer.q_norm,
         k_norm=layer.k_norm,
-        attention_out=_projection(layer.attention_out),
+        attention_out=native_projection(layer.attention_out),
         mlp_norm=layer.mlp_norm,
-        gate_up=_projection(layer.gate_up),
-        down=_projection(layer.down),
+        gate_up=native_projection(layer.gate_up),
+        down=native_projection(layer.down),
         window=layer.window,
     )
 
 
-def _projection(layer: Projection) -> _C.Projection:
+def native_projection(layer: Projection) -> _C.Projection:
+    """As the core takes it, which borrows the weights."""
     return _C.Projection(tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights), layer.bias)

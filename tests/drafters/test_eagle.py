@@ -78,6 +78,7 @@ class Bench:
         """The candidates of a draft, and the logits of every pass [rows, Vd]."""
         seen, logits = [], self.drafter.network.logits
         self.drafter.network.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
+        self.drafter._backbone_draft = None  # a backbone's passes are to be seen one by one
         ready = [sequence for sequence in self.sequences if self.drafter._state(sequence).pairs.count]
         grown, grow = [], self.drafter._grow
         self.drafter._grow = lambda *rest: grown.append(grow(*rest)) or grown[-1]
@@ -134,6 +135,29 @@ def test_every_distribution_is_that_of_the_published_architecture(layout, beam):
         bench.drafter.draft(bench.sequences)
     bench.commit([[6], [2, 8, 5], [7], [1]])
     check_against(reading, bench)
+
+
+@pytest.mark.parametrize("options", ["top_k=1,levels=5", "top_k=4,levels=5,nodes=60", "top_k=4,levels=5,nodes=9"])
+def test_a_backbone_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
+    spec, _ = layout
+    whole, single = (Bench(spec, PROMPTS, f"{options},beam=1,adaptive=false") for _ in range(2))
+    assert (whole.drafter._backbone_draft is not None) == spec.startswith("eagle3")
+    single.drafter._backbone_draft = None
+    for committed in ([[1, 2, 3], [8], [9, 9], [30, 31]], [[6], [2, 8, 5], [7], [1]], [[5, 4], [1], [2], [3]]):
+        for bench in (whole, single):
+            bench.commit(committed)
+        for one, other in zip(*(bench.drafter.grow(bench.sequences) for bench in (whole, single)), strict=True):
+            assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
+            assert one.chances == pytest.approx(other.chances, rel=1e-4)
+            assert len(one.tokens) == min(whole.drafter.config.nodes, 1 + 5 * whole.drafter.config.top_k)
+
+
+@pytest.mark.parametrize("share, levels", [(0.0, 5), (1.1, 1)])
+def test_a_backbone_ends_where_another_level_does_not_pay(tmp_path, share, levels):
+    bench = Bench(spec_of(tmp_path), PROMPTS, "top_k=2,levels=5,beam=1,adaptive=false")
+    draft = bench.drafter._backbone_draft
+    bench.drafter._backbone_draft = lambda *rest: draft(*rest[:-1], share)
+    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.sequences[2:])} == {1 + 2 * levels}
 
 
 def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):

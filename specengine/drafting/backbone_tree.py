@@ -1,0 +1,28 @@
+"""A backbone with leaves, from the best tokens of each level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from math import exp
+
+from specengine.drafting.scored_trees import ScoredTree
+
+
+def backbone_tree(
+    root: int, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], levels: int, most: int
+) -> ScoredTree:
+    """The nodes of at most so many levels that are reached most often, `most` beside the root.
+
+    tokens, scores: per level, likeliest first, log-probabilities given the likeliest token of the level above.
+    """
+    tokens, scores = tokens[:levels], scores[:levels]
+    width = len(tokens[0]) if tokens else 0
+    parents = [max(0, 1 + (level - 1) * width) for level in range(len(tokens)) for _ in range(width)]
+    whole = ScoredTree([root, *chain(*tokens)], [-1, *parents], [1.0, *(exp(score) for score in chain(*scores))])
+    if len(parents) <= most:
+        return whole
+    above = accumulate((level[0] for level in scores), initial=0.0)
+    reached = [before + score for before, level in zip(above, scores, strict=False) for score in level]
+    best = sorted(range(len(reached)), key=lambda node: -reached[node])[:most]  # no node before its parent
+    return whole.part(sorted(1 + node for node in best))
