@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "check_chains", "check_offers", "drafter_names", "load_drafter"]
 
-TRAINED = ("eagle3", "fasteagle")  # what `auto` looks for among the drafters that come with the package, best first
+# What `auto` looks for among the drafters that come with the package, best first, and how it drafts on the CPU: a pass
+# there waits for memory, the drafter's no less than the target's, so its weights are small and its trees narrow.
+TRAINED = {"eagle3": ";levels=5;top_k=4;beam=1;dtype=int4", "fasteagle": ";dtype=int4"}
 
 
 def drafter_names() -> list[str]:
@@ -57,7 +59,7 @@ def best_drafter(target: Transformer) -> Spec:
         return Spec("prompt_lookup", None, {})
     if target.ops.resident:  # a combination would draft between two captured cycles
         return Spec(name, None, {})
-    return Spec("combine", f"prompt_lookup+{name}", {})
+    return Spec("combine", f"prompt_lookup+{name}{TRAINED[name]}", {})
 
 
 def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
