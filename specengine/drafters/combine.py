@@ -17,6 +17,7 @@ from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
+from specengine.drafting.overhead import Overhead
 from specengine.drafting.pauses import Pauses
 from specengine.drafting.scored_trees import Cut, cut_trees, merged
 from specengine.drafting.tree_choice import cycle_seconds
@@ -79,6 +80,7 @@ class Combine(Drafter):
         self.reads_features = any(part.reads_features for part in self.parts)
         measured = config.adaptive and not target.ops.resident
         self._costs = (costs or costs_of(target)) if measured else None
+        self._overhead = Overhead()
         self._pauses = [[Pauses() for _ in (0, *PROMISES)] for _ in self.parts]
 
     @property
@@ -123,12 +125,13 @@ class Combine(Drafter):
             part.release(view)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        began = self._overhead.begin(sequences)
         first, *others = zip(self.parts, self._views(sequences), self._pauses, strict=True)
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        trees = first[0].propose(first[1])
+        count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+        trees, asked = first[0].propose(first[1]), False
         best = self._cut(trees, prefix)
         for part, views, pauses in others:
-            promised = pauses[bisect_right(PROMISES, best.expected / max(1, len(trees)))]
+            promised = pauses[bisect_right(PROMISES, best.expected / max(1, count))]
             if self._costs is not None and promised.here():
                 part.rest(views)
                 continue
@@ -136,9 +139,16 @@ class Combine(Drafter):
             trees = [merged(pair) for pair in zip(trees, part.propose(views), strict=True)]
             without, best = best, self._cut(trees, prefix)
             if self._costs is not None:
-                seconds = [cycle_seconds(self._costs, len(trees), cut.nodes, prefix) for cut in (without, best)]
+                seconds = [
+                    cycle_seconds(self._costs, count, cut.nodes, prefix) + self._overhead[drafted]
+                    for cut, drafted in ((without, asked), (best, True))
+                ]
                 spent = time.perf_counter() - begin
                 promised.weigh(seconds[0] * best.expected / without.expected - seconds[1] - spent)
+            asked = True
+        if self._costs is not None:
+            seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began
+            self._overhead.expect(sequences, asked, began, seconds)
         return best.trees
 
     def _cut(self, trees: Sequence, prefix: float) -> Cut:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from specengine.drafters.base import Drafter
 from specengine.drafting.acceptance_watch import AcceptanceWatch
 from specengine.drafting.cost_model import CostModel
+from specengine.drafting.overhead import Overhead
 from specengine.drafting.pauses import Pauses
 from specengine.drafting.scored_trees import ScoredTree, cut_trees
 from specengine.drafting.tree_choice import Acceptance, cycle_seconds
@@ -60,7 +61,7 @@ class ScoredDrafter(Drafter):
 
     def __init__(self, config, path: str | None, target) -> None:
         super().__init__(config, path, target)
-        self._calibration, self._pauses = Calibration(self.name), Pauses()
+        self._calibration, self._pauses, self._overhead = Calibration(self.name), Pauses(), Overhead()
 
     @abstractmethod
     def grow(self, sequences: Sequence) -> list[ScoredTree]:
@@ -74,18 +75,21 @@ class ScoredDrafter(Drafter):
         return [replace(tree, chances=self._calibration(tree.chances)) for tree in trees]
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
-        if self._pauses.here():
+        begin = self._overhead.begin(sequences)
+        pauses = self._pauses.here()
+        if pauses:
             self.rest(sequences)
-            return [DraftTree([sequence.tokens[-1]], [-1]) for sequence in sequences]
-        begin = time.perf_counter()
-        trees = self.propose(sequences)
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+            trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
+        else:
+            trees = self.propose(sequences)
+        count, prefix = len(trees), sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
         cut = cut_trees(trees, self._costs, prefix)
-        if self._costs is not None and any(len(tree.tokens) > 1 for tree in trees):
-            count = len(trees)
-            alone = cycle_seconds(self._costs, count, 0, prefix) * cut.expected / count
-            drafted = cycle_seconds(self._costs, count, cut.nodes, prefix) + time.perf_counter() - begin
-            self._pauses.weigh(alone - drafted)
+        if self._costs is not None and count:
+            seconds = cycle_seconds(self._costs, count, cut.nodes, prefix) + time.perf_counter() - begin
+            self._overhead.expect(sequences, not pauses, begin, seconds)
+            if any(len(tree.tokens) > 1 for tree in trees):
+                alone = cycle_seconds(self._costs, count, 0, prefix) + self._overhead[False]
+                self._pauses.weigh(alone * cut.expected / count - seconds - self._overhead[True])
         return cut.trees
 
     def rest(self, sequences: Sequence) -> None:

@@ -1,0 +1,33 @@
+"""What cycles take beyond what is predicted of them: a network's draft drives the target's weights out of the caches,
+and what it read has to be kept; neither is seen by the clock of its drafting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+
+class Overhead:
+    """Seconds of a cycle, of late, of cycles with a network's draft and of those without."""
+
+    def __init__(self) -> None:
+        self._seconds = {False: 0.0, True: 0.0}
+        self._open: tuple[list[int], bool, float, float] | None = None
+
+    def __getitem__(self, drafted: bool) -> float:
+        return self._seconds[drafted]
+
+    def begin(self, sequences: Sequence[Any]) -> float:
+        """A cycle begins, and the one before is over if it was these sequences'; returns when."""
+        now, last, self._open = time.perf_counter(), self._open, None
+        if last is not None and last[0] == [id(sequence) for sequence in sequences]:
+            _, drafted, began, predicted = last
+            # no more than double: what waited for somebody else says nothing
+            beyond = min(now - began - predicted, predicted)
+            self._seconds[drafted] += (beyond - self._seconds[drafted]) / 16
+        return now
+
+    def expect(self, sequences: Sequence[Any], drafted: bool, began: float, seconds: float) -> None:
+        """seconds: predicted of the cycle that has begun, with its drafting."""
+        self._open = [id(sequence) for sequence in sequences], drafted, began, seconds

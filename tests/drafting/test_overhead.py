@@ -1,0 +1,35 @@
+import pytest
+
+from specengine.drafting import overhead as module
+from specengine.drafting.overhead import Overhead
+
+
+class Clock:
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
+
+    def cycle(self, overhead, sequences, drafted, predicted, taken):
+        began = overhead.begin(sequences)
+        overhead.expect(sequences, drafted, began, predicted)
+        self.now += taken
+
+
+def test_what_cycles_take_beyond_the_prediction_is_learned_by_kind(monkeypatch):
+    clock, overhead, sequences = Clock(monkeypatch), Overhead(), [object()]
+    for _ in range(200):
+        clock.cycle(overhead, sequences, False, 3.0, 3.1)
+        clock.cycle(overhead, sequences, True, 5.0, 5.6)
+    assert overhead[False] == pytest.approx(0.1, abs=0.01)
+    assert overhead[True] == pytest.approx(0.6, abs=0.01)
+
+
+def test_a_cycle_that_waited_for_something_else_counts_little_and_another_batch_not_at_all(monkeypatch):
+    clock, overhead, sequences = Clock(monkeypatch), Overhead(), [object()]
+    clock.cycle(overhead, sequences, True, 4.0, 1000.0)
+    clock.cycle(overhead, sequences, True, 4.0, 4.0)
+    assert overhead[True] == pytest.approx(4.0 / 16)
+    before = overhead[True]
+    clock.cycle(overhead, [*sequences, object()], True, 4.0, 9.0)  # the one before may have ended any time ago
+    clock.cycle(overhead, sequences, True, 4.0, 9.0)
+    assert overhead[True] == before
