@@ -134,7 +134,8 @@ class DraftCheckpoint(Checkpoint):
             num_kv_heads=fields.get("num_key_value_heads", int, num_heads),
             head_dim=head_dim or hidden_size // num_heads,
             rms_norm_eps=fields.get("rms_norm_eps", float, DEFAULT_EPS),
-            max_position=max_position,
+            # attention reaches no further back than in training
+            max_position=min(max_position, fields.get("trained_length", int, max_position)),
             rope=rope_config(fields, max_position),
             qkv_bias=self._any(".q_proj.bias"),
             output_bias=self._any(".o_proj.bias"),

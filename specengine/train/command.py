@@ -175,7 +175,8 @@ def _publish(
 ) -> None:
     config, tensors = objective.export()
     card = model_card(request, corpus, report, tokens, shlex.join(["specengine", *sys.argv[1:]]))
-    write_drafter(request.out, config | {FINGERPRINT: fingerprint(model.target)}, tensors, request.storage, card)
+    own = {FINGERPRINT: fingerprint(model.target), "trained_length": corpus.longest}
+    write_drafter(request.out, config | own, tensors, request.storage, card)
 
 
 def _picture(out: Path) -> None:

@@ -65,6 +65,11 @@ class Corpus:
         text = repr([(d.number, d.dialogue) for d in (*self.held_out, *self.training)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest dialogue that is trained on."""
+        return max(d.size for d in self.training)
+
     def wanted_tokens(self, dialogues: Sequence[Numbered]) -> int:
         """Tokens to learn in these."""
         return sum(d.size - self._first(d.dialogue) - 1 for d in dialogues)

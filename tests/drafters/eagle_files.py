@@ -130,6 +130,7 @@ def layouts():
             {name: tensor for name, tensor in eagle3_state(CONFIG).items() if name != "fc.weight"},
         ),
         "rope base": ("eagle3", with_(rope_theta=500.0), eagle3_state(CONFIG)),
+        "short training": ("eagle3", with_(trained_length=9), eagle3_state(CONFIG)),
         "short context": ("eagle3", with_(max_position_embeddings=9), eagle3_state(CONFIG)),
         "eagle 1": ("eagle", CONFIG, eagle1_state(CONFIG)),
         "eagle 1 without bias": ("eagle", CONFIG, eagle1_state(CONFIG, bias=False)),
@@ -235,7 +236,7 @@ class Reading:
         q, k = self.rotated(q), self.rotated(k)
         k, v = (part.repeat_interleave(heads // kv_heads, 0) for part in (k, v))
         distance = torch.arange(rows)[:, None] - torch.arange(rows)
-        seen = (distance >= 0) & (distance < self.config["max_position_embeddings"])
+        seen = (distance >= 0) & (distance < self.config.get("trained_length", self.config["max_position_embeddings"]))
         scores = (q @ k.transpose(1, 2) / math.sqrt(dim)).masked_fill(~seen, -torch.inf)
         return self.linear((scores.softmax(-1) @ v).transpose(0, 1).reshape(rows, -1), f"{name}.o_proj")
 

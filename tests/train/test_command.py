@@ -50,6 +50,7 @@ def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):
     tensors = load_file(tmp_path / "out/model.safetensors")
     assert (config["num_hidden_layers"], config["eagle_aux_hidden_state_layer_ids"]) == (2, [2, 3, 4])
     assert config["draft_vocab_size"] == len(tensors["d2t"]) == 64
+    assert 12 < config["trained_length"] < 32 and config["max_position_embeddings"] == CONFIG.max_position
     assert tensors["layers.1.mlp.up_proj.weight"].dtype == torch.int8
     assert tensors["layers.1.mlp.up_proj.weight_scale"].shape == (160, 2)
     assert (tmp_path / "out/training.png").stat().st_size > 10000
