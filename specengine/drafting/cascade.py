@@ -37,7 +37,7 @@ class Cascade:
             checkpoint.expect("norm.weight", size)
         loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
         # Positions go on behind what it was trained with; distances do not.
-        layers = [loader.layer_at(f"layers.{i}", c.max_position) for i in range(self.levels)]
+        layers = [loader.layer_at(f"layers.{i}", checkpoint.attention_reach) for i in range(self.levels)]
         self.projections = [product for layer in layers for product in layer.projections]
         self._target, self._ops, self.device = target, target.ops, target.device
         self._fusion = loader.packed(self._fused(checkpoint), "fc_input")

@@ -156,8 +156,7 @@ class _Parts:
                 f"tensor 'embed_tokens.weight' is missing, and hidden_size {self.hidden} is not the target's "
                 f"{self.target.config.hidden_size}, so its embedding does not fit"
             )
-        # attention reaches no further back than in training
-        reach, count = self.config.max_position, self.config.num_layers
+        reach, count = self.checkpoint.attention_reach, self.config.num_layers
         layers = [self.loader.layer_at(f"layers.{number}", reach) for number in range(count)]
         size = self.target.config.hidden_size
         return self.config, layers, embedding, head, size, self.target.ops, self.target.device

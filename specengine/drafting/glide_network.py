@@ -32,7 +32,8 @@ class GlideNetwork:
         loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
         names = [f"model.layers.{i}" for i in range(c.num_layers)]
         # Positions go on behind what it was trained with; distances do not.
-        self._layers = [loader.layer_at(name, c.max_position) for name in names]
+        self._reach = checkpoint.attention_reach
+        self._layers = [loader.layer_at(name, self._reach) for name in names]
         read = ("q_proj", "o_proj") if cross else ()
         self._cross = [[loader.linear(f"{name}.cross_attn.{part}") for part in read] for name in names]
         self._norm = loader.vector("model.norm.weight")
@@ -124,7 +125,7 @@ class GlideNetwork:
         q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), cos, sin)
         read, cache = torch.empty_like(q), self.cache
         place = (cache.k[which], cache.v[which], table, lengths, starts, bits)
-        self._ops.tree_attention(q, *place, read, t.head_dim**-0.5, self.config.max_position)
+        self._ops.tree_attention(q, *place, read, t.head_dim**-0.5, self._reach)
         return self._ops.linear(read.view(len(x), -1), out)
 
 

@@ -134,14 +134,25 @@ class DraftCheckpoint(Checkpoint):
             num_kv_heads=fields.get("num_key_value_heads", int, num_heads),
             head_dim=head_dim or hidden_size // num_heads,
             rms_norm_eps=fields.get("rms_norm_eps", float, DEFAULT_EPS),
-            # attention reaches no further back than in training
-            max_position=min(max_position, fields.get("trained_length", int, max_position)),
+            max_position=max_position,
             rope=rope_config(fields, max_position),
             qkv_bias=self._any(".q_proj.bias"),
             output_bias=self._any(".o_proj.bias"),
             mlp_bias=self._any(".down_proj.bias"),
             qk_norm=self._any(".q_norm.weight"),
         )
+
+    @property
+    def attention_reach(self) -> int:
+        """Positions that its attention sees: no more than in training, where config.json says how many those were.
+
+        Raises ValueError naming the field that is wrong.
+        """
+        most = self.config.max_position
+        trained = self.fields.get("trained_length", int, most)
+        if trained < 1:
+            raise self.fields.error("trained_length", f"must be positive, got {trained}")
+        return min(most, trained)
 
     def feature_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """Layers of the target whose input it reads; not given: low, middle and high, as EAGLE-3 was published.

@@ -137,6 +137,21 @@ def test_every_distribution_is_that_of_the_published_architecture(layout, beam):
     check_against(reading, bench)
 
 
+def test_the_rotary_tables_do_not_grow_by_a_row_per_token_past_the_training_texts(tmp_path):
+    spec = spec_of(tmp_path, trained_length=9, max_position_embeddings=4096)
+    network = Bench(spec, PROMPTS[:1]).drafter.network
+    network.ensure_positions(3000)
+    tables = network.cos_sin
+    network.ensure_positions(3001)
+    assert network.cos_sin is tables
+
+
+@pytest.mark.parametrize("length", [0, -3, 1.5])
+def test_an_impossible_training_length_is_named(tmp_path, length):
+    with pytest.raises(ValueError, match=r"^drafter: .*field 'trained_length' must be"):
+        Bench(spec_of(tmp_path, trained_length=length), PROMPTS[:1])
+
+
 @pytest.mark.parametrize("options", ["top_k=1,levels=5", "top_k=4,levels=5,nodes=60", "top_k=4,levels=5,nodes=9"])
 def test_a_backbone_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
     spec, _ = layout
@@ -171,9 +186,9 @@ def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):
         check_against(other, Bench(spec, PROMPTS))
 
 
-def spec_of(tmp_path, name="official"):
+def spec_of(tmp_path, name="official", **changes):
     drafter, config, state = LAYOUTS[name]
-    return f"{drafter}:{write_drafter(tmp_path / 'draft', config, state)}"
+    return f"{drafter}:{write_drafter(tmp_path / 'draft', config | changes, state)}"
 
 
 TREES = {

@@ -75,6 +75,15 @@ def test_it_drafts_as_the_target_s_first_layers_do(target, tmp_path):
         assert one.stats.acceptance_by_depth == other.stats.acceptance_by_depth
 
 
+def test_it_drafts_past_the_length_of_its_training_texts(target, tmp_path):
+    ours, theirs = (
+        generate(target, f"draft-model:{write_layers(tmp_path / name, target, [0], **more)}")
+        for name, more in (("short", {"trained_length": 9}), ("long", {}))
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.stats.acceptance_by_depth == other.stats.acceptance_by_depth
+
+
 def test_layers_that_are_not_all_there_are_refused(target, tmp_path):
     folder = write_layers(tmp_path / "short", target, [0], num_hidden_layers=2)
     with pytest.raises(ValueError, match=r"^drafter: .*'model.layers.1.input_layernorm.weight' is missing"):
