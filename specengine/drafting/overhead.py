@@ -4,6 +4,7 @@ and what it read has to be kept; neither is seen by the clock of its drafting.""
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ class Overhead:
 
     def __init__(self) -> None:
         self._seconds = {False: 0.0, True: 0.0}
-        self._open: tuple[list[int], bool, float, float] | None = None
+        self._open: tuple[list[weakref.ref], bool, float, float] | None = None
 
     def __getitem__(self, drafted: bool) -> float:
         return self._seconds[drafted]
@@ -21,7 +22,7 @@ class Overhead:
     def begin(self, sequences: Sequence[Any]) -> float:
         """A cycle begins, and the one before is over if it was these sequences'; returns when."""
         now, last, self._open = time.perf_counter(), self._open, None
-        if last is not None and last[0] == [id(sequence) for sequence in sequences]:
+        if last is not None and _are(sequences, last[0]):
             _, drafted, began, predicted = last
             # no more than double: what waited for somebody else says nothing
             beyond = min(now - began - predicted, predicted)
@@ -30,4 +31,9 @@ class Overhead:
 
     def expect(self, sequences: Sequence[Any], drafted: bool, began: float, seconds: float) -> None:
         """seconds: predicted of the cycle that has begun, with its drafting."""
-        self._open = [id(sequence) for sequence in sequences], drafted, began, seconds
+        self._open = [weakref.ref(sequence) for sequence in sequences], drafted, began, seconds
+
+
+def _are(sequences: Sequence[Any], known: Sequence[weakref.ref]) -> bool:
+    """Whether they are those, and not others that lie where those were in memory."""
+    return len(sequences) == len(known) and all(a is b() for a, b in zip(sequences, known, strict=True))

@@ -4,6 +4,10 @@ from specengine.drafting import overhead as module
 from specengine.drafting.overhead import Overhead
 
 
+class Sequence:
+    pass
+
+
 class Clock:
     def __init__(self, monkeypatch):
         self.now = 100.0
@@ -16,7 +20,7 @@ class Clock:
 
 
 def test_what_cycles_take_beyond_the_prediction_is_learned_by_kind(monkeypatch):
-    clock, overhead, sequences = Clock(monkeypatch), Overhead(), [object()]
+    clock, overhead, sequences = Clock(monkeypatch), Overhead(), [Sequence()]
     for _ in range(200):
         clock.cycle(overhead, sequences, False, 3.0, 3.1)
         clock.cycle(overhead, sequences, True, 5.0, 5.6)
@@ -25,11 +29,22 @@ def test_what_cycles_take_beyond_the_prediction_is_learned_by_kind(monkeypatch):
 
 
 def test_a_cycle_that_waited_for_something_else_counts_little_and_another_batch_not_at_all(monkeypatch):
-    clock, overhead, sequences = Clock(monkeypatch), Overhead(), [object()]
+    clock, overhead, sequences = Clock(monkeypatch), Overhead(), [Sequence()]
     clock.cycle(overhead, sequences, True, 4.0, 1000.0)
     clock.cycle(overhead, sequences, True, 4.0, 4.0)
     assert overhead[True] == pytest.approx(4.0 / 16)
     before = overhead[True]
-    clock.cycle(overhead, [*sequences, object()], True, 4.0, 9.0)  # the one before may have ended any time ago
+    clock.cycle(overhead, [*sequences, Sequence()], True, 4.0, 9.0)  # the one before may have ended any time ago
     clock.cycle(overhead, sequences, True, 4.0, 9.0)
     assert overhead[True] == before
+
+
+def test_a_batch_that_lies_where_an_earlier_one_was_is_another(monkeypatch):
+    clock, overhead = Clock(monkeypatch), Overhead()
+    places = set()
+    for _ in range(50):
+        sequences = [Sequence()]
+        places.add(id(sequences[0]))
+        clock.cycle(overhead, sequences, True, 4.0, 1000.0)
+        del sequences
+    assert len(places) < 50 and overhead[True] == 0
