@@ -48,8 +48,16 @@ class Config:
 class PartView:
     """A sequence as one of the drafters sees it, with that one's own state."""
 
-    def __init__(self, sequence: Any) -> None:
-        self._sequence, self.drafter_state = sequence, None
+    def __init__(self, sequence: Any, part: int) -> None:
+        self._sequence, self._part = sequence, part
+
+    @property
+    def drafter_state(self) -> Any:
+        return self._sequence.drafter_state[self._part]
+
+    @drafter_state.setter
+    def drafter_state(self, state: Any) -> None:
+        self._sequence.drafter_state[self._part] = state
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sequence, name)
@@ -125,13 +133,15 @@ class Combine(Drafter):
             part.release(view)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        if not sequences:
+            return []
         began = self._overhead.begin(sequences)
         first, *others = zip(self.parts, self._views(sequences), self._pauses, strict=True)
-        count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+        count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
         trees, asked = first[0].propose(first[1]), False
         best = self._cut(trees, prefix)
         for part, views, pauses in others:
-            promised = pauses[bisect_right(PROMISES, best.expected / max(1, count))]
+            promised = pauses[bisect_right(PROMISES, best.expected / count)]
             if self._costs is not None and promised.here():
                 part.rest(views)
                 continue
@@ -155,8 +165,8 @@ class Combine(Drafter):
         return cut_trees(trees, self._costs, prefix, self.config.nodes - 1)
 
     def _views(self, sequences: Sequence) -> list[list[PartView]]:
-        """Every part's views of the sequences."""
+        """Every part's views of the sequences, which hold no view: they would wait for the garbage collector."""
         for sequence in sequences:
             if sequence.drafter_state is None:
-                sequence.drafter_state = [PartView(sequence) for _ in self.parts]
-        return [[sequence.drafter_state[i] for sequence in sequences] for i in range(len(self.parts))]
+                sequence.drafter_state = [None] * len(self.parts)
+        return [[PartView(sequence, part) for sequence in sequences] for part in range(len(self.parts))]

@@ -1,5 +1,7 @@
 """Several drafters in one tree."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +14,7 @@ from specengine.drafting.cost_model import CostModel
 from specengine.drafting.scored_trees import ScoredTree
 from tests.drafters import test_fasteagle
 from tests.drafters.steered import steer
+from tests.drafters.test_draft_model import sequence_of
 from tests.drafters.test_fasteagle import random_cascade
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 
@@ -56,6 +59,24 @@ def test_the_tree_holds_the_paths_of_every_part(folder):
     assert all(map(paths, alone)) and paths(both) == set.union(*map(paths, alone))
 
 
+def test_what_a_part_knows_of_a_sequence_goes_with_the_sequence(folder):
+    drafter = load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target)
+    sequence = sequence_of([5, 6, 5, 6])
+    drafter.draft([sequence])
+    copies = weakref.ref(sequence.drafter_state[0])
+    assert copies() is not None
+    gc.disable()
+    try:
+        del sequence
+        assert copies() is None
+    finally:
+        gc.enable()
+
+
+def test_a_batch_of_no_sequences_has_no_trees(folder):
+    assert load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target).draft([]) == []
+
+
 class Part:
     """Proposes one tree, and counts how often it is asked."""
 
@@ -79,7 +100,7 @@ def test_a_part_is_asked_where_it_pays(useful):
     spec, model = "prompt_lookup+prompt_lookup", tiny_model()
     drafter = Combine(Config(), spec, model.target, CostModel((1, 2, 64), (1.0, 1.001, 1.1)))
     drafter.parts = parts = [Part(sure), Part(other)]
-    sequence = SimpleNamespace(tokens=[1], drafter_state=None)
+    sequence = sequence_of([1])
     sizes = [len(drafter.draft([sequence])[0].tokens) for _ in range(320)]
     assert parts[0].asked == 320 and parts[1].asked + parts[1].rested == 320
     assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
