@@ -34,6 +34,8 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     """
     spec = Spec.parse(text, "drafter")
     if spec.name == "auto":
+        if spec.path is not None:
+            raise ValueError(f"drafter: auto takes no path, got {text!r}")
         best = best_drafter(target)
         spec = replace(spec, name=best.name, path=best.path)
     name = spec.name.replace("-", "_")

@@ -142,6 +142,11 @@ def test_auto_is_copies_and_the_drafter_that_comes_with_the_package(tmp_path, mo
     assert engine.generate(PROMPTS[0], GREEDY).token_ids == tiny_engine("none").generate(PROMPTS[0], GREEDY).token_ids
 
 
+def test_auto_takes_no_path():
+    with pytest.raises(ValueError, match=r"^drafter: auto takes no path, got 'auto:folder'"):
+        tiny_engine("auto:folder")
+
+
 def test_auto_on_a_device_is_what_drafts_inside_the_captured_cycle(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     target = SimpleNamespace(ops=SimpleNamespace(resident=True), final_norm=tiny_model().target.final_norm)
