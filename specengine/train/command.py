@@ -105,7 +105,9 @@ def outcome_line(outcome: Outcome, out: Path) -> str:
     return f"finished, {done}{tau}; the best is in {out}"
 
 
-def _corpus(request: TrainRequest, model: LoadedModel, questions: list[str] | None, world: World, bars: Bars) -> Corpus:
+def _corpus(
+    request: TrainRequest, model: LoadedModel, questions: list[list[str]] | None, world: World, bars: Bars
+) -> Corpus:
     folder = request.data or request.out / "data"
     if world.rank == 0:
         bars.begin("data", request.tokens)

@@ -73,10 +73,10 @@ def read_questions(path: Path) -> list[list[str]]:
             continue
         try:
             data = json.loads(line)
-            turns = [data["prompt"]] if "prompt" in data else list(data["turns"])
+            turns = [data["prompt"]] if "prompt" in data else data["turns"]
         except (ValueError, TypeError, KeyError):
             turns = []
-        if not turns or not all(isinstance(turn, str) for turn in turns):
+        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
             raise ValueError(f"prompts: {path}, line {number}: expected an object with `turns` or `prompt`, texts")
         questions.append(turns)
     if not questions:

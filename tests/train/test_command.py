@@ -111,6 +111,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, target):
         (b'{"turns": [[1]]}', "line 1: expected an object"),
         (b'{"turns": ["why", 1]}', "line 1: expected an object"),
         (b'{"turns": []}', "line 1: expected an object"),
+        (b'{"turns": "why"}', "line 1: expected an object"),
     ],
 )
 def test_a_file_that_holds_no_questions_is_refused(tmp_path, content, message):
