@@ -164,6 +164,7 @@ Device DecoderPass::validate() const {
   check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
   check(lengths, "lengths", {DType::kInt32}, {B});
   check(row_start, "row_start", {DType::kInt32}, {B + 1});
+  if (earlier < 0 || earlier >= kMaxNodes) fail("earlier: expected 0 to ", kMaxNodes - 1, " nodes, got ", earlier);
   check(cos, "cos", {DType::kFloat32}, {T, d.D / 2});
   check(sin, "sin", {DType::kFloat32}, {T, d.D / 2});
   if (d.first_columns == 0 && first_inputs.defined()) fail("first_inputs: this decoder's first layer reads its rows");

@@ -139,3 +139,9 @@ def test_a_first_layer_that_is_given_its_rows_has_no_norm_and_needs_them():
             call("decoder_pass", {**arguments, "decoder": given, "workspace": workspace, "first_inputs": rows})
     with pytest.raises(ValueError, match=r"^first_inputs: this decoder's first layer reads its rows"):
         call("decoder_pass", {**arguments, "first_inputs": randn(8, 6)})
+
+
+@pytest.mark.parametrize("earlier", [-1, 256, 2**63 - 1])
+def test_nodes_before_a_pass_are_counted_from_0(earlier):
+    with pytest.raises(ValueError, match=f"^earlier: expected 0 to 255 nodes, got {earlier}"):
+        call("decoder_pass", {**OPS["decoder_pass"](), "earlier": earlier})
