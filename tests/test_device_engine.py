@@ -141,6 +141,16 @@ def cascade(tmp_path_factory):
     return f"fasteagle:{folder},adaptive=false", params
 
 
+def test_drafters_in_one_tree_draft_between_two_captured_cycles(device_engine, cascade):
+    spec, params = cascade
+    expected = on_the_cpu(params)
+    engine = device_engine(f"combine:prompt_lookup+{spec.replace(',', ';')};top_k=3,nodes=8", max_batch_size=3)
+    outputs = engine.generate(PROMPTS, params)
+    assert ids(outputs) == ids(expected)
+    drafted = [cycle for output in outputs for cycle in output.trace if len(cycle.tokens) > 1]
+    assert drafted and sum(output.stats.cycles for output in outputs) < sum(each.stats.cycles for each in expected)
+
+
 @pytest.mark.parametrize("options, batch", [("top_k=5", 3), ("top_k=5,levels=2", 1), ("top_k=1", 2)])
 def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, cascade, options, batch):
     spec, params = cascade
