@@ -36,7 +36,7 @@ PROMISES = (1.05, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)  # tokens of a cycle b
 @dataclass(frozen=True)
 class Config:
     """nodes: of the largest tree, root included.  adaptive: keep the nodes that pay and ask the drafters that do, else
-    ask all and keep the likeliest nodes."""
+    ask all and keep the likeliest nodes; parts that do not say otherwise do the same."""
 
     nodes: int = 16
     adaptive: bool = True
@@ -77,7 +77,8 @@ class Combine(Drafter):
         texts = [text.strip().replace(";", ",") for text in (path or "").split("+")]
         if len(texts) < 2 or not all(texts):
             raise ValueError(f"drafter: combine: expected at least two drafters as in a+b, got {path!r}")
-        self.parts = [load_drafter(text, target) for text in texts]
+        whole = "" if config.adaptive else ",adaptive=false"
+        self.parts = [load_drafter(text if "adaptive=" in text else text + whole, target) for text in texts]
         for part in self.parts:
             if not part.proposes:
                 raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
@@ -146,7 +147,10 @@ class Combine(Drafter):
                 part.rest(views)
                 continue
             begin = time.perf_counter()
-            trees = [merged(pair) for pair in zip(trees, part.propose(views), strict=True)]
+            more = part.propose(views)
+            if all(len(tree.tokens) == 1 for tree in more):
+                continue  # there was nothing to draft from
+            trees = [merged(pair) for pair in zip(trees, more, strict=True)]
             without, best = best, self._cut(trees, prefix)
             if self._costs is not None:
                 seconds = [

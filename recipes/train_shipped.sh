@@ -1,0 +1,37 @@
+#!/bin/bash
+# Trains the drafters that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
+# On the answers to the prompts of prompts.py; those that matter most learn from what the target asks itself before. Run
+# again, it goes on where it stopped. On two CPU cores all of them take a day.
+set -eu
+folder=$1 && shift
+here=$(dirname "$(realpath "$0")")
+mkdir -p "$folder" && cd "$folder"
+[ -f prompts.jsonl ] || python -W ignore "$here/prompts.py" 6000 prompts.jsonl
+
+learn() { # OUT DRAFTER OPTIONS...
+  local out=$1 drafter=$2 && shift 2
+  specengine train --target smollm2-135m --drafter "$drafter" --out "$out" --batch-tokens 256 --rows 1024 \
+    --evaluate-steps 400 --save-steps 100 --precision bfloat16 --storage int8 "$@"
+}
+
+asked() { # NAME DRAFTER OPTIONS...
+  local name=$1 drafter=$2 && shift 2
+  learn "$name" "$drafter" --data asked --prompts prompts.jsonl --tokens 690000 --epochs 2 --seed 1 "$@"
+}
+
+both() { # NAME DRAFTER
+  learn "first_$1" "$2" --data self_asked --tokens 940000 --epochs 2 --learning-rate 1e-3 --seed 0
+  asked "$1" "$2" --learning-rate 7e-4 --start "first_$1"
+}
+
+[ $# -gt 0 ] || set -- eagle3 fasteagle medusa glide draft_model
+for name; do
+  case $name in
+    eagle3) both eagle3 eagle3,levels=5 ;;
+    fasteagle) both fasteagle fasteagle,levels=4,cross_entropy=1.0,feature=0.1,decay=1.0 ;;
+    medusa) asked medusa medusa,heads=4 --learning-rate 1e-3 ;;
+    glide) asked glide glide,layers=1 --learning-rate 1e-3 ;;
+    draft_model) asked draft_model draft-model,layers=4 --learning-rate 1e-3 ;;
+    *) echo "unknown drafter $name" >&2 && exit 2 ;;
+  esac
+done
