@@ -13,7 +13,6 @@ import torch
 
 from specengine.console import note
 from specengine.drafting.shipped import FINGERPRINT, fingerprint
-from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.loading import LoadedModel, load_model
 from specengine.options import check_range
 from specengine.train.card import model_card
@@ -27,7 +26,7 @@ from specengine.train.objectives import new_objective, objective_class
 from specengine.train.parallel import World
 from specengine.train.plot import plot_training
 from specengine.train.progress import Bars
-from specengine.train.run_state import load_state
+from specengine.train.start import starting_weights
 from specengine.train.state_store import StateStore
 from specengine.train.target_states import TargetStates
 from specengine.train.trainer import Outcome, Trainer
@@ -120,10 +119,7 @@ def _corpus(
 
 def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: World, bars: Bars) -> Outcome:
     config, limit = request.config, model.config.vocab_size
-    if request.start:
-        vocabulary = open_draft_checkpoint(request.start).vocabulary(model.config)
-    else:
-        vocabulary = corpus.frequent_tokens(request.vocabulary) if 0 < request.vocabulary < limit else None
+    vocabulary = corpus.frequent_tokens(request.vocabulary) if 0 < request.vocabulary < limit else None
     torch.manual_seed(config.seed)
     objective = new_objective(request.drafter, load_frozen(request.target, vocabulary, world.device))
     passes = TargetStates(model.target, objective.taps, objective.kv_layers)
@@ -150,7 +146,7 @@ def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: Wor
             "dtype": request.dtype,
             "processes": world.size,
         },
-        weights=_weights(request.start) if request.start else None,
+        weights=request.start and (lambda: starting_weights(request.start, objective, model.config)),
         publish=lambda report, tokens: _publish(request, model, objective, corpus, report, tokens),
         show=bars.show,
     )
@@ -159,13 +155,6 @@ def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: Wor
     if world.rank == 0:
         _picture(request.out)
     return outcome
-
-
-def _weights(start: Path) -> dict[str, torch.Tensor]:
-    state = load_state(start / "checkpoints")
-    if state is None:
-        raise ValueError(f"start: expected the folder of a training run, got {start}, which has no checkpoint")
-    return state["network"]
 
 
 def _slug(reads: dict[str, str]) -> str:

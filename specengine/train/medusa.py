@@ -74,6 +74,10 @@ class MedusaObjective(Objective):
         total = sum(self.options.decay**i * loss for i, loss in enumerate(losses))
         return total, LevelReport.of(losses, guesses, batch)
 
+    def vocabulary_rows(self) -> list[str]:
+        """See Objective."""
+        return [f"{i}.1.weight" for i, head in enumerate(self.network) if len(head) > 1]
+
     def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See Objective; `{i}.0.linear` and, with own_head, `{i}.1`."""
         json = {

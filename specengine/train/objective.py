@@ -153,6 +153,7 @@ class Objective(ABC):
     """One drafter's network and loss. A subclass is made with (frozen, options: an instance of its Options).
 
     name: as in --drafter.  Options: a frozen dataclass that checks its ranges.  learning_rate: the default.
+    frozen: what it was made with.
     network: all that is trained, in plain PyTorch with the parameter names of published checkpoints.
     taps: layers of the target whose input it reads.  kv_layers: layers whose keys and values it reads.
     """
@@ -160,6 +161,7 @@ class Objective(ABC):
     name: ClassVar[str]
     Options: ClassVar[type]
     learning_rate: ClassVar[float] = 5e-5
+    frozen: Frozen
     network: nn.Module
     taps: tuple[int, ...] = ()
     kv_layers: tuple[int, ...] = ()
@@ -172,6 +174,10 @@ class Objective(ABC):
     def prepare(self, batch: TrainingBatch) -> None:
         """Sees some dialogues before the first step of a run, the same ones in every process."""
         return None
+
+    def vocabulary_rows(self) -> list[str]:
+        """Names of the network's tensors that have a row per token of the drafter's vocabulary."""
+        return [name for name in self.network.state_dict() if name.endswith("lm_head.weight")]
 
     @abstractmethod
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:

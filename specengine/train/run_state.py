@@ -30,8 +30,11 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def load_state(folder: Path) -> dict[str, Any] | None:
-    """The newest readable state, on the CPU; None: there is none. Raises ValueError where none can be read."""
+def load_state(folder: Path, argument: str = "out") -> dict[str, Any] | None:
+    """The newest readable state, on the CPU; None: there is none.
+
+    Raises ValueError naming the argument where none can be read.
+    """
     paths = _states(folder)
     for path in reversed(paths):
         try:
@@ -39,10 +42,10 @@ def load_state(folder: Path) -> dict[str, Any] | None:
         except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
             continue  # a disk's fault: the one before it may be whole
         if not isinstance(state, dict) or "about" not in state:
-            raise ValueError(f"out: {path} is of something else than training here")
+            raise ValueError(f"{argument}: {path} is of something else than training here")
         return state
     if paths:
-        raise ValueError(f"out: no checkpoint in {folder} can be read; remove it to start anew")
+        raise ValueError(f"{argument}: no checkpoint in {folder} can be read; remove it to start anew")
     return None
 
 

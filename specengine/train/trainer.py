@@ -53,8 +53,8 @@ class Diverged(ValueError):
 
 
 class Trainer:
-    """about: what a run must have in common with the checkpoint it resumes.  weights: of the network to begin with, of
-    another run; None: the objective's own.  publish: told the held-out report, the
+    """about: what a run must have in common with the checkpoint it resumes.  weights: makes those of the network to
+    begin with; None: the objective's own.  publish: told the held-out report, the
     tokens learned, whenever it is the best yet.  show: told of every step and evaluation."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Trainer:
         world: World,
         *,
         about: dict[str, Any],
-        weights: dict[str, torch.Tensor] | None = None,
+        weights: Callable[[], dict[str, torch.Tensor]] | None = None,
         publish: Callable[[LevelReport, int], None],
         show: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
@@ -225,7 +225,7 @@ class Trainer:
         if self._weights is None:
             return
         try:
-            self._objective.network.load_state_dict(self._weights)
+            self._objective.network.load_state_dict(self._weights())
         except RuntimeError as error:
             raise ValueError(f"start: the run there trained another network: {error}") from error
 
