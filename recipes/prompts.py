@@ -1,4 +1,4 @@
-"""Prompts for the shipped drafters' data: python recipes/prompts.py 6000 prompts.jsonl
+"""Prompts for the shipped drafters' data: python recipes/prompts.py 6000 prompts.jsonl [SEED]
 
 Requests that a small assistant gets, from the word lists of prompts.toml and from functions of Python's own library; a
 third of them with a second turn. The same seed and Python version give the same file.
@@ -18,22 +18,24 @@ from types import FunctionType
 import tomllib
 
 LISTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-KINDS = {"about": 0.30, "stories": 0.10, "sums": 0.10, "work": 0.10, "coding": 0.15, "library": 0.20, "source": 0.05}
+KINDS = {"about": 0.20, "chat": 0.15, "stories": 0.10, "sums": 0.10, "work": 0.10}
+CODE_KINDS = {"coding": 0.12, "library": 0.12, "exercise": 0.08, "source": 0.03}
 LONGEST = 900  # characters of a function's source
 
 
 def main(count: int, path: Path, seed: int = 0) -> None:
     """Writes so many prompts."""
     draw = random.Random(seed)
+    shares = KINDS | CODE_KINDS
     functions = list(library(LISTS["modules"]))
     short = [function for function in functions if len(function["source"]) < LONGEST]
     with path.open("w", encoding="utf-8") as file:
-        for kind in draw.choices(list(KINDS), list(KINDS.values()), k=count):
+        for kind in draw.choices(list(shares), list(shares.values()), k=count):
             fields = draw.choice(short if kind == "source" else functions) | words(draw)
             text = draw.choice(LISTS[kind]).format(**fields)
             turns = [text[0].upper() + text[1:] if kind in ("sums", "work") else text]
             if draw.random() < 1 / 3:
-                turns.append(draw.choice(LISTS["code_again" if kind in ("coding", "library", "source") else "again"]))
+                turns.append(draw.choice(LISTS["code_again" if kind in CODE_KINDS else "again"]))
             file.write(json.dumps({"turns": turns}) + "\n")
 
 
@@ -78,4 +80,4 @@ def described(name: str, function: FunctionType, doc: str) -> Iterator[dict[str,
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
