@@ -43,14 +43,8 @@ def words(draw: random.Random) -> dict[str, str | int]:
     """What stands for the letters in templates."""
     (t, u), (p, q) = draw.sample(LISTS["topics"], 2), draw.sample(LISTS["people"], 2)
     numbers = {"n": draw.randint(2, 12), "a": draw.randint(13, 99), "b": draw.randint(5, 95)}
-    return {
-        "t": t,
-        "u": u,
-        "p": p,
-        "q": q,
-        "k": draw.choice(LISTS["tasks"]),
-        "l": draw.choice(LISTS["languages"]),
-    } | numbers
+    code = {"k": draw.choice(LISTS["tasks"]), "l": draw.choice(LISTS["languages"])}
+    return {"t": t, "u": u, "p": p, "q": q, "exercise": draw.choice(LISTS["stubs"])} | code | numbers
 
 
 def library(modules: Sequence[str]) -> Iterator[dict[str, str]]:
