@@ -1,12 +1,16 @@
 #!/bin/bash
 # Trains the drafters that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
-# On the answers to the prompts of prompts.py; those that matter most learn from what the target asks itself before. Run
-# again, it goes on where it stopped. On two CPU cores all of them take a day.
+# On answers to the prompts of prompts.py and to questions that the target asks itself; those that matter most learn from
+# its own questions alone before. Run again, it goes on where it stopped. On two CPU cores all of them take a day.
 set -eu
 folder=$1 && shift
 here=$(dirname "$(realpath "$0")")
 mkdir -p "$folder" && cd "$folder"
-[ -f prompts.jsonl ] || python -W ignore "$here/prompts.py" 6000 prompts.jsonl
+if [ ! -f prompts.jsonl ]; then
+  python -W ignore "$here/prompts.py" 6000 prompts.part 2
+  python "$here/questions.py" 2500 2 >>prompts.part
+  shuf --random-source=<(yes) prompts.part >prompts.jsonl
+fi
 
 learn() { # OUT DRAFTER OPTIONS...
   local out=$1 drafter=$2 && shift 2
@@ -16,7 +20,7 @@ learn() { # OUT DRAFTER OPTIONS...
 
 asked() { # NAME DRAFTER OPTIONS...
   local name=$1 drafter=$2 && shift 2
-  learn "$name" "$drafter" --data asked --prompts prompts.jsonl --tokens 690000 --epochs 2 --seed 1 "$@"
+  learn "$name" "$drafter" --data asked --prompts prompts.jsonl --tokens 1200000 --epochs 1 --seed 2 "$@"
 }
 
 both() { # NAME DRAFTER
