@@ -31,15 +31,6 @@ struct Activations {
         down_in(space.rows(M, d.I, layer.down)) {}
 };
 
-TensorView layer_of(const TensorView& cache, int64_t layer) {
-  TensorView view = cache;
-  view.ndim = 4;
-  for (int i = 0; i < 4; ++i) view.shape[i] = cache.shape[i + 1], view.strides[i] = cache.strides[i + 1];
-  const int64_t bytes = cache.dtype == DType::kFloat32 ? 4 : 2;
-  view.data = cache.as<uint8_t>() + layer * cache.numel() / std::max<int64_t>(1, cache.shape[0]) * bytes;
-  return view;
-}
-
 KvCacheView cache_of(const DecoderPass& op, int64_t layer) {
   return {layer_of(op.k_cache, layer),
           layer_of(op.v_cache, layer),

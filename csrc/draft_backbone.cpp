@@ -130,7 +130,7 @@ Device DraftBackbone::validate() const {
   check(sin, "sin", {DType::kFloat32}, {positions, d.D / 2});
   check(children, "children", {DType::kInt32}, {B, T, k});
   check(scores, "scores", {DType::kFloat32}, {B, T, k});
-  check(levels, "levels", {DType::kInt32}, {1});
+  check(levels, "levels", {DType::kInt32}, {B});
   if (T < 1 || k < 1 || k > std::min<int64_t>(kMaxNodes - 1, head.total_rows())) {
     fail("children: expected at least one level of 1 to ", std::min<int64_t>(kMaxNodes - 1, head.total_rows()),
          " tokens, got ", T.value, " of ", k.value);
@@ -138,15 +138,29 @@ Device DraftBackbone::validate() const {
   return check.device();
 }
 
-void run_cpu(const DraftBackbone& op) {
-  const int64_t M = op.tokens.shape[0], B = op.lengths.shape[0], T = op.children.shape[1], k = op.children.shape[2];
-  const int64_t C = op.decoder.C, V = op.embedding.shape[0] * kPanel;
+// Everything that a level may need, before anything is written.
+void check_values(const DraftBackbone& op) {
+  const int64_t T = op.children.shape[1], V = op.embedding.shape[0] * kPanel;
+  KvCacheView cache{layer_of(op.k_cache, 0), layer_of(op.v_cache, 0), op.block_table, op.lengths, op.row_start, T - 1};
+  cache.K = op.decoder.K, cache.D = op.decoder.D, cache.B = op.lengths.shape[0];
+  cache.validate_rows(op.tokens.shape[0]);
+  cache.earlier = 0;
+  check_depths(cache, op.depths, op.cos.shape[0]);
   const int32_t* row_start = op.row_start.as<int32_t>();
+  for (int64_t b = 0; b < cache.B; ++b) {
+    if (row_start[b + 1] == row_start[b]) fail("row_start: sequence ", b, " has no pair");
+    const int64_t last = op.lengths.as<int32_t>()[b] + row_start[b + 1] - row_start[b] + T - 2;
+    if (last >= op.cos.shape[0]) fail("lengths: position ", last, " is past the ", op.cos.shape[0], " rows of cos");
+  }
   check_ids(op.tokens, "tokens", V);
   if (op.vocabulary.defined()) check_ids(op.vocabulary, "vocabulary", V);
-  for (int64_t b = 0; b < B; ++b) {
-    if (row_start[b + 1] <= row_start[b]) fail("row_start: sequence ", b, " has no pair");
-  }
+}
+
+void run_cpu(const DraftBackbone& op) {
+  check_values(op);
+  const int64_t M = op.tokens.shape[0], B = op.lengths.shape[0], T = op.children.shape[1], k = op.children.shape[2];
+  const int64_t C = op.decoder.C;
+  const int32_t* row_start = op.row_start.as<int32_t>();
 
   Workspace count(nullptr);
   PerSequence(op, B, k, count), PassRows(op.decoder, std::max(M, B), count);
@@ -189,7 +203,7 @@ void run_cpu(const DraftBackbone& op) {
     for (int64_t b = 0; b < B; ++b) keep(rows, b, b), ++own.lengths.as<int32_t>()[b];
     expand(op, own, level);
   }
-  *op.levels.as<int32_t>() = static_cast<int32_t>(level);
+  std::fill_n(op.levels.as<int32_t>(), B, static_cast<int32_t>(level));
 }
 
 }  // namespace specengine

@@ -41,4 +41,14 @@ class Workspace {
   int64_t used_ = 0;
 };
 
+// Keys or values of one layer of [layers, P, K, 64, D].
+inline TensorView layer_of(const TensorView& cache, int64_t layer) {
+  TensorView view = cache;
+  view.ndim = 4;
+  for (int i = 0; i < 4; ++i) view.shape[i] = cache.shape[i + 1], view.strides[i] = cache.strides[i + 1];
+  const int64_t bytes = cache.dtype == DType::kFloat32 ? 4 : 2;
+  view.data = cache.as<uint8_t>() + layer * cache.numel() / std::max<int64_t>(1, cache.shape[0]) * bytes;
+  return view;
+}
+
 }  // namespace specengine

@@ -26,7 +26,7 @@ struct DraftBackbone {
   float least;                  // no further where the backbone is reached less often, the mean of the sequences
   TensorView children;          // [B, T, k] int32, written: the likeliest tokens of each level
   TensorView scores;            // [B, T, k] float32, written: their log-probabilities
-  TensorView levels;            // [1] int32, written: how many of the T there are; the others are not written
+  TensorView levels;  // [B] int32, written: how many of the T there are, for all the same; others are not written
 
   Device validate() const;
 };

@@ -58,10 +58,10 @@ class BackboneDraft:
         """
         batch = len(place.lengths)
         tokens = torch.empty(batch, levels, self._top_k, dtype=torch.int32)
-        scores, count = torch.empty(tokens.shape), torch.empty(1, dtype=torch.int32)
+        scores, count = torch.empty(tokens.shape), torch.empty(batch, dtype=torch.int32)
         _C.draft_backbone(
             *(*self._weights, *self._rest, rows.tokens, features, rows.depths, pool.k, pool.v, place.block_table),
             *(place.lengths, rows.row_start, *cos_sin, least, tokens, scores, count),
         )
-        reached = count.item()
+        reached = int(count[0])
         return tokens[:, :reached], scores[:, :reached]

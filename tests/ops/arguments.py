@@ -162,6 +162,35 @@ def decoder_pass_fed() -> Arguments:
     return {**decoder_pass(), "decoder": native, "tokens": None, "inputs": randn(8, 6, seed=5)}
 
 
+def draft_backbone() -> Arguments:
+    """Two sequences with chains of 5 and 3 pairs, three levels of two tokens."""
+    first = {**decoder_layer(), "attention_norm": None, "qkv": projection(64, 12, 1)}
+    layers = [_C.DecoderLayer(**first), _C.DecoderLayer(**decoder_layer())]
+    changes = {"embedding": None, "layers": layers, "first_columns": 12, "taps": (2,)}
+    passed = decoder_pass()
+    return {
+        "decoder": _C.Decoder(**{**decoder(), **changes}),
+        "embedding": randn(2, 6, 16),
+        "embedding_norm": randn(6),
+        "feature_norm": randn(6),
+        "before_residual": False,
+        "feed_back": False,
+        "head": projection(20, 6, 7),
+        "vocabulary": torch.arange(20, dtype=torch.int32),
+        "tokens": ints(*range(8)),
+        "features": randn(8, 6, seed=5),
+        "depths": ints(*range(5), *range(3)),
+        **{name: passed[name] for name in PLACE if name != "row_start"},
+        "row_start": ints(0, 5, 8),
+        "cos": randn(96, 4),
+        "sin": randn(96, 4),
+        "least": 0.0,
+        "children": torch.zeros(2, 3, 2, dtype=torch.int32),
+        "scores": torch.zeros(2, 3, 2),
+        "levels": ints(0, 0),
+    }
+
+
 def expand_backbone() -> Arguments:
     trees = {name: torch.zeros(2, 8, dtype=torch.int32) for name in ("tokens", "parents", "depths")}
     return {
@@ -267,7 +296,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
-        *(decoder_pass_fed, select_nodes),
+        *(decoder_pass_fed, draft_backbone, select_nodes),
         *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
@@ -275,7 +304,7 @@ OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
-    ("decoder_pass fed", "ancestors"),
+    *(("decoder_pass fed", "ancestors"), ("draft_backbone", "vocabulary")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
 }
 

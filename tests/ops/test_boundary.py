@@ -64,6 +64,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draw_siblings": {"drawn", "scores", "weights"},
         "decoder_pass": {"k_cache", "v_cache", "features", "tapped", "workspace"},
         "decoder_pass fed": {"k_cache", "v_cache", "features", "tapped", "workspace"},
+        "draft_backbone": {"k_cache", "v_cache", "children", "scores", "levels"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
@@ -91,7 +92,8 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
-    ("decoder_pass", "k_cache"): FLOATS,
+    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_backbone")},
+    ("draft_backbone", "embedding"): FORMATS,
     ("tree_attention", "out"): FLOATS,
 }
 
@@ -122,7 +124,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
-    ("tree_attention", "workspace", 0),
+    *(("tree_attention", "workspace", 0), ("draft_backbone", "embedding", 0), ("draft_backbone", "block_table", 1)),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *(
         (op, name, 1)
@@ -231,6 +233,12 @@ VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),
+    *(("draft_backbone", *case) for case in CACHE_VALUES),
+    *[("draft_backbone", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
+    *[("draft_backbone", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
+    ("draft_backbone", "depths", 2, 3, "depths: row 2"),
+    ("draft_backbone", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
+    ("draft_backbone", "row_start", 1, 8, "row_start: sequence 1 has no pair"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
     *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],
     *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],

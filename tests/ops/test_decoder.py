@@ -364,7 +364,7 @@ def test_an_empty_batch_has_no_features():
 
 
 def test_the_workspace_grows_with_the_rows_and_is_what_the_pass_asks_for():
-    c = native.decoder(CONFIG, Model().embedding, Model("q8").layers, Model().final_norm)._native
+    c = native.decoder(CONFIG, Model().embedding, Model("q8").layers, Model().final_norm).native
     sizes = [c.workspace_bytes(rows) for rows in (0, 1, 2, 64, 1000)]
     assert sizes[0] == 0 and sizes == sorted(set(sizes))
 

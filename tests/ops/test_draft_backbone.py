@@ -64,7 +64,7 @@ ARGUMENTS = [
         ("children", torch.zeros(2, 3, 400, dtype=torch.int32), "children"),
         ("children", torch.zeros(2, 0, 2, dtype=torch.int32), "children"),
         ("scores", torch.zeros(2, 3, 1), "scores"),
-        ("levels", torch.zeros(2, dtype=torch.int32), "levels"),
+        ("levels", torch.zeros(3, dtype=torch.int32), "levels"),
     ],
 )
 def test_wrong_arguments_are_named(call, name, wrong, message):
