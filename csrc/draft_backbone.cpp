@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <stdexcept>
 
 #include "ops/expand_backbone.h"
 #include "ops/layer.h"
@@ -92,7 +93,11 @@ void expand(const DraftBackbone& op, const PerSequence& own, int64_t level) {
   op.head.quantised() ? run_cpu(QuantiseRows{own.read, own.head_in})
                       : static_cast<void>(std::copy_n(own.read.as<float>(), own.read.numel(), own.head_in.as<float>()));
   project(own.head_in, op.head, as_rows(own.logits));
-  run_cpu(own.expansion());
+  try {
+    run_cpu(own.expansion());
+  } catch (const std::invalid_argument& error) {  // it names its logits, which are no argument here
+    fail("features: level ", level, " has no distribution; ", error.what());
+  }
   const int32_t* vocabulary = op.vocabulary.defined() ? op.vocabulary.as<int32_t>() : nullptr;
   for (int64_t b = 0; b < B; ++b) {
     for (int64_t i = 0; i < k; ++i) {

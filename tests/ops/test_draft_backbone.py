@@ -88,5 +88,5 @@ def test_a_draft_past_the_pages_of_a_sequence_is_refused(call):
 
 def test_features_that_are_no_numbers_are_refused(call):
     call.features = call.features * float("nan")
-    with pytest.raises(ValueError, match="logits"):
+    with pytest.raises(ValueError, match="features: level 0 has no distribution; logits: NaN"):
         call()
