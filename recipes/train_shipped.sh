@@ -1,7 +1,8 @@
 #!/bin/bash
-# Trains the drafters that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
+# Trains drafters for smollm2-135m that are to come with the package: recipes/train_shipped.sh FOLDER [NAME...]
 # On answers to the prompts of prompts.py and to questions that the target asks itself; those that matter most learn from
-# its own questions alone before. Run again, it goes on where it stopped. On two CPU cores all of them take a day.
+# its own questions alone before. Run again, it goes on where it stopped. It has not been run as a whole yet: a drafter's
+# card has the commands that made it.
 set -eu
 folder=$1 && shift
 here=$(dirname "$(realpath "$0")")
