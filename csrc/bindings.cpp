@@ -244,18 +244,18 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       py::arg("top_tokens"), py::arg("top_scores"), py::arg("sums"), py::arg("arrived"));
   m.def(
       "draft_backbone",
-      [](const Decoder& decoder, T embedding, T embedding_norm, T feature_norm, bool before_residual, bool feed_back,
-         const Projection& head, T vocabulary, T tokens, T features, T depths, T k_cache, T v_cache, T block_table,
-         T lengths, T row_start, T cos, T sin, float least, T children, T scores, T levels) {
+      [](const Decoder& decoder, T embedding, T embedding_norm, T feature_norm, const Projection* fuse,
+         bool before_residual, bool feed_back, const Projection& head, T vocabulary, T tokens, T features, T k_cache,
+         T v_cache, T block_table, T lengths, T row_start, T cos, T sin, float least, T children, T scores, T levels) {
         run_op("draft_backbone",
-               DraftBackbone{
-                   decoder, embedding, embedding_norm, feature_norm, before_residual, feed_back,   head,    vocabulary,
-                   tokens,  features,  depths,         k_cache,      v_cache,         block_table, lengths, row_start,
-                   cos,     sin,       least,          children,     scores,          levels});
+               DraftBackbone{decoder,   embedding,   embedding_norm, feature_norm, fuse,     before_residual,
+                             feed_back, head,        vocabulary,     tokens,       features, k_cache,
+                             v_cache,   block_table, lengths,        row_start,    cos,      sin,
+                             least,     children,    scores,         levels});
       },
       nogil, py::arg("decoder"), py::arg("embedding"), py::arg("embedding_norm"), py::arg("feature_norm"),
-      py::arg("before_residual"), py::arg("feed_back"), py::arg("head"), py::arg("vocabulary"), py::arg("tokens"),
-      py::arg("features"), py::arg("depths"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"),
+      py::arg("fuse"), py::arg("before_residual"), py::arg("feed_back"), py::arg("head"), py::arg("vocabulary"),
+      py::arg("tokens"), py::arg("features"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"),
       py::arg("lengths"), py::arg("row_start"), py::arg("cos"), py::arg("sin"), py::arg("least"), py::arg("children"),
       py::arg("scores"), py::arg("levels"));
   m.def(

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 
 #include "ops/expand_backbone.h"
@@ -23,6 +24,16 @@ struct PassRows {
         features(space.floats({M, d.C})),
         tapped(space.floats({M, 1, d.C})),
         workspace(space.bytes(d.workspace_bytes(M))) {}
+};
+
+// The first pass's own: features fused, and where its rows stand.
+struct FirstRows {
+  TensorView given, fused, depths;
+
+  FirstRows(const DraftBackbone& op, int64_t M, Workspace& space) : depths(space.ints({M})) {
+    if (!op.fuse) return;
+    given = space.rows(M, op.features.shape[1], *op.fuse), fused = space.floats({M, op.decoder.C});
+  }
 };
 
 // What is there of every sequence.
@@ -87,11 +98,16 @@ void pass(const DraftBackbone& op, const PassRows& rows, const TensorView& token
                       rows.workspace, 0});
 }
 
+// x as a projection multiplies it.
+void prepare(const TensorView& x, const Projection& reader, const TensorView& out) {
+  if (reader.quantised()) return run_cpu(QuantiseRows{x, out});
+  std::copy_n(x.as<float>(), x.numel(), out.as<float>());
+}
+
 // Writes a level: the best children of every sequence's last row.
 void expand(const DraftBackbone& op, const PerSequence& own, int64_t level) {
   const int64_t B = own.root.shape[0], T = op.children.shape[1], k = op.children.shape[2];
-  op.head.quantised() ? run_cpu(QuantiseRows{own.read, own.head_in})
-                      : static_cast<void>(std::copy_n(own.read.as<float>(), own.read.numel(), own.head_in.as<float>()));
+  prepare(own.read, op.head, own.head_in);
   project(own.head_in, op.head, as_rows(own.logits));
   try {
     run_cpu(own.expansion());
@@ -114,7 +130,7 @@ Device DraftBackbone::validate() const {
   Checker check;
   const Decoder& d = decoder;
   const auto layers = static_cast<int64_t>(d.layers.size());
-  Dim M{"M"}, P{"P"}, B{"B"}, max_pages{"max_pages"}, T{"T"}, k{"k"}, positions{"positions"}, V{"V"};
+  Dim M{"M"}, F{"F"}, P{"P"}, B{"B"}, max_pages{"max_pages"}, T{"T"}, k{"k"}, positions{"positions"}, V{"V"};
   if (d.first_columns != 2 * d.C) fail("decoder: expected first_columns=", 2 * d.C, ", got ", d.first_columns);
   if (d.taps != std::vector<int64_t>{layers}) fail("decoder: expected the last layer's output as its one tap");
   Dim C{"C", d.C, "hidden"};
@@ -124,8 +140,9 @@ Device DraftBackbone::validate() const {
   check_projection(check, head, "head", head.total_rows(), d.C);
   check.optional(vocabulary, "vocabulary", {DType::kInt32}, {head.total_rows()});
   check(tokens, "tokens", {DType::kInt32}, {M});
-  check(features, "features", {DType::kFloat32}, {M, d.C});
-  check(depths, "depths", {DType::kInt32}, {M});
+  check(features, "features", {DType::kFloat32}, {M, F});
+  if (fuse) check_projection(check, *fuse, "fuse", d.C, F);
+  if (!fuse && F != d.C) fail("features: expected ", d.C, " columns, got ", F.value);
   check(k_cache, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, d.K, kPageSize, d.D});
   check(v_cache, "v_cache", {k_cache.dtype}, {layers, P, d.K, kPageSize, d.D});
   check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
@@ -149,8 +166,6 @@ void check_values(const DraftBackbone& op) {
   KvCacheView cache{layer_of(op.k_cache, 0), layer_of(op.v_cache, 0), op.block_table, op.lengths, op.row_start, T - 1};
   cache.K = op.decoder.K, cache.D = op.decoder.D, cache.B = op.lengths.shape[0];
   cache.validate_rows(op.tokens.shape[0]);
-  cache.earlier = 0;
-  check_depths(cache, op.depths, op.cos.shape[0]);
   const int32_t* row_start = op.row_start.as<int32_t>();
   for (int64_t b = 0; b < cache.B; ++b) {
     if (row_start[b + 1] == row_start[b]) fail("row_start: sequence ", b, " has no pair");
@@ -168,7 +183,7 @@ void run_cpu(const DraftBackbone& op) {
   const int32_t* row_start = op.row_start.as<int32_t>();
 
   Workspace count(nullptr);
-  PerSequence(op, B, k, count), PassRows(op.decoder, std::max(M, B), count);
+  PerSequence(op, B, k, count), FirstRows(op, M, count), PassRows(op.decoder, std::max(M, B), count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());
   Workspace space(memory.get() + (64 - address % 64));
@@ -185,8 +200,13 @@ void run_cpu(const DraftBackbone& op) {
   };
   {
     Workspace after = space;
+    const FirstRows first(op, M, after);
     const PassRows rows(op.decoder, M, after);
-    pass(op, rows, op.tokens, op.features, op.depths, op.lengths, op.row_start);
+    for (int64_t b = 0; b < B; ++b) {
+      std::iota(first.depths.as<int32_t>() + row_start[b], first.depths.as<int32_t>() + row_start[b + 1], 0);
+    }
+    if (op.fuse) prepare(op.features, *op.fuse, first.given), project(first.given, *op.fuse, first.fused);
+    pass(op, rows, op.tokens, op.fuse ? first.fused : op.features, first.depths, op.lengths, op.row_start);
     for (int64_t b = 0; b < B; ++b) {
       keep(rows, b, row_start[b + 1] - 1);
       own.lengths.as<int32_t>()[b] = op.lengths.as<int32_t>()[b] + row_start[b + 1] - row_start[b];

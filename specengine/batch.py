@@ -40,6 +40,8 @@ class Batch:
         self.history = TokenHistory.of(
             [s.tokens for s in self.sequences], [s.prompt_length for s in self.sequences], longest
         )
+        # numpy writes a few integers in a fraction of the time that a tensor takes
+        self._texts, self._lengths = self.history.tokens.numpy(), self.history.length.numpy()
         self.workspace = VerifyWorkspace(len(self.sequences), vocab, weights=not isinstance(rule, Match))
         # Else the most likely token of every node is all there is to know of its logits.
         self.reads_logits = rule.reads_logits or any(s.params.reads_logits for s in sequences)
@@ -69,18 +71,16 @@ class Batch:
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Gives every sequence its accepted tokens and bonus; cuts the paths where a sequence ended inside its run."""
         self._committed, self._rows = [], []
-        # numpy writes a few integers in a fraction of the time that a tensor takes
-        history, lengths = self.history.tokens.numpy(), accepted.path_length.numpy()
-        paths, bonuses, first_rows = accepted.path.tolist(), accepted.bonus.tolist(), tree.row_start.tolist()
-        relaxed = accepted.relaxed.tolist()
+        columns = (accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed, tree.row_start)
+        paths, lengths, bonuses, relaxed, first_rows = (column.tolist() for column in columns)
         for b, (sequence, draft) in enumerate(zip(self.sequences, self._trees, strict=True)):
             kept = commit_run(sequence, draft, paths[b][: lengths[b]], bonuses[b], scores, first_rows[b], relaxed[b])
             end = len(sequence.tokens)
-            history[b, end - len(kept) : end] = kept
-            lengths[b] = len(kept)
+            self._texts[b, end - len(kept) : end], self._lengths[b] = kept, end
+            if len(kept) < lengths[b]:
+                accepted.path_length[b] = len(kept)
             self._committed.append(kept)
             self._rows += [first_rows[b] + node for node in paths[b][: len(kept)]]
-        self.history.length.add_(accepted.path_length)
 
     def observe(self, drafter: Drafter, features: Features) -> None:
         of_path = features.rows(self._rows) if drafter.reads_features else None

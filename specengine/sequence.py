@@ -41,6 +41,7 @@ class Sequence:
         self._drafted: list[int] = []  # cycles that drafted to depth d + 1
         self._accepted: list[int] = []  # cycles that accepted a node there
         self._text: list[str] = []
+        self._unread: list[int] = []  # tokens whose text nobody has asked for
         self._detokenizer: Detokenizer | None = self.tokenizer.detokenizer() if self.tokenizer else None
         if self._detokenizer:
             # The text continues the prompt: a leading space or the rest of a character depends on how that ends.
@@ -71,18 +72,19 @@ class Sequence:
 
     def _ended_by(self, token: int) -> str | None:
         ended = token in self.eos_token_ids and not self.params.ignore_eos
-        if self._detokenizer:
-            piece = self._detokenizer.feed([token])
-            if self._stops:
-                piece, stopped = self._stops.feed(piece)
-                ended = ended or stopped
+        if self._stops and self._detokenizer:
+            piece, stopped = self._stops.feed(self._detokenizer.feed([token]))
+            ended = ended or stopped
             self._text.append(piece)
+        else:
+            self._unread.append(token)
         if ended:
             return "stop"
         return "length" if len(self.tokens) - self.prompt_length >= self.limit else None
 
     def _finish_text(self) -> None:
         """Releases the text held back: an incomplete character, a possible beginning of a stop string."""
+        self._read()
         rest = self._detokenizer.finish() if self._detokenizer else ""
         if self._stops and self._stops.matched is None:
             rest, stopped = self._stops.feed(rest)
@@ -91,8 +93,15 @@ class Sequence:
             rest = ""
         self._text.append(rest)
 
+    def _read(self) -> None:
+        """At once: a cycle is no good time, its caches are full of weights."""
+        unread, self._unread = self._unread, []
+        if self._detokenizer and unread:
+            self._text.append(self._detokenizer.feed(unread))
+
     def take_text(self) -> str:
         """Text completed since the last call; the output's text is all of it together."""
+        self._read()
         text = "".join(self._text)
         self._text = []
         return text

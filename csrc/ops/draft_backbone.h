@@ -11,13 +11,13 @@ struct DraftBackbone {
   TensorView embedding;         // packed [V, C]
   TensorView embedding_norm;    // [C] float32, of the left half of the first layer's input
   TensorView feature_norm;      // [C] float32, of the right half
+  const Projection* fuse;       // makes the feature of what is given, C rows; None: it is given
   bool before_residual;         // the residual stream is the normed feature
   bool feed_back;               // what stands for the next feature is the output after the final norm
   const Projection& head;       // of Vd rows
   TensorView vocabulary;        // [Vd] int32, the target's token of each row of the head; None: the same
   TensorView tokens;            // [M] int32, chains of true pairs, at least one of each sequence
-  TensorView features;          // [M, C] float32
-  TensorView depths;            // [M] int32
+  TensorView features;          // [M, F] float32, F = C without fuse
   TensorView k_cache, v_cache;  // [layers, P, K, 64, D], written
   TensorView block_table;       // [B, max_pages] int32
   TensorView lengths;           // [B] int32, pairs that are cached

@@ -158,7 +158,6 @@ class DraftModel(Drafter):
         rows = torch.full((nodes,), -1, dtype=torch.int32, device=device)
         return DraftLogits(logits, rows, replacement=self.config.replacement)
 
-    @torch.inference_mode()
     def _grow(self, sequences: Sequence, choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
         """The trees of a batch, and all distributions that were looked at on the way, level by level."""
         trees = [Growth(s, b, self._depth(s), [s.tokens[-1]]) for b, s in enumerate(sequences)]

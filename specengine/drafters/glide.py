@@ -114,7 +114,6 @@ class Glide(ScoredDrafter):
         for sequence, tokens in zip(sequences, committed, strict=True):
             self._learn(sequence, tokens)
 
-    @torch.inference_mode()
     def grow(self, sequences: Sequence) -> list[ScoredTree]:
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token is in no cache yet
@@ -190,7 +189,6 @@ class Glide(ScoredDrafter):
     def new_device_state(self, slots: int) -> ResidentGlide:
         return ResidentGlide(slots, self._most, self._device)
 
-    @torch.inference_mode()
     def load(self, state: ResidentGlide, sequences: Sequence) -> None:
         for slot, sequence in enumerate(sequences):
             self._catch_up(sequence, self._most)

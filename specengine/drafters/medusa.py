@@ -119,7 +119,6 @@ class Medusa(ScoredDrafter):
             self._learn(sequence, tokens)
             sequence.drafter_state = State(features.last[end - 1 : end].clone())
 
-    @torch.inference_mode()
     def grow(self, sequences: Sequence) -> list[ScoredTree]:
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         known = [slot for slot, sequence in enumerate(sequences) if sequence.drafter_state]

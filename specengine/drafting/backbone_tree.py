@@ -10,9 +10,14 @@ from specengine.drafting.scored_trees import ScoredTree
 
 
 def backbone_tree(
-    root: int, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], levels: int, most: int
+    root: int,
+    tokens: Sequence[Sequence[int]],
+    scores: Sequence[Sequence[float]],
+    levels: int,
+    most: int,
+    least: float = 0.0,
 ) -> ScoredTree:
-    """The nodes of at most so many levels that are reached most often, `most` beside the root.
+    """The nodes of at most so many levels that are reached most often, `most` beside the root, none less than `least`.
 
     tokens, scores: per level, likeliest first, log-probabilities given the likeliest token of the level above.
     """
@@ -20,9 +25,9 @@ def backbone_tree(
     width = len(tokens[0]) if tokens else 0
     parents = [max(0, 1 + (level - 1) * width) for level in range(len(tokens)) for _ in range(width)]
     whole = ScoredTree([root, *chain(*tokens)], [-1, *parents], [1.0, *(exp(score) for score in chain(*scores))])
-    if len(parents) <= most:
-        return whole
     above = accumulate((level[0] for level in scores), initial=0.0)
-    reached = [before + score for before, level in zip(above, scores, strict=False) for score in level]
-    best = sorted(range(len(reached)), key=lambda node: -reached[node])[:most]  # no node before its parent
-    return whole.part(sorted(1 + node for node in best))
+    reached = [exp(before + score) for before, level in zip(above, scores, strict=False) for score in level]
+    best = [node for node, chance in enumerate(reached) if chance >= least]
+    if len(best) > most:
+        best = sorted(best, key=lambda node: -reached[node])[:most]  # no node before its parent
+    return whole if len(best) == len(parents) else whole.part(sorted(1 + node for node in best))

@@ -87,7 +87,6 @@ class Cascade:
             self._ops.layer.rms_norm(rows, None, self._norm, outputs, self.config.rms_norm_eps)
         return self._ops.linear(outputs.contiguous(), self.head)
 
-    @torch.inference_mode()
     def outputs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> torch.Tensor:
         """The layers' outputs [B, levels, hidden] at every sequence's last pair, once all pairs are cached."""
         inputs, outputs, first = self._inputs(read), [], 0

@@ -22,7 +22,7 @@ from specengine.drafting.dynamic_tree import DynamicTrees
 from specengine.drafting.eagle_checkpoint import EagleDrafter
 from specengine.drafting.eagle_layers import Outputs
 from specengine.drafting.expanded_rows import Expanded, own_bits
-from specengine.drafting.feature_pairs import PairRows
+from specengine.drafting.feature_pairs import PairRows, take_pairs
 from specengine.drafting.pair_drafter import PairDrafter
 from specengine.drafting.rank_tree import RankTree
 from specengine.drafting.scored_trees import ScoredTree
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 MAX_CANDIDATES = 2048  # of select_nodes
 UNLIKELY = 0.02  # a node that is reached less often is not worth the rows of its children
+RARE = 0.01  # a node that is reached less often is not worth its row
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,6 @@ class Eagle(PairDrafter):
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 
-    @torch.inference_mode()
     def draft_on_device(self, slots: Slots) -> TreeBatch:
         pairs, history = slots.drafter_state, slots.history
         first, counts = pairs.first[: slots.size], pairs.counts[: slots.size]
@@ -152,22 +152,23 @@ class Eagle(PairDrafter):
         columns = (tree.node_counts, tree.tokens, tree.parents, tree.kept, candidates[3])
         return [_scored(*rows) for rows in zip(*(column.tolist() for column in columns), strict=True)]
 
-    @torch.inference_mode()
     def _backbones(self, sequences: Sequence, draft: BackboneDraft) -> list[ScoredTree]:
         begin, batch, pairs = time.perf_counter(), len(sequences), self._pairs(sequences)
         place = self._place(sequences, [own.first for own in pairs])
-        read = PairRows.take(sequences, pairs, [own.count for own in pairs], self._device)
+        runs, picked = take_pairs(sequences, pairs, [own.count for own in pairs])
         self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
         levels = min(self.config.levels, max(s.draft_limit for s in sequences))
         # a token more in every sequence saves at most a pass of all of them
         least = 0.0 if self._costs is None else self._level_seconds.get(batch, 0.0) / self._costs(batch)
-        features, cos_sin = self.network.fuse(read.features), self.network.cos_sin
-        tokens, scores = draft(read.rows, features, place, self._pool, cos_sin, levels, least)
-        self._took(batch, (time.perf_counter() - begin) / tokens.shape[1])
-        columns = zip(sequences, tokens.tolist(), scores.tolist(), strict=True)
-        return [backbone_tree(s.tokens[-1], *levels, s.draft_limit, self.max_nodes - 1) for s, *levels in columns]
+        features, cos_sin = self.network.backbone_features(picked), self.network.cos_sin
+        tokens, scores = draft(runs, features, place, self._pool, cos_sin, levels, least)
+        self._took(batch, (time.perf_counter() - begin) / len(tokens[0]))
+        rare = 0.0 if self._costs is None else RARE
+        return [
+            backbone_tree(s.tokens[-1], *levels, s.draft_limit, self.max_nodes - 1, rare)
+            for s, *levels in zip(sequences, tokens, scores, strict=True)
+        ]
 
-    @torch.inference_mode()
     def _grow(self, outputs: Outputs, expanded: Expanded, levels: int, costs: CostModel | None) -> DynamicTrees:
         """All candidates, from the outputs of the last true pairs on; costs: no deeper than pays."""
         trees = DynamicTrees(*self._children(outputs), self.config.width)
@@ -217,7 +218,6 @@ class Eagle(PairDrafter):
         outputs = self._pass(read, place, only_cache=not drafting)
         return outputs.rows(read.last) if drafting else None
 
-    @torch.inference_mode()
     def _pass(self, read: PairRows, place: CacheBatch, only_cache: bool = False) -> Outputs | None:
         return self.network.forward(
             read.rows, self.network.fuse(read.features), place, self._pool, only_cache=only_cache

@@ -67,6 +67,10 @@ class EagleLayers(ABC):
         """A whole draft of a backbone with leaves in one call, where there is one for it; vocabulary: of the head."""
         return None
 
+    def backbone_features(self, picked: torch.Tensor) -> torch.Tensor:
+        """float32 [M, columns]: what was picked as that draft takes it."""
+        return self.fuse(picked)
+
     @property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rotary tables."""
@@ -206,6 +210,15 @@ class Eagle3Layers(EagleLayers):
             wide = self._normed(wide, self.norms.all_taps)
         return self.ops.linear(wide, self.fc)
 
+    def backbone_features(self, picked: torch.Tensor) -> torch.Tensor:
+        return picked.flatten(1) if self._fuses_alone else self.fuse(picked)
+
+    @property
+    def _fuses_alone(self) -> bool:
+        """Whether fc takes what was picked as it lies."""
+        plain = self.norms.all_taps is None and not self.norms.each_tap
+        return self.fc is not None and plain and self.order == list(range(len(self.order)))
+
     def _out_norm(self) -> torch.Tensor:
         return self.norms.out
 
@@ -215,7 +228,8 @@ class Eagle3Layers(EagleLayers):
     def backbone_draft(self, vocabulary: torch.Tensor | None, top_k: int) -> BackboneDraft | None:
         if not isinstance(self._decoder, Decoder):
             return None
-        norms = (self.norms.embedding, self.norms.feature, self.norms.before_residual, self.norms.feed_back)
+        own, fuse = self.norms, self.fc if self._fuses_alone else None
+        norms = (own.embedding, own.feature, fuse, own.before_residual, own.feed_back)
         return BackboneDraft(BackboneNetwork(self._decoder, self.embedding, *norms, self.head, vocabulary), top_k)
 
     def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from specengine.ops.row_tools import take_rows
 
 
-@dataclass(frozen=True)
 class Features:
     """Hidden states of M rows.
 
@@ -18,9 +17,24 @@ class Features:
     tapped: float32 [M, taps, hidden], the residual stream before the layers asked for; None: none were.
     """
 
-    last: torch.Tensor
-    tapped: torch.Tensor | None = None
+    def __init__(self, last: torch.Tensor, tapped: torch.Tensor | None = None) -> None:
+        self.last, self.tapped = last, tapped
 
     def rows(self, picked: Sequence[int]) -> Features:
         """Those of some rows."""
-        return Features(take_rows(self.last, picked), None if self.tapped is None else take_rows(self.tapped, picked))
+        return _Picked(self, picked)
+
+
+class _Picked(Features):
+    """A drafter reads one of the two, which is copied then."""
+
+    def __init__(self, features: Features, picked: Sequence[int]) -> None:
+        self._features, self._picked = features, picked
+
+    @cached_property
+    def last(self) -> torch.Tensor:
+        return take_rows(self._features.last, self._picked)
+
+    @cached_property
+    def tapped(self) -> torch.Tensor | None:
+        return None if self._features.tapped is None else take_rows(self._features.tapped, self._picked)

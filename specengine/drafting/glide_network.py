@@ -66,12 +66,10 @@ class GlideNetwork:
         """Of the drafter's token ids; -1 stays."""
         return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
 
-    @torch.inference_mode()
     def logits(self, read: GlideRows) -> torch.Tensor:
         """float32 [B, draft vocabulary] behind every sequence's last row."""
         return self._ops.linear(self.states(read)[read.last], self.head)
 
-    @torch.inference_mode()
     def states(self, read: GlideRows) -> torch.Tensor:
         """float32 [M, hidden], after the final norm; the rows' own keys and values go to the drafter's cache."""
         c, ops, rows, count = self.config, self._ops, read.rows, len(read.rows.tokens)

@@ -103,10 +103,10 @@ class PairDrafter(ScoredDrafter):
             self._read([sequence], [pairs.count - 1], drafting=False)  # the last one is drafted from
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
-        picked, first = self.network.pick(features), 0
-        for sequence, tokens in zip(sequences, committed, strict=True):
-            self._state(sequence).pairs.add(picked[first : first + len(tokens)])
-            first += len(tokens)
+        picked = self.network.pick(features)
+        parts = [picked] if len(sequences) == 1 else picked.split([len(tokens) for tokens in committed])
+        for sequence, tokens, part in zip(sequences, committed, parts, strict=True):
+            self._state(sequence).pairs.add(part)
             self._learn(sequence, tokens)
 
     def grow(self, sequences: Sequence) -> list[ScoredTree]:

@@ -70,6 +70,8 @@ def cut_trees(
 ) -> Cut:
     """As many of the likeliest nodes as pay. costs: of a target pass; None: all of them pay.
     prefix: tokens in the cache, the mean of the batch.  most: nodes of a tree, beside the root."""
+    if all(len(tree.tokens) == 1 for tree in trees):
+        return Cut([DraftTree(tree.tokens, tree.parents) for tree in trees], 0, float(len(trees)))
     orders, falling = [], []
     for tree in trees:
         reach = [1.0] * len(tree.tokens)

@@ -149,14 +149,12 @@ class Transformer:
         for layer in [*self.projections, *others] if self.ops.tune else ():
             self.ops.tune(layer)
 
-    @torch.inference_mode()
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
         """Features and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""
         features = self.features(tree, cache, batch)
         last = features.last
         return TargetOutput(self.ops.linear_argmax(last, self.head) if greedy else self.logits(last), features)
 
-    @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """Logits float32 [M, V] of features [M, hidden]."""
         return self.ops.linear(features, self.head)
@@ -165,7 +163,6 @@ class Transformer:
         """The last features alone, float32 [M, hidden]."""
         return self.features(tree, cache, batch).last
 
-    @torch.inference_mode()
     def features(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> Features:
         """Features of every row, without logits; keys and values of row r go to slot length + node index."""
         shape, tapped = (len(tree.tokens), len(self.taps), self.config.hidden_size), None

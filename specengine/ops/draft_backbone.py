@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
+import numpy as np
 import torch
 
 from specengine import _C
 from specengine.kv_cache import CacheBatch, PagePool
-from specengine.ops.decoder import Decoder, Rows, native_projection
+from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.weight import Projection, Weight
 
 
@@ -16,7 +19,8 @@ from specengine.ops.weight import Projection, Weight
 class BackboneNetwork:
     """What a draft runs. decoder: made with first_columns twice the hidden size and the last layer's output as its tap.
 
-    embedding_norm, feature_norm: of the halves of the first layer's input.  before_residual: whether the residual
+    embedding_norm, feature_norm: of the halves of the first layer's input.  fuse: makes a pair's feature of what the
+    draft is given; None: it is given.  before_residual: whether the residual
     stream is the normed feature.  feed_back: whether what is fed back is normed.  vocabulary: int32 [Vd], the target's
     token of each row of the head; None: the same.
     """
@@ -25,6 +29,7 @@ class BackboneNetwork:
     embedding: Weight
     embedding_norm: torch.Tensor
     feature_norm: torch.Tensor
+    fuse: Projection | None
     before_residual: bool
     feed_back: bool
     head: Projection
@@ -36,32 +41,48 @@ class BackboneDraft:
 
     def __init__(self, network: BackboneNetwork, top_k: int) -> None:
         self._network, self._top_k = network, top_k  # whose tensors the core borrows
-        n = network
-        self._weights = (n.decoder.native, n.embedding.data, n.embedding_norm, n.feature_norm)
+        n, fuse = network, network.fuse and native_projection(network.fuse)
+        self._weights = (n.decoder.native, n.embedding.data, n.embedding_norm, n.feature_norm, fuse)
         self._rest = (n.before_residual, n.feed_back, native_projection(n.head), n.vocabulary)
+        self._outputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}  # by sequences and levels
 
     def __call__(
         self,
-        rows: Rows,
+        runs: Sequence[Sequence[int]],
         features: torch.Tensor,
         place: CacheBatch,
         pool: PagePool,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         levels: int,
         least: float = 0.0,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The likeliest tokens of every level, the target's ids, int32 [B, T, top_k], and their log-probabilities.
+    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        """The likeliest tokens of every sequence's levels, the target's ids, top_k each, and their log-probabilities.
 
-        rows, features float32 [M, hidden]: chains of true pairs, at least one per sequence.  place: the pairs before
-        them.  levels: at most; there are fewer where the backbone is reached less often than `least`.
-        Raises ValueError as a decoder does, and for logits that are no distribution.
+        runs: tokens of the true pairs of each sequence, at least one.  features: float32 [M, columns] of all of them.
+        place: the pairs before them.  levels: at most; there are fewer where the backbone is reached less often than
+        `least`. Raises ValueError as a decoder does, and for logits that are no distribution.
         """
-        batch = len(place.lengths)
-        tokens = torch.empty(batch, levels, self._top_k, dtype=torch.int32)
-        scores, count = torch.empty(tokens.shape), torch.empty(batch, dtype=torch.int32)
+        starts = accumulate((len(run) for run in runs), initial=0)
+        tokens, row_start = (_ints(chain(*runs)), _ints(starts))
+        children, scores, count = self._outputs_for(len(runs), levels)
         _C.draft_backbone(
-            *(*self._weights, *self._rest, rows.tokens, features, rows.depths, pool.k, pool.v, place.block_table),
-            *(place.lengths, rows.row_start, *cos_sin, least, tokens, scores, count),
+            *(*self._weights, *self._rest, tokens, features, pool.k, pool.v, place.block_table, place.lengths),
+            *(row_start, *cos_sin, least, children, scores, count),
         )
-        reached = int(count[0])
-        return tokens[:, :reached], scores[:, :reached]
+        (reached, *_) = count.tolist()
+        return tuple([b[:reached] for b in written.tolist()] for written in (children, scores))
+
+    def _outputs_for(self, batch: int, levels: int) -> tuple[torch.Tensor, ...]:
+        """Kept: fresh memory is a miss of every cache, behind a target's pass."""
+        if (batch, levels) not in self._outputs:
+            shape = (batch, levels, self._top_k)
+            self._outputs[batch, levels] = (
+                torch.zeros(shape, dtype=torch.int32),
+                torch.zeros(shape),
+                torch.zeros(batch, dtype=torch.int32),
+            )
+        return self._outputs[batch, levels]
+
+
+def _ints(values: Iterable[int]) -> torch.Tensor:
+    return torch.from_numpy(np.array([*values], dtype=np.int32))

@@ -38,7 +38,7 @@ def take_rows(rows: torch.Tensor, picked: Sequence[int] | torch.Tensor) -> torch
     """rows[picked], in memory of its own."""
     array = _array(rows)
     if isinstance(array, np.ndarray):
-        return torch.from_numpy(array[_array(picked) if isinstance(picked, torch.Tensor) else list(picked)])
+        return torch.from_numpy(array.take(_array(picked) if isinstance(picked, torch.Tensor) else picked, axis=0))
     return array[picked if isinstance(picked, torch.Tensor) else list(picked)]
 
 

@@ -173,13 +173,13 @@ def draft_backbone() -> Arguments:
         "embedding": randn(2, 6, 16),
         "embedding_norm": randn(6),
         "feature_norm": randn(6),
+        "fuse": None,
         "before_residual": False,
         "feed_back": False,
         "head": projection(20, 6, 7),
         "vocabulary": torch.arange(20, dtype=torch.int32),
         "tokens": ints(*range(8)),
         "features": randn(8, 6, seed=5),
-        "depths": ints(*range(5), *range(3)),
         **{name: passed[name] for name in PLACE if name != "row_start"},
         "row_start": ints(0, 5, 8),
         "cos": randn(96, 4),
@@ -189,6 +189,11 @@ def draft_backbone() -> Arguments:
         "scores": torch.zeros(2, 3, 2),
         "levels": ints(0, 0),
     }
+
+
+def draft_backbone_fused() -> Arguments:
+    """Its features are made of ten columns."""
+    return {**draft_backbone(), "fuse": projection(6, 10, 9), "features": randn(8, 10, seed=5)}
 
 
 def expand_backbone() -> Arguments:
@@ -291,12 +296,13 @@ OPS: dict[str, Callable[[], Arguments]] = {
     op.__name__.replace("_quantised", " quantised")
     .replace("_drawn", " drawn")
     .replace("_sampled", " sampled")
-    .replace("_fed", " fed"): op
+    .replace("_fed", " fed")
+    .replace("_fused", " fused"): op
     for op in (
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
-        *(decoder_pass_fed, draft_backbone, select_nodes),
+        *(decoder_pass_fed, draft_backbone, draft_backbone_fused, select_nodes),
         *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
@@ -304,7 +310,7 @@ OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
-    *(("decoder_pass fed", "ancestors"), ("draft_backbone", "vocabulary")),
+    *(("decoder_pass fed", "ancestors"), ("draft_backbone", "vocabulary"), ("draft_backbone fused", "vocabulary")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
 }
 

@@ -65,6 +65,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "decoder_pass": {"k_cache", "v_cache", "features", "tapped", "workspace"},
         "decoder_pass fed": {"k_cache", "v_cache", "features", "tapped", "workspace"},
         "draft_backbone": {"k_cache", "v_cache", "children", "scores", "levels"},
+        "draft_backbone fused": {"k_cache", "v_cache", "children", "scores", "levels"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
@@ -120,11 +121,13 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 
 
 PASSES = ("decoder_pass", "decoder_pass fed")
+DRAFTS = ("draft_backbone", "draft_backbone fused")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
-    *(("tree_attention", "workspace", 0), ("draft_backbone", "embedding", 0), ("draft_backbone", "block_table", 1)),
+    ("tree_attention", "workspace", 0),
+    *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1))),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *(
         (op, name, 1)
@@ -236,7 +239,6 @@ VALUES = [
     *(("draft_backbone", *case) for case in CACHE_VALUES),
     *[("draft_backbone", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
     *[("draft_backbone", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
-    ("draft_backbone", "depths", 2, 3, "depths: row 2"),
     ("draft_backbone", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
     ("draft_backbone", "row_start", 1, 8, "row_start: sequence 1 has no pair"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],

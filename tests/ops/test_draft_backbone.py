@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specengine import _C
-from specengine.drafting.feature_pairs import PairRows
+from specengine.drafting.feature_pairs import take_pairs
 from specengine.kv_cache import CacheBatch
 from tests.drafters.test_eagle import PROMPTS, Bench, spec_of
 
@@ -17,8 +17,8 @@ class Call:
         self.drafter, sequences = bench.drafter, bench.sequences
         pairs = self.drafter._pairs(sequences)
         self.place = self.drafter._place(sequences, [own.first for own in pairs])
-        self.read = PairRows.take(sequences, pairs, [own.count for own in pairs], torch.device("cpu"))
-        self.features = self.drafter.network.fuse(self.read.features)
+        self.runs, picked = take_pairs(sequences, pairs, [own.count for own in pairs])
+        self.features = self.drafter.network.backbone_features(picked)
         native = _C.draft_backbone
         self.change = lambda arguments: arguments
         monkeypatch.setattr(_C, "draft_backbone", lambda *rest: native(*self.change(list(rest))))
@@ -26,7 +26,7 @@ class Call:
     def __call__(self):
         network = self.drafter.network
         return self.drafter._backbone_draft(
-            self.read.rows, self.features, self.place, self.drafter._pool, network.cos_sin, 3
+            self.runs, self.features, self.place, self.drafter._pool, network.cos_sin, 3
         )
 
 
@@ -36,14 +36,14 @@ def call(tmp_path, monkeypatch):
 
 
 def test_a_draft_has_all_levels_and_falling_scores(call):
-    tokens, scores = call()
+    tokens, scores = map(torch.tensor, call())
     assert tokens.shape == scores.shape == (2, 3, 2)
     assert (scores[..., 0] >= scores[..., 1]).all() and (scores <= 0).all()
 
 
 ARGUMENTS = [
-    *("decoder", "embedding", "embedding_norm", "feature_norm", "before_residual", "feed_back", "head", "vocabulary"),
-    *("tokens", "features", "depths", "k_cache", "v_cache", "block_table", "lengths", "row_start", "cos", "sin"),
+    *("decoder", "embedding", "embedding_norm", "feature_norm", "fuse", "before_residual", "feed_back", "head"),
+    *("vocabulary", "tokens", "features", "k_cache", "v_cache", "block_table", "lengths", "row_start", "cos", "sin"),
     *("least", "children", "scores", "levels"),
 ]
 
@@ -56,8 +56,7 @@ ARGUMENTS = [
         ("vocabulary", torch.zeros(5, dtype=torch.int32), "vocabulary"),
         ("tokens", torch.full((2,), 999, dtype=torch.int32), "tokens: entry 0 is 999"),
         ("tokens", torch.zeros(2, dtype=torch.int64), "tokens: expected .*int32"),
-        ("features", torch.zeros(2, 3), "features"),
-        ("depths", torch.zeros(1, dtype=torch.int32), "depths"),
+        ("features", torch.zeros(2, 3), "fuse: expected shape .* with C=3"),
         ("lengths", torch.full((2,), 100_000, dtype=torch.int32), "block_table: sequence 0 needs"),
         ("row_start", torch.tensor([0, 2, 2], dtype=torch.int32), "row_start: sequence 1 has no pair"),
         ("cos", torch.zeros(1, 8), "lengths: position"),
