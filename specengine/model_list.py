@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from specengine.embedded_models import cached_embedded, list_models
+from specengine.embedded_models import cached_embedded, drafters_for, list_models
 from specengine.models.presets import PRESETS
 
 
@@ -19,7 +19,8 @@ def embedded_models(check: bool) -> list[dict[str, Any]]:
         damaged = check and entry.path is None and cached_embedded(entry.name) is not None
         missing = "damaged" if damaged else "not fetched"
         state = missing if entry.path is None else "verified" if check else "cached"
-        found.append({**vars(entry), "path": entry.path and str(entry.path), "state": state})
+        path, drafters = entry.path and str(entry.path), drafters_for(entry.name)
+        found.append({**vars(entry), "path": path, "state": state, "drafters": drafters})
     return found
 
 
@@ -41,10 +42,11 @@ def random_presets() -> list[dict[str, Any]]:
 def show_models(embedded: list[dict[str, Any]], presets: list[dict[str, Any]]) -> None:
     """Both lists as tables on stdout."""
     console = Console(highlight=False)
-    table = _table("Embedded models", "state", "size", "licence", "description")
+    table = _table("Embedded models", "state", "size", "licence", "drafters", "description")
     for entry in embedded:
         size = f"{entry['size_bytes'] / 1e6:.0f} MB"
-        table.add_row(entry["name"], entry["state"], size, entry["license"], entry["description"])
+        drafters = ", ".join(entry["drafters"])
+        table.add_row(entry["name"], entry["state"], size, entry["license"], drafters, entry["description"])
     console.print(table)
     table = _table("Random weights", "architecture", "layers", "hidden size", "vocabulary", "context")
     for preset in presets:

@@ -7,13 +7,13 @@ import json
 import warnings
 from pathlib import Path
 
+from specengine.embedded_models import CHECKPOINTS
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
 from specengine.models.draft_random import random_eagle3, random_fasteagle
 from specengine.models.transformer import Transformer
 
 FINGERPRINT = "target_fingerprint"  # a field of config.json
 RANDOM = {"eagle3": random_eagle3, "fasteagle": random_fasteagle}
-FOLDER = Path(__file__).parent.parent / "checkpoints"
 
 
 def fingerprint(target: Transformer) -> str:
@@ -24,7 +24,7 @@ def fingerprint(target: Transformer) -> str:
 
 def shipped(drafter: str, target: Transformer) -> Path | None:
     """The folder of the drafter that comes with the package for this target, if one does."""
-    for config in sorted(FOLDER.glob(f"*/{drafter}/config.json")):
+    for config in sorted(CHECKPOINTS.glob(f"*/{drafter}/config.json")):
         if json.loads(config.read_text(encoding="utf-8")).get(FINGERPRINT) == fingerprint(target):
             return config.parent
     return None

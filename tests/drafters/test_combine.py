@@ -130,7 +130,7 @@ def test_parts_that_read_different_layers_are_refused(tmp_path, folder, monkeypa
 
 
 def test_auto_is_copies_and_the_drafter_that_comes_with_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
     assert tiny_engine("auto").drafter.name == "prompt_lookup"
     mark = shipped.fingerprint(tiny_model().target)
     random_cascade(tmp_path / "other" / "fasteagle", target_fingerprint="0" * 16)
@@ -148,7 +148,7 @@ def test_auto_takes_no_path():
 
 
 def test_auto_on_a_device_is_what_drafts_inside_the_captured_cycle(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
     target = SimpleNamespace(ops=SimpleNamespace(resident=True), final_norm=tiny_model().target.final_norm)
     random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=shipped.fingerprint(target))
     assert best_drafter(target).name == "fasteagle"

@@ -220,7 +220,7 @@ def test_a_drafter_whose_memory_goes_with_an_engine_serves_one(folder):
 
 
 def test_a_bare_name_finds_the_checkpoint_of_its_target_and_another_targets_makes_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
     mark = shipped.fingerprint(tiny_model().target)
     random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
     assert tiny_engine("fasteagle").drafter.network.levels == LEVELS
