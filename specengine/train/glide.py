@@ -53,6 +53,14 @@ class CrossAttention(nn.Module):
         self.q_proj = nn.Linear(shape.hidden_size, width, bias=False)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
+    @torch.no_grad()
+    def start_from(self, frozen: Frozen, number: int) -> None:
+        """Asks as the target's layer of this number does, were a row as large as an embedding; adds nothing yet."""
+        norm = frozen.read(f"model.layers.{number}.input_layernorm.weight")
+        scale = norm / frozen.embedding.float().square().mean().sqrt()
+        self.q_proj.weight.copy_(frozen.read(f"model.layers.{number}.self_attn.q_proj.weight") * scale)
+        self.o_proj.weight.zero_()
+
     def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """x: [B, T, hidden].  keys, values: [B, K, T, D].  mask: bool [T, T], what may be attended."""
         q = self.q_proj(x).unflatten(-1, (-1, self.target.head_dim)).transpose(1, 2)
@@ -139,11 +147,17 @@ class GlideObjective(Objective):
                 self.network.model.norm.weight.copy_(frozen.read("model.norm.weight"))
             for layer, number in zip(self.network.model.layers, spread(options.layers, config), strict=True):
                 start_from(layer, frozen, number)
+            for layer, number in zip(self.network.model.layers, self.kv_layers, strict=True) if options.cross else ():
+                layer.cross_attn.start_from(frozen, number)
 
     @classmethod
     def check(cls, config: ModelConfig, options: Options) -> None:
         """See Objective."""
         check_range("drafter: layers", options.layers, 1, config.num_layers)
+
+    def rate_of(self, name: str) -> float:
+        """Slow where the target's values enter: they are ten times as large as the rows that they are added to."""
+        return 0.1 if name.endswith("cross_attn.o_proj.weight") else 1.0
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""

@@ -175,6 +175,10 @@ class Objective(ABC):
         """Sees some dialogues before the first step of a run, the same ones in every process."""
         return None
 
+    def rate_of(self, name: str) -> float:
+        """The learning rate of a parameter of the network, of the run's."""
+        return 1.0
+
     def vocabulary_rows(self) -> list[str]:
         """Names of the network's tensors that have a row per token of the drafter's vocabulary."""
         return [name for name in self.network.state_dict() if name.endswith("lm_head.weight")]

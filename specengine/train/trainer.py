@@ -78,10 +78,16 @@ class Trainer:
         self._about = {**about, "data": corpus.fingerprint}
         self._publish, self._show = publish, show
         self._plan = [group for epoch in range(config.epochs) for group in steps_of(corpus, epoch, config.batch_tokens)]
-        self._parameters = [p for p in objective.network.parameters() if p.requires_grad]
+        named = [(name, p) for name, p in objective.network.named_parameters() if p.requires_grad]
+        self._parameters = [p for _, p in named]
         self._rate = objective.learning_rate if config.learning_rate is None else config.learning_rate
+        shares = {name: objective.rate_of(name) for name, _ in named}
+        groups = [
+            {"params": [p for name, p in named if shares[name] == share], "share": share}
+            for share in dict.fromkeys(shares.values())
+        ]
         self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=self._rate, betas=_BETAS, weight_decay=config.weight_decay, fused=True
+            groups, lr=self._rate, betas=_BETAS, weight_decay=config.weight_decay, fused=True
         )
         self._step, self._tokens, self._best, self._saved = 0, 0, 0.0, None
         self._held_out: LevelReport | None = None
@@ -148,7 +154,7 @@ class Trainer:
                 f"training: {error} in step {self._step + 1}; go on from {self._saved} at a lower rate"
             ) from None
         for options in self._optimiser.param_groups:
-            options["lr"] = self._rate * self._config.rate(self._step, self.steps)
+            options["lr"] = self._rate * options["share"] * self._config.rate(self._step, self.steps)
         self._optimiser.step()
         self._optimiser.zero_grad()
         self._step += 1

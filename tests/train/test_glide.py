@@ -118,6 +118,16 @@ def test_without_the_cache_it_asks_for_none():
     assert rest == set(without.export()[1]) and len(tensors) == len(rest) + 4
 
 
+def test_it_begins_as_the_same_drafter_without_the_cache_and_learns_to_read_it():
+    with_cache, without = (GlideObjective(frozen(), Options(cross=cross)) for cross in (True, False))
+    given = batch_for(with_cache, lengths=(13, 9))
+    loss, _ = with_cache.loss(given)
+    assert loss == without.loss(given)[0]
+    loss.backward()
+    cross = with_cache.network.model.layers[0].cross_attn
+    assert cross.o_proj.weight.grad.abs().max() > 0 and cross.q_proj.weight.abs().max() > 0
+
+
 def test_a_whole_draft_model_with_all_layers_is_the_target():
     """Its checkpoint has the names and values of the target's own."""
     objective = DraftModelObjective(frozen(None), DraftModelOptions(layers=8, whole=True))

@@ -1,0 +1,77 @@
+"""The drafters that come with the package, on the model they were trained for."""
+
+import json
+
+import pytest
+
+from specengine import Engine, SamplingParams
+from specengine.embedded_models import CHECKPOINTS
+from specengine.model_list import embedded_models
+from specengine.models.loading import load_model
+from tests.engines import ids
+from tests.test_exactness import QUESTIONS, chats
+
+pytestmark = pytest.mark.model
+DRAFTERS = ("fasteagle", "eagle3", "medusa", "glide", "draft-model")
+PROMPTS = chats(QUESTIONS[::8])
+TREES = {
+    "fasteagle": ("top_k=1,adaptive=false", "top_k=10,adaptive=false", ""),
+    "eagle3": ("top_k=1,levels=5,adaptive=false", "nodes=32,levels=6,adaptive=false", "beam=1,top_k=4,levels=5", ""),
+    "medusa": ("nodes=8,adaptive=false", "adaptive=false", ""),
+    "glide": ("cape=false,adaptive=false", "adaptive=false", "cross=false", ""),
+    "draft-model": ("length=3", "tree=3x2x1"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path):
+    return load_model(smollm2_path, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return {}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(max_new_tokens=40), SamplingParams(max_new_tokens=40, temperature=0.8, seed=5)],
+    ids=["greedy", "sampled"],
+)
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name, options", [(name, options) for name in DRAFTERS for options in TREES[name]])
+def test_no_token_changes(model, plain, name, options, batch, params):
+    key = params.temperature
+    if key not in plain:
+        plain[key] = ids(Engine(model, drafter="none", max_batch_size=4).generate(PROMPTS, params))
+    spec = f"{name},{options}" if options else name
+    assert ids(Engine(model, drafter=spec, max_batch_size=batch).generate(PROMPTS, params)) == plain[key]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_it_was_trained_for_this_model(model, name):
+    params = SamplingParams(max_new_tokens=96, ignore_eos=True)
+    tokens = cycles = 0
+    for output in Engine(model, drafter=f"{name},{TREES[name][0]}").generate(PROMPTS, params):
+        tokens, cycles = tokens + len(output.token_ids), cycles + output.stats.cycles
+    assert tokens / cycles > 1.25  # weights that do not fit are hardly ever right: 1.0
+
+
+def test_auto_asks_the_best_of_them(model):
+    assert [part.name for part in Engine(model).drafter.parts] == ["prompt_lookup", "eagle3"]
+
+
+def test_each_has_a_card_and_all_of_them_are_small():
+    folders = sorted(CHECKPOINTS.glob("smollm2-135m/*"))
+    assert [folder.name for folder in folders] == sorted(name.replace("-", "_") for name in DRAFTERS)
+    assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) < 60e6
+    for folder in folders:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        for part in ("- Data: ", "- Trained on ", "seed ", "- Command: `specengine train ", "| 1 | 0."):
+            assert part in card
+        assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["trained_length"] > 100
+
+
+def test_models_lists_them():
+    (entry,) = (entry for entry in embedded_models(check=False) if entry["name"] == "smollm2-135m")
+    assert entry["drafters"] == sorted(DRAFTERS)
