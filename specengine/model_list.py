@@ -42,12 +42,13 @@ def random_presets() -> list[dict[str, Any]]:
 def show_models(embedded: list[dict[str, Any]], presets: list[dict[str, Any]]) -> None:
     """Both lists as tables on stdout."""
     console = Console(highlight=False)
-    table = _table("Embedded models", "state", "size", "licence", "drafters", "description")
+    table = _table("Embedded models", "state", "size", "licence", "description")
     for entry in embedded:
         size = f"{entry['size_bytes'] / 1e6:.0f} MB"
-        drafters = ", ".join(entry["drafters"])
-        table.add_row(entry["name"], entry["state"], size, entry["license"], drafters, entry["description"])
+        table.add_row(entry["name"], entry["state"], size, entry["license"], entry["description"])
     console.print(table)
+    for entry in embedded:
+        console.print(f"Drafters that come with {entry['name']}: {', '.join(entry['drafters']) or 'none'}", style="dim")
     table = _table("Random weights", "architecture", "layers", "hidden size", "vocabulary", "context")
     for preset in presets:
         table.add_row(*map(str, preset.values()))

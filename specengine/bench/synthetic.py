@@ -116,7 +116,6 @@ class Synthetic(Drafter):
             trees.append(DraftTree([sequence.tokens[-1], *tokens], self._parents[:nodes]))
         return trees
 
-    @torch.inference_mode()
     def draft_on_device(self, slots: Slots) -> TreeBatch:
         nodes, shape, history = slots.nodes, self._shape, slots.history
         last = (history.length - 1).long()
@@ -132,7 +131,6 @@ class Synthetic(Drafter):
         rows = (column.masked_fill(unused, -1).view(-1) for column in columns)
         return TreeBatch(*rows, slots.row_start, bits, nodes)
 
-    @torch.inference_mode()
     def bend(self, logits: torch.Tensor, tree: TreeBatch, lengths: torch.Tensor) -> None:
         """Makes the first node of each level the target's choice, or its whole level not, as was decided for it.
 

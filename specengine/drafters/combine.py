@@ -19,6 +19,7 @@ from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.overhead import Overhead
 from specengine.drafting.pauses import Pauses
+from specengine.drafting.scored_drafter import ScoredDrafter
 from specengine.drafting.scored_trees import Cut, cut_trees, merged
 from specengine.drafting.tree_choice import cycle_seconds
 from specengine.options import check_range
@@ -139,7 +140,7 @@ class Combine(Drafter):
         began = self._overhead.begin(sequences)
         first, *others = zip(self.parts, self._views(sequences), self._pauses, strict=True)
         count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        trees, asked = first[0].propose(first[1]), False
+        trees, asked = first[0].propose(first[1]), isinstance(first[0], ScoredDrafter)
         best = self._cut(trees, prefix)
         for part, views, pauses in others:
             promised = pauses[bisect_right(PROMISES, best.expected / count)]

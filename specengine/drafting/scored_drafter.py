@@ -37,8 +37,8 @@ class Calibration:
     def observe(self, tree: ScoredTree, committed: Sequence[int]) -> None:
         """Learns from what the text is: committed holds the accepted tokens and the one after them.
 
-        tree: with the drafter's own chances and all of its nodes: those that were never verified count too, or what was
-        once found not to pay could not be found out to pay after all.
+        tree: with the drafter's own chances and all of its nodes but the rarest: those that were never verified count
+        too, or what was once found not to pay could not be found out to pay after all.
         """
         reached = {0: 0}  # nodes on the committed path, and how many tokens lead to them
         for node in range(1, len(tree.tokens)):

@@ -20,9 +20,9 @@ class BackboneNetwork:
     """What a draft runs. decoder: made with first_columns twice the hidden size and the last layer's output as its tap.
 
     embedding_norm, feature_norm: of the halves of the first layer's input.  fuse: makes a pair's feature of what the
-    draft is given; None: it is given.  before_residual: whether the residual
-    stream is the normed feature.  feed_back: whether what is fed back is normed.  vocabulary: int32 [Vd], the target's
-    token of each row of the head; None: the same.
+    draft is given; None: it is given.  before_residual: whether the residual stream is the normed feature.
+    feed_back: whether what is fed back is normed.  vocabulary: int32 [Vd], the target's token of each row of the head;
+    None: the same.
     """
 
     decoder: Decoder
@@ -63,7 +63,7 @@ class BackboneDraft:
         `least`. Raises ValueError as a decoder does, and for logits that are no distribution.
         """
         starts = accumulate((len(run) for run in runs), initial=0)
-        tokens, row_start = (_ints(chain(*runs)), _ints(starts))
+        tokens, row_start = _ints(chain(*runs)), _ints(starts)
         children, scores, count = self._outputs_for(len(runs), levels)
         _C.draft_backbone(
             *(*self._weights, *self._rest, tokens, features, pool.k, pool.v, place.block_table, place.lengths),

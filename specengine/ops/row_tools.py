@@ -38,7 +38,8 @@ def take_rows(rows: torch.Tensor, picked: Sequence[int] | torch.Tensor) -> torch
     """rows[picked], in memory of its own."""
     array = _array(rows)
     if isinstance(array, np.ndarray):
-        return torch.from_numpy(array.take(_array(picked) if isinstance(picked, torch.Tensor) else picked, axis=0))
+        places = _array(picked) if isinstance(picked, torch.Tensor) else np.array(picked, dtype=np.intp)
+        return torch.from_numpy(array.take(places, axis=0))
     return array[picked if isinstance(picked, torch.Tensor) else list(picked)]
 
 
