@@ -1,7 +1,7 @@
 """Prompts for drafters' training data: python recipes/prompts.py 6000 prompts.jsonl [SEED]
 
 Requests that a small assistant gets, from the word lists of prompts.toml and from functions of Python's own library; a
-third of them with a second turn. The same seed and Python version give the same file.
+third of them with a second turn. The same seed and Python version (3.11 or later) give the same file.
 """
 
 from __future__ import annotations

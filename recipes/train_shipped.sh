@@ -2,7 +2,8 @@
 # Trains drafters as those that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
 # On answers to the prompts of prompts.py and to questions that the target asks itself; those that matter most learn from
 # its own questions alone before. Run again, it goes on where it stopped. It has not been run as a whole: the shipped
-# EAGLE-3 and FastEagle learned from 690,000 more tokens of such answers, twice, in between; every card has the commands.
+# EAGLE-3 and FastEagle learned from 690,000 more tokens of such answers, twice, in between, and FastEagle first from three
+# rounds; every card has the commands.
 set -eu
 folder=$1 && shift
 here=$(dirname "$(realpath "$0")")

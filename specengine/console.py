@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ def one_line_errors() -> Iterator[None]:
     """Turns errors a user can cause into one line on stderr; exit status 2 for bad input, 1 for the rest."""
     try:
         yield
+    except BrokenPipeError:  # the reader had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        raise typer.Exit(1) from None
     except (ValueError, OSError, ModelFetchError, MemoryError) as error:
         show_error(error)
         raise typer.Exit(2 if isinstance(error, ValueError | FileNotFoundError) else 1) from None

@@ -77,7 +77,9 @@ class Combine(Drafter):
         super().__init__(config, path, target)
         texts = [text.strip().replace(";", ",") for text in (path or "").split("+")]
         if len(texts) < 2 or not all(texts):
-            raise ValueError(f"drafter: combine: expected at least two drafters as in a+b, got {path!r}")
+            raise ValueError(
+                f"drafter: combine: expected at least two drafters as in combine:prompt_lookup+eagle3, got {path!r}"
+            )
         whole = "" if config.adaptive else ",adaptive=false"
         self.parts = [load_drafter(text if "adaptive=" in text else text + whole, target) for text in texts]
         for part in self.parts:

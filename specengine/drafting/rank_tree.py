@@ -59,6 +59,8 @@ class RankTree:
             raise ValueError(f"tree: expected {', '.join(PUBLISHED)} or a .json file, got {name!r}")
         try:
             return RankTree.of(list(json.loads(Path(name).read_text(encoding="utf-8"))))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"tree: there is no file {name}") from None
         except (json.JSONDecodeError, TypeError, UnicodeDecodeError, RecursionError, IsADirectoryError):
             raise ValueError(f"tree: {name} is no JSON list of rank paths") from None
 
