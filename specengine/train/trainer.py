@@ -82,10 +82,8 @@ class Trainer:
         self._parameters = [p for _, p in named]
         self._rate = objective.learning_rate if config.learning_rate is None else config.learning_rate
         shares = {name: objective.rate_of(name) for name, _ in named}
-        groups = [
-            {"params": [p for name, p in named if shares[name] == share], "share": share}
-            for share in dict.fromkeys(shares.values())
-        ]
+        self._shares = list(dict.fromkeys(shares.values()))  # of the rate, by groups of parameters
+        groups = [{"params": [p for name, p in named if shares[name] == share]} for share in self._shares]
         self._optimiser = torch.optim.AdamW(
             groups, lr=self._rate, betas=_BETAS, weight_decay=config.weight_decay, fused=True
         )
@@ -153,8 +151,8 @@ class Trainer:
             raise Diverged(
                 f"training: {error} in step {self._step + 1}; go on from {self._saved} at a lower rate"
             ) from None
-        for options in self._optimiser.param_groups:
-            options["lr"] = self._rate * options["share"] * self._config.rate(self._step, self.steps)
+        for options, share in zip(self._optimiser.param_groups, self._shares, strict=True):
+            options["lr"] = self._rate * share * self._config.rate(self._step, self.steps)
         self._optimiser.step()
         self._optimiser.zero_grad()
         self._step += 1

@@ -48,6 +48,16 @@ def test_a_run_learns_its_dialogues(tmp_path):
     assert all(last < 0.7 * first for first, last in zip(steps[0]["loss"], steps[-1]["loss"], strict=True))
 
 
+def test_a_parameter_learns_at_its_own_rate(tmp_path):
+    made = objective()
+    before = {name: p.detach().clone() for name, p in made.network.named_parameters() if p.requires_grad}
+    still = list(before)[2]
+    made.rate_of = lambda name: 0.0 if name == still else 1.0
+    trainer(tmp_path / "out", made=made).run()
+    same_after = {name for name, p in made.network.named_parameters() if name in before and p.equal(before[name])}
+    assert same_after == {still}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_stopped_by_a_signal_goes_on_bit_for_bit(tmp_path, number):
     whole = trainer(tmp_path / "whole").run()
