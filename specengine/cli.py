@@ -200,7 +200,7 @@ def train(
     target: Model = "smollm2-135m",
     prompts: Annotated[Path | None, typer.Option(help="JSONL with `turns` or `prompt`; else the target asks.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of dialogues, filled where needed; OUT/data.")] = None,
-    start: Annotated[Path | None, typer.Option(help="Go on from an earlier run's drafter, on other data.")] = None,
+    start: Annotated[Path | None, typer.Option(help="Go on from the drafter of this folder, on other data.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of all answers.")] = 1_000_000,
     answer_tokens: Annotated[int, typer.Option(help="Of an answer, at most.")] = 256,
     everything: Annotated[bool, typer.Option("--everything", help="Learn questions too.")] = False,

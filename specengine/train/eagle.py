@@ -95,3 +95,9 @@ class EagleObjective(Objective):
         tensors["fc.weight"][:, : self.frozen.config.hidden_size] *= self._scale
         json = layer_json(self.frozen.config, self.options.layers, "LlamaForCausalLMEagle")
         return json | {"bias": self.options.bias}, tensors
+
+    def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See Objective."""
+        fc = tensors["fc.weight"].clone()
+        fc[:, : self.frozen.config.hidden_size] /= self._scale
+        return super().adopted(tensors | {"fc.weight": fc})

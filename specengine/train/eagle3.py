@@ -173,12 +173,20 @@ class Eagle3Objective(Objective):
         these where none are given."""
         tensors = {k: x.detach() for k, x in self.network.state_dict().items() if k != "tap_scale"}
         config = self.frozen.config
-        if not self.options.fc_norm:
-            columns = self.network.tap_scale.repeat_interleave(config.hidden_size)
-            tensors["fc.weight"] = tensors["fc.weight"] / columns
+        tensors["fc.weight"] = tensors["fc.weight"] / self._column_scale
         tensors |= self.frozen.vocabulary_tensors()
         if self.frozen.vocabulary is not None:
             tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
             tensors["t2d"][self.frozen.vocabulary.cpu()] = True
         json = layer_json(config, 1, "LlamaForCausalLMEagle3") | {"draft_vocab_size": len(self.frozen.head)}
         return json | ({"fc_norm": True} if self.options.fc_norm else {}), tensors
+
+    def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See Objective."""
+        return super().adopted(tensors | {"fc.weight": tensors["fc.weight"] * self._column_scale.cpu()})
+
+    @property
+    def _column_scale(self) -> torch.Tensor:
+        """[taps * hidden], what the columns of fc as they are trained are too large by."""
+        scale = torch.ones_like(self.network.tap_scale) if self.options.fc_norm else self.network.tap_scale
+        return scale.repeat_interleave(self.frozen.config.hidden_size)

@@ -151,3 +151,9 @@ class FastEagleObjective(Objective):
             "parallel": self.options.parallel,
         }
         return config, tensors | self.frozen.vocabulary_tensors()
+
+    def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See Objective."""
+        fc_input = tensors["fc_input.weight"].clone()
+        fc_input[:, self.frozen.config.hidden_size :] /= self._scale
+        return super().adopted(tensors | {"fc_input.weight": fc_input})

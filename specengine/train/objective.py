@@ -183,6 +183,10 @@ class Objective(ABC):
         """Names of the network's tensors that have a row per token of the drafter's vocabulary."""
         return [name for name in self.network.state_dict() if name.endswith("lm_head.weight")]
 
+    def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The network's state of tensors as export() gives them: its inverse. Asked after prepare()."""
+        return {name: tensors.get(name, own) for name, own in self.network.state_dict().items()}
+
     @abstractmethod
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """The weighted loss summed over rows (the trainer divides by the wanted tokens of a step), and the report."""

@@ -231,7 +231,7 @@ class Trainer:
         try:
             self._objective.network.load_state_dict(self._weights())
         except RuntimeError as error:
-            raise ValueError(f"start: the run there trained another network: {error}") from error
+            raise ValueError(f"start: it is of another network: {error}") from error
 
     def _resume(self) -> None:
         state = load_state(self._folder)

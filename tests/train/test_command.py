@@ -1,6 +1,7 @@
 """`specengine train` from dialogues to a drafter's folder."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -85,13 +86,43 @@ def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
     assert card.count("- Command: ") == 2 and "- Went on from an earlier drafter:\n  - Data: " in card
 
 
+def alone(run, folder):
+    """A run's drafter as it would be published: without what the training needs to go on."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(run / name, folder)
+
+
+def test_a_run_goes_on_from_a_drafter_that_was_published(tmp_path, target):
+    given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS, "--storage=float32")
+    spec = "--drafter=eagle3,levels=2"
+    assert run(spec, "--out", tmp_path / "first", *given).exit_code == 0
+    alone(tmp_path / "first", tmp_path / "drafter")
+    still = ("--learning-rate=1e-12", "--start", tmp_path / "drafter")
+    second = run(spec, "--out", tmp_path / "second", *given, *still)
+    assert second.exit_code == 0, second.output
+    before, after = (load_file(tmp_path / run / "model.safetensors") for run in ("first", "second"))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[name].double(), after[name].double(), atol=1e-6) for name in before)
+    config = json.loads((tmp_path / "drafter/config.json").read_text())
+    (tmp_path / "drafter/config.json").write_text(json.dumps(config | {"rope_theta": 77.0}))
+    third = run(spec, "--out", tmp_path / "third", *given, *still)
+    assert third.exit_code == 2 and "has rope_theta 77.0, expected " in " ".join(third.output.split())
+
+
 @pytest.mark.parametrize(
     ("start", "message"),
-    [("nothing", "nothing"), ("target", "has no checkpoint"), ("first", "trained another network")],
+    [
+        ("nothing", "nothing"),
+        ("target", "unlike this run's"),
+        ("first", "another network"),
+        ("first/drafter", "has no tensor '2.0.linear.bias'"),
+    ],
 )
 def test_a_start_that_does_not_fit_is_named(tmp_path, target, start, message):
     given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
     assert run("--drafter=medusa,heads=2", "--out", tmp_path / "first", *given).exit_code == 0
+    alone(tmp_path / "first", tmp_path / "first/drafter")
     result = run("--drafter=medusa,heads=3", "--out", tmp_path / "out", *given, "--start", tmp_path / start)
     assert result.exit_code == 2 and message in result.output
 

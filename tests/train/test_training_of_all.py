@@ -30,3 +30,20 @@ def test_a_run_lowers_the_loss_and_leaves_a_checkpoint(tmp_path, spec):
     with safe_open(tmp_path / "drafter/model.safetensors", "pt") as file:
         assert set(file.keys()) == set(tensors)
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    "spec", [*sorted(OBJECTIVES), "eagle3,fc_norm=true", "glide,cross=false", "medusa,own_head=true"]
+)
+def test_what_is_exported_can_be_gone_on_from(spec):
+    torch.manual_seed(0)
+    made = new_objective(spec, frozen(torch.arange(0, CONFIG.vocab_size, 2)))
+    if hasattr(made.network, "tap_scale"):
+        made.network.tap_scale.copy_(torch.tensor([0.5, 2.0, 30.0]))
+    with torch.no_grad():
+        for parameter in made.network.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    state = {name: tensor.clone() for name, tensor in made.network.state_dict().items()}
+    back = made.adopted({name: tensor.clone() for name, tensor in made.export()[1].items()})
+    assert back.keys() == state.keys()
+    assert all(torch.allclose(back[name], state[name], rtol=1e-6) for name in state)
