@@ -16,6 +16,7 @@ from torch.nn import functional
 from specengine.models.config import ModelConfig
 from specengine.options import check_range
 from specengine.rules.base import check_choice, check_number
+from specengine.train.head_loss import as_cast
 from specengine.train.llama_layer import MLP, Attention, LayerShape, RMSNorm
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
 from specengine.train.soft_targets import SoftTargets
@@ -162,7 +163,7 @@ class Eagle3Objective(Objective):
         embedded = self.frozen.embed(ahead(batch.tokens, 1))
         first = targets.first_row(levels)
         states = network(batch.tapped, embedded, levels, first)
-        head = network.lm_head.weight
+        head = as_cast(network.lm_head.weight)
         compared = [targets.compare(i, network.norm(state), head, first) for i, state in enumerate(states, start=1)]
         losses, guesses = zip(*compared, strict=True)
         total = sum(self.options.decay**i * loss for i, loss in enumerate(losses))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from specengine.models.config import ModelConfig
 from specengine.options import check_range
 from specengine.rules.base import check_number
-from specengine.train.head_loss import soft_cross_entropy
+from specengine.train.head_loss import as_cast, soft_cross_entropy
 from specengine.train.llama_layer import DecoderLayer, LayerShape, RMSNorm
 from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
 from specengine.train.target_layers import layer_json, low_middle_high, shape_of
@@ -122,13 +122,14 @@ class FastEagleObjective(Objective):
         theirs = batch.last.flatten(0, 1)[learned]
         with torch.no_grad():
             target_probs = self.frozen.logits(theirs).float().softmax(-1)
+        head = as_cast(self.frozen.head)
         total, losses, ranked = theirs.new_zeros(()), [], []
         for i, state in enumerate(states, start=1):
             counted = learned % width >= i
             rows = torch.where(counted, learned - i, 0)
             ours = state.flatten(0, 1)[rows]
             best = 1 if torch.is_grad_enabled() else LevelReport.NEAR
-            entropy, guesses = soft_cross_entropy(ours, self.frozen.head, target_probs, counted, best)
+            entropy, guesses = soft_cross_entropy(ours, head, target_probs, counted, best)
             distance = functional.smooth_l1_loss(ours.float(), theirs, reduction="none")
             distance = distance.sum(-1) if options.feature_sum else distance.mean(-1)
             level = options.cross_entropy * entropy + options.feature * (distance * counted).sum()

@@ -48,7 +48,10 @@ def soft_cross_entropy(
 
     states: [R, C].  head: [V', C].  target_probs: float32 [R, V'], summing to 1.  counted: bool [R].
     """
-    kind = states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
-    states, head = states.to(dtype), head.to(dtype)
-    return _SoftCrossEntropy.apply(states, head, target_probs, counted.float(), best)
+    return _SoftCrossEntropy.apply(as_cast(states), as_cast(head), target_probs, counted.float(), best)
+
+
+def as_cast(x: torch.Tensor) -> torch.Tensor:
+    """x in the dtype of autocast where that is on; a head is cast once for all levels."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
