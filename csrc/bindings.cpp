@@ -20,6 +20,7 @@
 #include "ops/select_nodes.h"
 #include "ops/tree_attention.h"
 #include "ops/verify_tree.h"
+#include "pools/bindings.h"
 #if defined(SPECENGINE_SIM)
 #include "sim/module.h"
 #endif
@@ -337,6 +338,9 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       },
       nogil, py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("path"),
       py::arg("path_length"));
+
+  // what drafters without weights remember
+  add_pools(m);
 
   // the build and the machine
   m.attr("PAGE_SIZE") = kPageSize;

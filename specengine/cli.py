@@ -1,4 +1,4 @@
-"""The console script `specengine`: generate, chat, models, train."""
+"""The console script `specengine`: generate, chat, models, train, corpus."""
 
 from __future__ import annotations
 
@@ -235,6 +235,18 @@ def train(
     given["config"] = TrainConfig(**{f.name: given[f.name] for f in fields(TrainConfig) if f.name in given})
     request = TrainRequest(**{f.name: given[f.name] for f in fields(TrainRequest) if f.name in given})
     note(outcome_line(run(request), out))
+
+
+@app.command()
+def corpus(
+    files: Annotated[list[Path], typer.Argument(help="Texts, JSONL with `text`, or folders of dialogues from train.")],
+    out: Annotated[Path, typer.Option(help="File of the corpus, for --drafter suffix:FILE.")],
+    model: Model = "smollm2-135m",
+) -> None:
+    """Make a corpus of texts, from which the drafter `suffix` copies."""
+    from specengine.corpus_texts import make_corpus
+
+    note(f"{make_corpus(model, files, out)} tokens in {out}")
 
 
 def _parse_bias(pairs: list[str]) -> dict[int, float] | None:

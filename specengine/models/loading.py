@@ -72,6 +72,12 @@ def load_model(
     return LoadedModel(str(model), dtype, target, tokenizer, frozenset(eos))
 
 
+def load_tokenizer(model: str | Path) -> Tokenizer | None:
+    """The tokenizer of a model, without its weights; None: it has none. Raises as load_model."""
+    check_model(model)
+    return _tokenizer(open_checkpoint(resolve_model(model)))
+
+
 def check_model(model: object) -> None:
     """Raises ValueError for what cannot be a model's name."""
     if not isinstance(model, str | os.PathLike) or not str(model):

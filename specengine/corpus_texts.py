@@ -1,0 +1,54 @@
+"""`specengine corpus`: texts of files, as a corpus that drafts are copied from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from specengine.drafting.corpus_file import write_corpus
+from specengine.models.loading import load_tokenizer
+from specengine.text import Tokenizer
+from specengine.train.dialogues import read_dialogues
+
+
+def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
+    """Writes a corpus for a model's tokens; returns how many it has. Raises ValueError, OSError."""
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
+        raise ValueError("model: a model without tokenizer cannot read texts")
+    return write_corpus(out, (text for path in files for text in texts_of(path, tokenizer)))
+
+
+def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
+    """Texts of a file: of dialogues that `specengine train` made (or a folder of them), of JSONL with `text` in every
+    line, or else a text as it is. Raises ValueError naming the file."""
+    if path.is_dir():
+        shards = sorted(path.glob("dialogues-*.safetensors"))
+        if not shards:
+            raise ValueError(f"files: {path} is a folder without dialogues of `specengine train`")
+        for shard in shards:
+            yield from texts_of(shard, tokenizer)
+        return
+    try:
+        if path.suffix == ".safetensors":
+            yield from (dialogue.tokens for dialogue in read_dialogues(path))
+            return
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, SafetensorError) as error:
+        raise ValueError(f"files: {path} cannot be read: {error}") from error
+    if path.suffix != ".jsonl":
+        yield tokenizer.encode(text, add_special_tokens=False)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+            raise ValueError(f"files: {path}, line {number}: expected an object with `text`")
+        yield tokenizer.encode(entry["text"], add_special_tokens=False)

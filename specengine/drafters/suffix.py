@@ -1,0 +1,172 @@
+"""Suffix: what followed the longest repeated context most often, in this text, in a corpus and in earlier requests.
+
+(SuffixDecoding, Oliaro et al. 2024; with a corpus REST, He et al. 2023.) Each source drafts a tree of its own, and the
+trees are merged. How likely a node is depends on how long its match is and how often its token followed; what the text
+does is compared with what was or would have been drafted in every cycle, so these rates are learned without drafting.
+The tree is as large as pays by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specengine._C import DEEPEST, MATCHED, MAX_NODES, SuffixAutomaton, TextCorpus
+from specengine.drafters.base import Drafter
+from specengine.drafting.corpus_file import open_corpus
+from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.features import Features
+from specengine.drafting.scored_trees import ScoredTree, cut_trees, merged
+from specengine.drafting.shipped import shipped
+from specengine.drafting.text_memory import TextMemory
+from specengine.drafting.tree_choice import Acceptance
+from specengine.options import check_range
+from specengine.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specengine.models.transformer import Transformer
+
+UNLIKELY = 0.01  # below this no row is worth its cost
+# By the match's length (rows) and what followed it: one token once, one more often, one most of the time or less often,
+# another token as often or less often. Rounded from chats and code of a small model.
+PRIOR = (
+    *(0.2, 0.4, 0.3, 0.2, 0.1, 0.05),
+    *(0.4, 0.7, 0.4, 0.2, 0.1, 0.1),
+    *(0.6, 0.8, 0.5, 0.3, 0.15, 0.1),
+    *(0.8, 0.9, 0.5, 0.3, 0.15, 0.1),
+    *(0.9, 0.95, 0.7, 0.4, 0.1, 0.05),
+)
+OWN, CORPUS, EARLIER = SOURCES = range(3)
+
+
+@dataclass(frozen=True)
+class Config:
+    """nodes: largest tree, root included.  length: longest continuation drafted.  branches: of a node, at most.
+    corpus: search the one that comes with the package, where none is given.  remember: search answers to earlier
+    requests, too: the last so many tokens of them (up to twice as many).
+    adaptive: draft as many nodes as pay (any choice is lossless under the rule `match`), else always the largest tree.
+    """
+
+    nodes: int = 16
+    length: int = 15
+    branches: int = 4
+    corpus: bool = True
+    remember: int = 0
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        check_range("nodes", self.nodes, 2, MAX_NODES)
+        check_range("length", self.length, 1, DEEPEST)
+        check_range("branches", self.branches, 1, MAX_NODES - 1)
+        check_range("remember", self.remember, 0, 1 << 26)
+
+
+@dataclass
+class State:
+    """What the drafter remembers of one sequence. text: all of it but the tokens since the last draft.
+    rates: by source, how often which kind of node was right.  drafted: the last trees' sources, tokens, parents, kinds.
+    """
+
+    rates: list[Acceptance]
+    text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    drafted: list[tuple[int, list[int], list[int], list[int]]] = field(default_factory=list)
+
+
+class Suffix(Drafter):
+    """Drafts copies, by how often they were said before.
+
+    path: of a corpus; see `specengine corpus`.  costs: what rows cost; by default the target's, measured.
+    """
+
+    name = "suffix"
+    Config = Config
+    takes_path = True
+    proposes = True
+
+    def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
+        super().__init__(config, path, target)
+        measured = config.adaptive and not target.ops.resident
+        self.costs = costs or costs_of(target) if measured else None
+        self.corpus = _corpus(path, target) if path or config.corpus else None
+        self.earlier = TextMemory(config.remember) if config.remember else None
+        self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]  # of all requests
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def max_nodes(self) -> int:
+        return self.config.nodes
+
+    def propose(self, sequences: Sequence) -> list[ScoredTree]:
+        return [self._grown(sequence) for sequence in sequences]
+
+    def draft(self, sequences: Sequence) -> list[DraftTree]:
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+        return cut_trees(self.propose(sequences), self.costs, prefix, self.config.nodes - 1).trees
+
+    def rest(self, sequences: Sequence) -> None:
+        for sequence in sequences:
+            if sequence.drafter_state:
+                sequence.drafter_state.drafted = []
+
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
+        if self.costs is None:
+            return
+        for sequence, tokens in zip(sequences, committed, strict=True):
+            if state := sequence.drafter_state:  # it may never have been asked
+                for source, *tree in state.drafted:
+                    _learn(state.rates[source], *tree, tokens)
+                state.drafted = []
+
+    def release(self, sequence) -> None:
+        if self.earlier is not None and len(sequence.tokens) > sequence.prompt_length:
+            self.earlier.add(sequence.tokens[max(0, sequence.prompt_length - MATCHED) :])
+
+    def _grown(self, sequence) -> ScoredTree:
+        """The largest tree there is."""
+        tokens = sequence.tokens
+        if sequence.drafter_state is None:
+            sequence.drafter_state = State([Acceptance(rates, weight=8, memory=50) for rates in self.rates])
+        state = sequence.drafter_state
+        state.text.append(tokens[len(state.text) :])
+        state.drafted = []
+        context, limit = tokens[-MATCHED:], sequence.draft_limit
+        trees = [self._continued(state, OWN, state.text, context, limit)]
+        if self.corpus is not None:
+            trees.append(self._continued(state, CORPUS, self.corpus, context, limit))
+        if self.earlier is not None:
+            trees += [self._continued(state, EARLIER, text, context, limit) for text in self.earlier.automata()]
+        return merged(trees)
+
+    def _continued(
+        self, state: State, source: int, text: SuffixAutomaton | TextCorpus, context: list[int], limit: int
+    ) -> ScoredTree:
+        config, rates = self.config, state.rates[source].rates()
+        least = 0.0 if self.costs is None else UNLIKELY
+        deepest = min(config.length, limit)
+        nodes, parents, kinds = text.continuations(context, config.nodes, deepest, config.branches, rates, least)
+        state.drafted.append((source, nodes, parents, kinds))
+        return ScoredTree(nodes, parents, [1.0, *(rates[kind] for kind in kinds[1:])])
+
+
+def _corpus(path: str | None, target: Transformer) -> TextCorpus | None:
+    if path is None:
+        folder = shipped("suffix", target)
+        path = folder and folder / "corpus.safetensors"
+    return path and open_corpus(Path(path), target.config.vocab_size)
+
+
+def _learn(rates: Acceptance, nodes: list[int], parents: list[int], kinds: list[int], committed: Sequence[int]) -> None:
+    reached = {0: 0}  # nodes on the committed path, and how many tokens lead to them
+    for node in range(1, len(nodes)):
+        depth = reached.get(parents[node])
+        if depth is None or depth == len(committed):
+            continue
+        accepted = nodes[node] == committed[depth]
+        rates.observe(kinds[node], accepted)
+        if accepted:
+            reached[node] = depth + 1

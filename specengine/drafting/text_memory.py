@@ -1,0 +1,34 @@
+"""Texts of earlier requests, in bounded memory: what they say may be said again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from specengine._C import SuffixAutomaton
+
+
+class TextMemory:
+    """The last `tokens` tokens at least, twice as many at most: an automaton forgets nothing, so two take turns."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._waiting: deque[list[int]] = deque()  # add() is called in any thread
+        self._now, self._before = SuffixAutomaton(), SuffixAutomaton()
+
+    def add(self, text: list[int]) -> None:
+        """Remembers a text from the next call of automata() on. May be called in any thread."""
+        self._waiting.append(text)
+
+    def automata(self) -> Sequence[SuffixAutomaton]:
+        """Of everything that is remembered."""
+        while self._waiting:
+            text = self._waiting.popleft()
+            while text:
+                room = self._tokens - len(self._now)
+                self._now.append(text[:room])
+                text = text[room:]
+                if len(self._now) == self._tokens:
+                    self._now, self._before = SuffixAutomaton(), self._now
+            self._now.cut()
+        return [each for each in (self._now, self._before) if len(each)]

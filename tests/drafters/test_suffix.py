@@ -1,0 +1,131 @@
+from types import SimpleNamespace
+
+import pytest
+
+from specengine.drafters.suffix import CORPUS, OWN, Config, Suffix
+from specengine.drafting.corpus_file import write_corpus
+from specengine.drafting.cost_model import CostModel
+from specengine.ops import native
+from tests.drafters.test_prompt_lookup import paths
+
+FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
+DEAR = CostModel((1, 64), (1.0, 64.0))
+LOOP = [*range(1, 20)]
+TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
+
+
+def sequence_of(tokens, limit=100, prompt_length=1):
+    return SimpleNamespace(tokens=list(tokens), draft_limit=limit, drafter_state=None, prompt_length=prompt_length)
+
+
+def drafter_of(costs=FREE, path=None, **options):
+    return Suffix(Config(**{"corpus": False} | options), path, TARGET, costs)
+
+
+def draft(tokens, *, limit=100, path=None, **options):
+    (tree,) = drafter_of(adaptive=False, path=path, **options).draft([sequence_of(tokens, limit)])
+    return tree
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    write_corpus(tmp_path / "corpus", [[50, 51, 52, 53, 54]] * 3 + [[50, 51, 60]])
+    return str(tmp_path / "corpus")
+
+
+def test_what_followed_most_often_comes_first():
+    tree = draft([1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1, 2], length=2, branches=2)
+    assert paths(tree)[0] == [3, 7] and [3, 9] in paths(tree) and [4, 8] in paths(tree)
+    assert tree.tokens[0] == 2 and tree.parents[0] == -1
+
+
+def test_a_tree_keeps_to_its_sizes():
+    tokens = LOOP * 3
+    assert len(draft(tokens, nodes=7).tokens) == 7
+    assert max(map(len, paths(draft(tokens, length=3, nodes=64)))) == 3
+    assert max(map(len, paths(draft(tokens, limit=2, nodes=64)))) == 2
+    assert len(draft(tokens, limit=0).tokens) == 1
+    assert len(draft([1, 2, 3]).tokens) == 1
+
+
+def test_a_corpus_tells_what_this_text_does_not(corpus):
+    assert len(draft([5, 50, 51]).tokens) == 1
+    assert paths(draft([5, 50, 51], path=corpus)) == [[52, 53, 54], [60]]
+    both = draft([50, 51, 52, 7, 50, 51], path=corpus, nodes=32)
+    assert [52, 7, 50, 51, 52, 7] in [path[:6] for path in paths(both)] and [52, 53, 54] in paths(both)
+
+
+def test_answers_to_earlier_requests_are_remembered_where_asked_for():
+    for remember, expected in ((0, []), (1000, [[12, 13]])):
+        drafter = drafter_of(adaptive=False, remember=remember)
+        drafter.release(sequence_of([9, 10, 11, 12, 13], prompt_length=2))
+        assert paths(drafter.draft([sequence_of([1, 10, 11])])[0]) == (expected or [[]])
+        drafter.release(sequence_of([1, 2, 3], prompt_length=3))  # nothing was answered
+        assert len(drafter.draft([sequence_of([7, 2])])[0].tokens) == 1
+
+
+def test_memory_of_earlier_requests_is_bounded():
+    drafter = drafter_of(adaptive=False, remember=100)
+    for first in range(0, 90, 3):
+        drafter.release(sequence_of([1, *([first, first + 1, first + 2] * 10)]))
+        drafter.draft([sequence_of([1])])
+        assert sum(map(len, drafter.earlier.automata())) <= 200
+    assert len(drafter.draft([sequence_of([87, 88])])[0].tokens) > 1
+    assert len(drafter.draft([sequence_of([0, 1, 2, 0, 1, 99, 6])])[0].tokens) == 1  # long ago
+
+
+def test_it_learns_what_pays_and_drafts_no_more_where_nothing_does():
+    drafter = drafter_of(CostModel((1, 2, 4, 8, 16, 32), (1.0, 1.15, 1.4, 2.2, 4.0, 7.5)))
+    right, wrong = sequence_of(LOOP * 2), sequence_of(LOOP * 2)
+    sizes = {}
+    for step in range(60):
+        for name, sequence in (("right", right), ("wrong", wrong)):
+            (tree,) = drafter.draft([sequence])
+            sizes.setdefault(name, []).append(len(tree.tokens))
+            follows = sequence.tokens[-19]
+            token = follows if name == "right" else 20 + step % 70
+            sequence.tokens += [token] if name == "right" else [token, LOOP[step % 19]]
+            drafter.observe([sequence], [sequence.tokens[-1:] if name == "right" else sequence.tokens[-2:]], None)
+    assert sizes["right"][-1] > 8 and max(sizes["wrong"][-10:]) < sizes["right"][-1]
+    assert max(len(tree.tokens) for tree in drafter_of(DEAR).draft([sequence_of(LOOP * 2)])) == 1
+
+
+def test_the_sources_learn_apart(corpus):
+    drafter = drafter_of(path=corpus)
+    sequence = sequence_of([50, 51, 7, 50, 51])
+    for _ in range(30):
+        drafter.draft([sequence])
+        sequence.tokens += [7, 50, 51]
+        drafter.observe([sequence], [[7, 50, 51]], None)
+    own, other = (drafter.rates[source].rates() for source in (OWN, CORPUS))
+    kind = 6 + 2  # two tokens matched, the corpus said 52 three times of four
+    assert other[kind] < 0.2  # 0.4 at first
+    assert max(own[6:30]) > 0.95
+
+
+def test_a_rest_is_not_learned_from(corpus):
+    drafter = drafter_of(path=corpus)
+    sequence = sequence_of([3, 50, 51])
+    before = drafter.rates[CORPUS].rates()
+    drafter.draft([sequence])
+    drafter.rest([sequence])
+    sequence.tokens += [9]
+    drafter.observe([sequence], [[9]], None)
+    assert drafter.rates[CORPUS].rates() == before
+
+
+def test_what_is_no_option_is_refused(tmp_path, corpus):
+    for wrong in ({"nodes": 1}, {"length": 0}, {"length": 33}, {"branches": 0}, {"remember": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}: "):
+            Config(**wrong)
+    with pytest.raises(FileNotFoundError, match="expected a corpus"):
+        drafter_of(path=str(tmp_path / "nothing"))
+    small = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=60))
+    with pytest.raises(ValueError, match="have token 60, the target's vocabulary ends at 59"):
+        Suffix(Config(), corpus, small, FREE)
+    (tmp_path / "corpus").write_bytes((tmp_path / "corpus").read_bytes()[:-40])
+    with pytest.raises(ValueError, match="the corpus cannot be read"):
+        drafter_of(path=corpus)
+    (tmp_path / "other").write_bytes(b"text")
+    with pytest.raises(ValueError, match="the corpus cannot be read"):
+        drafter_of(path=str(tmp_path / "other"))

@@ -1,0 +1,68 @@
+"""`specengine corpus`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from specengine.cli import app
+from specengine.drafting.corpus_file import open_corpus
+from specengine.train.dialogues import Dialogue, write_shard
+
+pytestmark = pytest.mark.model
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["corpus", *map(str, words)])
+
+
+def tokens_of(path):
+    from safetensors.torch import load_file
+
+    return load_file(path)["tokens"].tolist()
+
+
+def test_texts_of_all_kinds_become_one_corpus(tmp_path, smollm2_path):
+    (tmp_path / "a.txt").write_text("Once upon a time")
+    (tmp_path / "b.jsonl").write_text('{"text": "Once upon"}\n\n{"text": "a time"}\n')
+    (tmp_path / "data").mkdir()
+    write_shard(tmp_path / "data/dialogues-00000.safetensors", [Dialogue([5, 6, 7], 1), Dialogue([8, 9], 1)], {})
+    out = tmp_path / "corpus.safetensors"
+    result = run(tmp_path / "a.txt", tmp_path / "b.jsonl", tmp_path / "data", "--out", out, "--model", smollm2_path)
+    assert result.exit_code == 0, result.output
+    assert f"{len(tokens_of(out))} tokens in" in result.output
+    tokens = tokens_of(out)
+    assert tokens.count(-1) == 5 and tokens[-8:] == [-1, 5, 6, 7, -1, 8, 9, -1]
+    once = tokens[: tokens.index(-1)]
+    assert len(once) == 4 and tokens[5:7] == once[:2]
+    corpus = open_corpus(out, 49152)
+    assert corpus.continuations([1, *once[:3]], 2, 1, 1, [1.0] * 30, 0.0)[0] == [once[2], once[3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "cannot be read"),
+        ("bad.txt", b"\xff\xfe\xff", "cannot be read"),
+        ("bad.jsonl", b'{"text": "a"}\n{"txt": "b"}', "line 2: expected an object with `text`"),
+        ("bad.jsonl", b"[1", "line 1: expected an object with `text`"),
+        ("bad.safetensors", b"1234", "cannot be read"),
+    ],
+)
+def test_a_file_that_holds_no_text_is_named(tmp_path, smollm2_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    result = run(tmp_path / name, "--out", tmp_path / "out", "--model", smollm2_path)
+    assert result.exit_code == 2 and f"files: {tmp_path / name}" in result.output and message in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_dialogues_is_named(tmp_path, smollm2_path):
+    result = run(tmp_path, "--out", tmp_path / "out", "--model", smollm2_path)
+    assert result.exit_code == 2 and "without dialogues" in result.output
+
+
+def test_a_model_without_tokenizer_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text(json.dumps("a"))
+    result = run(tmp_path / "a.txt", "--out", tmp_path / "out", "--model", "random:tiny")
+    assert result.exit_code == 2 and "model: " in result.output
