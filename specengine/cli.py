@@ -239,7 +239,7 @@ def train(
 
 @app.command()
 def corpus(
-    files: Annotated[list[Path], typer.Argument(help="Texts, JSONL with `text`, or folders of dialogues from train.")],
+    files: Annotated[list[Path], typer.Argument(help="Texts, JSONL with `text`, or folders of train's data.")],
     out: Annotated[Path, typer.Option(help="File of the corpus, for --drafter suffix:FILE.")],
     model: Model = "smollm2-135m",
 ) -> None:

@@ -13,6 +13,8 @@ from specengine.models.loading import load_tokenizer
 from specengine.text import Tokenizer
 from specengine.train.dialogues import read_dialogues
 
+_BEFORE = 8  # tokens of a question before its answer: how a turn begins
+
 
 def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
     """Writes a corpus for a model's tokens; returns how many it has. Raises ValueError, OSError."""
@@ -23,8 +25,8 @@ def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
 
 
 def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Texts of a file: of dialogues that `specengine train` made (or a folder of them), of JSONL with `text` in every
-    line, or else a text as it is. Raises ValueError naming the file."""
+    """Texts of a file: answers of dialogues that `specengine train` made (or of a folder of them), JSONL with `text` in
+    every line, or else a text as it is. Raises ValueError naming the file."""
     if path.is_dir():
         shards = sorted(path.glob("dialogues-*.safetensors"))
         if not shards:
@@ -34,7 +36,8 @@ def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
         return
     try:
         if path.suffix == ".safetensors":
-            yield from (dialogue.tokens for dialogue in read_dialogues(path))
+            for dialogue in read_dialogues(path):
+                yield dialogue.tokens[max(0, dialogue.answer - _BEFORE) :]
             return
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, SafetensorError) as error:

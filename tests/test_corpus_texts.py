@@ -26,13 +26,15 @@ def test_texts_of_all_kinds_become_one_corpus(tmp_path, smollm2_path):
     (tmp_path / "a.txt").write_text("Once upon a time")
     (tmp_path / "b.jsonl").write_text('{"text": "Once upon"}\n\n{"text": "a time"}\n')
     (tmp_path / "data").mkdir()
-    write_shard(tmp_path / "data/dialogues-00000.safetensors", [Dialogue([5, 6, 7], 1), Dialogue([8, 9], 1)], {})
+    write_shard(
+        tmp_path / "data/dialogues-00000.safetensors", [Dialogue([*range(20), 6, 7], 20), Dialogue([8, 9], 1)], {}
+    )
     out = tmp_path / "corpus.safetensors"
     result = run(tmp_path / "a.txt", tmp_path / "b.jsonl", tmp_path / "data", "--out", out, "--model", smollm2_path)
     assert result.exit_code == 0, result.output
     assert f"{len(tokens_of(out))} tokens in" in result.output
     tokens = tokens_of(out)
-    assert tokens.count(-1) == 5 and tokens[-8:] == [-1, 5, 6, 7, -1, 8, 9, -1]
+    assert tokens.count(-1) == 5 and tokens[-15:] == [-1, *range(12, 20), 6, 7, -1, 8, 9, -1]
     once = tokens[: tokens.index(-1)]
     assert len(once) == 4 and tokens[5:7] == once[:2]
     corpus = open_corpus(out, 49152)

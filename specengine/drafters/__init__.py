@@ -55,13 +55,15 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
 
 
 def best_drafter(target: Transformer) -> Spec:
-    """What `auto` is for a target: copies, and drafts of a trained drafter where one comes with the package."""
+    """What `auto` is for a target: copies, of a corpus too, and drafts of a trained drafter, where they come with the
+    package."""
+    copies = "suffix" if shipped("suffix", target) and not target.ops.resident else "prompt_lookup"
     name = next((name for name in TRAINED if shipped(name, target)), None)
     if name is None:
-        return Spec("prompt_lookup", None, {})
+        return Spec(copies, None, {})
     if target.ops.resident:  # a combination would draft between two captured cycles
         return Spec(name, None, {})
-    return Spec("combine", f"prompt_lookup+{name}{TRAINED[name]}", {})
+    return Spec("combine", f"{copies}+{name}{TRAINED[name]}", {})
 
 
 def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:

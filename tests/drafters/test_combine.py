@@ -1,6 +1,7 @@
 """Several drafters in one tree."""
 
 import gc
+import json
 import weakref
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from specengine import SamplingParams
 from specengine.drafters import best_drafter, load_drafter
 from specengine.drafters.combine import Combine, Config
 from specengine.drafting import shipped
+from specengine.drafting.corpus_file import write_corpus
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.scored_trees import ScoredTree
 from tests.drafters import test_fasteagle
@@ -139,6 +141,9 @@ def test_auto_is_copies_and_the_drafter_that_comes_with_the_package(tmp_path, mo
     engine = tiny_engine("auto,nodes=5")
     assert [part.name for part in engine.drafter.parts] == ["prompt_lookup", "fasteagle"]
     assert engine.drafter.max_nodes == 5
+    write_corpus(tmp_path / "tiny/suffix/corpus.safetensors", [[1, 2, 3]])
+    (tmp_path / "tiny/suffix/config.json").write_text(json.dumps({"target_fingerprint": mark}))
+    assert [part.name for part in tiny_engine("auto").drafter.parts] == ["suffix", "fasteagle"]
     assert engine.generate(PROMPTS[0], GREEDY).token_ids == tiny_engine("none").generate(PROMPTS[0], GREEDY).token_ids
 
 

@@ -12,7 +12,8 @@ from tests.engines import ids
 from tests.test_exactness import QUESTIONS, chats
 
 pytestmark = pytest.mark.model
-DRAFTERS = ("fasteagle", "eagle3", "medusa", "glide", "draft-model")
+TRAINED = ("fasteagle", "eagle3", "medusa", "glide", "draft-model")
+DRAFTERS = (*TRAINED, "suffix")
 PROMPTS = chats(QUESTIONS[::8])
 TREES = {
     "fasteagle": ("top_k=1,adaptive=false", "top_k=10,adaptive=false", ""),
@@ -25,6 +26,7 @@ TREES = {
     "medusa": ("nodes=8,adaptive=false", "adaptive=false", ""),
     "glide": ("cape=false,adaptive=false", "adaptive=false", "cross=false", ""),
     "draft-model": ("length=3", "tree=3x2x1"),
+    "suffix": ("adaptive=false", "remember=1000", ""),
     "auto": ("adaptive=false", ""),
 }
 
@@ -66,8 +68,17 @@ def test_it_was_trained_for_this_model(model, name):
     assert tokens / cycles > 1.25  # weights that do not fit are hardly ever right: 1.0
 
 
+def test_the_corpus_is_of_what_this_model_says(model):
+    params = SamplingParams(max_new_tokens=96, ignore_eos=True)
+    cycles = {}
+    for spec in ("suffix,adaptive=false", "suffix,corpus=false,adaptive=false"):
+        cycles[spec] = sum(output.stats.cycles for output in Engine(model, drafter=spec).generate(PROMPTS, params))
+    with_corpus, alone = cycles.values()
+    assert with_corpus < 0.95 * alone
+
+
 def test_auto_asks_the_best_of_them(model):
-    assert [part.name for part in Engine(model).drafter.parts] == ["prompt_lookup", "eagle3"]
+    assert [part.name for part in Engine(model).drafter.parts] == ["suffix", "eagle3"]
 
 
 def test_each_has_a_card_and_all_of_them_are_small():
@@ -76,6 +87,9 @@ def test_each_has_a_card_and_all_of_them_are_small():
     assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) < 60e6
     for folder in folders:
         card = (folder / "README.md").read_text(encoding="utf-8")
+        if folder.name == "suffix":
+            assert "- Command: `specengine corpus " in card
+            continue
         for part in ("- Data: ", "- Trained on ", "seed ", "- Command: `specengine train ", "| 1 | 0."):
             assert part in card
         assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["trained_length"] > 100

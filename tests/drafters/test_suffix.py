@@ -7,6 +7,7 @@ from specengine.drafting.corpus_file import write_corpus
 from specengine.drafting.cost_model import CostModel
 from specengine.ops import native
 from tests.drafters.test_prompt_lookup import paths
+from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
 DEAR = CostModel((1, 64), (1.0, 64.0))
@@ -25,6 +26,23 @@ def drafter_of(costs=FREE, path=None, **options):
 def draft(tokens, *, limit=100, path=None, **options):
     (tree,) = drafter_of(adaptive=False, path=path, **options).draft([sequence_of(tokens, limit)])
     return tree
+
+
+PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 9], [7], [50, 51], list(range(40, 60)) * 2, [5, 9, 13]]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", ["", ",adaptive=false", ",adaptive=false,remember=50,branches=1"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_the_output_is_that_of_plain_decoding(tmp_path, params, options, batch):
+    plain = ids(tiny_engine("none").generate(PROMPTS, params))
+    write_corpus(tmp_path / "corpus", plain[:2])
+    engine = tiny_engine(f"suffix:{tmp_path / 'corpus'}{options}", max_batch_size=batch)
+    for _ in range(2):
+        outputs = engine.generate(PROMPTS, params)
+        assert ids(outputs) == plain
+    if options:
+        assert sum(output.stats.cycles for output in outputs) < 0.9 * sum(map(len, plain))
 
 
 @pytest.fixture
