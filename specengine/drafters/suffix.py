@@ -87,9 +87,11 @@ class Suffix(Drafter):
 
     def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
+        if path and not config.corpus:
+            raise ValueError(f"corpus: false, but {path} is given as one")
         measured = config.adaptive and not target.ops.resident
         self.costs = costs or costs_of(target) if measured else None
-        self.corpus = _corpus(path, target) if path or config.corpus else None
+        self.corpus = _corpus(path, target) if config.corpus else None
         self.earlier = TextMemory(config.remember) if config.remember else None
         self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]  # of all requests
 

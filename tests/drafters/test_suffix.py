@@ -20,7 +20,7 @@ def sequence_of(tokens, limit=100, prompt_length=1):
 
 
 def drafter_of(costs=FREE, path=None, **options):
-    return Suffix(Config(**{"corpus": False} | options), path, TARGET, costs)
+    return Suffix(Config(**{"corpus": path is not None} | options), path, TARGET, costs)
 
 
 def draft(tokens, *, limit=100, path=None, **options):
@@ -136,6 +136,8 @@ def test_what_is_no_option_is_refused(tmp_path, corpus):
     for wrong in ({"nodes": 1}, {"length": 0}, {"length": 33}, {"branches": 0}, {"remember": -1}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}: "):
             Config(**wrong)
+    with pytest.raises(ValueError, match="corpus: false, but "):
+        drafter_of(path=corpus, corpus=False)
     with pytest.raises(FileNotFoundError, match="expected a corpus"):
         drafter_of(path=str(tmp_path / "nothing"))
     small = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=60))
