@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
+from specengine.drafting.agreement import Agreement
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.overhead import Overhead
 from specengine.drafting.pauses import Pauses
 from specengine.drafting.scored_drafter import ScoredDrafter
-from specengine.drafting.scored_trees import Cut, cut_trees, merged
+from specengine.drafting.scored_trees import Cut, cut_trees
 from specengine.drafting.tree_choice import cycle_seconds
 from specengine.options import check_range
 from specengine.tree import DraftTree
@@ -65,7 +66,7 @@ class PartView:
 
 
 class Combine(Drafter):
-    """Merges the trees of its parts; a node that several draft has the best of its chances."""
+    """Joins the trees of its parts; a node's chance depends on which of them draft it."""
 
     name = "combine"
     Config = Config
@@ -93,6 +94,7 @@ class Combine(Drafter):
         measured = config.adaptive and not target.ops.resident
         self._costs = (costs or costs_of(target)) if measured else None
         self._overhead = Overhead()
+        self._agreements = [Agreement() for _ in self.parts]  # of a part with those before it
         self._pauses = [[Pauses() for _ in (0, *PROMISES)] for _ in self.parts]
 
     @property
@@ -131,6 +133,11 @@ class Combine(Drafter):
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         for part, views in zip(self.parts, self._views(sequences), strict=True):
             part.observe(views, committed, features if part.reads_features else None)
+        if self._costs is not None:
+            for sequence, tokens in zip(sequences, committed, strict=True):
+                for agreement, joint in sequence.drafter_state[-1]:
+                    agreement.observe(joint, tokens)
+                sequence.drafter_state[-1] = []
 
     def release(self, sequence) -> None:
         for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
@@ -140,11 +147,13 @@ class Combine(Drafter):
         if not sequences:
             return []
         began = self._overhead.begin(sequences)
-        first, *others = zip(self.parts, self._views(sequences), self._pauses, strict=True)
+        first, *others = zip(self.parts, self._views(sequences), self._pauses, self._agreements, strict=True)
+        for sequence in sequences:
+            sequence.drafter_state[-1] = []
         count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
         trees, asked = first[0].propose(first[1]), isinstance(first[0], ScoredDrafter)
         best = self._cut(trees, prefix)
-        for part, views, pauses in others:
+        for part, views, pauses, agreement in others:
             promised = pauses[bisect_right(PROMISES, best.expected / count)]
             if self._costs is not None and promised.here():
                 part.rest(views)
@@ -153,7 +162,10 @@ class Combine(Drafter):
             more = part.propose(views)
             if all(len(tree.tokens) == 1 for tree in more):
                 continue  # there was nothing to draft from
-            trees = [merged(pair) for pair in zip(trees, more, strict=True)]
+            joints = [agreement.joined(*pair) for pair in zip(trees, more, strict=True)]
+            for sequence, joint in zip(sequences, joints, strict=True):
+                sequence.drafter_state[-1].append((agreement, joint))
+            trees = [joint.tree for joint in joints]
             without, best = best, self._cut(trees, prefix)
             if self._costs is not None:
                 seconds = [
@@ -175,5 +187,5 @@ class Combine(Drafter):
         """Every part's views of the sequences, which hold no view: they would wait for the garbage collector."""
         for sequence in sequences:
             if sequence.drafter_state is None:
-                sequence.drafter_state = [None] * len(self.parts)
+                sequence.drafter_state = [None] * len(self.parts) + [[]]  # of the parts; how their trees were joined
         return [[PartView(sequence, part) for sequence in sequences] for part in range(len(self.parts))]

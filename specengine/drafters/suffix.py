@@ -1,7 +1,7 @@
 """Suffix: what followed the longest repeated context most often, in this text, in a corpus and in earlier requests.
 
 (SuffixDecoding, Oliaro et al. 2024; with a corpus REST, He et al. 2023.) Each source drafts a tree of its own, and the
-trees are merged. How likely a node is depends on how long its match is and how often its token followed; what the text
+trees are joined. How likely a node is depends on how long its match is and how often its token followed; what the text
 does is compared with what was or would have been drafted in every cycle, so these rates are learned without drafting.
 The tree is as large as pays by them.
 """
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from specengine._C import DEEPEST, MATCHED, MAX_NODES, SuffixAutomaton, TextCorpus
 from specengine.drafters.base import Drafter
+from specengine.drafting.agreement import Agreement, JointTree
 from specengine.drafting.corpus_file import open_corpus
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
-from specengine.drafting.scored_trees import ScoredTree, cut_trees, merged
+from specengine.drafting.scored_trees import ScoredTree, cut_trees, judged
 from specengine.drafting.shipped import shipped
 from specengine.drafting.text_memory import TextMemory
 from specengine.drafting.tree_choice import Acceptance
@@ -66,12 +67,14 @@ class Config:
 @dataclass
 class State:
     """What the drafter remembers of one sequence. text: all of it but the tokens since the last draft.
-    rates: by source, how often which kind of node was right.  drafted: the last trees' sources, tokens, parents, kinds.
+    rates: by source, how often which kind of node was right.  drafted: of the last draft, by source: the tree and the
+    kinds of its nodes.  joints: how the trees were joined.
     """
 
     rates: list[Acceptance]
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
-    drafted: list[tuple[int, list[int], list[int], list[int]]] = field(default_factory=list)
+    drafted: list[tuple[int, ScoredTree, list[int]]] = field(default_factory=list)
+    joints: list[tuple[Agreement, JointTree]] = field(default_factory=list)
 
 
 class Suffix(Drafter):
@@ -93,7 +96,9 @@ class Suffix(Drafter):
         self.costs = costs or costs_of(target) if measured else None
         self.corpus = _corpus(path, target) if config.corpus else None
         self.earlier = TextMemory(config.remember) if config.remember else None
-        self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]  # of all requests
+        # of all requests
+        self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]
+        self.agreements = [Agreement() for _ in SOURCES]  # of a source with those before it
 
     @property
     def adaptive(self) -> bool:
@@ -112,17 +117,20 @@ class Suffix(Drafter):
 
     def rest(self, sequences: Sequence) -> None:
         for sequence in sequences:
-            if sequence.drafter_state:
-                sequence.drafter_state.drafted = []
+            if state := sequence.drafter_state:
+                state.drafted, state.joints = [], []
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         if self.costs is None:
             return
         for sequence, tokens in zip(sequences, committed, strict=True):
             if state := sequence.drafter_state:  # it may never have been asked
-                for source, *tree in state.drafted:
-                    _learn(state.rates[source], *tree, tokens)
-                state.drafted = []
+                for source, tree, kinds in state.drafted:
+                    for node, accepted in judged(tree, tokens):
+                        state.rates[source].observe(kinds[node], accepted)
+                for agreement, joint in state.joints:
+                    agreement.observe(joint, tokens)
+                state.drafted, state.joints = [], []
 
     def release(self, sequence) -> None:
         if self.earlier is not None and len(sequence.tokens) > sequence.prompt_length:
@@ -135,14 +143,18 @@ class Suffix(Drafter):
             sequence.drafter_state = State([Acceptance(rates, weight=8, memory=50) for rates in self.rates])
         state = sequence.drafter_state
         state.text.append(tokens[len(state.text) :])
-        state.drafted = []
+        state.drafted, state.joints = [], []
         context, limit = tokens[-MATCHED:], sequence.draft_limit
-        trees = [self._continued(state, OWN, state.text, context, limit)]
-        if self.corpus is not None:
-            trees.append(self._continued(state, CORPUS, self.corpus, context, limit))
-        if self.earlier is not None:
-            trees += [self._continued(state, EARLIER, text, context, limit) for text in self.earlier.automata()]
-        return merged(trees)
+        tree = self._continued(state, OWN, state.text, context, limit)
+        others = [(CORPUS, self.corpus)] if self.corpus is not None else []
+        others += [(EARLIER, text) for text in self.earlier.automata()] if self.earlier is not None else []
+        for source, text in others:
+            more = self._continued(state, source, text, context, limit)
+            if len(more.tokens) > 1:
+                joint = self.agreements[source].joined(tree, more)
+                state.joints.append((self.agreements[source], joint))
+                tree = joint.tree
+        return tree
 
     def _continued(
         self, state: State, source: int, text: SuffixAutomaton | TextCorpus, context: list[int], limit: int
@@ -151,8 +163,9 @@ class Suffix(Drafter):
         least = 0.0 if self.costs is None else UNLIKELY
         deepest = min(config.length, limit)
         nodes, parents, kinds = text.continuations(context, config.nodes, deepest, config.branches, rates, least)
-        state.drafted.append((source, nodes, parents, kinds))
-        return ScoredTree(nodes, parents, [1.0, *(rates[kind] for kind in kinds[1:])])
+        tree = ScoredTree(nodes, parents, [1.0, *(rates[kind] for kind in kinds[1:])])
+        state.drafted.append((source, tree, kinds))
+        return tree
 
 
 def _corpus(path: str | None, target: Transformer) -> TextCorpus | None:
@@ -160,15 +173,3 @@ def _corpus(path: str | None, target: Transformer) -> TextCorpus | None:
         folder = shipped("suffix", target)
         path = folder and folder / "corpus.safetensors"
     return path and open_corpus(Path(path), target.config.vocab_size)
-
-
-def _learn(rates: Acceptance, nodes: list[int], parents: list[int], kinds: list[int], committed: Sequence[int]) -> None:
-    reached = {0: 0}  # nodes on the committed path, and how many tokens lead to them
-    for node in range(1, len(nodes)):
-        depth = reached.get(parents[node])
-        if depth is None or depth == len(committed):
-            continue
-        accepted = nodes[node] == committed[depth]
-        rates.observe(kinds[node], accepted)
-        if accepted:
-            reached[node] = depth + 1

@@ -13,7 +13,7 @@ from specengine.drafting.acceptance_watch import AcceptanceWatch
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.overhead import Overhead
 from specengine.drafting.pauses import Pauses
-from specengine.drafting.scored_trees import ScoredTree, cut_trees
+from specengine.drafting.scored_trees import ScoredTree, cut_trees, judged
 from specengine.drafting.tree_choice import Acceptance, cycle_seconds
 from specengine.tree import DraftTree
 
@@ -40,17 +40,12 @@ class Calibration:
         tree: with the drafter's own chances and all of its nodes but the rarest: those that were never verified count
         too, or what was once found not to pay could not be found out to pay after all.
         """
-        reached = {0: 0}  # nodes on the committed path, and how many tokens lead to them
-        for node in range(1, len(tree.tokens)):
-            depth = reached.get(tree.parents[node])
-            if depth is None or depth == len(committed):
-                continue
-            accepted = tree.tokens[node] == committed[depth]
+        taken = False
+        for node, accepted in judged(tree, committed):
             self._acceptance.observe(bisect_right(EDGES, tree.chances[node]), accepted)
-            if accepted:
-                reached[node] = depth + 1
+            taken |= accepted
         if len(tree.tokens) > 1 and committed:
-            self._watch.observe(len(reached) > 1)
+            self._watch.observe(taken)
 
 
 class ScoredDrafter(Drafter):

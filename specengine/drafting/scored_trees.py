@@ -1,8 +1,8 @@
-"""Trees whose nodes have chances: merged, and cut to the nodes that pay."""
+"""Trees whose nodes have chances: compared with the text, and cut to the nodes that pay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specengine.drafting.cost_model import CostModel
@@ -41,19 +41,20 @@ class ScoredTree:
         return ScoredTree([self.tokens[node] for node in nodes], parents, [self.chances[node] for node in nodes])
 
 
-def merged(trees: Sequence[ScoredTree]) -> ScoredTree:
-    """All nodes of trees with the same root; one that several have, with the best of its chances."""
-    tokens, parents, chances = [trees[0].tokens[0]], [-1], [1.0]
-    children: dict[tuple[int, int], int] = {}  # by parent and token
-    for tree in trees:
-        place = [0]
-        for token, parent, chance in zip(tree.tokens[1:], tree.parents[1:], tree.chances[1:], strict=True):
-            node = children.setdefault((place[parent], token), len(tokens))
-            if node == len(tokens):
-                tokens.append(token), parents.append(place[parent]), chances.append(chance)
-            chances[node] = max(chances[node], chance)
-            place.append(node)
-    return ScoredTree(tokens, parents, chances)
+def judged(tree: ScoredTree, committed: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """Every node whose parent the text ran through, and whether it did through the node.
+
+    committed: what the text is behind the root: the accepted tokens and the one after them.
+    """
+    reached = {0: 0}  # nodes on the committed path, and how many tokens lead to them
+    for node in range(1, len(tree.tokens)):
+        depth = reached.get(tree.parents[node])
+        if depth is None or depth == len(committed):
+            continue
+        accepted = tree.tokens[node] == committed[depth]
+        if accepted:
+            reached[node] = depth + 1
+        yield node, accepted
 
 
 @dataclass(frozen=True)

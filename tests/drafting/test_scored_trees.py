@@ -6,7 +6,7 @@ from specengine.drafting.acceptance_watch import CYCLES, AcceptanceWatch
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.pauses import LONGEST, Pauses
 from specengine.drafting.scored_drafter import Calibration
-from specengine.drafting.scored_trees import ScoredTree, cut_trees, merged
+from specengine.drafting.scored_trees import ScoredTree, cut_trees, judged
 
 CHAIN = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.5, 0.5])
 COSTS = CostModel((1, 2, 4), (1.0, 1.1, 1.4))
@@ -43,18 +43,11 @@ def test_a_tree_keeps_its_likeliest_nodes_with_their_parents():
     assert cut_trees([tree], CostModel((1, 2), (1.0, 9.0))).nodes == 0
 
 
-def test_merged_trees_hold_every_path_once_with_its_best_chance():
-    one = ScoredTree([7, 1, 2, 3], [-1, 0, 1, 1], [1.0, 0.4, 0.5, 0.1])
-    two = ScoredTree([7, 4, 1, 2, 5], [-1, 0, 0, 2, 3], [1.0, 0.1, 0.3, 0.9, 0.6])
-    both = merged([one, two])
-    paths, reached = {}, [()]
-    for node in range(1, len(both.tokens)):
-        assert both.parents[node] < node
-        reached.append((*reached[both.parents[node]], both.tokens[node]))
-        paths[reached[-1]] = both.chances[node]
-    assert paths == {(1,): 0.4, (1, 2): 0.9, (1, 3): 0.1, (4,): 0.1, (1, 2, 5): 0.6}
-    assert len(both.tokens) == 6
-    assert merged([one]) == one
+def test_judged_are_the_children_of_what_was_accepted():
+    tree = ScoredTree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 2, 3], [1.0] * 6)
+    assert list(judged(tree, [2, 9])) == [(1, False), (2, True), (4, False)]
+    assert list(judged(tree, [1, 3])) == [(1, True), (2, False), (3, True)]
+    assert list(judged(tree, [])) == []
 
 
 @pytest.mark.parametrize("saved, share", [(0.1, 1.0), (-0.1, 1 / (LONGEST + 1))])
