@@ -21,7 +21,7 @@ def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
         raise ValueError("model: a model without tokenizer cannot read texts")
-    return write_corpus(out, (text for path in files for text in texts_of(path, tokenizer)))
+    return write_corpus(out, (text for path in files for text in texts_of(path, tokenizer)), tokenizer)
 
 
 def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
@@ -49,9 +49,6 @@ def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
-            raise ValueError(f"files: {path}, line {number}: expected an object with `text`")
-        yield tokenizer.encode(entry["text"], add_special_tokens=False)
+            yield tokenizer.encode(json.loads(line)["text"], add_special_tokens=False)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"files: {path}, line {number}: expected an object with `text`: {error}") from error

@@ -1,12 +1,14 @@
 """`specengine corpus`."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from specengine.cli import app
-from specengine.drafting.corpus_file import open_corpus
+from specengine.drafting.corpus_file import check_corpus_tokenizer, open_corpus
+from specengine.models.loading import load_tokenizer
 from specengine.train.dialogues import Dialogue, write_shard
 
 pytestmark = pytest.mark.model
@@ -48,6 +50,9 @@ def test_texts_of_all_kinds_become_one_corpus(tmp_path, smollm2_path):
         ("bad.txt", b"\xff\xfe\xff", "cannot be read"),
         ("bad.jsonl", b'{"text": "a"}\n{"txt": "b"}', "line 2: expected an object with `text`"),
         ("bad.jsonl", b"[1", "line 1: expected an object with `text`"),
+        ("bad.jsonl", b"[1]", "line 1: expected an object with `text`"),
+        ("bad.jsonl", b'{"text": 3}', "line 1: expected an object with `text`: text must be a string"),
+        ("bad.jsonl", b'{"text": "\\ud800"}', "line 1: expected an object with `text`: text has an unpaired surrogate"),
         ("bad.safetensors", b"1234", "cannot be read"),
     ],
 )
@@ -57,6 +62,24 @@ def test_a_file_that_holds_no_text_is_named(tmp_path, smollm2_path, name, conten
     result = run(tmp_path / name, "--out", tmp_path / "out", "--model", smollm2_path)
     assert result.exit_code == 2 and f"files: {tmp_path / name}" in result.output and message in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_files_without_any_text_make_no_corpus(tmp_path, smollm2_path):
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / name).write_text("")
+    result = run(tmp_path / "a.txt", tmp_path / "b.jsonl", "--out", tmp_path / "out", "--model", smollm2_path)
+    assert result.exit_code == 2 and "there is nothing in them" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_tells_whose_tokens_it_has(tmp_path, smollm2_path):
+    (tmp_path / "a.txt").write_text("Once upon a time")
+    out = tmp_path / "corpus.safetensors"
+    assert run(tmp_path / "a.txt", "--out", out, "--model", smollm2_path).exit_code == 0
+    check_corpus_tokenizer(out, load_tokenizer(smollm2_path))
+    letters = SimpleNamespace(encode=lambda text, add_special_tokens: [*map(ord, text)])
+    with pytest.raises(ValueError, match="of another tokenizer"):
+        check_corpus_tokenizer(out, letters)
 
 
 def test_a_folder_without_dialogues_is_named(tmp_path, smollm2_path):

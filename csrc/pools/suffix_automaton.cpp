@@ -150,26 +150,32 @@ SuffixAutomaton::Match SuffixAutomaton::longest_match(std::span<const int32_t> c
 }
 
 void SuffixAutomaton::branches(Match match, int32_t width, std::vector<Branch<Match>>& out) const {
+  struct Follower {
+    int32_t count, newest, edge;
+    bool operator<(const Follower& other) const {
+      return std::tie(count, newest) > std::tie(other.count, other.newest);
+    }
+  };
+  std::vector<Follower> best;  // of a state, in order
   const auto is_new = [&](int32_t token) {
     return std::none_of(out.begin(), out.end(), [&](const Branch<Match>& branch) { return branch.token == token; });
   };
   while (match.state != kRoot && static_cast<int32_t>(out.size()) < width) {
+    const size_t wanted = width - out.size();
     int32_t all = 0;
+    best.clear();
+    // Once through: a common token has thousands of followers, each a line of memory that no cache holds.
     for (int32_t edge = states_[match.state].first_edge; edge != kNone; edge = edges_[edge].next) {
-      all += states_[edges_[edge].target].count;
+      const State& there = states_[edges_[edge].target];
+      const Follower follower{there.count, there.newest, edge};
+      all += there.count;
+      if ((best.size() == wanted && !(follower < best.back())) || !is_new(edges_[edge].token)) continue;
+      if (best.size() == wanted) best.pop_back();
+      best.insert(std::upper_bound(best.begin(), best.end(), follower), follower);
     }
-    // The most frequent ones by selection: few are wanted.
-    while (static_cast<int32_t>(out.size()) < width) {
-      int32_t best = kNone;
-      State most{};
-      for (int32_t edge = states_[match.state].first_edge; edge != kNone; edge = edges_[edge].next) {
-        const State& there = states_[edges_[edge].target];
-        const bool more = std::tie(there.count, there.newest) > std::tie(most.count, most.newest);
-        if (more && is_new(edges_[edge].token)) best = edge, most = there;
-      }
-      if (best == kNone) break;
-      out.push_back({edges_[best].token, kind_of(match.length, most.count, all, out.empty()),
-                     Match{edges_[best].target, match.length + 1}});
+    for (const Follower& follower : best) {
+      out.push_back({edges_[follower.edge].token, kind_of(match.length, follower.count, all, out.empty()),
+                     Match{edges_[follower.edge].target, match.length + 1}});
     }
     match.state = states_[match.state].link;
     match.length = states_[match.state].length;

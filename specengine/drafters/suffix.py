@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from specengine._C import DEEPEST, MATCHED, MAX_NODES, SuffixAutomaton, TextCorpus
 from specengine.drafters.base import Drafter
 from specengine.drafting.agreement import Agreement, JointTree
-from specengine.drafting.corpus_file import open_corpus
+from specengine.drafting.corpus_file import FILE, check_corpus_tokenizer, open_corpus
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.scored_trees import ScoredTree, cut_trees, judged
@@ -28,7 +28,9 @@ from specengine.tree import DraftTree
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
+    from specengine.text import Tokenizer
 
+FILE = "corpus.safetensors"  # of a folder
 UNLIKELY = 0.01  # below this no row is worth its cost
 # By the match's length (rows) and what followed it: one token once, one more often, one most of the time or less often,
 # another token as often or less often. Rounded from chats and code of a small model.
@@ -61,7 +63,7 @@ class Config:
         check_range("nodes", self.nodes, 2, MAX_NODES)
         check_range("length", self.length, 1, DEEPEST)
         check_range("branches", self.branches, 1, MAX_NODES - 1)
-        check_range("remember", self.remember, 0, 1 << 26)
+        check_range("remember", self.remember, 0, 1 << 22)
 
 
 @dataclass
@@ -80,7 +82,8 @@ class State:
 class Suffix(Drafter):
     """Drafts copies, by how often they were said before.
 
-    path: of a corpus; see `specengine corpus`.  costs: what rows cost; by default the target's, measured.
+    path: of a corpus, see `specengine corpus`, or of a folder with one.
+    costs: what rows cost; by default the target's, measured.
     """
 
     name = "suffix"
@@ -94,7 +97,8 @@ class Suffix(Drafter):
             raise ValueError(f"corpus: false, but {path} is given as one")
         measured = config.adaptive and not target.ops.resident
         self.costs = costs or costs_of(target) if measured else None
-        self.corpus = _corpus(path, target) if config.corpus else None
+        self._path = _corpus_path(path, target) if config.corpus else None
+        self.corpus = open_corpus(self._path, target.config.vocab_size) if self._path else None
         self.earlier = TextMemory(config.remember) if config.remember else None
         # of all requests
         self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]
@@ -107,6 +111,10 @@ class Suffix(Drafter):
     @property
     def max_nodes(self) -> int:
         return self.config.nodes
+
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        if tokenizer is not None and self._path is not None:
+            check_corpus_tokenizer(self._path, tokenizer)
 
     def propose(self, sequences: Sequence) -> list[ScoredTree]:
         return [self._grown(sequence) for sequence in sequences]
@@ -168,8 +176,6 @@ class Suffix(Drafter):
         return tree
 
 
-def _corpus(path: str | None, target: Transformer) -> TextCorpus | None:
-    if path is None:
-        folder = shipped("suffix", target)
-        path = folder and folder / "corpus.safetensors"
-    return path and open_corpus(Path(path), target.config.vocab_size)
+def _corpus_path(path: str | None, target: Transformer) -> Path | None:
+    given = Path(path).expanduser() if path else shipped("suffix", target)
+    return given / FILE if given and given.is_dir() else given

@@ -6,7 +6,9 @@ tokens: int32 [n], texts one after the other, -1 behind each.  order: int32 [n],
 
 from __future__ import annotations
 
+import hashlib
 import os
+from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,20 +17,33 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from specengine._C import TextCorpus, sort_suffixes
+from specengine.text import Tokenizer
 
 _FORMAT = "specengine-corpus-1"
+_TOKENIZER = "tokenizer"  # of the file's metadata
 _END = -1
+_SAMPLE = "The quick brown fox doesn't jump; it measures 1,234.5 km²:\n\tdef naïve(x): return [x**2]  # ὦ 你好"
 
 
-def write_corpus(path: Path, texts: Iterable[Sequence[int]]) -> int:
-    """Puts a corpus of these texts in place, whole or not at all; returns how many tokens it has."""
-    tokens = torch.tensor([token for text in texts for token in (*text, _END)], dtype=torch.int32)
+def write_corpus(path: Path, texts: Iterable[Sequence[int]], tokenizer: Tokenizer | None = None) -> int:
+    """Puts a corpus of these texts in place, whole or not at all; returns how many tokens it has.
+
+    tokenizer: of the texts, to be known again. Raises ValueError where the texts are empty."""
+    joined = array("i")  # a list would take eight times as much
+    for text in texts:
+        if text:
+            joined.extend(text)
+            joined.append(_END)
+    if not joined:
+        raise ValueError("texts: there is nothing in them")
+    tokens = torch.frombuffer(joined, dtype=torch.int32)
     order = torch.empty_like(tokens)
     sort_suffixes(tokens, order)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
+    about = {"format": _FORMAT} | ({_TOKENIZER: _mark(tokenizer)} if tokenizer else {})
     try:
-        save_file({"tokens": tokens, "order": order}, part, {"format": _FORMAT})
+        save_file({"tokens": tokens, "order": order}, part, about)
         part.chmod(0o644)  # safetensors makes files for their owner alone
         os.replace(part, path)
     finally:
@@ -44,11 +59,23 @@ def open_corpus(path: Path, vocab_size: int) -> TextCorpus:
     try:
         with safe_open(path, "pt") as file:
             if (file.metadata() or {}).get("format") != _FORMAT:
-                raise ValueError(f"{path}: it is no corpus that `specengine corpus` wrote")
+                raise ValueError("it is no corpus that `specengine corpus` wrote")
             tokens, order = file.get_tensor("tokens"), file.get_tensor("order")
             corpus = TextCorpus(tokens, order)
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path}: the corpus cannot be read ({error}); write it anew") from error
     if len(tokens) and (most := int(tokens.max())) >= vocab_size:
         raise ValueError(f"{path}: its texts have token {most}, the target's vocabulary ends at {vocab_size - 1}")
     return corpus
+
+
+def check_corpus_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Raises ValueError where the texts of a corpus are another tokenizer's, as far as the file tells."""
+    with safe_open(path, "pt") as file:
+        if file.metadata().get(_TOKENIZER, mark := _mark(tokenizer)) != mark:
+            raise ValueError(f"{path}: its texts are of another tokenizer than the target's")
+
+
+def _mark(tokenizer: Tokenizer) -> str:
+    tokens = tokenizer.encode(_SAMPLE, add_special_tokens=False)
+    return hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]

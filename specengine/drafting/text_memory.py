@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from threading import Lock
 
 from specengine._C import SuffixAutomaton
 
@@ -14,6 +15,7 @@ class TextMemory:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._waiting: deque[list[int]] = deque()  # add() is called in any thread
+        self._lock = Lock()
         self._now, self._before = SuffixAutomaton(), SuffixAutomaton()
 
     def add(self, text: list[int]) -> None:
@@ -22,13 +24,16 @@ class TextMemory:
 
     def automata(self) -> Sequence[SuffixAutomaton]:
         """Of everything that is remembered."""
-        while self._waiting:
-            text = self._waiting.popleft()
-            while text:
-                room = self._tokens - len(self._now)
-                self._now.append(text[:room])
-                text = text[room:]
-                if len(self._now) == self._tokens:
-                    self._now, self._before = SuffixAutomaton(), self._now
-            self._now.cut()
-        return [each for each in (self._now, self._before) if len(each)]
+        with self._lock:  # engines may share a drafter
+            while self._waiting:
+                self._take(self._waiting.popleft())
+            return [each for each in (self._now, self._before) if len(each)]
+
+    def _take(self, text: list[int]) -> None:
+        while text:
+            room = self._tokens - len(self._now)
+            self._now.append(text[:room])
+            text = text[room:]
+            if len(self._now) == self._tokens:
+                self._now, self._before = SuffixAutomaton(), self._now
+        self._now.cut()

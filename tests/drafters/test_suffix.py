@@ -1,6 +1,8 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from specengine.drafters.suffix import CORPUS, OWN, Config, Suffix
 from specengine.drafting.corpus_file import write_corpus
@@ -149,3 +151,28 @@ def test_what_is_no_option_is_refused(tmp_path, corpus):
     (tmp_path / "other").write_bytes(b"text")
     with pytest.raises(ValueError, match="the corpus cannot be read"):
         drafter_of(path=str(tmp_path / "other"))
+    save_file({"tokens": torch.ones(2), "order": torch.ones(2)}, tmp_path / "floats", {"format": "specengine-corpus-1"})
+    with pytest.raises(ValueError, match=r"floats: the corpus cannot be read.*float32"):
+        drafter_of(path=str(tmp_path / "floats"))
+    with pytest.raises(ValueError, match="there is nothing in them"):
+        write_corpus(tmp_path / "empty", [[], []])
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_corpus_is_found_in_a_folder_and_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_corpus(tmp_path / "folder/corpus.safetensors", [[50, 51, 52]])
+    for path in ("~/folder", "~/folder/corpus.safetensors", str(tmp_path / "folder")):
+        assert paths(draft([50, 51], path=path)) == [[52]]
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, corpus):
+    ours, other = (SimpleNamespace(encode=lambda text, add_special_tokens, n=n: [n, len(text)]) for n in range(2))
+    write_corpus(tmp_path / "marked", [[50, 51, 52]], ours)
+    drafter = drafter_of(path=str(tmp_path / "marked"))
+    drafter.check_tokenizer(ours)
+    drafter.check_tokenizer(None)
+    with pytest.raises(ValueError, match="marked: its texts are of another tokenizer"):
+        drafter.check_tokenizer(other)
+    drafter_of(path=corpus).check_tokenizer(other)  # it does not tell
+    drafter_of().check_tokenizer(other)

@@ -101,11 +101,11 @@ def test_a_loop_is_drafted_as_long_as_asked_for():
     assert set(kinds[1:]) == {6 * 4 + 1}
 
 
-def test_what_a_token_costs_does_not_grow_with_the_text():
+def test_memory_of_a_token_does_not_grow_with_the_text():
     random.seed(0)
     made = SuffixAutomaton()
     for _ in range(40):
-        made.append([random.randrange(50) for _ in range(200)] + [7] * 800)  # a loop's links are the longest chains
+        made.append([random.randrange(50) for _ in range(200)] + [7] * 800)
     assert made.bytes < 200 * len(made)
 
 
