@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from specengine._C import DEEPEST, MATCHED, MAX_NODES, SuffixAutomaton, TextCorpus
 from specengine.drafters.base import Drafter
 from specengine.drafting.agreement import Agreement, JointTree
-from specengine.drafting.corpus_file import FILE, check_corpus_tokenizer, open_corpus
+from specengine.drafting.corpus_file import check_corpus_tokenizer, open_corpus
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.scored_trees import ScoredTree, cut_trees, judged
