@@ -3,7 +3,7 @@
 # On answers to the prompts of prompts.py and to questions that the target asks itself; those that matter most learn from
 # its own questions alone before. Run again, it goes on where it stopped. It has not been run as a whole: the shipped
 # EAGLE-3 and FastEagle learned from 690,000 more tokens of such answers, twice, in between, and FastEagle first from three
-# rounds; every card has the commands.
+# rounds; EAGLE-3 then went on with other prompts (seed 3), whose answers are suffix's corpus; every card has the commands.
 set -eu
 folder=$1 && shift
 here=$(dirname "$(realpath "$0")")
@@ -30,13 +30,14 @@ both() { # NAME DRAFTER
   asked "$1" "$2" 1200000 --learning-rate 7e-4 --start "first_$1"
 }
 
-[ $# -gt 0 ] || set -- eagle3 fasteagle medusa glide draft_model
+[ $# -gt 0 ] || set -- eagle3 fasteagle medusa glide draft_model suffix
 for name; do
   case $name in
     eagle3) both eagle3 eagle3,levels=5 ;;
     fasteagle) both fasteagle fasteagle,levels=4,cross_entropy=1.0,feature=0.1,decay=1.0 ;;
     medusa) asked medusa medusa,heads=4 600000 --learning-rate 1e-3 ;;
     glide) asked glide glide,layers=1 450000 --learning-rate 1e-3 ;;
+    suffix) specengine corpus asked --out suffix/corpus.safetensors ;;
     draft_model) asked draft_model draft-model,layers=4 300000 --learning-rate 1e-3 ;;
     *) echo "unknown drafter $name" >&2 && exit 2 ;;
   esac
