@@ -339,8 +339,10 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       nogil, py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("path"),
       py::arg("path_length"));
 
-  // what drafters without weights remember
+#if !defined(SPECENGINE_SIM)
+  // what drafters without weights remember: nothing of it is on a device
   add_pools(m);
+#endif
 
   // the build and the machine
   m.attr("PAGE_SIZE") = kPageSize;

@@ -5,7 +5,7 @@ if (NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 file(GLOB SIM_SOURCES CONFIGURE_DEPENDS csrc/sim/*.cpp)
 file(GLOB KERNEL_SOURCES CONFIGURE_DEPENDS csrc/cuda/*.cu csrc/sim/*.cu)
-file(GLOB TABLE_SOURCES CONFIGURE_DEPENDS csrc/*.cpp csrc/base/*.cpp csrc/law/*.cpp csrc/pools/*.cpp)
+file(GLOB TABLE_SOURCES CONFIGURE_DEPENDS csrc/*.cpp csrc/base/*.cpp csrc/law/*.cpp)
 set_source_files_properties(${KERNEL_SOURCES} PROPERTIES
   LANGUAGE CXX
   # Accesses stay as the source has them: nothing is joined to wider ones or made a built-in.
