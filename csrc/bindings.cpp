@@ -339,7 +339,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       nogil, py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("path"),
       py::arg("path_length"));
 
-#if !defined(SPECENGINE_SIM)
+#if !defined(SPECENGINE_OPS_ONLY)  // a second module in one process must not register the pools' classes again
   // what drafters without weights remember: nothing of it is on a device
   add_pools(m);
 #endif

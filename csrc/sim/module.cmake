@@ -21,6 +21,7 @@ target_compile_options(_sim PRIVATE -Wall -Wextra -Wno-psabi -ffp-contract=off -
 target_compile_definitions(_sim PRIVATE
   SPECENGINE_MODULE=_sim
   SPECENGINE_SIM
+  SPECENGINE_OPS_ONLY
   SPECENGINE_HAVE_CUDA
   SPECENGINE_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
   SPECENGINE_CUDA_ARCHITECTURES="simulated")

@@ -50,6 +50,7 @@ def build(csrc: Path, folder: Path) -> Path:
     options = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"]
     options += [f"-I{path}" for path in (csrc, pybind11.get_include(), sysconfig.get_path("include"))]
     options += ["-DSPECENGINE_ISA=portable", "-DSPECENGINE_MODULE=_readme", '-DSPECENGINE_COMPILER="any"']
+    options += ["-DSPECENGINE_OPS_ONLY"]
 
     def compiled(source: Path) -> str:
         run(compiler, *options, "-c", str(source), "-o", str(folder / f"{source.stem}.o"))
