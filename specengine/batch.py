@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 
 import torch
 
 from specengine.drafters.base import Drafter
 from specengine.drafting.features import Features
 from specengine.kv_cache import KVCache
+from specengine.ops.row_tools import likeliest
 from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
 from specengine.phase_clock import HostClock
 from specengine.rules import Rule
@@ -70,7 +72,7 @@ class Batch:
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Gives every sequence its accepted tokens and bonus; cuts the paths where a sequence ended inside its run."""
-        self._committed, self._rows = [], []
+        self._committed, self._rows, self._scores = [], [], scores
         columns = (accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed, tree.row_start)
         paths, lengths, bonuses, relaxed, first_rows = (column.tolist() for column in columns)
         for b, (sequence, draft) in enumerate(zip(self.sequences, self._trees, strict=True)):
@@ -83,8 +85,18 @@ class Batch:
             self._rows += [first_rows[b] + node for node in paths[b][: len(kept)]]
 
     def observe(self, drafter: Drafter, features: Features) -> None:
+        if drafter.reads_choices:
+            said = likeliest_tokens(self._scores)
+            ends = accumulate(len(tree.tokens) for tree in self._trees)
+            choices = [said[end - len(tree.tokens) : end] for end, tree in zip(ends, self._trees, strict=True)]
+            drafter.observe_choices(self.sequences, self._committed, choices)
         of_path = features.rows(self._rows) if drafter.reads_features else None
         drafter.observe(self.sequences, self._committed, of_path)
+
+
+def likeliest_tokens(scores: torch.Tensor) -> list[int]:
+    """Of each row; scores: what TargetOutput has of them."""
+    return scores.tolist() if scores.dim() == 1 else [token for (token,) in likeliest(scores, 1)]
 
 
 def commit_run(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from specengine.batch import commit_run
+from specengine.batch import commit_run, likeliest_tokens
 from specengine.drafters.base import Drafter
 from specengine.graphs import Graphs
 from specengine.ops.commit_tokens import RECORD_HEAD, record_width
@@ -159,7 +159,12 @@ class DeviceBatch:
         drafter = self._cycles.drafter
         if not drafter.drafts_on_device:
             self._clock.mark("host")
-            features = graphs.of(len(self.sequences), nodes).features if drafter.reads_features else None
+            slots = graphs.of(len(self.sequences), nodes)
+            if drafter.reads_choices:
+                said = likeliest_tokens(slots.scores)
+                choices = [said[first : first + nodes] for first in range(0, len(said), nodes)]
+                drafter.observe_choices(self.sequences, committed, choices)
+            features = slots.features if drafter.reads_features else None
             rows = features and features.rows(kept)
             drafter.observe(self.sequences, committed, rows)
             self._clock.mark("draft")

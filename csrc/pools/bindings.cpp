@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "base/tensor_caster.h"
+#include "pools/phrase_pool.h"
 #include "pools/suffix_automaton.h"
 #include "pools/text_corpus.h"
 
@@ -54,6 +55,25 @@ void add_pools(py::module_& m) {
   corpus.def(py::init<const TensorView&, const TensorView&>(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>(),
              py::arg("tokens"), py::arg("order"));
   add_continuations(corpus);
+
+  py::class_<PhrasePool>(m, "PhrasePool")
+      .def(py::init<int32_t, int32_t, int32_t>(), py::arg("length"), py::arg("width"), py::arg("keys"))
+      .def(
+          "insert", [](PhrasePool& self, int32_t token, const Tokens& phrase) { self.insert(token, phrase); },
+          py::arg("token"), py::arg("phrase"))
+      .def(
+          "replace",
+          [](PhrasePool& self, int32_t token, const Tokens& before, const Tokens& after) {
+            self.replace(token, before, after);
+          },
+          py::arg("token"), py::arg("before"), py::arg("after"))
+      .def("newest", &PhrasePool::newest, py::arg("token"), py::arg("most"))
+      .def("tokens", &PhrasePool::tokens)
+      .def("__len__", &PhrasePool::size)
+      .def_property_readonly("length", &PhrasePool::length)
+      .def_property_readonly("width", &PhrasePool::width)
+      .def_property_readonly("keys", &PhrasePool::keys)
+      .def_property_readonly("most_bytes", &PhrasePool::most_bytes);
 }
 
 }  // namespace specengine

@@ -32,6 +32,7 @@ class Drafter(ABC):
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
     proposes: ClassVar[bool] = False  # whether its nodes have chances, by which trees can be merged
     reads_features: ClassVar[bool] = False  # whether it is given the target's features
+    reads_choices: ClassVar[bool] = False  # whether it is told the target's likeliest tokens behind its nodes
     _attached = False  # see _attach_once
     taps: tuple[int, ...] = ()  # layers of the target whose input is a feature too, rising
     # What it can serve: any tree will do for NOTHING, and is a deterministic one without a distribution for SAMPLES.
@@ -150,6 +151,13 @@ class Drafter(ABC):
         features: where it reads them, of the committed path's nodes (root first), one sequence after the other; each
         node is followed by the committed token of the same number. Else None.
         """
+        return None
+
+    def observe_choices(
+        self, sequences: Sequence[TokenSequence], committed: Sequence[list[int]], choices: Sequence[Sequence[int]]
+    ) -> None:
+        """Told, where it reads choices, before observe(): the likeliest token behind every node of the last trees (and
+        perhaps more), by the target's unprocessed logits, and what was committed."""
         return None
 
     def release(self, sequence: TokenSequence) -> None:

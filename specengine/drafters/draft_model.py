@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from pathlib import Path
 
 import torch
 
 from specengine._C import MAX_NODES
-from specengine.drafters.base import Drafter
-from specengine.drafting.shipped import shipped
+from specengine.drafting.small_model import SmallModelDrafter, State
 from specengine.drafting.tree_growth import Choice, Growth, drawn_children, likeliest_children
-from specengine.json_file import read_json_object
-from specengine.kv_cache import KVCache
-from specengine.models.draft_checkpoint import open_draft_checkpoint
-from specengine.models.loading import load_model
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.options import check_range
 from specengine.rules.base import Wants
-from specengine.text import Tokenizer
 from specengine.tree import DraftLogits, DraftTree, TreeBatch
-
-SELF = "self"  # the path that stands for the target
 
 
 @dataclass(frozen=True)
@@ -72,52 +63,17 @@ class Config:
         return 1 + sum(accumulate(self.widths, mul))
 
 
-@dataclass
-class State:
-    """What the cache holds of a sequence: `cached` committed tokens, then the drafted tokens `ahead`."""
-
-    pages: list[int]
-    cached: int = 0
-    ahead: list[int] = field(default_factory=list)
-
-    def settle(self, tokens: Sequence[int]) -> None:
-        """Counts what was drafted and has been committed; never the last token, whose logits are wanted (again)."""
-        self.cached = min(self.cached, len(tokens) - 1)
-        for token in self.ahead:
-            if self.cached == len(tokens) - 1 or tokens[self.cached] != token:
-                break
-            self.cached += 1
-        self.ahead = []
-
-
-class DraftModel(Drafter):
-    """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions.
-
-    model: the one that drafts.
-    """
+class DraftModel(SmallModelDrafter):
+    """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions."""
 
     name = "draft_model"
     Config = Config
-    takes_path = True
     offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        self.model, self._tokenizer = _open(config, path, target)
-        ours, theirs = self.model.config.vocab_size, target.config.vocab_size
-        if ours != theirs:
-            raise ValueError(f"drafter: {path} has a vocabulary of {ours} tokens, the target has {theirs}")
-        check_range("tree", max(config.widths), 1, ours)
-        self._path, self._chain = path, max(config.widths) == 1
-        self._cache = self.model.new_cache()
-
-    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
-        if tokenizer is None or self._tokenizer is None:
-            return
-        token = tokenizer.first_difference(self._tokenizer)
-        if token is not None:
-            ours, theirs = self._tokenizer.token_text(token), tokenizer.token_text(token)
-            raise ValueError(f"drafter: token {token} is {ours!r} in {self._path} and {theirs!r} in the target")
+        check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
+        self._chain = max(config.widths) == 1
 
     @property
     def drafts_chains(self) -> bool:
@@ -126,21 +82,6 @@ class DraftModel(Drafter):
     @property
     def max_nodes(self) -> int:
         return self.config.nodes
-
-    @property
-    def page_bytes(self) -> int:
-        return self._cache.page_bytes
-
-    def attach(self, cache: KVCache) -> None:
-        if cache.fixed:
-            self._attach_once()
-            self.model.tune()
-            self._cache = self.model.new_cache(cache.k.shape[1])
-
-    def release(self, sequence) -> None:
-        state, sequence.drafter_state = sequence.drafter_state, None
-        if state is not None:
-            self._cache.free(state.pages)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         return [growth.tree for growth in self._grow(sequences, likeliest_children)[0]]
@@ -180,10 +121,6 @@ class DraftModel(Drafter):
             levels.append(logits)
         return trees, levels
 
-    def _depth(self, sequence) -> int:
-        """Levels worth drafting, as far as the draft model's own context goes."""
-        return min(sequence.draft_limit, self.model.config.max_position - len(sequence.tokens) + 1)
-
     def _sure(self, logits: torch.Tensor) -> list[bool]:
         if not self.config.confidence:
             return [True] * len(logits)
@@ -194,7 +131,7 @@ class DraftModel(Drafter):
         model, device = self.model, self.model.device
         states = [self._state(growth.sequence) for growth in growing]
         if level == 0:  # what was committed since the last draft; its last token is the root
-            self._catch_up(growing, states)
+            self._catch_up([growth.sequence for growth in growing], states, len(self.config.widths) + 1)
             runs = [growth.sequence.tokens[state.cached :] for growth, state in zip(growing, states, strict=True)]
             rows, open_rows = TreeBatch.chains(runs, device), [[len(run) - 1] for run in runs]
             starts = [state.cached for state in states]
@@ -218,51 +155,5 @@ class DraftModel(Drafter):
 
     def _state(self, sequence) -> State:
         if sequence.drafter_state is None:
-            longest = sequence.prompt_length + sequence.limit
-            self.model.ensure_positions(min(longest, self.model.config.max_position))
-            sequence.drafter_state = State(self._cache.allocate(longest + self.max_nodes))
+            sequence.drafter_state = State(self._pages(sequence, self.max_nodes))
         return sequence.drafter_state
-
-    def _catch_up(self, growing: list[Growth], states: list[State]) -> None:
-        """Passes what is more than one pass of the batch should hold: prompts."""
-        step = self.model.ops.prefill_rows
-        most = max(len(self.config.widths) + 1, step // len(growing))  # what a cycle commits always fits
-        for growth, state in zip(growing, states, strict=True):
-            tokens = growth.sequence.tokens
-            state.settle(tokens)
-            while (waiting := len(tokens) - state.cached) > most:
-                run = tokens[state.cached : state.cached + min(step, waiting - most)]
-                rows = TreeBatch.chains([run], self.model.device)
-                self.model.hidden(rows, self._cache, self._cache.batch([state.pages], [state.cached]))
-                state.cached += len(run)
-
-
-def _open(config: Config, path: str | None, target: Transformer) -> tuple[Transformer, Tokenizer | None]:
-    """The model that drafts, and its tokenizer where that is not the target's own."""
-    if path is None and (found := shipped(DraftModel.name, target)) is not None:
-        path = str(found)
-    if path is None:
-        raise ValueError(
-            "drafter: draft-model:MODEL takes a model with the target's vocabulary, "
-            "draft-model:self,layers=N the target's own first layers"
-        )
-    if path != SELF:
-        model, tokenizer = _load(path, config.dtype, target)
-        return model.first_layers(config.layers) if config.layers else model, tokenizer
-    if config.dtype != "auto":
-        raise ValueError(f"drafter: dtype: the target's layers are what they are, got {config.dtype!r}")
-    return target.first_layers(config.layers), None  # refuses 0: the whole target would draft nothing faster
-
-
-def _load(path: str, dtype: str, target: Transformer) -> tuple[Transformer, Tokenizer | None]:
-    """The model beside the target."""
-    if _shares(path):
-        return target.with_layers(open_draft_checkpoint(path), dtype), None
-    loaded = load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
-    return loaded.target, loaded.tokenizer
-
-
-def _shares(path: str) -> bool:
-    """Whether it is a folder of layers alone, to stand between the target's embedding and head."""
-    config = Path(path) / "config.json"
-    return config.is_file() and bool(read_json_object(config).get("shared_with_target"))

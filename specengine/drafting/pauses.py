@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from math import ceil
+
+from specengine.drafting.cost_model import CostModel
+from specengine.drafting.tree_choice import cycle_seconds
+
 LONGEST = 15  # cycles: what never pays costs a sixteenth of what it takes
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
 
@@ -24,3 +29,37 @@ class Pauses:
         self._saved += (saved - self._saved) / self._uses
         self._pause = min(LONGEST, 2 * self._pause + 1) if self._saved < 0 else 0
         self._left = self._pause
+
+
+class Trial:
+    """Leaves a drafter's cycles out, for so long that what they lose stays a twentieth of the time.
+
+    costs: of the target's passes.
+    """
+
+    _SHARE = 20
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._saved = 0.0  # of a plain cycle, by a drafted one, of late
+        self._left = 0
+        self._open: tuple[int, float, float] | None = None
+
+    def here(self) -> bool:
+        """Whether to do without in this cycle; to be asked once a cycle."""
+        self._left -= 1
+        return self._left >= 0
+
+    def drafted(self, sequences: int, nodes: int, prefix: float, seconds: float) -> None:
+        """Notes a draft. nodes: of all sequences, beside the roots.  seconds: that it took."""
+        plain = cycle_seconds(self._costs, sequences, 0, prefix)
+        self._open = sequences, plain, cycle_seconds(self._costs, sequences, nodes, prefix) + seconds
+
+    def committed(self, tokens: int) -> None:
+        """Notes what became of it: tokens of all sequences."""
+        if self._open is None:
+            return
+        (sequences, plain, taken), self._open = self._open, None
+        saved = tokens / sequences - taken / plain
+        self._saved += (saved - self._saved) / 8
+        self._left = ceil(-self._SHARE * self._saved) if self._saved < 0 else 0

@@ -9,8 +9,9 @@ import torch
 from specengine import Engine, SamplingParams
 from specengine.batch import Batch
 from specengine.drafters import check_offers, load_drafter
-from specengine.drafters.draft_model import Config, DraftModel, State
+from specengine.drafters.draft_model import Config, DraftModel
 from specengine.drafters.prompt_lookup import PromptLookup
+from specengine.drafting.small_model import State
 from specengine.models.loading import load_model
 from specengine.ops import native, row_tools
 from specengine.ops.row_tools import confidence, likeliest, stack_rows, take_rows

@@ -28,7 +28,7 @@ from tests.ops.arguments import (
 CLASSES = {"Projection", "DecoderLayer", "Decoder"}
 NOT_OPS = CLASSES | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
-NOT_OPS |= {"SuffixAutomaton", "TextCorpus", "sort_suffixes"}  # see tests/pools
+NOT_OPS |= {"PhrasePool", "SuffixAutomaton", "TextCorpus", "sort_suffixes"}  # see tests/pools
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
 
 

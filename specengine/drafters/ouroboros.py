@@ -1,0 +1,232 @@
+"""Ouroboros (Zhao et al. 2024): a small model drafts by phrases, and what the target refuses still teaches it.
+
+A sentence of `length` tokens comes from the small model, which decodes with lookahead over a pool of phrases. The
+newest phrases behind its last token are appended as suffixes, and one target pass verifies all of it. What the target
+says behind tokens it refused becomes new phrases (inspiration), what it says along the suffixes takes their place
+(refinement). The pool lives as long as the drafter and serves all requests (warm start).
+
+Phrases are deterministic proposals, so nothing of this depends on the temperature. Beyond the published code: batches,
+suffixes that share a path, and one bonus token behind a suffix that was right to its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specengine._C import MAX_NODES, PhrasePool
+from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.jacobi_window import JacobiWindow
+from specengine.drafting.merged_paths import MergedPaths
+from specengine.drafting.pauses import Trial
+from specengine.drafting.phrase_file import open_pool, save_pool
+from specengine.drafting.sentences import Mind, Speaker
+from specengine.drafting.small_model import SmallModelDrafter
+from specengine.models.transformer import Transformer
+from specengine.options import check_range
+from specengine.tree import DraftTree
+
+# The paper's table 7: the sentence's length, the window's columns, and the length of a phrase with its key.
+TASKS = {
+    "yi-humaneval": (12, 20, 8),
+    "yi-mbpp": (6, 18, 6),
+    "yi-gsm8k": (4, 15, 7),
+    "yi-cnndm": (10, 15, 6),
+    "yi-wmt16": (5, 16, 6),
+    "deepseek-humaneval": (11, 20, 8),
+    "deepseek-mbpp": (7, 15, 6),
+    "codellama-humaneval": (10, 20, 7),
+    "codellama-mbpp": (8, 16, 7),
+    "llama-gsm8k": (6, 17, 7),
+    "llama-cnndm": (4, 13, 6),
+    "llama-wmt16": (4, 13, 6),
+}
+REFINE = ("always", "confirmed", "never")
+
+
+@dataclass(frozen=True)
+class Config:
+    """task: whose settings in the paper's table 7 are taken for the next three where they are 0.
+    length: tokens of the sentence (gamma).  window: columns, and phrases kept per token (W).  ngram: a phrase with its
+    key (beta).  suffixes: phrases appended to the sentence (K).
+    inspire: keep what the target says behind refused tokens.  refine: suffixes by what the target says along them:
+    `always`; `confirmed`: after whole sentences alone, as the published code does; `never`.
+    warm: one pool for all requests, else one for each.  keys: tokens that a pool has phrases of, at most.
+    pool: a file to begin with, see save_pool().  layers: the small model's first so many, 0: all.
+    dtype: of a small model that is loaded.  adaptive: leave out what does not pay, else draft in every cycle.
+    """
+
+    task: str = "yi-gsm8k"
+    length: int = 0
+    window: int = 0
+    ngram: int = 0
+    suffixes: int = 3
+    inspire: bool = True
+    refine: str = "always"
+    warm: bool = True
+    keys: int = 16384
+    pool: str = ""
+    layers: int = 0
+    dtype: str = "auto"
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {self.task!r}")
+        if self.refine not in REFINE:
+            raise ValueError(f"refine: expected one of {', '.join(REFINE)}, got {self.refine!r}")
+        check_range("length", self.length, 0, MAX_NODES - 1)
+        check_range("window", self.window, 0, MAX_NODES)
+        check_range("ngram", self.ngram, 0, 32)
+        check_range("suffixes", self.suffixes, 0, MAX_NODES)
+        check_range("keys", self.keys, 1, 1 << 24)
+        check_range("layers", self.layers, 0, 10_000)
+        length, window, ngram = self.sizes
+        if ngram == 1:
+            raise ValueError("ngram: a phrase and its key have two tokens at least, got 1")
+        if self.pool and not self.warm:
+            raise ValueError("pool: a file is for one pool of all requests, warm=true")
+        if self.nodes > MAX_NODES:
+            raise ValueError(
+                f"length: {length} tokens and {self.suffixes} suffixes of {ngram - 1} are {self.nodes} nodes with the "
+                f"root, at most {MAX_NODES} are possible"
+            )
+        rows = JacobiWindow.most_nodes(window, ngram) + 1
+        if rows > MAX_NODES:
+            raise ValueError(
+                f"window: {window} columns of {ngram}-grams are {rows} rows of a small model's pass, "
+                f"at most {MAX_NODES} are possible"
+            )
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """length, window and ngram."""
+        given = (self.length, self.window, self.ngram)
+        length, window, ngram = (own or usual for own, usual in zip(given, TASKS[self.task], strict=True))
+        return length, window, ngram
+
+    @property
+    def nodes(self) -> int:
+        """Of the largest tree, root included."""
+        length, _, ngram = self.sizes
+        return 1 + length + self.suffixes * (ngram - 1)
+
+
+class Ouroboros(SmallModelDrafter):
+    """Drafts sentences of a small model and phrases behind them.
+
+    pool: the phrases of all requests; other drafters of the same model may use it, too.
+    costs: what the target's rows cost; by default measured.
+    """
+
+    name = "ouroboros"
+    Config = Config
+    reads_choices = True
+
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+        super().__init__(config, path, target)
+        self._target = target
+        self._length, self._window, self._ngram = config.sizes
+        measured = config.adaptive and not target.ops.resident
+        self._trial = Trial(costs or costs_of(target)) if measured else None
+        self._speaker = Speaker(self.model, JacobiWindow.most_nodes(self._window, self._ngram), self._window)
+        shape = (self._ngram - 1, self._window, config.keys)
+        self.pool = open_pool(config.pool, shape, target) if config.pool else PhrasePool(*shape)
+
+    def save_pool(self, path: str | Path) -> None:
+        """Writes the pool to a file for `pool=FILE`, whole or not at all. Raises OSError."""
+        save_pool(path, self.pool, self._target)
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def max_nodes(self) -> int:
+        return self.config.nodes
+
+    @property
+    def spare_slots(self) -> int:
+        return MAX_NODES + self._length  # the small model's passes lie behind the sentence so far
+
+    def draft(self, sequences: Sequence) -> list[DraftTree]:
+        began, paused = time.perf_counter(), self._trial is not None and self._trial.here()
+        minds = [self._mind(sequence) for sequence in sequences]
+        for mind in minds:
+            mind.sentence, mind.suffixes = [], []
+        if not paused:
+            self._say(sequences, minds)
+        trees = [self._tree(sequence, mind) for sequence, mind in zip(sequences, minds, strict=True)]
+        if self._trial is not None and not paused and sequences:
+            prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+            nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
+            self._trial.drafted(len(sequences), nodes, prefix, time.perf_counter() - began)
+        return trees
+
+    def observe_choices(
+        self, sequences: Sequence, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]
+    ) -> None:
+        for sequence, tokens, said in zip(sequences, committed, choices, strict=True):
+            mind = sequence.drafter_state
+            if mind is None or not mind.sentence or len(said) <= len(mind.sentence):
+                continue
+            right = sum(1 for _ in _agreeing(mind.sentence, tokens))
+            if self.config.inspire and right < len(mind.sentence):
+                self._inspire(mind, right, said)
+            whole = right == len(mind.sentence)
+            if self.config.refine == "always" or (self.config.refine == "confirmed" and whole):
+                self._refine(mind, said)
+        if self._trial is not None:
+            self._trial.committed(sum(map(len, committed)))
+
+    def _mind(self, sequence) -> Mind:
+        if sequence.drafter_state is None:
+            shape = (self._ngram - 1, self._window, self.config.keys)
+            window = JacobiWindow(self._window, self._ngram, sequence.tokens)
+            pool = self.pool if self.config.warm else PhrasePool(*shape)
+            sequence.drafter_state = Mind(self._pages(sequence, self.spare_slots), window=window, pool=pool)
+        return sequence.drafter_state
+
+    def _say(self, sequences: Sequence, minds: list[Mind]) -> None:
+        """Gives every sequence the small model's sentence, as many tokens as are worth drafting."""
+        goals = [min(self._length, self._depth(sequence)) for sequence in sequences]
+        able = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
+        if able:
+            speaking, own, goals = zip(*able, strict=True)
+            self._catch_up(speaking, own, self.max_nodes + 1)
+            self._speaker.say(self._cache, speaking, own, goals)
+
+    def _tree(self, sequence, mind: Mind) -> DraftTree:
+        """The sentence and the suffixes behind it."""
+        tree, sentence = MergedPaths(sequence.tokens[-1]), mind.sentence
+        last = tree.add_path(0, sentence)[-1] if sentence else 0
+        left = sequence.draft_limit - len(sentence)
+        for phrase in mind.pool.newest(sentence[-1], self.config.suffixes) if sentence else ():
+            mind.suffixes.append((phrase, tree.add_path(last, phrase[:left])))
+        return tree.tree
+
+    def _inspire(self, mind: Mind, right: int, said: Sequence[int]) -> None:
+        """Phrases from the part of a sentence that was refused: what the target says behind a token, and behind the
+        token after it where that is what it said, and so on. `right` tokens were accepted."""
+        sentence, length = mind.sentence, self._ngram - 1
+        following = said[1 : len(sentence) + 1]  # by the target, behind each token of the sentence
+        for start in range(right, len(sentence) - length + 1):
+            phrase = [*following[start : start + length]]
+            if sentence[start + 1 : start + length] == phrase[:-1]:
+                mind.pool.insert(sentence[start], phrase)
+
+    def _refine(self, mind: Mind, said: Sequence[int]) -> None:
+        """Suffixes become what the target says along them."""
+        for phrase, nodes in mind.suffixes:
+            if len(nodes) == len(phrase) and max(nodes) < len(said):
+                along = [said[node] for node in (len(mind.sentence), *nodes[:-1])]
+                mind.pool.replace(mind.sentence[-1], phrase, along)
+
+
+def _agreeing(one: Sequence[int], other: Sequence[int]):
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            return
+        yield a

@@ -1,0 +1,89 @@
+"""A phrase pool in a safetensors file, so that it outlives its engine.
+
+tokens: int32 [k], the one whose last insertion is the longest ago first.  counts: int32 [k], phrases of each.
+phrases: int32 [sum of counts, length], the oldest of a token first. The metadata has a checksum of all three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from specengine._C import PhrasePool
+from specengine.drafting.shipped import FINGERPRINT, fingerprint
+
+if TYPE_CHECKING:
+    from specengine.models.transformer import Transformer
+
+_FORMAT = "specengine-phrases-1"
+_PARTS = ("tokens", "counts", "phrases")
+
+
+def save_pool(path: str | Path, pool: PhrasePool, target: Transformer) -> None:
+    """Puts a file in place, whole or not at all: a kill at any moment leaves the one before. Raises OSError."""
+    path, tokens = Path(path).expanduser(), pool.tokens()
+    phrases = [pool.newest(token, pool.width) for token in tokens]
+    parts = {
+        "tokens": np.array(tokens, dtype=np.int32),
+        "counts": np.array([len(own) for own in phrases], dtype=np.int32),
+        "phrases": np.array([p for own in phrases for p in own], dtype=np.int32).reshape(-1, pool.length),
+    }
+    about = {"format": _FORMAT, FINGERPRINT: fingerprint(target), "sum": _sum(parts)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(parts, part, about)
+        part.chmod(0o644)  # safetensors makes files for their owner alone
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def open_pool(path: str | Path, shape: tuple[int, int, int], target: Transformer) -> PhrasePool:
+    """A pool with the newest that a file has and a pool of this shape (length, width, keys) holds.
+
+    Raises FileNotFoundError, and ValueError for a damaged file, one of something else, of phrases of another length or
+    of another model."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"pool: {path}: expected a file of phrases")
+    try:
+        parts = _read(path, fingerprint(target))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise ValueError(f"pool: {path} cannot be used: {error}") from error
+    pool, phrases = PhrasePool(*shape), parts["phrases"]
+    if phrases.shape[1] != pool.length:
+        raise ValueError(f"pool: {path} has phrases of {phrases.shape[1]} tokens, expected {pool.length}")
+    ends = parts["counts"].cumsum()
+    for token, count, end in zip(parts["tokens"].tolist(), parts["counts"].tolist(), ends.tolist(), strict=True):
+        for phrase in phrases[end - count : end].tolist():
+            pool.insert(token, phrase)
+    return pool
+
+
+def _read(path: Path, model: str) -> dict[str, np.ndarray]:
+    with safe_open(path, "np") as file:
+        about = file.metadata() or {}
+        if about.get("format") != _FORMAT or set(file.keys()) != set(_PARTS):
+            raise ValueError("it is no file of phrases")
+        parts = {name: file.get_tensor(name) for name in _PARTS}
+    tokens, counts, phrases = (parts[name] for name in _PARTS)
+    if about.get("sum") != _sum(parts):
+        raise ValueError("it is damaged, its checksum is another")
+    if any(part.dtype != np.int32 for part in parts.values()) or (tokens.ndim, counts.ndim, phrases.ndim) != (1, 1, 2):
+        raise ValueError("it is damaged, its tensors have other shapes")
+    if len(tokens) != len(counts) or counts.sum() != len(phrases) or (counts < 1).any():
+        raise ValueError("it is damaged, its counts are wrong")
+    if about.get(FINGERPRINT) != model:
+        raise ValueError("its phrases are another model's")
+    return parts
+
+
+def _sum(parts: dict[str, np.ndarray]) -> str:
+    return hashlib.sha256(b"".join(parts[name].tobytes() for name in _PARTS)).hexdigest()

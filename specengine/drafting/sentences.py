@@ -1,0 +1,114 @@
+"""How Ouroboros' small model drafts: lookahead decoding over a pool of phrases, until a sentence is long enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specengine._C import PhrasePool
+from specengine.drafting.jacobi_window import JacobiWindow
+from specengine.drafting.merged_paths import MergedPaths
+from specengine.drafting.small_model import State
+from specengine.kv_cache import CacheBatch, KVCache
+from specengine.models.transformer import Transformer
+from specengine.ops.row_tools import take_rows
+from specengine.tree import TreeBatch
+
+if TYPE_CHECKING:
+    from specengine.sequence import Sequence as TokenSequence
+
+
+@dataclass
+class Mind(State):
+    """What the drafter remembers of a sequence. sentence: of the last draft; empty where there was none.
+    suffixes: behind it, as phrases with their nodes in the target's tree."""
+
+    window: JacobiWindow = field(kw_only=True)
+    pool: PhrasePool = field(kw_only=True)
+    sentence: list[int] = field(default_factory=list)
+    suffixes: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+
+@dataclass
+class Rows:
+    """A sequence's rows of one pass: a chain of what is not cached yet, whose last node is the root of phrases and
+    window.  verified: root and nodes of phrases.  column: see JacobiWindow.add_to; empty: no window."""
+
+    paths: MergedPaths
+    root: int
+    verified: list[int]
+    column: list[int]
+
+    @property
+    def asked(self) -> list[int]:
+        """The nodes whose next tokens are wanted."""
+        return [*dict.fromkeys((*self.verified, *self.column))]
+
+
+class Speaker:
+    """The small model. window: most rows of a window; phrases: most tried at a time."""
+
+    def __init__(self, model: Transformer, window: int, phrases: int) -> None:
+        self._model, self._window, self._phrases = model, window, phrases
+
+    def say(self, cache: KVCache, sequences: Sequence[TokenSequence], minds: Sequence[Mind], goals: Sequence[int]):
+        """Makes every mind's sentence as long as its goal; what lies in the cache before it is caught up with."""
+        left = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
+        while left:
+            self._go_on(cache, [sequence.tokens for sequence, _, _ in left], [mind for _, mind, _ in left])
+            for _, mind, goal in left:
+                del mind.sentence[goal:]
+            left = [each for each in left if len(each[1].sentence) < each[2]]
+
+    def _go_on(self, cache: KVCache, committed: list[list[int]], minds: list[Mind]) -> None:
+        """One pass: every sentence becomes longer by what is verified of a phrase and one token more."""
+        texts = [tokens + mind.sentence for tokens, mind in zip(committed, minds, strict=True)]
+        batch = [self._rows(text, mind) for text, mind in zip(texts, minds, strict=True)]
+        place = cache.batch([mind.pages for mind in minds], [mind.cached + len(mind.ahead) for mind in minds])
+        kept = []
+        following = self._following(batch, cache, place)
+        for tokens, text, mind, rows, said in zip(committed, texts, minds, batch, following, strict=True):
+            if rows.column:
+                for token, phrase in mind.window.advance(text[-1], [said[node] for node in rows.column]):
+                    mind.pool.insert(token, phrase)
+            node, path = rows.root, [*range(rows.root)]
+            while node in rows.verified:
+                path.append(node)
+                mind.sentence.append(said[node])
+                node = rows.paths.child(node, said[node])
+            kept.append(path)
+            mind.cached, mind.ahead = len(tokens), mind.sentence[:-1]
+        self._compact(cache, place, kept)
+
+    def _rows(self, text: list[int], mind: Mind) -> Rows:
+        run = text[mind.cached + len(mind.ahead) :]
+        paths = MergedPaths(run[0])
+        root = [0, *paths.add_path(0, run[1:])][-1]
+        room = self._model.config.max_position - len(text)  # positions behind the root
+        windowed = mind.window.depth <= room
+        phrases = [phrase[:room] for phrase in mind.pool.newest(text[-1], self._phrases)]
+        nodes = paths.add_phrases(root, phrases, reserve=self._window if windowed else 0)
+        verified = [root, *dict.fromkeys(node for path in nodes for node in path)]
+        return Rows(paths, root, verified, mind.window.add_to(paths, root) if windowed else [])
+
+    def _following(self, batch: list[Rows], cache: KVCache, place: CacheBatch) -> list[dict[int, int]]:
+        """The likeliest token behind every node that is asked, per sequence."""
+        model, picked, first = self._model, [], 0
+        for rows in batch:
+            picked += [first + node for node in rows.asked]
+            first += len(rows.paths.tokens)
+        features = model.hidden(TreeBatch.of([rows.paths.tree for rows in batch], model.device), cache, place)
+        tokens = iter(model.ops.linear_argmax(take_rows(features, picked), model.head).tolist())
+        return [{node: next(tokens) for node in rows.asked} for rows in batch]
+
+    def _compact(self, cache: KVCache, place: CacheBatch, paths: list[list[int]]) -> None:
+        """Puts the keys and values of the paths in order behind what is cached."""
+        width = max(map(len, paths))
+        table = np.array([path + [-1] * (width - len(path)) for path in paths], dtype=np.int32)
+        counts = np.array([len(path) for path in paths], dtype=np.int32)
+        path, count = (torch.from_numpy(each).to(cache.device) for each in (table, counts))
+        self._model.ops.compact_kv(cache.k, cache.v, place.block_table, place.lengths, path, count)
