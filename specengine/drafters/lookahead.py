@@ -34,7 +34,7 @@ class Config:
     ngram: int = 5
     guesses: int = 7
     prompt: bool = True
-    warm: bool = True
+    warm: bool = False
     keys: int = 16384
     pool: str = ""
     adaptive: bool = True

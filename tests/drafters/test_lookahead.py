@@ -22,7 +22,7 @@ def function(text):
 
 
 def drafter_of(costs=None, **options):
-    return Lookahead(Config(**{"adaptive": costs is not None} | options), None, TARGET, costs)
+    return Lookahead(Config(**{"adaptive": costs is not None, "warm": True} | options), None, TARGET, costs)
 
 
 @pytest.mark.parametrize("window, ngram, guesses", [(7, 5, 7), (4, 3, 2), (5, 2, 3), (1, 4, 1)])
@@ -44,7 +44,7 @@ def test_it_is_the_algorithm(window, ngram, guesses, prompt):
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"])
-@pytest.mark.parametrize("options", ["", ",adaptive=false", ",adaptive=false,warm=false,window=3,ngram=3,prompt=false"])
+@pytest.mark.parametrize("options", ["", ",adaptive=false", ",adaptive=false,warm=true,window=3,ngram=3,prompt=false"])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_output_is_that_of_plain_decoding(params, options, batch):
     plain = ids(tiny_engine("none").generate(PROMPTS, params))

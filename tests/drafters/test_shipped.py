@@ -27,7 +27,7 @@ TREES = {
     "glide": ("cape=false,adaptive=false", "adaptive=false", "cross=false", ""),
     "draft-model": ("length=3", "tree=3x2x1"),
     "suffix": ("adaptive=false", "remember=1000", ""),
-    "lookahead": ("adaptive=false,window=4,ngram=4,guesses=4", ""),
+    "lookahead": ("adaptive=false,warm=true,window=4,ngram=4,guesses=4", ""),
     "ouroboros": ("adaptive=false,window=4,ngram=4,length=3", ""),
     "auto": ("adaptive=false", ""),
 }
