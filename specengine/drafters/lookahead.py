@@ -7,17 +7,14 @@ which the published code leaves. Under every rule the window is refreshed with t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specengine._C import MAX_NODES, PhrasePool
-from specengine.drafters.base import Drafter
-from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.cost_model import CostModel
 from specengine.drafting.jacobi_window import JacobiWindow
 from specengine.drafting.merged_paths import MergedPaths
-from specengine.drafting.pauses import Trial
-from specengine.drafting.phrase_file import open_pool
+from specengine.drafting.phrase_drafter import MOST_KEYS, PhraseDrafter, check_pool
 from specengine.options import check_range
 from specengine.tree import DraftTree
 
@@ -43,14 +40,13 @@ class Config:
         check_range("window", self.window, 1, MAX_NODES)
         check_range("ngram", self.ngram, 2, 32)
         check_range("guesses", self.guesses, 1, MAX_NODES)
-        check_range("keys", self.keys, 1, 1 << 24)
+        check_range("keys", self.keys, 1, MOST_KEYS)
         if self.nodes > MAX_NODES:
             raise ValueError(
                 f"window: {self.window} columns and {self.guesses} guesses of {self.ngram}-grams are up to "
                 f"{self.nodes} nodes, at most {MAX_NODES} are possible"
             )
-        if self.pool and not self.warm:
-            raise ValueError("pool: a file is for one pool of all requests, warm=true")
+        check_pool(self.pool, self.warm)
 
     @property
     def nodes(self) -> int:
@@ -67,7 +63,7 @@ class State:
     column: list[int]
 
 
-class Lookahead(Drafter):
+class Lookahead(PhraseDrafter):
     """Drafts n-grams that the target said behind its own guesses.
 
     costs: what rows cost; by default the target's, measured.
@@ -75,59 +71,37 @@ class Lookahead(Drafter):
 
     name = "lookahead"
     Config = Config
-    reads_choices = True
 
     def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        measured = config.adaptive and not target.ops.resident
-        self._trial = Trial(costs or costs_of(target)) if measured else None
-        shape = (config.ngram - 1, config.guesses, config.keys)
-        self.pool = open_pool(config.pool, shape, target) if config.pool else PhrasePool(*shape)
+        self._open_pool(config.ngram - 1, config.guesses, target, costs)
 
-    @property
-    def adaptive(self) -> bool:
-        return self.config.adaptive
+    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
+        return [self._tree(sequence, paused) for sequence in sequences]
 
-    @property
-    def max_nodes(self) -> int:
-        return self.config.nodes
-
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        began, paused = time.perf_counter(), self._trial is not None and self._trial.here()
-        trees = [self._drafted(sequence, paused) for sequence in sequences]
-        if self._trial is not None and not paused and sequences:
-            prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-            nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
-            self._trial.drafted(len(sequences), nodes, prefix, time.perf_counter() - began)
-        return trees
-
-    def observe_choices(
-        self, sequences: Sequence, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]
-    ) -> None:
-        for sequence, tokens, said in zip(sequences, committed, choices, strict=True):
-            state = sequence.drafter_state
-            if state is not None and state.column and max(state.column) < len(said):
-                root = sequence.tokens[-len(tokens) - 1]
-                for token, phrase in state.window.advance(root, [said[node] for node in state.column]):
-                    state.pool.insert(token, phrase)
-        if self._trial is not None:
-            self._trial.committed(sum(map(len, committed)))
-
-    def _drafted(self, sequence, paused: bool) -> DraftTree:
-        config, tokens, limit = self.config, sequence.tokens, sequence.draft_limit
+    def _tree(self, sequence, paused: bool) -> DraftTree:
+        tokens, limit = sequence.tokens, sequence.draft_limit
         state = sequence.drafter_state
         if state is None:
             state = sequence.drafter_state = self._begun(sequence)
-        tree, state.column = MergedPaths(tokens[-1]), []
+        paths, state.column = MergedPaths(tokens[-1]), []
         if not paused:
-            tree.add_phrases(0, [phrase[:limit] for phrase in state.pool.newest(tokens[-1], config.guesses)])
+            phrases = state.pool.newest(tokens[-1], self.config.guesses)
+            paths.add_phrases(0, [phrase[:limit] for phrase in phrases])
             if state.window.depth <= limit:
-                state.column = state.window.add_to(tree, 0)
-        return tree.tree
+                state.column = state.window.add_to(paths, 0)
+        return paths.tree
+
+    def _learn(self, sequence, committed: list[int], said: Sequence[int]) -> None:
+        state = sequence.drafter_state
+        if state.column and max(state.column) < len(said):  # a device's graph may have cut the tree
+            root = sequence.tokens[-len(committed) - 1]
+            for token, phrase in state.window.advance(root, [said[node] for node in state.column]):
+                state.pool.insert(token, phrase)
 
     def _begun(self, sequence) -> State:
         config, tokens = self.config, sequence.tokens
-        pool = self.pool if config.warm else PhrasePool(config.ngram - 1, config.guesses, config.keys)
+        pool = self._pool_of_request()
         for start in range(len(tokens) - config.ngram + 1 if config.prompt else 0):
             pool.insert(tokens[start], tokens[start + 1 : start + config.ngram])
         return State(JacobiWindow(config.window, config.ngram, tokens), pool, [])

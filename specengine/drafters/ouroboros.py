@@ -11,17 +11,14 @@ suffixes that share a path, and one bonus token behind a suffix that was right t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from specengine._C import MAX_NODES, PhrasePool
-from specengine.drafting.cost_model import CostModel, costs_of
+from specengine._C import MAX_NODES
+from specengine.drafting.cost_model import CostModel
 from specengine.drafting.jacobi_window import JacobiWindow
 from specengine.drafting.merged_paths import MergedPaths
-from specengine.drafting.pauses import Trial
-from specengine.drafting.phrase_file import open_pool, save_pool
+from specengine.drafting.phrase_drafter import MOST_KEYS, PhraseDrafter, check_pool
 from specengine.drafting.sentences import Mind, Speaker
 from specengine.drafting.small_model import SmallModelDrafter
 from specengine.models.transformer import Transformer
@@ -54,7 +51,7 @@ class Config:
     inspire: keep what the target says behind refused tokens.  refine: suffixes by what the target says along them:
     `always`; `confirmed`: after whole sentences alone, as the published code does; `never`.
     warm: one pool for all requests, else one for each.  keys: tokens that a pool has phrases of, at most.
-    pool: a file to begin with, see save_pool().  layers: the small model's first so many, 0: all.
+    pool: a file to begin with, see PhraseDrafter.save_pool.  layers: the small model's first so many, 0: all.
     dtype: of a small model that is loaded.  adaptive: leave out what does not pay, else draft in every cycle.
     """
 
@@ -81,13 +78,12 @@ class Config:
         check_range("window", self.window, 0, MAX_NODES)
         check_range("ngram", self.ngram, 0, 32)
         check_range("suffixes", self.suffixes, 0, MAX_NODES)
-        check_range("keys", self.keys, 1, 1 << 24)
+        check_range("keys", self.keys, 1, MOST_KEYS)
         check_range("layers", self.layers, 0, 10_000)
         length, window, ngram = self.sizes
         if ngram == 1:
             raise ValueError("ngram: a phrase and its key have two tokens at least, got 1")
-        if self.pool and not self.warm:
-            raise ValueError("pool: a file is for one pool of all requests, warm=true")
+        check_pool(self.pool, self.warm)
         if self.nodes > MAX_NODES:
             raise ValueError(
                 f"length: {length} tokens and {self.suffixes} suffixes of {ngram - 1} are {self.nodes} nodes with the "
@@ -114,79 +110,50 @@ class Config:
         return 1 + length + self.suffixes * (ngram - 1)
 
 
-class Ouroboros(SmallModelDrafter):
+class Ouroboros(PhraseDrafter, SmallModelDrafter):
     """Drafts sentences of a small model and phrases behind them.
 
-    pool: the phrases of all requests; other drafters of the same model may use it, too.
     costs: what the target's rows cost; by default measured.
     """
 
     name = "ouroboros"
     Config = Config
-    reads_choices = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        self._target = target
         self._length, self._window, self._ngram = config.sizes
-        measured = config.adaptive and not target.ops.resident
-        self._trial = Trial(costs or costs_of(target)) if measured else None
+        self._open_pool(self._ngram - 1, self._window, target, costs)
         self._speaker = Speaker(self.model, JacobiWindow.most_nodes(self._window, self._ngram), self._window)
-        shape = (self._ngram - 1, self._window, config.keys)
-        self.pool = open_pool(config.pool, shape, target) if config.pool else PhrasePool(*shape)
-
-    def save_pool(self, path: str | Path) -> None:
-        """Writes the pool to a file for `pool=FILE`, whole or not at all. Raises OSError."""
-        save_pool(path, self.pool, self._target)
-
-    @property
-    def adaptive(self) -> bool:
-        return self.config.adaptive
-
-    @property
-    def max_nodes(self) -> int:
-        return self.config.nodes
 
     @property
     def spare_slots(self) -> int:
         return MAX_NODES + self._length  # the small model's passes lie behind the sentence so far
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        began, paused = time.perf_counter(), self._trial is not None and self._trial.here()
+    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
         minds = [self._mind(sequence) for sequence in sequences]
         for mind in minds:
             mind.sentence, mind.suffixes = [], []
         if not paused:
             self._say(sequences, minds)
-        trees = [self._tree(sequence, mind) for sequence, mind in zip(sequences, minds, strict=True)]
-        if self._trial is not None and not paused and sequences:
-            prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-            nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
-            self._trial.drafted(len(sequences), nodes, prefix, time.perf_counter() - began)
-        return trees
+        return [self._tree(sequence, mind) for sequence, mind in zip(sequences, minds, strict=True)]
 
-    def observe_choices(
-        self, sequences: Sequence, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]
-    ) -> None:
-        for sequence, tokens, said in zip(sequences, committed, choices, strict=True):
-            mind = sequence.drafter_state
-            if mind is None or not mind.sentence or len(said) <= len(mind.sentence):
-                continue
-            right = sum(1 for _ in _agreeing(mind.sentence, tokens))
-            if self.config.inspire and right < len(mind.sentence):
-                self._inspire(mind, right, said)
-            whole = right == len(mind.sentence)
-            if self.config.refine == "always" or (self.config.refine == "confirmed" and whole):
-                self._refine(mind, said)
-        if self._trial is not None:
-            self._trial.committed(sum(map(len, committed)))
+    def _learn(self, sequence, committed: list[int], said: Sequence[int]) -> None:
+        mind = sequence.drafter_state
+        sentence = mind.sentence
+        if not sentence or len(said) <= len(sentence):  # a device's graph may have cut the tree
+            return
+        pairs = enumerate(zip(sentence, committed, strict=False))
+        right = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(sentence), len(committed)))
+        if self.config.inspire and right < len(sentence):
+            self._inspire(mind, right, said)
+        if self.config.refine == "always" or (self.config.refine == "confirmed" and right == len(sentence)):
+            self._refine(mind, said)
 
     def _mind(self, sequence) -> Mind:
         if sequence.drafter_state is None:
-            shape = (self._ngram - 1, self._window, self.config.keys)
             window = JacobiWindow(self._window, self._ngram, sequence.tokens)
-            pool = self.pool if self.config.warm else PhrasePool(*shape)
-            sequence.drafter_state = Mind(self._pages(sequence, self.spare_slots), window=window, pool=pool)
+            pages = self._pages(sequence, self.spare_slots)
+            sequence.drafter_state = Mind(pages, window=window, pool=self._pool_of_request())
         return sequence.drafter_state
 
     def _say(self, sequences: Sequence, minds: list[Mind]) -> None:
@@ -223,10 +190,3 @@ class Ouroboros(SmallModelDrafter):
             if len(nodes) == len(phrase) and max(nodes) < len(said):
                 along = [said[node] for node in (len(mind.sentence), *nodes[:-1])]
                 mind.pool.replace(mind.sentence[-1], phrase, along)
-
-
-def _agreeing(one: Sequence[int], other: Sequence[int]):
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            return
-        yield a
