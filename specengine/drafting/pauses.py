@@ -37,11 +37,11 @@ class Trial:
     costs: of the target's passes.
     """
 
-    _SHARE = 20
+    _SHARE, _MEMORY = 20, 8
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
-        self._saved = 0.0  # of a plain cycle, by a drafted one, of late
+        self._saved, self._uses = 0.0, 0  # of a plain cycle, by a drafted one, of late
         self._left = 0
         self._open: tuple[int, float, float] | None = None
 
@@ -61,5 +61,6 @@ class Trial:
             return
         (sequences, plain, taken), self._open = self._open, None
         saved = tokens / sequences - taken / plain
-        self._saved += (saved - self._saved) / 8
+        self._uses = min(self._uses + 1, self._MEMORY)
+        self._saved += (saved - self._saved) / self._uses
         self._left = ceil(-self._SHARE * self._saved) if self._saved < 0 else 0
