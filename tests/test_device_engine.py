@@ -152,6 +152,19 @@ def test_drafters_in_one_tree_draft_between_two_captured_cycles(device_engine, c
     assert drafted and sum(output.stats.cycles for output in outputs) < sum(each.stats.cycles for each in expected)
 
 
+@pytest.mark.parametrize(
+    "spec", ["lookahead,window=3,ngram=3,guesses=3", "ouroboros:self,layers=1,window=2,ngram=3,length=3"]
+)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafters_that_read_choices_learn_between_two_captured_cycles(device_engine, spec, params):
+    engine = device_engine(spec + ",warm=true", max_batch_size=3)
+    outputs = engine.generate(PROMPTS, params)
+    assert ids(outputs) == ids(on_the_cpu(params, drafter="none"))
+    assert len(engine.drafter.pool) > 0
+    if params is GREEDY:
+        assert sum(output.stats.cycles for output in outputs) < sum(map(len, ids(outputs)))
+
+
 @pytest.mark.parametrize("options, batch", [("top_k=5", 3), ("top_k=5,levels=2", 1), ("top_k=1", 2)])
 def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, cascade, options, batch):
     spec, params = cascade
