@@ -18,7 +18,7 @@ import torch
 from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
 from specengine.drafting.shipped import shipped
-from specengine.drafting.tree_growth import Choice, Growth, drawn_children, likeliest_children
+from specengine.drafting.tree_growth import Choice, Growth, agreeing_children, drawn_children, likeliest_children
 from specengine.json_file import read_json_object
 from specengine.kv_cache import KVCache
 from specengine.models.draft_checkpoint import open_draft_checkpoint
@@ -36,7 +36,10 @@ SELF = "self"  # the path that stands for the target
 @dataclass(frozen=True)
 class Config:
     """length: tokens of the chain drafted.  tree: instead of a chain, the children of each node by level, as 3x2x1.
-    replacement: siblings are drawn with replacement, where they are drawn.
+    replacement: siblings are drawn with replacement, where a rule wants them sampled.
+    noise: where the rule wants no samples, children at temperature > 0 are what `match` would draw from the draft
+    model's distribution, with the noise of the target's own draw there; false: the likeliest tokens at any temperature,
+    which suits `margin:strict`.
     confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
     model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
     layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.
@@ -45,6 +48,7 @@ class Config:
     length: int = 4
     tree: str = ""
     replacement: bool = False
+    noise: bool = True
     confidence: float = 0.0
     layers: int = 0
     dtype: str = "auto"
@@ -143,7 +147,8 @@ class DraftModel(Drafter):
             self._cache.free(state.pages)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
-        return [growth.tree for growth in self._grow(sequences, likeliest_children)[0]]
+        choose = agreeing_children(sequences, self.model.device) if self.config.noise else likeliest_children
+        return [growth.tree for growth in self._grow(sequences, choose)[0]]
 
     def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
         device, replacement = self.model.device, self.config.replacement
