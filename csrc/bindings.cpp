@@ -273,13 +273,13 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "draw_siblings",
       [](T logits, T sequences, T nodes, T index, T tokens, T parents, T row_start, const Columns<11>& sampling,
-         const Columns<3>& history, T drawn, T scores, T counts, T weights, bool replacement) {
+         const Columns<3>& history, T drawn, T scores, T counts, T weights, bool replacement, bool as_match) {
         run_op("draw_siblings", DrawSiblings{trees_of(tokens, parents, row_start, sampling, history), logits, sequences,
-                                             nodes, index, drawn, scores, counts, weights, replacement});
+                                             nodes, index, drawn, scores, counts, weights, replacement, as_match});
       },
       nogil, py::arg("logits"), py::arg("sequences"), py::arg("nodes"), py::arg("index"), py::arg("tokens"),
       py::arg("parents"), py::arg("row_start"), py::arg("sampling"), py::arg("history"), py::arg("drawn"),
-      py::arg("scores"), py::arg("counts"), py::arg("weights"), py::arg("replacement"));
+      py::arg("scores"), py::arg("counts"), py::arg("weights"), py::arg("replacement"), py::arg("as_match"));
 
   m.def(
       "draft_lookup",

@@ -41,8 +41,7 @@ void run(const DrawSiblings& op) {
       drawn[0] = kUnsound;  // reported below: a task must not throw
       return;
     }
-    sampler.weigh(weights);
-    draw_siblings(sampler, weights, node, static_cast<int>(K), op.replacement, drawn);
+    draw_siblings(sampler, weights, node, static_cast<int>(K), op.replacement, op.as_match, drawn);
   });
   for (int64_t r = 0; r < R; ++r) {
     if (op.drawn.as<int32_t>()[r * K] != kUnsound) continue;

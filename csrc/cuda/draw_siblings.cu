@@ -18,7 +18,7 @@ struct Arguments {
   uint64_t* weights;
   int64_t columns;
   int count;
-  bool replacement, aligned;
+  bool replacement, as_match, aligned;
 };
 
 __global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Arguments op) {
@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Argument
   __syncthreads();
   BlockSampler sampler(op.table, b, tree, dense, op.aligned);
   if (sampler.load(op.logits + row * op.columns, op.index, tree, node, {}, nullptr)) {
-    sampler.weigh(weights);
-    draw_siblings(sampler, weights, node, op.count, op.replacement, drawn);
+    draw_siblings(sampler, weights, node, op.count, op.replacement, op.as_match, drawn);
   }
   __syncthreads();
   op.table.clear(b, dense, threadIdx.x, blockDim.x);
@@ -56,7 +55,7 @@ void run_cuda(const DrawSiblings& op) {
   a.sequences = op.sequences.as<int>(), a.nodes = op.nodes.as<int>();
   a.tokens = op.tokens.as<int>(), a.parents = op.parents.as<int>(), a.row_start = op.row_start.as<int>();
   a.table = SequenceTable(op.sampling, op.history, V);
-  a.drawn = op.drawn.as<int>(), a.count = static_cast<int>(K), a.replacement = op.replacement;
+  a.drawn = op.drawn.as<int>(), a.count = static_cast<int>(K), a.replacement = op.replacement, a.as_match = op.as_match;
   a.biases = op.scores.as<float>(), a.counts = op.counts.as<int>(), a.weights = op.weights.as<uint64_t>();
   a.aligned = V % 4 == 0 && at_16_bytes(a.logits) && at_16_bytes(a.biases) && at_16_bytes(a.counts);
   launch({"draw_siblings", dim3(static_cast<unsigned>(R)), dim3(rule_threads(V)), 0, op.logits.stream},

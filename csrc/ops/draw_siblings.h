@@ -1,8 +1,11 @@
 // Draws the children of nodes from the drafter's logits, shaped by the sampling parameters as the target's are, with
 // noise of a stream of its own: an acceptance test or a residual that shared it would bias the output.
 //
-// The noise depends on the root's position and the node, so that what an earlier cycle drafted for the same position,
+// That noise depends on the root's position and the node, so that what an earlier cycle drafted for the same position,
 // and perhaps refused, says nothing about what is drafted now.
+//
+// Rule `match` emits the target's own draws whatever is drafted, so nothing is biased by children drawn with the noise
+// of these; the more alike the two distributions are, the more often they are the same tokens.
 //
 // CUDA refuses nothing: a row whose sequence is negative or idle, whose node is not among the tree's first 256, or
 // whose scores are no distribution gives no siblings.
@@ -23,6 +26,7 @@ struct DrawSiblings : SampledTrees {
   TensorView weights;  // [R, V] int64, workspace
 
   bool replacement;  // whether a sibling may be drawn again
+  bool as_match;     // whether with the noise of rule `match`; no sibling is drawn again then
 
   Device validate() const {
     Checker check;
@@ -39,6 +43,7 @@ struct DrawSiblings : SampledTrees {
     check(drawn, "drawn", {DType::kInt32}, {R, K});
     if (V < 1) fail("scores: expected at least one column");
     if (K < 1) fail("drawn: expected at least one column");
+    if (as_match && replacement) fail("replacement: expected False, the noise of match would repeat one token");
     return check.device();
   }
 };

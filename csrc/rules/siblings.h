@@ -6,14 +6,20 @@ namespace specengine {
 
 constexpr int kUnsound = -2;  // in place of a first sibling: the scores are no distribution
 
-// count siblings of the row that `sampler` holds, with its weights; without replacement a drawn token's becomes 0.
+// count siblings of the row that `sampler` holds; without replacement a drawn token's weight becomes 0.
+// as_match: the first is what rule `match` draws from the row, each other one what it would draw without those before.
 template <typename Sampler>
 SPECENGINE_HOST_DEVICE void draw_siblings(const Sampler& sampler, uint64_t* weights, int node, int count,
-                                          bool replacement, int32_t* drawn) {
-  for (int i = 0; i < count; ++i) {
+                                          bool replacement, bool as_match, int32_t* drawn) {
+  if (!as_match || count > 1) sampler.weigh(weights);
+  const auto draw = [&](int i) {
+    if (as_match) return i == 0 ? sampler.draw() : sampler.draw_by_weight(weights);
     const uint32_t salt = static_cast<uint32_t>(node) << 16 | static_cast<uint32_t>(i);
-    const int token = draw_by_weight(sampler, weights, sampler.vocab(), sampler.seed(), sampler.root_position(),
-                                     NoiseStream::kDraftBlock, NoiseStream::kDraftToken, salt);
+    return draw_by_weight(sampler, weights, sampler.vocab(), sampler.seed(), sampler.root_position(),
+                          NoiseStream::kDraftBlock, NoiseStream::kDraftToken, salt);
+  };
+  for (int i = 0; i < count; ++i) {
+    const int token = draw(i);
     sampler.once([&] {
       drawn[i] = token;
       if (!replacement && token != kNoToken) weights[token] = 0;

@@ -16,7 +16,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.drafting.small_model import SmallModelDrafter, State
-from specengine.drafting.tree_growth import Choice, Growth, drawn_children, likeliest_children
+from specengine.drafting.tree_growth import Choice, Growth, agreeing_children, drawn_children, likeliest_children
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.options import check_range
@@ -27,7 +27,10 @@ from specengine.tree import DraftLogits, DraftTree, TreeBatch
 @dataclass(frozen=True)
 class Config:
     """length: tokens of the chain drafted.  tree: instead of a chain, the children of each node by level, as 3x2x1.
-    replacement: siblings are drawn with replacement, where they are drawn.
+    replacement: siblings are drawn with replacement, where a rule wants them sampled.
+    noise: where the rule wants no samples, children at temperature > 0 are what `match` would draw from the draft
+    model's distribution, with the noise of the target's own draw there; false: the likeliest tokens at any temperature,
+    which suits `margin:strict`.
     confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
     model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
     layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.
@@ -36,6 +39,7 @@ class Config:
     length: int = 4
     tree: str = ""
     replacement: bool = False
+    noise: bool = True
     confidence: float = 0.0
     layers: int = 0
     dtype: str = "auto"
@@ -84,7 +88,8 @@ class DraftModel(SmallModelDrafter):
         return self.config.nodes
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
-        return [growth.tree for growth in self._grow(sequences, likeliest_children)[0]]
+        choose = agreeing_children(sequences, self.model.device) if self.config.noise else likeliest_children
+        return [growth.tree for growth in self._grow(sequences, choose)[0]]
 
     def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
         device, replacement = self.model.device, self.config.replacement
@@ -131,7 +136,9 @@ class DraftModel(SmallModelDrafter):
         model, device = self.model, self.model.device
         states = [self._state(growth.sequence) for growth in growing]
         if level == 0:  # what was committed since the last draft; its last token is the root
-            self._catch_up([growth.sequence for growth in growing], states, len(self.config.widths) + 1)
+            cycle = len(self.config.widths) + 1  # what it commits always fits
+            most = max(cycle, model.ops.prefill_rows // len(growing))
+            self._catch_up([growth.sequence for growth in growing], states, most)
             runs = [growth.sequence.tokens[state.cached :] for growth, state in zip(growing, states, strict=True)]
             rows, open_rows = TreeBatch.chains(runs, device), [[len(run) - 1] for run in runs]
             starts = [state.cached for state in states]

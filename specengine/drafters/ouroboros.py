@@ -89,7 +89,7 @@ class Config:
                 f"length: {length} tokens and {self.suffixes} suffixes of {ngram - 1} are {self.nodes} nodes with the "
                 f"root, at most {MAX_NODES} are possible"
             )
-        rows = JacobiWindow.most_nodes(window, ngram) + 1
+        rows = JacobiWindow.most_nodes(window, ngram) + ngram + 1  # behind what a pass catches up with
         if rows > MAX_NODES:
             raise ValueError(
                 f"window: {window} columns of {ngram}-grams are {rows} rows of a small model's pass, "
@@ -162,7 +162,7 @@ class Ouroboros(PhraseDrafter, SmallModelDrafter):
         able = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
         if able:
             speaking, own, goals = zip(*able, strict=True)
-            self._catch_up(speaking, own, self.max_nodes + 1)
+            self._catch_up(speaking, own, self._ngram + 1)  # a suffix and what follows it, and the root
             self._speaker.say(self._cache, speaking, own, goals)
 
     def _tree(self, sequence, mind: Mind) -> DraftTree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,9 @@ from specengine.drafting.merged_paths import MergedPaths
 from specengine.drafting.small_model import State
 from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.transformer import Transformer
+from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.row_tools import take_rows
+from specengine.ops.verify_tree import SamplingTable, TokenHistory
 from specengine.tree import TreeBatch
 
 if TYPE_CHECKING:
@@ -59,21 +62,27 @@ class Speaker:
         """Makes every mind's sentence as long as its goal; what lies in the cache before it is caught up with."""
         left = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
         while left:
-            self._go_on(cache, [sequence.tokens for sequence, _, _ in left], [mind for _, mind, _ in left])
+            self._go_on(cache, [sequence for sequence, _, _ in left], [mind for _, mind, _ in left])
             for _, mind, goal in left:
                 del mind.sentence[goal:]
             left = [each for each in left if len(each[1].sentence) < each[2]]
 
-    def _go_on(self, cache: KVCache, committed: list[list[int]], minds: list[Mind]) -> None:
+    def _go_on(self, cache: KVCache, sequences: list[TokenSequence], minds: list[Mind]) -> None:
         """One pass: every sentence becomes longer by what is verified of a phrase and one token more."""
-        texts = [tokens + mind.sentence for tokens, mind in zip(committed, minds, strict=True)]
+        texts = [sequence.tokens + mind.sentence for sequence, mind in zip(sequences, minds, strict=True)]
         batch = [self._rows(text, mind) for text, mind in zip(texts, minds, strict=True)]
         place = cache.batch([mind.pages for mind in minds], [mind.cached + len(mind.ahead) for mind in minds])
+        tree = TreeBatch.of([rows.paths.tree for rows in batch], self._model.device)
+        features = self._model.hidden(tree, cache, place)
+        starts = [0, *accumulate(len(rows.paths.tokens) for rows in batch)]
+        likeliest = self._likeliest(features, batch, starts)
+        drawn = self._drawn(features, batch, starts, tree, sequences, texts)
         kept = []
-        following = self._following(batch, cache, place)
-        for tokens, text, mind, rows, said in zip(committed, texts, minds, batch, following, strict=True):
+        for sequence, text, mind, rows, likely, said in zip(
+            sequences, texts, minds, batch, likeliest, drawn or likeliest, strict=True
+        ):
             if rows.column:
-                for token, phrase in mind.window.advance(text[-1], [said[node] for node in rows.column]):
+                for token, phrase in mind.window.advance(text[-1], [likely[node] for node in rows.column]):
                     mind.pool.insert(token, phrase)
             node, path = rows.root, [*range(rows.root)]
             while node in rows.verified:
@@ -81,7 +90,7 @@ class Speaker:
                 mind.sentence.append(said[node])
                 node = rows.paths.child(node, said[node])
             kept.append(path)
-            mind.cached, mind.ahead = len(tokens), mind.sentence[:-1]
+            mind.cached, mind.ahead = len(sequence.tokens), mind.sentence[:-1]
         self._compact(cache, place, kept)
 
     def _rows(self, text: list[int], mind: Mind) -> Rows:
@@ -95,15 +104,31 @@ class Speaker:
         verified = [root, *dict.fromkeys(node for path in nodes for node in path)]
         return Rows(paths, root, verified, mind.window.add_to(paths, root) if windowed else [])
 
-    def _following(self, batch: list[Rows], cache: KVCache, place: CacheBatch) -> list[dict[int, int]]:
+    def _likeliest(self, features: torch.Tensor, batch: list[Rows], starts: list[int]) -> list[dict[int, int]]:
         """The likeliest token behind every node that is asked, per sequence."""
-        model, picked, first = self._model, [], 0
-        for rows in batch:
-            picked += [first + node for node in rows.asked]
-            first += len(rows.paths.tokens)
-        features = model.hidden(TreeBatch.of([rows.paths.tree for rows in batch], model.device), cache, place)
+        model = self._model
+        picked = [start + node for start, rows in zip(starts, batch, strict=False) for node in rows.asked]
         tokens = iter(model.ops.linear_argmax(take_rows(features, picked), model.head).tolist())
         return [{node: next(tokens) for node in rows.asked} for rows in batch]
+
+    def _drawn(
+        self, features, batch: list[Rows], starts, tree: TreeBatch, sequences, texts
+    ) -> list[dict[int, int]] | None:
+        """What the rule `match` would draw behind the nodes to be verified, were the small model the target; None where
+        that is the likeliest token anyway."""
+        if not any(sequence.params.temperature for sequence in sequences):
+            return None
+        model, device = self._model, self._model.device
+        nodes = [(b, node) for b, rows in enumerate(batch) for node in rows.verified]
+        logits = model.logits(take_rows(features, [starts[b] + node for b, node in nodes]))
+        slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
+        roots = [text[: len(text) - rows.root] for text, rows in zip(texts, batch, strict=True)]  # up to the first node
+        params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences]).to(device)
+        prompts = [min(s.prompt_length, len(root)) for s, root in zip(sequences, roots, strict=True)]
+        history = TokenHistory.of(roots, prompts, max(map(len, roots))).to(device)
+        drawn = draw_siblings(logits, own, tree, slots, params, history, 1, False, as_match=True)
+        tokens = iter(drawn.flatten().tolist())
+        return [{node: next(tokens) for node in rows.verified} for rows in batch]
 
     def _compact(self, cache: KVCache, place: CacheBatch, paths: list[list[int]]) -> None:
         """Puts the keys and values of the paths in order behind what is cached."""

@@ -88,11 +88,9 @@ class SmallModelDrafter(Drafter):
         """Levels worth drafting, as far as the draft model's own context goes."""
         return min(sequence.draft_limit, self.model.config.max_position - len(sequence.tokens) + 1)
 
-    def _catch_up(self, sequences: Sequence, states: Sequence[State], cycle: int) -> None:
-        """Passes what is more than one pass of the batch should hold: prompts.  cycle: most tokens of one, bonus
-        included, which always fit."""
+    def _catch_up(self, sequences: Sequence, states: Sequence[State], most: int) -> None:
+        """Passes what is more than `most` tokens of a sequence: prompts."""
         step = self.model.ops.prefill_rows
-        most = max(cycle, step // len(sequences))
         for sequence, state in zip(sequences, states, strict=True):
             tokens = sequence.tokens
             state.settle(tokens)

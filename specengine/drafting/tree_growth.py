@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specengine.ops.draw_siblings import draw_siblings
-from specengine.ops.row_tools import likeliest
+from specengine.ops.row_tools import likeliest, take_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 from specengine.tree import DraftTree, TreeBatch
 
@@ -51,8 +51,13 @@ def likeliest_children(logits: torch.Tensor, nodes, trees, count: int) -> list[l
     return likeliest(logits, count)
 
 
-def drawn_children(sequences: Sequence[TokenSequence], replacement: bool, device: torch.device) -> Choice:
-    """A Choice: tokens drawn from the distributions that the sampling parameters make of the logits."""
+def drawn_children(
+    sequences: Sequence[TokenSequence], replacement: bool, device: torch.device, as_match: bool = False
+) -> Choice:
+    """A Choice: tokens drawn from the distributions that the sampling parameters make of the logits.
+
+    as_match: with the noise of the rule `match`, else with their own.
+    """
     params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences]).to(device)
     longest = max((len(s.tokens) for s in sequences), default=1)
     history = TokenHistory.of([s.tokens for s in sequences], [s.prompt_length for s in sequences], longest).to(device)
@@ -60,7 +65,23 @@ def drawn_children(sequences: Sequence[TokenSequence], replacement: bool, device
     def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> list[list[int]]:
         slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
         tree = TreeBatch.of([growth.tree for growth in trees], device)
-        drawn = draw_siblings(logits, own, tree, slots, params, history, count, replacement)
+        drawn = draw_siblings(logits, own, tree, slots, params, history, count, replacement, as_match=as_match)
         return [[token for token in row if token >= 0] for row in drawn.tolist()]
+
+    return choose
+
+
+def agreeing_children(sequences: Sequence[TokenSequence], device: torch.device) -> Choice:
+    """A Choice: what the rule `match` would draw of these distributions; at temperature 0 the likeliest tokens."""
+    if not any(s.params.temperature for s in sequences):
+        return likeliest_children
+    draw = drawn_children(sequences, False, device, as_match=True)
+
+    def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> list[list[int]]:
+        children = draw(logits, nodes, trees, count)
+        greedy = [row for row, (slot, _) in enumerate(nodes) if not sequences[slot].params.temperature]
+        for row, tokens in zip(greedy, likeliest(take_rows(logits, greedy), count), strict=True):
+            children[row] = tokens
+        return children
 
     return choose

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
+from specengine.ops import noise
 from specengine.ops.row_tools import zero_rows
-from specengine.ops.verify_tree import SamplingTable, TokenHistory
+from specengine.ops.verify_tree import SamplingTable, TokenHistory, target_probs_reference
 from specengine.tree import TreeBatch
 
 
@@ -23,13 +24,16 @@ def draw_siblings(
     count: int,
     replacement: bool,
     index: torch.Tensor | None = None,
+    as_match: bool = False,
 ) -> torch.Tensor:
     """Tokens int32 [R, K], in the order they were drawn; -1 where a distribution has no further token.
 
     logits: float32 [R, C], row r for the children of node nodes[r] of sequence sequences[r] (int32 [R] each), shaped by
     the sampling parameters as the target's rows are.  tree: as far as it has grown.  count: K.  replacement: whether a
     token may be drawn twice.  index: int32 [V], see DraftLogits. The noise is keyed by (seed, position of the root,
-    node, sibling, token) in a stream of its own. Raises ValueError for NaN or infinite scores.
+    node, sibling, token) in a stream of its own; as_match: it is what the rule `match` draws the target's tokens with,
+    so that the first sibling is the one which it would draw from such logits of the target, and each other one what it
+    would draw without those before. Raises ValueError for NaN or infinite scores, and for as_match with replacement.
     """
     rows, vocab, device = len(logits), logits.shape[1] if index is None else len(index), logits.device
     drawn = torch.empty(rows, count, dtype=torch.int32, device=device)
@@ -41,5 +45,32 @@ def draw_siblings(
         zero_rows(rows, vocab, device),
         torch.empty(rows, vocab, dtype=torch.int64, device=device),
         replacement,
+        as_match,
     )
+    return drawn
+
+
+def draw_siblings_reference(
+    logits, nodes, tree, sequences, params, history, count, replacement, index=None, as_match=False
+) -> torch.Tensor:
+    drawn = torch.full((len(logits), count), -1, dtype=torch.int32)
+    for r, (b, node) in enumerate(zip(sequences.tolist(), nodes.tolist(), strict=True)):
+        first, length = int(tree.row_start[b]), int(history.length[b])
+        path, at = [], node
+        while at > 0:
+            path.insert(0, int(tree.tokens[first + at]))
+            at = int(tree.parents[first + at])
+        row = logits[r].double()
+        if index is not None:
+            row = torch.where(index < 0, -torch.inf, row[index.clamp(min=0).long()])
+        tokens = [*history.tokens[b, :length].tolist(), *path]
+        probs = target_probs_reference(row, params, b, tokens, int(history.prompt_length[b]))
+        for i in range(count):
+            if probs.sum() == 0:
+                break
+            own = {"position": length - 1, "streams": noise.DRAFT_STREAMS, "salt": node << 16 | i}
+            which = {"position": len(tokens)} if as_match else own
+            drawn[r, i] = token = noise.draw(probs, seed=int(params.seed[b]), **which)
+            if not replacement:
+                probs[token] = 0
     return drawn

@@ -12,7 +12,8 @@ import torch
 
 from specengine._C import NOISE_BLOCK
 
-BLOCK_STREAM, TOKEN_STREAM = 0, 1
+TARGET_STREAMS = BLOCK_STREAM, TOKEN_STREAM = 0, 1
+DRAFT_STREAMS = 3, 4  # of blocks and tokens, too
 
 
 def philox4x32(key: int, counter: np.ndarray) -> np.ndarray:
@@ -35,15 +36,17 @@ def philox4x32(key: int, counter: np.ndarray) -> np.ndarray:
     return c.astype(np.uint32)
 
 
-def gumbel(seed: int, position: int, index: np.ndarray, stream: int) -> np.ndarray:
+def gumbel(seed: int, position: int, index: np.ndarray, stream: int, salt: int = 0) -> np.ndarray:
     """Standard Gumbel numbers, float64, one per entry of index."""
     counter = np.zeros((len(index), 4), dtype=np.uint32)
-    counter[:, 0], counter[:, 1], counter[:, 2] = index >> 2, position, stream
+    counter[:, 0], counter[:, 1], counter[:, 2], counter[:, 3] = index >> 2, position, stream, salt
     bits = philox4x32(seed, counter)[np.arange(len(index)), index & 3]
     return -np.log(-np.log((bits + 0.5) * 2.0**-32))
 
 
-def draw(probs: torch.Tensor, *, seed: int, position: int) -> int:
+def draw(
+    probs: torch.Tensor, *, seed: int, position: int, streams: tuple[int, int] = TARGET_STREAMS, salt: int = 0
+) -> int:
     """The token that (seed, position) draws from weights float64 [V]; the weights need not sum to 1."""
     weights = probs.double().numpy()
     blocks = -(-len(weights) // NOISE_BLOCK)
@@ -51,6 +54,6 @@ def draw(probs: torch.Tensor, *, seed: int, position: int) -> int:
     padded[: len(weights)] = weights
     with np.errstate(divide="ignore"):
         totals = np.log(padded.reshape(blocks, NOISE_BLOCK).sum(axis=1))
-        block = int(np.argmax(totals + gumbel(seed, position, np.arange(blocks), BLOCK_STREAM)))
+        block = int(np.argmax(totals + gumbel(seed, position, np.arange(blocks), streams[0], salt)))
         tokens = np.arange(block * NOISE_BLOCK, min((block + 1) * NOISE_BLOCK, len(weights)))
-        return int(tokens[np.argmax(np.log(weights[tokens]) + gumbel(seed, position, tokens, TOKEN_STREAM))])
+        return int(tokens[np.argmax(np.log(weights[tokens]) + gumbel(seed, position, tokens, streams[1], salt))])

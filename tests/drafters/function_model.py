@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 from specengine._C import PAGE_SIZE
 
+from specengine import SamplingParams
 from specengine.kv_cache import KVCache
 from specengine.ops import native
 
@@ -65,9 +66,8 @@ def run(drafter, target, sequences):
 
 def sequence_of(tokens, limit=10_000):
     """A sequence with the fields that drafters read; its drafts are never limited."""
-    return SimpleNamespace(
-        tokens=list(tokens), prompt_length=len(tokens), limit=limit, draft_limit=64, drafter_state=None
-    )
+    tokens, about = list(tokens), {"limit": limit, "draft_limit": 64, "params": SamplingParams()}
+    return SimpleNamespace(tokens=tokens, prompt_length=len(tokens), drafter_state=None, **about)
 
 
 def paths_of(tree):

@@ -100,6 +100,66 @@ def test_a_draft_by_the_whole_target_is_accepted_whole():
             assert output.stats.tau == levels + 1 and output.stats.acceptance_by_depth == [1.0] * levels
 
 
+SHAPED = [  # what each parameter does to the target's rows it must do to the draft's
+    SAMPLED,
+    SamplingParams(temperature=1.2, repetition_penalty=1.3, presence_penalty=0.4, seed=1),
+    SamplingParams(temperature=0.9, top_k=8, min_p=0.05, frequency_penalty=0.5, logit_bias={3: 4.0}, seed=2),
+]
+
+
+@pytest.mark.parametrize("options", ["length=6", "tree=3x2x1"])
+def test_the_whole_target_drafts_its_own_draws_with_the_noise_of_match(options):
+    params = [replace(each, max_new_tokens=29) for each in SHAPED]
+    taus = {}
+    for noise in ("true", "false"):
+        engine = tiny_engine(f"draft-model:self,layers=2,{options},noise={noise}")
+        outputs = engine.generate(PROMPTS, params)
+        assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, params))
+        taus[noise] = [output.stats.tau for output in outputs]
+    assert set(taus["true"]) == {29 / -(-29 // (len(engine.drafter.config.widths) + 1))}
+    assert max(taus["false"]) < min(taus["true"])
+
+
+def test_a_batch_of_all_temperatures_and_depths_is_drafted_as_its_sequences_are_alone():
+    drafter = drafter_of(tree="3x2x1")
+
+    def sequences() -> list[Sequence]:
+        kinds = [GREEDY, *SHAPED, replace(GREEDY, logit_bias={7: 9.0})]
+        limits = (9, 2, 1, 9, 3)
+        return [sequence_of(PROMPTS[i % 3], limits[i], params) for i, params in enumerate(kinds)]
+
+    together = drafter.draft(sequences())
+    assert together == [drafter.draft([sequence])[0] for sequence in sequences()]
+    depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in together]
+    assert depths == [3, 1, 0, 3, 2]
+    likeliest_alone = drafter_of(tree="3x2x1", noise="false").draft(sequences())
+    assert [a == b for a, b in zip(together, likeliest_alone, strict=True)] == [True, False, True, False, True]
+
+
+def test_siblings_with_the_noise_of_match_differ_and_are_what_filters_leave():
+    hot = SamplingParams(temperature=1.0, top_k=4, seed=5)
+    (tree,) = drafter_of(tree="6").draft([sequence_of(PROMPTS[0], params=hot)])
+    drawn = tree.tokens[1:]
+    assert len(set(drawn)) == len(drawn) == 4
+    best = drafter_of(tree="6").draft([sequence_of(PROMPTS[0])])[0].tokens[1:5]
+    assert set(drawn) == set(best) and drawn != best
+
+
+def test_the_confidence_ends_drafts_with_the_noise_of_match_too():
+    drafter = drafter_of(length=4)
+    chains = [tree.tokens for tree in drafter.draft([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS])]
+    tops = [
+        [plain_logits(drafter.model, [*prompt, *chain[1 : i + 1]]).softmax(-1).max().item() for i in range(4)]
+        for prompt, chain in zip(PROMPTS, chains, strict=True)
+    ]
+    low, high = sorted(top for own in tops for top in own)[5:7]
+    least = (low + high) / 2
+    cut = drafter_of(length=4, confidence=least).draft([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS])
+    sure = [next((i for i, top in enumerate(own) if top < least), 4) for own in tops]
+    assert [tree.tokens for tree in cut] == [chain[: 1 + i] for chain, i in zip(chains, sure, strict=True)]
+    assert 0 < sum(sure) < 12
+
+
 @pytest.mark.parametrize("options", [{"length": 4}, {"tree": "3x2x1"}], ids=["chain", "tree"])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_every_distribution_is_the_models_own_at_its_node(options, sampled):

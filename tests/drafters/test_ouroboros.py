@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 from specengine._C import MAX_NODES
 
+from specengine.drafters import load_drafter
 from specengine.drafters.ouroboros import TASKS, Config, Ouroboros
 from specengine.drafting import small_model
 from specengine.drafting.cost_model import CostModel
@@ -11,7 +12,7 @@ from specengine.ops import native
 from tests.drafters import transcriptions
 from tests.drafters.function_model import FunctionModel, paths_of, pool_of, prefixes, run, sequence_of
 from tests.drafters.test_lookahead import PROMPTS, function
-from tests.engines import GREEDY, SAMPLED, SHAPED, ids, tiny_engine
+from tests.engines import GREEDY, SAMPLED, SHAPED, ids, tiny_engine, tiny_model
 
 TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
 START = [1, 5, 2, 8, 1, 5]
@@ -165,6 +166,19 @@ def test_the_output_is_that_of_plain_decoding(params, options, batch):
     for _ in range(2):
         assert ids(engine.generate(PROMPTS, params)) == plain
     assert engine.drafter._cache.pages_in_use == 0
+
+
+def test_drafts_are_drawn_as_match_draws_above_temperature_0():
+    """A small model that is the target is always right, whatever the temperature."""
+    model, prompts = tiny_model(), [*PROMPTS, [1, 2] * 200]  # a prompt of more rows than a tree has
+    drafter = load_drafter("ouroboros:random:tiny-llama,adaptive=false,window=2,ngram=3,length=4", model.target)
+    engine = tiny_engine(drafter, max_batch_size=4)
+    mixed = [GREEDY, SAMPLED, SHAPED, GREEDY, SHAPED, SAMPLED]
+    for params in ([GREEDY] * 6, [SAMPLED] * 6, mixed):
+        outputs = engine.generate(prompts, params)
+        assert ids(outputs) == ids(tiny_engine("none").generate(prompts, params))
+        for output, own in zip(outputs, params, strict=True):
+            assert own is SHAPED or output.stats.tau > 4  # all but the last cycle
 
 
 @pytest.mark.parametrize("task", TASKS)

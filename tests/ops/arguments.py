@@ -278,6 +278,7 @@ def draw_siblings() -> Arguments:
         "counts": torch.zeros(3, 20, dtype=torch.int32),
         "weights": torch.zeros(3, 20, dtype=torch.int64),
         "replacement": False,
+        "as_match": False,
     }
 
 

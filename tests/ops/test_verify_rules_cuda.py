@@ -177,9 +177,9 @@ def test_a_root_without_a_distribution_gives_no_token(cuda_backend, spec, bad):
     assert found.bonus[0] == -1 and found.path_length[0] == 1 and found.bonus[1] >= 0
 
 
-@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("replacement, as_match", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("vocab", [5, 17, 64, 130, 1400])
-def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement):
+def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement, as_match):
     names = list(PARAMS)
     batch = make_batch([comb(4) if i % 2 else chain(3) for i in range(len(names))], [PARAMS[n] for n in names], vocab)
     sequences = torch.arange(len(names), dtype=torch.int32)
@@ -187,17 +187,18 @@ def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement):
     index = None if vocab % 2 else torch.arange(vocab, dtype=torch.int32).roll(1)
     if index is not None and vocab > 2:
         index[::3] = -1
-    arguments = (*batch.to(cuda_backend.device).arguments()[1:], 4, replacement)
+    how = (4, replacement)
     logits = randn(len(names), vocab, seed=5)
 
     def draw(put, tree, params, history, *rest):
-        return draw_siblings(put(logits), put(nodes), tree, put(sequences), params, history, *rest, index=places).cpu()
+        where = (put(logits), put(nodes), tree, put(sequences), params, history)
+        return draw_siblings(*where, *rest, index=places, as_match=as_match).cpu()
 
     places = index if index is None else cuda_backend.put(index)
-    found = draw(cuda_backend.put, *arguments)
+    found = draw(cuda_backend.put, *batch.to(cuda_backend.device).arguments()[1:], *how)
     places = index
     with cpu_kernels():
-        expected = draw(lambda t: t, *batch.arguments()[1:], 4, replacement)
+        expected = draw(lambda t: t, *batch.arguments()[1:], *how)
     assert torch.equal(found, expected)
     assert len(set(found.flatten().tolist())) > 2
 
