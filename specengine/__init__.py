@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         GenerationOutput,
         GenerationStats,
         SamplingParams,
+        SourceStats,
         StreamEvent,
         TokenLogprob,
     )
@@ -30,6 +31,7 @@ _HOMES = {
     "GenerationOutput": "types",
     "GenerationStats": "types",
     "SamplingParams": "types",
+    "SourceStats": "types",
     "StreamEvent": "types",
     "TokenLogprob": "types",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "GenerationStats",
     "ModelFetchError",
     "SamplingParams",
+    "SourceStats",
     "StreamEvent",
     "TokenLogprob",
     "__version__",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -58,6 +59,12 @@ def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     stats = outputs[0].stats
     relaxed = sum(output.stats.relaxed for output in outputs)
+    drafted, accepted = Counter(), Counter()
+    for name, source in (item for output in outputs for item in output.stats.sources.items()):
+        drafted[name] += source.drafted
+        accepted[name] += source.accepted
+    shares = ", ".join(f"{name} {accepted[name]}/{count}" for name, count in drafted.items())
+    drafter += f" (accepted: {shares})" if shares else ""
     rule = f"rule {stats.rule}, " if stats.rule != "match" else ""
     rule = rule if stats.lossless else f"rule {stats.rule} (lossy, {relaxed} relaxed), "
     return (

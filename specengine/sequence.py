@@ -12,7 +12,15 @@ import torch
 from specengine.rules import Rule
 from specengine.text import Detokenizer, StopStrings, Tokenizer
 from specengine.tree import DraftTree
-from specengine.types import PHASES, CycleTrace, GenerationOutput, GenerationStats, SamplingParams, TokenLogprob
+from specengine.types import (
+    PHASES,
+    CycleTrace,
+    GenerationOutput,
+    GenerationStats,
+    SamplingParams,
+    SourceStats,
+    TokenLogprob,
+)
 
 
 @dataclass
@@ -37,6 +45,7 @@ class Sequence:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.started = self.finished = 0.0
         self.accepted_last = 0  # drafted tokens the last cycle kept
+        self.sources: dict[str, SourceStats] = {}  # as GenerationStats has them
         self._cycles = self._relaxed = 0
         self._drafted: list[int] = []  # cycles that drafted to depth d + 1
         self._accepted: list[int] = []  # cycles that accepted a node there
@@ -152,6 +161,7 @@ class Sequence:
             cycles=self._cycles,
             tau=count / self._cycles,
             acceptance_by_depth=[a / d for a, d in zip(self._accepted, self._drafted, strict=True)],
+            sources=self.sources,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=decode,
             tokens_per_second=count / (self.prefill_seconds + decode),

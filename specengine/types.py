@@ -157,6 +157,14 @@ class CycleTrace:
 
 
 @dataclass
+class SourceStats:
+    """What a source of trees drafted: nodes that were verified, and those of them that were accepted."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass
 class GenerationStats:
     """How the tokens came about; seconds are wall-clock and include the time other sequences of the batch took.
 
@@ -164,6 +172,8 @@ class GenerationStats:
     rule, lossless: the rule's name, and whether the output is the target's under it.
     relaxed: accepted tokens that the exact rule would have refused; 0 where the rule is lossless.
     acceptance_by_depth: entry d is the fraction of cycles drafting to depth d + 1 or deeper that accepted a node there.
+    sources: of a combination its parts that drafted, by name; of `suffix` alone: text, corpus, earlier. A node that
+    several drafted counts for each of them. Empty for other drafters.
     tokens_per_second: tokens over prefill and decode time together.
     """
 
@@ -173,6 +183,7 @@ class GenerationStats:
     cycles: int = 0
     tau: float = 0.0
     acceptance_by_depth: list[float] = field(default_factory=list)
+    sources: dict[str, SourceStats] = field(default_factory=dict)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0

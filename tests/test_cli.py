@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -156,6 +157,14 @@ def test_generate_streams_exactly_the_text_and_sums_up_on_stderr(chat_model):
 def test_the_summary_names_a_rule_that_is_not_the_default_and_what_it_relaxed(chat_model, rule, says):
     told = run("generate", "x", "--model", chat_model, "--max-new-tokens", "8", "--rule", rule).stderr
     assert says in told if says else "rule" not in told
+
+
+def test_the_summary_tells_how_the_parts_of_a_combination_did(chat_model):
+    drafter = "combine:prompt_lookup+suffix,adaptive=false"
+    arguments = ("generate", "x", "--model", chat_model, "--max-new-tokens", "40", "--drafter", drafter)
+    sources = json.loads(run(*arguments, "--json").stdout)["stats"]["sources"]
+    assert "suffix" in sources and all(set(stats) == {"drafted", "accepted"} for stats in sources.values())
+    assert re.search(r"drafter combine \(accepted: (\w+ \d+/\d+(, )?)+\), finished", run(*arguments).stderr)
 
 
 def test_generate_applies_the_chat_template_unless_raw(chat_model):

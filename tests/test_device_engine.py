@@ -150,6 +150,13 @@ def test_drafters_in_one_tree_draft_between_two_captured_cycles(device_engine, c
     assert ids(outputs) == ids(expected)
     drafted = [cycle for output in outputs for cycle in output.trace if len(cycle.tokens) > 1]
     assert drafted and sum(output.stats.cycles for output in outputs) < sum(each.stats.cycles for each in expected)
+    for output in outputs:
+        nodes, accepted = (
+            sum(counts) for counts in zip(*((len(c.tokens) - 1, len(c.accepted)) for c in output.trace), strict=True)
+        )
+        sources = output.stats.sources.values()
+        assert max((s.drafted for s in sources), default=0) <= nodes <= sum(s.drafted for s in sources)
+        assert max((s.accepted for s in sources), default=0) <= accepted <= sum(s.accepted for s in sources)
 
 
 @pytest.mark.parametrize(

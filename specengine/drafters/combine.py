@@ -10,18 +10,19 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specengine._C import MAX_NODES
 from specengine.drafters.base import Drafter
-from specengine.drafting.agreement import Agreement
+from specengine.drafting.agreement import Agreement, JointTree
 from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.overhead import Overhead
 from specengine.drafting.pauses import Pauses
 from specengine.drafting.scored_drafter import ScoredDrafter
-from specengine.drafting.scored_trees import Cut, cut_trees
+from specengine.drafting.scored_trees import Cut, ScoredTree, cut_trees
+from specengine.drafting.sources import count_sources
 from specengine.drafting.tree_choice import cycle_seconds
 from specengine.options import check_range
 from specengine.tree import DraftTree
@@ -47,6 +48,17 @@ class Config:
         check_range("nodes", self.nodes, 2, MAX_NODES)
 
 
+@dataclass
+class State:
+    """What is remembered of a sequence. parts: by each part.  tree: the last draft's.  sources: the trees that it was
+    made of, with their parts' names.  joints: how they were joined."""
+
+    parts: list[Any]
+    tree: DraftTree | None = None
+    sources: list[tuple[str, ScoredTree]] = field(default_factory=list)
+    joints: list[tuple[Agreement, JointTree]] = field(default_factory=list)
+
+
 class PartView:
     """A sequence as one of the drafters sees it, with that one's own state."""
 
@@ -55,11 +67,11 @@ class PartView:
 
     @property
     def drafter_state(self) -> Any:
-        return self._sequence.drafter_state[self._part]
+        return self._sequence.drafter_state.parts[self._part]
 
     @drafter_state.setter
     def drafter_state(self, state: Any) -> None:
-        self._sequence.drafter_state[self._part] = state
+        self._sequence.drafter_state.parts[self._part] = state
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sequence, name)
@@ -96,6 +108,8 @@ class Combine(Drafter):
         self._overhead = Overhead()
         self._agreements = [Agreement() for _ in self.parts]  # of a part with those before it
         self._pauses = [[Pauses() for _ in (0, *PROMISES)] for _ in self.parts]
+        kinds = [part.name for part in self.parts]
+        self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 
     @property
     def projections(self) -> list[Projection]:
@@ -133,11 +147,12 @@ class Combine(Drafter):
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         for part, views in zip(self.parts, self._views(sequences), strict=True):
             part.observe(views, committed, features if part.reads_features else None)
-        if self._costs is not None:
-            for sequence, tokens in zip(sequences, committed, strict=True):
-                for agreement, joint in sequence.drafter_state[-1]:
+        for sequence, tokens in zip(sequences, committed, strict=True):
+            state = sequence.drafter_state
+            count_sources(sequence, state.tree, state.sources, tokens)
+            if self._costs is not None:
+                for agreement, joint in state.joints:
                     agreement.observe(joint, tokens)
-                sequence.drafter_state[-1] = []
 
     def release(self, sequence) -> None:
         for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
@@ -147,13 +162,14 @@ class Combine(Drafter):
         if not sequences:
             return []
         began = self._overhead.begin(sequences)
-        first, *others = zip(self.parts, self._views(sequences), self._pauses, self._agreements, strict=True)
-        for sequence in sequences:
-            sequence.drafter_state[-1] = []
+        parts = zip(self._names, self.parts, self._views(sequences), self._pauses, self._agreements, strict=True)
+        (name, first, views, *_), *others = parts
         count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        trees, asked = first[0].propose(first[1]), isinstance(first[0], ScoredDrafter)
+        trees, asked = first.propose(views), isinstance(first, ScoredDrafter)
         best = self._cut(trees, prefix)
-        for part, views, pauses, agreement in others:
+        for sequence, tree in zip(sequences, trees, strict=True):
+            sequence.drafter_state.sources, sequence.drafter_state.joints = [(name, tree)], []
+        for name, part, views, pauses, agreement in others:
             promised = pauses[bisect_right(PROMISES, best.expected / count)]
             if self._costs is not None and promised.here():
                 part.rest(views)
@@ -163,8 +179,9 @@ class Combine(Drafter):
             if all(len(tree.tokens) == 1 for tree in more):
                 continue  # there was nothing to draft from
             joints = [agreement.joined(*pair) for pair in zip(trees, more, strict=True)]
-            for sequence, joint in zip(sequences, joints, strict=True):
-                sequence.drafter_state[-1].append((agreement, joint))
+            for sequence, tree, joint in zip(sequences, more, joints, strict=True):
+                sequence.drafter_state.sources.append((name, tree))
+                sequence.drafter_state.joints.append((agreement, joint))
             trees = [joint.tree for joint in joints]
             without, best = best, self._cut(trees, prefix)
             if self._costs is not None:
@@ -178,6 +195,8 @@ class Combine(Drafter):
         if self._costs is not None:
             seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began
             self._overhead.expect(sequences, asked, began, seconds)
+        for sequence, tree in zip(sequences, best.trees, strict=True):
+            sequence.drafter_state.tree = tree
         return best.trees
 
     def _cut(self, trees: Sequence, prefix: float) -> Cut:
@@ -187,5 +206,5 @@ class Combine(Drafter):
         """Every part's views of the sequences, which hold no view: they would wait for the garbage collector."""
         for sequence in sequences:
             if sequence.drafter_state is None:
-                sequence.drafter_state = [None] * len(self.parts) + [[]]  # of the parts; how their trees were joined
+                sequence.drafter_state = State([None] * len(self.parts))
         return [[PartView(sequence, part) for sequence in sequences] for part in range(len(self.parts))]

@@ -21,6 +21,7 @@ from specengine.drafting.cost_model import CostModel, costs_of
 from specengine.drafting.features import Features
 from specengine.drafting.scored_trees import ScoredTree, cut_trees, judged
 from specengine.drafting.shipped import shipped
+from specengine.drafting.sources import count_sources
 from specengine.drafting.text_memory import TextMemory
 from specengine.drafting.tree_choice import Acceptance
 from specengine.options import check_range
@@ -42,6 +43,7 @@ PRIOR = (
     *(0.9, 0.95, 0.7, 0.4, 0.1, 0.05),
 )
 OWN, CORPUS, EARLIER = SOURCES = range(3)
+NAMES = ("text", "corpus", "earlier")
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,14 @@ class Config:
 class State:
     """What the drafter remembers of one sequence. text: all of it but the tokens since the last draft.
     rates: by source, how often which kind of node was right.  drafted: of the last draft, by source: the tree and the
-    kinds of its nodes.  joints: how the trees were joined.
+    kinds of its nodes.  joints: how the trees were joined.  tree: what draft() made of them.
     """
 
     rates: list[Acceptance]
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     drafted: list[tuple[int, ScoredTree, list[int]]] = field(default_factory=list)
     joints: list[tuple[Agreement, JointTree]] = field(default_factory=list)
+    tree: DraftTree | None = None
 
 
 class Suffix(Drafter):
@@ -121,7 +124,10 @@ class Suffix(Drafter):
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        return cut_trees(self.propose(sequences), self.costs, prefix, self.config.nodes - 1).trees
+        trees = cut_trees(self.propose(sequences), self.costs, prefix, self.config.nodes - 1).trees
+        for sequence, tree in zip(sequences, trees, strict=True):
+            sequence.drafter_state.tree = tree
+        return trees
 
     def rest(self, sequences: Sequence) -> None:
         for sequence in sequences:
@@ -129,16 +135,19 @@ class Suffix(Drafter):
                 state.drafted, state.joints = [], []
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
-        if self.costs is None:
-            return
         for sequence, tokens in zip(sequences, committed, strict=True):
-            if state := sequence.drafter_state:  # it may never have been asked
+            state = sequence.drafter_state
+            if state is None:  # it was never asked
+                continue
+            sources = [(NAMES[source], tree) for source, tree, _ in state.drafted]
+            count_sources(sequence, state.tree, sources, tokens)
+            if self.costs is not None:
                 for source, tree, kinds in state.drafted:
                     for node, accepted in judged(tree, tokens):
                         state.rates[source].observe(kinds[node], accepted)
                 for agreement, joint in state.joints:
                     agreement.observe(joint, tokens)
-                state.drafted, state.joints = [], []
+            state.drafted, state.joints = [], []
 
     def release(self, sequence) -> None:
         if self.earlier is not None and len(sequence.tokens) > sequence.prompt_length:

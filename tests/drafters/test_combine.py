@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from specengine.drafting import shipped
 from specengine.drafting.corpus_file import write_corpus
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.scored_trees import ScoredTree
+from specengine.types import CycleTrace
 from tests.drafters import test_fasteagle
 from tests.drafters.steered import steer
 from tests.drafters.test_draft_model import sequence_of
@@ -65,7 +67,7 @@ def test_what_a_part_knows_of_a_sequence_goes_with_the_sequence(folder):
     drafter = load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target)
     sequence = sequence_of([5, 6, 5, 6])
     drafter.draft([sequence])
-    copies = weakref.ref(sequence.drafter_state[0])
+    copies = weakref.ref(sequence.drafter_state.parts[0])
     assert copies() is not None
     gc.disable()
     try:
@@ -106,6 +108,52 @@ def test_a_part_is_asked_where_it_pays(useful):
     sizes = [len(drafter.draft([sequence])[0].tokens) for _ in range(320)]
     assert parts[0].asked == 320 and parts[1].asked + parts[1].rested == 320
     assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
+
+
+class Fixed(Part):
+    """Proposes one tree wherever the text is, and learns nothing."""
+
+    taps, max_nodes, spare_slots, page_bytes, projections, proposes = (), 8, 8, 0, (), True
+
+    def propose(self, sequences):
+        return [self.tree.rooted(sequence.tokens[-1], sequence.draft_limit) for sequence in sequences]
+
+    def attach(self, cache): ...
+    def check_tokenizer(self, tokenizer): ...
+    def observe(self, sequences, committed, features): ...
+    def release(self, sequence): ...
+
+
+def test_every_part_is_counted_by_itself():
+    model = tiny_model()
+    plain = tiny_engine("none").generate(PROMPTS[0], GREEDY).token_ids
+    often = max(set(plain), key=plain.count)
+    parts = [
+        Fixed(ScoredTree([0, often, often], [-1, 0, 1], [1.0, 0.5, 0.5])),
+        Fixed(ScoredTree([0, 319, often, 318], [-1, 0, 0, 2], [1.0, 0.5, 0.5, 0.5])),
+    ]
+    drafter = Combine(Config(adaptive=False), "prompt_lookup+prompt_lookup:", model.target)
+    drafter.parts, drafter._names = parts, ["one", "two"]
+    output = tiny_engine(drafter).generate(PROMPTS[0], replace(GREEDY, trace=True))
+    assert output.token_ids == plain
+    expected = {"one": [0, 0], "two": [0, 0]}
+    for cycle in output.trace:
+        taken = paths(CycleTrace(tuple(cycle.tokens), tuple(cycle.parents), (), None))
+        on_path = {tuple(cycle.tokens[node] for node in cycle.accepted[: i + 1]) for i in range(len(cycle.accepted))}
+        for name, own in (("one", {(often,), (often, often)}), ("two", {(319,), (often,), (often, 318)})):
+            expected[name][0] += len(taken & own)
+            expected[name][1] += len(on_path & own)
+    found = {name: [stats.drafted, stats.accepted] for name, stats in output.stats.sources.items()}
+    assert found == expected
+    assert 0 < found["two"][1] <= found["one"][1] < found["one"][0] < found["two"][0]
+
+
+def test_parts_of_one_kind_are_told_apart_and_other_drafters_have_none(folder):
+    spec = f"combine:prompt_lookup;max_ngram=2+prompt_lookup+fasteagle:{folder},adaptive=false"
+    stats = tiny_engine(spec).generate(PROMPTS[0], SAMPLED).stats
+    assert set(stats.sources) == {"prompt_lookup,max_ngram=2", "prompt_lookup", "fasteagle"}
+    assert all(0 <= source.accepted <= source.drafted > 0 for source in stats.sources.values())
+    assert tiny_engine("prompt_lookup").generate(PROMPTS[0], SAMPLED).stats.sources == {}
 
 
 @pytest.mark.parametrize(

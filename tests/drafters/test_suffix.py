@@ -8,6 +8,7 @@ from specengine.drafters.suffix import CORPUS, OWN, Config, Suffix
 from specengine.drafting.corpus_file import write_corpus
 from specengine.drafting.cost_model import CostModel
 from specengine.ops import native
+from specengine.types import SourceStats
 from tests.drafters.test_prompt_lookup import paths
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 
@@ -18,7 +19,8 @@ TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
 
 
 def sequence_of(tokens, limit=100, prompt_length=1):
-    return SimpleNamespace(tokens=list(tokens), draft_limit=limit, drafter_state=None, prompt_length=prompt_length)
+    told = {"draft_limit": limit, "prompt_length": prompt_length, "accepted_last": 0}
+    return SimpleNamespace(tokens=list(tokens), drafter_state=None, sources={}, **told)
 
 
 def drafter_of(costs=FREE, path=None, **options):
@@ -121,6 +123,17 @@ def test_the_sources_learn_apart(corpus):
     kind = 6 + 2  # two tokens matched, the corpus said 52 three times of four
     assert other[kind] < 0.2  # 0.4 at first
     assert max(own[6:30]) > 0.95
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_what_each_source_drafted_and_what_was_accepted_of_it_is_counted(corpus, adaptive):
+    drafter = drafter_of(path=corpus, adaptive=adaptive, length=3)
+    sequence = sequence_of([50, 51, 7, 50, 51])
+    (tree,) = drafter.draft([sequence])
+    assert paths(tree) == [[7, 50, 51], [52, 53, 54], [60]]
+    sequence.tokens, sequence.accepted_last = [*sequence.tokens, 7, 50, 3], 2
+    drafter.observe([sequence], [[7, 50, 3]], None)
+    assert sequence.sources == {"text": SourceStats(3, 2), "corpus": SourceStats(4, 0)}
 
 
 def test_a_rest_is_not_learned_from(corpus):

@@ -1,0 +1,39 @@
+"""What became of the nodes of each of the trees that a tree was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specengine.drafting.scored_trees import ScoredTree
+from specengine.sequence import Sequence as TokenSequence
+from specengine.tree import DraftTree
+from specengine.types import SourceStats
+
+
+def count_sources(
+    sequence: TokenSequence,
+    tree: DraftTree | None,
+    sources: Sequence[tuple[str, ScoredTree]],
+    committed: Sequence[int],
+) -> None:
+    """Adds to a sequence's statistics what its last cycle verified and accepted of each source.
+
+    tree: that was verified; None: none was drafted.  sources: trees with the same root, and their sources' names.
+    """
+    if tree is None or len(tree.tokens) == 1:
+        return
+    children = {child: node for node, child in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    accepted = [0]
+    for token in committed[: sequence.accepted_last]:
+        accepted.append(children.get((accepted[-1], token)))
+    nodes: dict[str, set[int | None]] = {}
+    for name, source in sources:
+        places = [0]  # in the tree
+        for token, parent in zip(source.tokens[1:], source.parents[1:], strict=True):
+            places.append(children.get((places[parent], token)))
+        nodes.setdefault(name, set()).update(places)
+    for name, held in nodes.items():
+        held -= {0, None}
+        stats = sequence.sources.setdefault(name, SourceStats())
+        stats.drafted += len(held)
+        stats.accepted += len(held.intersection(accepted))
