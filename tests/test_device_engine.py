@@ -117,7 +117,11 @@ def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(de
     short = dataclasses.replace(SAMPLED, max_new_tokens=6)
     expected = ids(on_the_cpu(short)[:3])
     monkeypatch.setattr("specengine.rules.Match.wants", wants)
-    engine, seen, draft = device_engine(f"draft-model:self,layers=1,{spec}", max_batch_size=3), [], Slots.draft
+    engine, seen, draft = (
+        device_engine(f"draft-model:self,layers=1,adaptive=false,{spec}", max_batch_size=3),
+        [],
+        Slots.draft,
+    )
 
     def watched(slots, *rest):
         seen.append(copy.deepcopy(slots.draft_logits))

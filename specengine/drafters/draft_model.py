@@ -15,8 +15,10 @@ from operator import mul
 import torch
 
 from specengine._C import MAX_NODES
+from specengine.drafting.cost_model import CostModel
 from specengine.drafting.small_model import SmallModelDrafter, State
 from specengine.drafting.tree_growth import Choice, Growth, agreeing_children, drawn_children, likeliest_children
+from specengine.drafting.tried_drafter import TriedDrafter
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.options import check_range
@@ -34,6 +36,7 @@ class Config:
     confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
     model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
     layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.
+    adaptive: where the rule wants no samples, leave out cycles in which drafting does not pay.
     """
 
     length: int = 4
@@ -43,6 +46,7 @@ class Config:
     confidence: float = 0.0
     layers: int = 0
     dtype: str = "auto"
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         check_range("length", self.length, 1, MAX_NODES - 1)
@@ -67,15 +71,19 @@ class Config:
         return 1 + sum(accumulate(self.widths, mul))
 
 
-class DraftModel(SmallModelDrafter):
-    """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions."""
+class DraftModel(TriedDrafter, SmallModelDrafter):
+    """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions.
+
+    costs: what the target's rows cost; by default measured.
+    """
 
     name = "draft_model"
     Config = Config
     offers = frozenset(Wants)
 
-    def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
+        self._try(target, costs)
         check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
         self._chain = max(config.widths) == 1
 
@@ -87,7 +95,9 @@ class DraftModel(SmallModelDrafter):
     def max_nodes(self) -> int:
         return self.config.nodes
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
+    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
+        if paused:
+            return [DraftTree(sequence.tokens[-1:], [-1]) for sequence in sequences]
         choose = agreeing_children(sequences, self.model.device) if self.config.noise else likeliest_children
         return [growth.tree for growth in self._grow(sequences, choose)[0]]
 

@@ -74,7 +74,8 @@ class Lookahead(PhraseDrafter):
 
     def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        self._open_pool(config.ngram - 1, config.guesses, target, costs)
+        self._open_pool(config.ngram - 1, config.guesses, target)
+        self._try(target, costs)
 
     def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
         return [self._tree(sequence, paused) for sequence in sequences]

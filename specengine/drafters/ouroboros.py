@@ -122,7 +122,8 @@ class Ouroboros(PhraseDrafter, SmallModelDrafter):
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
         self._length, self._window, self._ngram = config.sizes
-        self._open_pool(self._ngram - 1, self._window, target, costs)
+        self._open_pool(self._ngram - 1, self._window, target)
+        self._try(target, costs)
         self._speaker = Speaker(self.model, JacobiWindow.most_nodes(self._window, self._ngram), self._window)
 
     @property

@@ -20,7 +20,7 @@ from specengine.models.loading import load_model
 from specengine.tree import TreeBatch
 
 TINY = "random:tiny-llama"
-SELF = "draft-model:self,layers=1,length=2"
+SELF = "draft-model:self,layers=1,length=2,adaptive=false"
 PROMPTS = [[5, 9, 2], [7, 7, 1, 30], [11], [3, 14, 15, 9, 2, 6]]
 
 

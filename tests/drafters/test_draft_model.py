@@ -11,6 +11,7 @@ from specengine.batch import Batch
 from specengine.drafters import check_offers, load_drafter
 from specengine.drafters.draft_model import Config, DraftModel
 from specengine.drafters.prompt_lookup import PromptLookup
+from specengine.drafting.cost_model import CostModel
 from specengine.drafting.small_model import State
 from specengine.models.loading import load_model
 from specengine.ops import native, row_tools
@@ -30,16 +31,16 @@ PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70))]
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.95, seed=3)
 SPECS = {
-    "own first layer": "draft-model:self,layers=1",
-    "own layers": "draft-model:self,layers=2,length=6",
-    "own layers, tree": "draft-model:self,layers=2,tree=3x2x1",
-    "other model": "draft-model:random:tiny-qwen2",
-    "other model, tree": "draft-model:random:tiny-qwen2,layers=1,tree=2x2,confidence=0.02",
+    "own first layer": "draft-model:self,layers=1,adaptive=false",
+    "own layers": "draft-model:self,layers=2,length=6,adaptive=false",
+    "own layers, tree": "draft-model:self,layers=2,tree=3x2x1,adaptive=false",
+    "other model": "draft-model:random:tiny-qwen2,adaptive=false",
+    "other model, tree": "draft-model:random:tiny-qwen2,layers=1,tree=2x2,confidence=0.02,adaptive=false",
 }
 
 
 def drafter_of(spec="self,layers=2", **options) -> DraftModel:
-    text = ",".join([f"draft-model:{spec}", *(f"{name}={value}" for name, value in options.items())])
+    text = ",".join([f"draft-model:{spec}", "adaptive=false", *(f"{name}={value}" for name, value in options.items())])
     return load_drafter(text, tiny_model().target)
 
 
@@ -112,7 +113,7 @@ def test_the_whole_target_drafts_its_own_draws_with_the_noise_of_match(options):
     params = [replace(each, max_new_tokens=29) for each in SHAPED]
     taus = {}
     for noise in ("true", "false"):
-        engine = tiny_engine(f"draft-model:self,layers=2,{options},noise={noise}")
+        engine = tiny_engine(f"draft-model:self,layers=2,adaptive=false,{options},noise={noise}")
         outputs = engine.generate(PROMPTS, params)
         assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, params))
         taus[noise] = [output.stats.tau for output in outputs]
@@ -244,7 +245,7 @@ def test_a_long_prompt_is_passed_in_pieces(passes):
 
 
 def test_pages_are_given_back_whatever_ends_a_sequence():
-    engine = tiny_engine("draft-model:self,layers=1")
+    engine = tiny_engine("draft-model:self,layers=1,adaptive=false")
     stream = engine.stream(PROMPTS[0], GREEDY)
     next(stream)
     assert engine.drafter._cache.pages_in_use > 0
@@ -293,7 +294,7 @@ def test_a_context_shorter_than_the_targets_ends_the_drafting_and_nothing_else(t
     folder = write_folder(tmp_path / "short", random_state(tiny_model().config))
     (folder / "config.json").write_text(json.dumps(CONFIG_JSON | {"max_position_embeddings": 16}))
     for options in ("", ",tree=2x1x1"):
-        engine = tiny_engine(f"draft-model:{folder}{options}")
+        engine = tiny_engine(f"draft-model:{folder},adaptive=false{options}")
         outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=24, trace=True))
         assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
         for output in outputs:
@@ -389,7 +390,7 @@ def test_an_engine_refuses_a_rule_its_drafter_cannot_serve(monkeypatch):
     monkeypatch.setattr("specengine.rules.Match.wants", Wants.PROBABILITIES)
     with pytest.raises(ValueError, match=r"^rule: match needs draft logits, which drafter none does not give"):
         tiny_engine("none")
-    outputs = tiny_engine("draft-model:self,layers=1").generate(PROMPTS, GREEDY)
+    outputs = tiny_engine("draft-model:self,layers=1,adaptive=false").generate(PROMPTS, GREEDY)
     assert len(outputs[0].token_ids) == 24
 
 
@@ -420,7 +421,10 @@ def test_first_layers_share_the_memory_of_the_model():
         ("draft-model:self,layers=1,tree=16x16", r"tree: 16x16 has 273 nodes with its root, at most 256"),
         ("draft-model:self,layers=1,confidence=1.5", r"confidence: expected a probability"),
         ("draft-model:self,layers=1,length=0", r"length: expected an integer from 1"),
-        ("draft-model:self,layers=1,depth=2", r"draft-model has no option 'depth'; its options: confidence, dtype"),
+        (
+            "draft-model:self,layers=1,depth=2",
+            r"draft-model has no option 'depth'; its options: adaptive, confidence, dtype",
+        ),
     ],
 )
 def test_what_cannot_draft_is_refused_by_name(spec, message):
@@ -464,3 +468,14 @@ def test_distributions_are_not_looked_for_where_there_are_none():
     assert load_drafter("none", tiny_model().target).room_for_logits(8) is None
     room = drafter_of(replacement=True).room_for_logits(8)
     assert isinstance(room, DraftLogits) and room.logits.shape == (8, 320) and room.replacement
+
+
+def test_what_does_not_pay_is_left_out_where_no_samples_are_wanted():
+    drafted = {}
+    for costs, pays in ((CostModel((1, 64), (1.0, 1.0 + 1e-9)), True), (CostModel((1, 64), (1e-9, 1.0)), False)):
+        target = tiny_model().target
+        drafter = DraftModel(Config(length=3, layers=2), "self", target, costs)
+        outputs = tiny_engine(drafter).generate(PROMPTS, GREEDY)
+        assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+        drafted[pays] = sum(output.stats.cycles for output in outputs)
+    assert drafted[True] < 0.4 * drafted[False]

@@ -25,7 +25,7 @@ TREES = {
     ),
     "medusa": ("nodes=8,adaptive=false", "adaptive=false", ""),
     "glide": ("cape=false,adaptive=false", "adaptive=false", "cross=false", ""),
-    "draft-model": ("length=3", "tree=3x2x1"),
+    "draft-model": ("length=3,adaptive=false", "tree=3x2x1,adaptive=false", ""),
     "suffix": ("adaptive=false", "remember=1000", ""),
     "lookahead": ("adaptive=false,warm=true,window=4,ngram=4,guesses=4", ""),
     "ouroboros": ("adaptive=false,window=4,ngram=4,length=3", ""),

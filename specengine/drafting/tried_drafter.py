@@ -1,0 +1,50 @@
+"""Drafters that draft all or nothing: cycles in which that does not pay are plain ones."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from specengine.drafters.base import Drafter
+from specengine.drafting.cost_model import CostModel, costs_of
+from specengine.drafting.pauses import Trial
+from specengine.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specengine.models.transformer import Transformer
+
+
+class TriedDrafter(Drafter):
+    """Its Config has adaptive; else, and on CUDA, where graphs choose, it drafts in every cycle."""
+
+    _trial: Trial | None = None
+
+    def _try(self, target: Transformer, costs: CostModel | None) -> None:
+        """costs: of the target's passes; None: measured."""
+        if self.config.adaptive and not target.ops.resident:
+            self._trial = Trial(costs or costs_of(target))
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @abstractmethod
+    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
+        """As draft(); paused: the roots alone."""
+
+    def draft(self, sequences: Sequence) -> list[DraftTree]:
+        if self._trial is None or not sequences:
+            return self._trees(sequences, False)
+        began, paused = time.perf_counter(), self._trial.here()
+        trees = self._trees(sequences, paused)
+        if not paused:
+            prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+            nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
+            self._trial.drafted(len(sequences), nodes, prefix, time.perf_counter() - began)
+        return trees
+
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features) -> None:
+        if self._trial is not None:
+            self._trial.committed(sum(map(len, committed)))
