@@ -37,9 +37,9 @@ SELF = "self"  # the path that stands for the target
 class Config:
     """length: tokens of the chain drafted.  tree: instead of a chain, the children of each node by level, as 3x2x1.
     replacement: siblings are drawn with replacement, where a rule wants them sampled.
-    noise: where the rule wants no samples, children at temperature > 0 are what `match` would draw from the draft
-    model's distribution, with the noise of the target's own draw there; false: the likeliest tokens at any temperature,
-    which suits `margin:strict`.
+    noise: where the rule wants no samples, children are what `match` would draw from the draft model's distribution at
+    so much of the temperature, with the noise of the target's own draw there. The worse the two models agree, the less
+    noise is best; 0: the likeliest tokens at any temperature, which suits `margin:strict`.
     confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
     model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
     layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.
@@ -48,7 +48,7 @@ class Config:
     length: int = 4
     tree: str = ""
     replacement: bool = False
-    noise: bool = True
+    noise: float = 0.75
     confidence: float = 0.0
     layers: int = 0
     dtype: str = "auto"
@@ -58,6 +58,8 @@ class Config:
         check_range("layers", self.layers, 0, 10_000)
         if not 0 <= self.confidence <= 1:
             raise ValueError(f"confidence: expected a probability, got {self.confidence!r}")
+        if self.noise != 0 and not 0.01 <= self.noise <= 1:
+            raise ValueError(f"noise: expected 0 or a number from 0.01 to 1, got {self.noise!r}")
         if not re.fullmatch(r"([1-9]\d{0,2}(x[1-9]\d{0,2})*)?", self.tree):
             raise ValueError(f"tree: expected the children of each node by level, such as 3x2x1, got {self.tree!r}")
         if self.nodes > MAX_NODES:
@@ -147,7 +149,7 @@ class DraftModel(Drafter):
             self._cache.free(state.pages)
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
-        choose = agreeing_children(sequences, self.model.device) if self.config.noise else likeliest_children
+        choose = agreeing_children(sequences, self.config.noise, self.model.device)
         return [growth.tree for growth in self._grow(sequences, choose)[0]]
 
     def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
