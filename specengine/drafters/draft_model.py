@@ -16,7 +16,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.small_model import SmallModelDrafter, State
+from specengine.drafting.small_model import SmallModelDrafter, State, check_noise
 from specengine.drafting.tree_growth import Choice, Growth, agreeing_children, drawn_children, likeliest_children
 from specengine.drafting.tried_drafter import TriedDrafter
 from specengine.models.transformer import Transformer
@@ -30,9 +30,9 @@ from specengine.tree import DraftLogits, DraftTree, TreeBatch
 class Config:
     """length: tokens of the chain drafted.  tree: instead of a chain, the children of each node by level, as 3x2x1.
     replacement: siblings are drawn with replacement, where a rule wants them sampled.
-    noise: where the rule wants no samples, children at temperature > 0 are what `match` would draw from the draft
-    model's distribution, with the noise of the target's own draw there; false: the likeliest tokens at any temperature,
-    which suits `margin:strict`.
+    noise: where the rule wants no samples, children are what `match` would draw from the draft model's distribution at
+    so much of the temperature, with the noise of the target's own draw there. The worse the two models agree, the less
+    noise is best; 0: the likeliest tokens at any temperature, which suits `margin:strict`.
     confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
     model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
     layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.
@@ -42,7 +42,7 @@ class Config:
     length: int = 4
     tree: str = ""
     replacement: bool = False
-    noise: bool = True
+    noise: float = 0.75
     confidence: float = 0.0
     layers: int = 0
     dtype: str = "auto"
@@ -53,6 +53,7 @@ class Config:
         check_range("layers", self.layers, 0, 10_000)
         if not 0 <= self.confidence <= 1:
             raise ValueError(f"confidence: expected a probability, got {self.confidence!r}")
+        check_noise(self.noise)
         if not re.fullmatch(r"([1-9]\d{0,2}(x[1-9]\d{0,2})*)?", self.tree):
             raise ValueError(f"tree: expected the children of each node by level, such as 3x2x1, got {self.tree!r}")
         if self.nodes > MAX_NODES:
@@ -98,7 +99,7 @@ class DraftModel(TriedDrafter, SmallModelDrafter):
     def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
         if paused:
             return [DraftTree(sequence.tokens[-1:], [-1]) for sequence in sequences]
-        choose = agreeing_children(sequences, self.model.device) if self.config.noise else likeliest_children
+        choose = agreeing_children(sequences, self.config.noise, self.model.device)
         return [growth.tree for growth in self._grow(sequences, choose)[0]]
 
     def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:

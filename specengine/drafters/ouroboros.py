@@ -5,7 +5,7 @@ newest phrases behind its last token are appended as suffixes, and one target pa
 says behind tokens it refused becomes new phrases (inspiration), what it says along the suffixes takes their place
 (refinement). The pool lives as long as the drafter and serves all requests (warm start).
 
-Phrases are deterministic proposals, so nothing of this depends on the temperature. Beyond the published code: batches,
+Phrases are deterministic proposals, so this serves every temperature. Beyond the published code: temperatures, batches,
 suffixes that share a path, and one bonus token behind a suffix that was right to its end.
 """
 
@@ -20,7 +20,7 @@ from specengine.drafting.jacobi_window import JacobiWindow
 from specengine.drafting.merged_paths import MergedPaths
 from specengine.drafting.phrase_drafter import MOST_KEYS, PhraseDrafter, check_pool
 from specengine.drafting.sentences import Mind, Speaker
-from specengine.drafting.small_model import SmallModelDrafter
+from specengine.drafting.small_model import SmallModelDrafter, check_noise
 from specengine.models.transformer import Transformer
 from specengine.options import check_range
 from specengine.tree import DraftTree
@@ -50,9 +50,11 @@ class Config:
     key (beta).  suffixes: phrases appended to the sentence (K).
     inspire: keep what the target says behind refused tokens.  refine: suffixes by what the target says along them:
     `always`; `confirmed`: after whole sentences alone, as the published code does; `never`.
-    warm: one pool for all requests, else one for each.  keys: tokens that a pool has phrases of, at most.
-    pool: a file to begin with, see PhraseDrafter.save_pool.  layers: the small model's first so many, 0: all.
-    dtype: of a small model that is loaded.  adaptive: leave out what does not pay, else draft in every cycle.
+    noise: the small model says what `match` would draw of its distribution at so much of the temperature; 0: the
+    likeliest tokens.  warm: one pool for all requests, else one for each.
+    keys: tokens that a pool has phrases of, at most.  pool: a file to begin with, see PhraseDrafter.save_pool.
+    layers: the small model's first so many, 0: all.  dtype: of a small model that is loaded.
+    adaptive: leave out what does not pay, else draft in every cycle.
     """
 
     task: str = "yi-gsm8k"
@@ -62,6 +64,7 @@ class Config:
     suffixes: int = 3
     inspire: bool = True
     refine: str = "always"
+    noise: float = 0.75
     warm: bool = True
     keys: int = 16384
     pool: str = ""
@@ -74,6 +77,7 @@ class Config:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {self.task!r}")
         if self.refine not in REFINE:
             raise ValueError(f"refine: expected one of {', '.join(REFINE)}, got {self.refine!r}")
+        check_noise(self.noise)
         check_range("length", self.length, 0, MAX_NODES - 1)
         check_range("window", self.window, 0, MAX_NODES)
         check_range("ngram", self.ngram, 0, 32)
@@ -124,7 +128,8 @@ class Ouroboros(PhraseDrafter, SmallModelDrafter):
         self._length, self._window, self._ngram = config.sizes
         self._open_pool(self._ngram - 1, self._window, target)
         self._try(target, costs)
-        self._speaker = Speaker(self.model, JacobiWindow.most_nodes(self._window, self._ngram), self._window)
+        rows = JacobiWindow.most_nodes(self._window, self._ngram)
+        self._speaker = Speaker(self.model, rows, self._window, config.noise)
 
     @property
     def spare_slots(self) -> int:

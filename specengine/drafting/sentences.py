@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -53,10 +53,10 @@ class Rows:
 
 
 class Speaker:
-    """The small model. window: most rows of a window; phrases: most tried at a time."""
+    """The small model. window: most rows of a window; phrases: most tried at a time; noise: see Ouroboros' Config."""
 
-    def __init__(self, model: Transformer, window: int, phrases: int) -> None:
-        self._model, self._window, self._phrases = model, window, phrases
+    def __init__(self, model: Transformer, window: int, phrases: int, noise: float) -> None:
+        self._model, self._window, self._phrases, self._noise = model, window, phrases, noise
 
     def say(self, cache: KVCache, sequences: Sequence[TokenSequence], minds: Sequence[Mind], goals: Sequence[int]):
         """Makes every mind's sentence as long as its goal; what lies in the cache before it is caught up with."""
@@ -116,7 +116,7 @@ class Speaker:
     ) -> list[dict[int, int]] | None:
         """What the rule `match` would draw behind the nodes to be verified, were the small model the target; None where
         that is the likeliest token anyway."""
-        if not any(sequence.params.temperature for sequence in sequences):
+        if not self._noise or not any(sequence.params.temperature for sequence in sequences):
             return None
         model, device = self._model, self._model.device
         nodes = [(b, node) for b, rows in enumerate(batch) for node in rows.verified]
@@ -124,6 +124,7 @@ class Speaker:
         slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
         roots = [text[: len(text) - rows.root] for text, rows in zip(texts, batch, strict=True)]  # up to the first node
         params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences]).to(device)
+        params = replace(params, temperature=self._noise * params.temperature)
         prompts = [min(s.prompt_length, len(root)) for s, root in zip(sequences, roots, strict=True)]
         history = TokenHistory.of(roots, prompts, max(map(len, roots))).to(device)
         drawn = draw_siblings(logits, own, tree, slots, params, history, 1, False, as_match=True)

@@ -21,6 +21,12 @@ SELF = "self"  # the path that stands for the target
 SHIPPED = "draft_model"  # what the checkpoint that comes with the package is called
 
 
+def check_noise(noise: float) -> None:
+    """For config dataclasses: refuses a share of the temperature that is none."""
+    if noise != 0 and not 0.01 <= noise <= 1:
+        raise ValueError(f"noise: expected 0 or a number from 0.01 to 1, got {noise!r}")
+
+
 @dataclass
 class State:
     """What the cache holds of a sequence: `cached` committed tokens, then the drafted tokens `ahead`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,30 +52,33 @@ def likeliest_children(logits: torch.Tensor, nodes, trees, count: int) -> list[l
 
 
 def drawn_children(
-    sequences: Sequence[TokenSequence], replacement: bool, device: torch.device, as_match: bool = False
+    sequences: Sequence[TokenSequence], replacement: bool, device: torch.device, noise: float = 0.0
 ) -> Choice:
     """A Choice: tokens drawn from the distributions that the sampling parameters make of the logits.
 
-    as_match: with the noise of the rule `match`, else with their own.
+    noise: 0: with noise of their own, else as the rule `match` draws, but at so much of the temperature.
     """
     params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences]).to(device)
+    if noise:
+        params = replace(params, temperature=noise * params.temperature)
     longest = max((len(s.tokens) for s in sequences), default=1)
     history = TokenHistory.of([s.tokens for s in sequences], [s.prompt_length for s in sequences], longest).to(device)
 
     def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> list[list[int]]:
         slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
         tree = TreeBatch.of([growth.tree for growth in trees], device)
-        drawn = draw_siblings(logits, own, tree, slots, params, history, count, replacement, as_match=as_match)
+        drawn = draw_siblings(logits, own, tree, slots, params, history, count, replacement, as_match=noise > 0)
         return [[token for token in row if token >= 0] for row in drawn.tolist()]
 
     return choose
 
 
-def agreeing_children(sequences: Sequence[TokenSequence], device: torch.device) -> Choice:
-    """A Choice: what the rule `match` would draw of these distributions; at temperature 0 the likeliest tokens."""
-    if not any(s.params.temperature for s in sequences):
+def agreeing_children(sequences: Sequence[TokenSequence], noise: float, device: torch.device) -> Choice:
+    """A Choice: what the rule `match` would draw of these distributions at `noise` times the temperature; where that is
+    0 the likeliest tokens."""
+    if not noise or not any(s.params.temperature for s in sequences):
         return likeliest_children
-    draw = drawn_children(sequences, False, device, as_match=True)
+    draw = drawn_children(sequences, False, device, noise)
 
     def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> list[list[int]]:
         children = draw(logits, nodes, trees, count)

@@ -112,13 +112,13 @@ SHAPED = [  # what each parameter does to the target's rows it must do to the dr
 def test_the_whole_target_drafts_its_own_draws_with_the_noise_of_match(options):
     params = [replace(each, max_new_tokens=29) for each in SHAPED]
     taus = {}
-    for noise in ("true", "false"):
+    for noise in (0, 0.5, 1):
         engine = tiny_engine(f"draft-model:self,layers=2,adaptive=false,{options},noise={noise}")
         outputs = engine.generate(PROMPTS, params)
         assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, params))
         taus[noise] = [output.stats.tau for output in outputs]
-    assert set(taus["true"]) == {29 / -(-29 // (len(engine.drafter.config.widths) + 1))}
-    assert max(taus["false"]) < min(taus["true"])
+    assert set(taus[1]) == {29 / -(-29 // (len(engine.drafter.config.widths) + 1))}
+    assert max(*taus[0], *taus[0.5]) < min(taus[1]) and sum(taus[0]) < sum(taus[0.5])
 
 
 def test_a_batch_of_all_temperatures_and_depths_is_drafted_as_its_sequences_are_alone():
@@ -133,7 +133,7 @@ def test_a_batch_of_all_temperatures_and_depths_is_drafted_as_its_sequences_are_
     assert together == [drafter.draft([sequence])[0] for sequence in sequences()]
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in together]
     assert depths == [3, 1, 0, 3, 2]
-    likeliest_alone = drafter_of(tree="3x2x1", noise="false").draft(sequences())
+    likeliest_alone = drafter_of(tree="3x2x1", noise=0).draft(sequences())
     assert [a == b for a, b in zip(together, likeliest_alone, strict=True)] == [True, False, True, False, True]
 
 
@@ -420,6 +420,8 @@ def test_first_layers_share_the_memory_of_the_model():
         ("draft-model:self,layers=1,tree=0x2", r"tree: expected the children"),
         ("draft-model:self,layers=1,tree=16x16", r"tree: 16x16 has 273 nodes with its root, at most 256"),
         ("draft-model:self,layers=1,confidence=1.5", r"confidence: expected a probability"),
+        ("draft-model:self,layers=1,noise=1.5", r"noise: expected 0 or a number from 0.01 to 1"),
+        ("draft-model:self,layers=1,noise=0.001", r"noise: expected 0 or"),
         ("draft-model:self,layers=1,length=0", r"length: expected an integer from 1"),
         (
             "draft-model:self,layers=1,depth=2",

@@ -171,7 +171,7 @@ def test_the_output_is_that_of_plain_decoding(params, options, batch):
 def test_drafts_are_drawn_as_match_draws_above_temperature_0():
     """A small model that is the target is always right, whatever the temperature."""
     model, prompts = tiny_model(), [*PROMPTS, [1, 2] * 200]  # a prompt of more rows than a tree has
-    drafter = load_drafter("ouroboros:random:tiny-llama,adaptive=false,window=2,ngram=3,length=4", model.target)
+    drafter = load_drafter("ouroboros:random:tiny-llama,adaptive=false,noise=1,window=2,ngram=3,length=4", model.target)
     engine = tiny_engine(drafter, max_batch_size=4)
     mixed = [GREEDY, SAMPLED, SHAPED, GREEDY, SHAPED, SAMPLED]
     for params in ([GREEDY] * 6, [SAMPLED] * 6, mixed):
@@ -196,6 +196,7 @@ def test_the_paper_s_settings_are_possible(task):
         ({"length": 200, "suffixes": 20}, "length: .* nodes"),
         ({"window": 100}, "window: 100 columns"),
         ({"suffixes": -1}, "suffixes"),
+        ({"noise": 2.0}, "noise: expected 0 or"),
         ({"pool": "file", "warm": False}, "pool: a file is for one pool"),
     ],
 )
