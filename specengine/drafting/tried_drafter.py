@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
@@ -35,10 +35,14 @@ class TriedDrafter(Drafter):
         """As draft(); paused: the roots alone."""
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        return self._tried(sequences, self._trees)
+
+    def _tried(self, sequences: Sequence, draw: Callable[[Sequence, bool], list[DraftTree]]) -> list[DraftTree]:
+        """draft(), by what draws the trees as _trees() does."""
         if self._trial is None or not sequences:
-            return self._trees(sequences, False)
+            return draw(sequences, False)
         began, paused = time.perf_counter(), self._trial.here()
-        trees = self._trees(sequences, paused)
+        trees = draw(sequences, paused)
         if not paused:
             prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
             nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
