@@ -157,6 +157,7 @@ class Combine(Drafter):
     def release(self, sequence) -> None:
         for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
             part.release(view)
+        sequence.drafter_state = None
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         if not sequences:

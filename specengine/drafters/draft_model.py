@@ -72,7 +72,7 @@ class Config:
         return 1 + sum(accumulate(self.widths, mul))
 
 
-class DraftModel(TriedDrafter, SmallModelDrafter):
+class DraftModel(SmallModelDrafter, TriedDrafter):
     """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions.
 
     costs: what the target's rows cost; by default measured.

@@ -93,6 +93,9 @@ class Lookahead(PhraseDrafter):
                 state.column = state.window.add_to(paths, 0)
         return paths.tree
 
+    def release(self, sequence) -> None:
+        sequence.drafter_state = None  # a pool: its sequence waits for the others of its call
+
     def _learn(self, sequence, committed: list[int], said: Sequence[int]) -> None:
         state = sequence.drafter_state
         if state.column and max(state.column) < len(said):  # a device's graph may have cut the tree

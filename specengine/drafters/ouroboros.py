@@ -5,14 +5,16 @@ newest phrases behind its last token are appended as suffixes, and one target pa
 says behind tokens it refused becomes new phrases (inspiration), what it says along the suffixes takes their place
 (refinement). The pool lives as long as the drafter and serves all requests (warm start).
 
-Phrases are deterministic proposals, so this serves every temperature. Beyond the published code: temperatures, batches,
-suffixes that share a path, and one bonus token behind a suffix that was right to its end.
+Phrases are deterministic proposals, so they serve every temperature; above 0 a sentence is what the rule `match` would
+draw from the small model. Beyond the published code: that, batches, suffixes that share a path, and one bonus token
+behind a suffix that was right to its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from specengine._C import MAX_NODES
 from specengine.drafting.cost_model import CostModel
@@ -114,7 +116,7 @@ class Config:
         return 1 + length + self.suffixes * (ngram - 1)
 
 
-class Ouroboros(PhraseDrafter, SmallModelDrafter):
+class Ouroboros(SmallModelDrafter, PhraseDrafter):
     """Drafts sentences of a small model and phrases behind them.
 
     costs: what the target's rows cost; by default measured.
@@ -135,12 +137,17 @@ class Ouroboros(PhraseDrafter, SmallModelDrafter):
     def spare_slots(self) -> int:
         return MAX_NODES + self._length  # the small model's passes lie behind the sentence so far
 
-    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
+    def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], None]:
+        # These rules draw their residual with the noise of `match`: drafts that shared it would bias the output.
+        return self._tried(sequences, partial(self._trees, noise=False)), None
+
+    def _trees(self, sequences: Sequence, paused: bool, noise: bool = True) -> list[DraftTree]:
+        """noise: whether sentences are drawn as `match` would, else they are the small model's likeliest tokens."""
         minds = [self._mind(sequence) for sequence in sequences]
         for mind in minds:
             mind.sentence, mind.suffixes = [], []
         if not paused:
-            self._say(sequences, minds)
+            self._say(sequences, minds, noise)
         return [self._tree(sequence, mind) for sequence, mind in zip(sequences, minds, strict=True)]
 
     def _learn(self, sequence, committed: list[int], said: Sequence[int]) -> None:
@@ -162,14 +169,14 @@ class Ouroboros(PhraseDrafter, SmallModelDrafter):
             sequence.drafter_state = Mind(pages, window=window, pool=self._pool_of_request())
         return sequence.drafter_state
 
-    def _say(self, sequences: Sequence, minds: list[Mind]) -> None:
+    def _say(self, sequences: Sequence, minds: list[Mind], noise: bool) -> None:
         """Gives every sequence the small model's sentence, as many tokens as are worth drafting."""
         goals = [min(self._length, self._depth(sequence)) for sequence in sequences]
         able = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
         if able:
             speaking, own, goals = zip(*able, strict=True)
             self._catch_up(speaking, own, self._ngram + 1)  # a suffix and what follows it, and the root
-            self._speaker.say(self._cache, speaking, own, goals)
+            self._speaker.say(self._cache, speaking, own, goals, noise)
 
     def _tree(self, sequence, mind: Mind) -> DraftTree:
         """The sentence and the suffixes behind it."""

@@ -174,6 +174,9 @@ class PromptLookup(Drafter):
                 if not matches:
                     break
 
+    def release(self, sequence) -> None:
+        sequence.drafter_state = None  # an index: its sequence waits for the others of its call
+
     def _grown(self, sequence) -> ScoredTree:
         """The largest tree there is, best first."""
         config, tokens = self.config, sequence.tokens

@@ -152,6 +152,7 @@ class Suffix(Drafter):
     def release(self, sequence) -> None:
         if self.earlier is not None and len(sequence.tokens) > sequence.prompt_length:
             self.earlier.add(sequence.tokens[max(0, sequence.prompt_length - MATCHED) :])
+        sequence.drafter_state = None  # an automaton: its sequence waits for the others of its call
 
     def _grown(self, sequence) -> ScoredTree:
         """The largest tree there is."""

@@ -57,9 +57,10 @@ class Trial:
 
     def committed(self, tokens: int) -> None:
         """Notes what became of it: tokens of all sequences."""
-        if self._open is None:
+        draft, self._open = self._open, None  # at once: engines in other threads may share the drafter
+        if draft is None:
             return
-        (sequences, plain, taken), self._open = self._open, None
+        sequences, plain, taken = draft
         saved = tokens / sequences - taken / plain
         self._uses = min(self._uses + 1, self._MEMORY)
         self._saved += (saved - self._saved) / self._uses

@@ -20,7 +20,7 @@ MOST_KEYS = 1 << 24
 def check_pool(path: str, warm: bool) -> None:
     """For config dataclasses: refuses a file for pools that do not outlive a request."""
     if path and not warm:
-        raise ValueError("pool: a file is for one pool of all requests, warm=true")
+        raise ValueError("pool: a file is for one pool of all requests; say warm=true, too")
 
 
 class PhraseDrafter(TriedDrafter):
@@ -41,7 +41,11 @@ class PhraseDrafter(TriedDrafter):
         return self.pool if self.config.warm else PhrasePool(*self._shape)
 
     def save_pool(self, path: str | Path) -> None:
-        """Writes the pool to a file for `pool=FILE`, whole or not at all. Raises OSError."""
+        """Writes the pool to a file for `pool=FILE`, whole or not at all.
+
+        Raises OSError, and ValueError where pools do not outlive their requests."""
+        if not self.config.warm:
+            raise ValueError("pool: with warm=false nothing is kept that could be saved")
         save_pool(path, self.pool, self._target)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,16 +28,17 @@ _PARTS = ("tokens", "counts", "phrases")
 
 def save_pool(path: str | Path, pool: PhrasePool, target: Transformer) -> None:
     """Puts a file in place, whole or not at all: a kill at any moment leaves the one before. Raises OSError."""
-    path, tokens = Path(path).expanduser(), pool.tokens()
-    phrases = [pool.newest(token, pool.width) for token in tokens]
+    path = Path(path).expanduser()
+    # The pool may be in use meanwhile, so a token can lose its phrases after it was listed.
+    phrases = {token: own for token in pool.tokens() if (own := pool.newest(token, pool.width))}
     parts = {
-        "tokens": np.array(tokens, dtype=np.int32),
-        "counts": np.array([len(own) for own in phrases], dtype=np.int32),
-        "phrases": np.array([p for own in phrases for p in own], dtype=np.int32).reshape(-1, pool.length),
+        "tokens": np.array([*phrases], dtype=np.int32),
+        "counts": np.array([len(own) for own in phrases.values()], dtype=np.int32),
+        "phrases": np.array([p for own in phrases.values() for p in own], dtype=np.int32).reshape(-1, pool.length),
     }
     about = {"format": _FORMAT, FINGERPRINT: fingerprint(target), "sum": _sum(parts)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         save_file(parts, part, about)
         part.chmod(0o644)  # safetensors makes files for their owner alone
@@ -54,8 +56,8 @@ def open_pool(path: str | Path, shape: tuple[int, int, int], target: Transformer
     if not path.is_file():
         raise FileNotFoundError(f"pool: {path}: expected a file of phrases")
     try:
-        parts = _read(path, fingerprint(target))
-    except (SafetensorError, ValueError, OSError) as error:
+        parts = _read(path, target)
+    except (SafetensorError, TypeError, ValueError, OSError) as error:  # TypeError: numpy has no bfloat16
         raise ValueError(f"pool: {path} cannot be used: {error}") from error
     pool, phrases = PhrasePool(*shape), parts["phrases"]
     if phrases.shape[1] != pool.length:
@@ -67,7 +69,7 @@ def open_pool(path: str | Path, shape: tuple[int, int, int], target: Transformer
     return pool
 
 
-def _read(path: Path, model: str) -> dict[str, np.ndarray]:
+def _read(path: Path, target: Transformer) -> dict[str, np.ndarray]:
     with safe_open(path, "np") as file:
         about = file.metadata() or {}
         if about.get("format") != _FORMAT or set(file.keys()) != set(_PARTS):
@@ -80,7 +82,9 @@ def _read(path: Path, model: str) -> dict[str, np.ndarray]:
         raise ValueError("it is damaged, its tensors have other shapes")
     if len(tokens) != len(counts) or counts.sum() != len(phrases) or (counts < 1).any():
         raise ValueError("it is damaged, its counts are wrong")
-    if about.get(FINGERPRINT) != model:
+    said = np.concatenate([tokens, phrases.ravel()])
+    known = ((said >= 0) & (said < target.config.vocab_size)).all()  # models without training have one fingerprint
+    if about.get(FINGERPRINT) != fingerprint(target) or not known:
         raise ValueError("its phrases are another model's")
     return parts
 

@@ -58,16 +58,26 @@ class Speaker:
     def __init__(self, model: Transformer, window: int, phrases: int, noise: float) -> None:
         self._model, self._window, self._phrases, self._noise = model, window, phrases, noise
 
-    def say(self, cache: KVCache, sequences: Sequence[TokenSequence], minds: Sequence[Mind], goals: Sequence[int]):
-        """Makes every mind's sentence as long as its goal; what lies in the cache before it is caught up with."""
+    def say(
+        self,
+        cache: KVCache,
+        sequences: Sequence[TokenSequence],
+        minds: Sequence[Mind],
+        goals: Sequence[int],
+        noise: bool,
+    ) -> None:
+        """Makes every mind's sentence as long as its goal; what lies in the cache before it is caught up with.
+
+        noise: whether tokens are what the rule `match` would draw, else the likeliest at any temperature.
+        """
         left = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
         while left:
-            self._go_on(cache, [sequence for sequence, _, _ in left], [mind for _, mind, _ in left])
+            self._go_on(cache, [sequence for sequence, _, _ in left], [mind for _, mind, _ in left], noise)
             for _, mind, goal in left:
                 del mind.sentence[goal:]
             left = [each for each in left if len(each[1].sentence) < each[2]]
 
-    def _go_on(self, cache: KVCache, sequences: list[TokenSequence], minds: list[Mind]) -> None:
+    def _go_on(self, cache: KVCache, sequences: list[TokenSequence], minds: list[Mind], noise: bool) -> None:
         """One pass: every sentence becomes longer by what is verified of a phrase and one token more."""
         texts = [sequence.tokens + mind.sentence for sequence, mind in zip(sequences, minds, strict=True)]
         batch = [self._rows(text, mind) for text, mind in zip(texts, minds, strict=True)]
@@ -76,7 +86,7 @@ class Speaker:
         features = self._model.hidden(tree, cache, place)
         starts = [0, *accumulate(len(rows.paths.tokens) for rows in batch)]
         likeliest = self._likeliest(features, batch, starts)
-        drawn = self._drawn(features, batch, starts, tree, sequences, texts)
+        drawn = self._drawn(features, batch, starts, tree, sequences, texts) if noise else None
         kept = []
         for sequence, text, mind, rows, likely, said in zip(
             sequences, texts, minds, batch, likeliest, drawn or likeliest, strict=True

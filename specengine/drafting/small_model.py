@@ -94,6 +94,9 @@ class SmallModelDrafter(Drafter):
         """Levels worth drafting, as far as the draft model's own context goes."""
         return min(sequence.draft_limit, self.model.config.max_position - len(sequence.tokens) + 1)
 
+    def _reads_prompt(self, sequence) -> bool:
+        return sequence.drafter_state is None or not sequence.drafter_state.cached
+
     def _catch_up(self, sequences: Sequence, states: Sequence[State], most: int) -> None:
         """Passes what is more than `most` tokens of a sequence: prompts."""
         step = self.model.ops.prefill_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
@@ -20,6 +20,7 @@ class TriedDrafter(Drafter):
     """Its Config has adaptive; else, and on CUDA, where graphs choose, it drafts in every cycle."""
 
     _trial: Trial | None = None
+    _judged = True  # whether the last draft was
 
     def _try(self, target: Transformer, costs: CostModel | None) -> None:
         """costs: of the target's passes; None: measured."""
@@ -34,12 +35,25 @@ class TriedDrafter(Drafter):
     def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
         """As draft(); paused: the roots alone."""
 
+    def _reads_prompt(self, sequence) -> bool:
+        """Whether its next draft has to read the sequence's prompt."""
+        return False
+
     def draft(self, sequences: Sequence) -> list[DraftTree]:
+        return self._tried(sequences, self._trees)
+
+    def _tried(self, sequences: Sequence, draw: Callable[[Sequence, bool], list[DraftTree]]) -> list[DraftTree]:
+        """draft(), by what draws the trees as _trees() does."""
         if self._trial is None or not sequences:
-            return self._trees(sequences, False)
+            return draw(sequences, False)
         began, paused = time.perf_counter(), self._trial.here()
-        trees = self._trees(sequences, paused)
-        if not paused:
+        reads = not paused and any(self._reads_prompt(sequence) for sequence in sequences)
+        trees = draw(sequences, paused)
+        if paused:
+            return trees
+        # A prompt is read once, which says nothing of the next cycle; where every cycle has one, it does.
+        self._judged = not (reads and self._judged)
+        if self._judged:
             prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
             nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
             self._trial.drafted(len(sequences), nodes, prefix, time.perf_counter() - began)

@@ -95,6 +95,16 @@ def test_what_does_not_pay_is_left_out_for_most_cycles():
     assert drafted[0] > 200 and 1 <= drafted[1] < 15
 
 
+def test_a_pool_is_saved_where_it_is_of_all_requests(tmp_path):
+    engine, path = tiny_engine("lookahead,adaptive=false,warm=true"), tmp_path / "pool"
+    engine.generate(PROMPTS, GREEDY)
+    engine.drafter.save_pool(path)
+    again = tiny_engine(f"lookahead,warm=true,pool={path}")
+    assert pool_of(again.drafter.pool) == pool_of(engine.drafter.pool) != {}
+    with pytest.raises(ValueError, match="warm=false"):
+        tiny_engine("lookahead").drafter.save_pool(path)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

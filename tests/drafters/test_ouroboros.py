@@ -9,6 +9,8 @@ from specengine.drafters.ouroboros import TASKS, Config, Ouroboros
 from specengine.drafting import small_model
 from specengine.drafting.cost_model import CostModel
 from specengine.ops import native
+from specengine.rules.base import Wants
+from specengine.sequence import Sequence
 from tests.drafters import transcriptions
 from tests.drafters.function_model import FunctionModel, paths_of, pool_of, prefixes, run, sequence_of
 from tests.drafters.test_lookahead import PROMPTS, function
@@ -59,7 +61,7 @@ def drafted(drafter, sequence, sentence, phrases=()):
     """The tree where the small model says a sentence and the pool has these phrases behind it."""
     for phrase in phrases:
         drafter.pool.insert(sentence[-1], phrase)
-    drafter._speaker.say = lambda cache, sequences, minds, goals: minds[0].sentence.extend(sentence)
+    drafter._speaker.say = lambda cache, sequences, minds, goals, noise: minds[0].sentence.extend(sentence)
     (tree,) = drafter.draft([sequence])
     return tree
 
@@ -179,6 +181,20 @@ def test_drafts_are_drawn_as_match_draws_above_temperature_0():
         assert ids(outputs) == ids(tiny_engine("none").generate(prompts, params))
         for output, own in zip(outputs, params, strict=True):
             assert own is SHAPED or output.stats.tau > 4  # all but the last cycle
+
+
+def test_rules_that_draw_from_a_residual_get_drafts_that_share_none_of_its_noise():
+    """It would bias what they emit; `match` emits the same whatever is drafted."""
+    drafter = load_drafter("ouroboros:self,layers=1,adaptive=false,warm=false,window=2,ngram=3", tiny_model().target)
+
+    def drafted(wants, seed):
+        sequence = Sequence([5, 9, 13], SAMPLED, seed, 48, frozenset(), None)
+        ((tree,), _) = drafter.draft_for(wants, [sequence])
+        drafter.release(sequence)
+        return tuple(tree.tokens)
+
+    assert len({drafted(Wants.NOTHING, seed) for seed in range(10)}) > 5
+    assert len({drafted(Wants.SAMPLES, seed) for seed in range(10)}) == 1
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -2,20 +2,24 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 from specengine._C import PhrasePool
 
+from specengine.drafting import phrase_file
 from specengine.drafting.phrase_file import open_pool, save_pool
 from tests.drafters.function_model import pool_of
 
-TARGET = SimpleNamespace(final_norm=torch.ones(4))
-OTHER = SimpleNamespace(final_norm=torch.zeros(4))
+TARGET = SimpleNamespace(final_norm=torch.ones(4), config=SimpleNamespace(vocab_size=20))
+OTHER = SimpleNamespace(final_norm=torch.zeros(4), config=TARGET.config)
 SHAPE = (2, 3, 50)
 
 
@@ -59,6 +63,42 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path):
     save_file({"x": np.zeros(1)}, path, {})
     with pytest.raises(ValueError, match="no file of phrases"):
         open_pool(path, SHAPE, TARGET)
+
+
+@pytest.mark.parametrize("token, phrase", [(20, [1, 2]), (1, [2, 20]), (-1, [1, 2]), (1, [-1, 2])])
+def test_tokens_that_the_target_does_not_have_are_refused(tmp_path, token, phrase):
+    pool = filled()
+    save_pool(tmp_path / "pool", pool, TARGET)
+    assert same(open_pool(tmp_path / "pool", SHAPE, TARGET), pool)
+    pool.insert(token, phrase)
+    save_pool(tmp_path / "pool", pool, TARGET)
+    with pytest.raises(ValueError, match="another model's"):
+        open_pool(tmp_path / "pool", SHAPE, TARGET)
+
+
+def test_a_type_that_numpy_lacks_is_a_damaged_file(tmp_path):
+    parts = {name: torch.zeros(1, dtype=torch.bfloat16) for name in ("tokens", "counts", "phrases")}
+    save_torch_file(parts, tmp_path / "pool", {"format": "specengine-phrases-1"})
+    with pytest.raises(ValueError, match="cannot be used"):
+        open_pool(tmp_path / "pool", SHAPE, TARGET)
+
+
+def test_a_token_may_lose_its_phrases_while_its_pool_is_saved(tmp_path):
+    pool = filled()
+    lost = [99, *pool.tokens()]
+    in_use = SimpleNamespace(tokens=lambda: lost, newest=pool.newest, width=pool.width, length=pool.length)
+    save_pool(tmp_path / "pool", in_use, TARGET)
+    assert same(open_pool(tmp_path / "pool", SHAPE, TARGET), pool)
+
+
+def test_threads_may_save_to_one_file(tmp_path, monkeypatch):
+    both = threading.Barrier(2, timeout=60)
+    monkeypatch.setattr(phrase_file, "save_file", lambda *arguments: (save_file(*arguments), both.wait()))
+    path, pools = tmp_path / "pool", [filled(seed=seed) for seed in (1, 2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda pool: save_pool(path, pool, TARGET), pools))
+    assert any(same(open_pool(path, SHAPE, TARGET), pool) for pool in pools)
+    assert [file.name for file in tmp_path.iterdir()] == ["pool"]
 
 
 def test_a_damaged_file_is_refused(tmp_path):

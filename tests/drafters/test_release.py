@@ -1,0 +1,19 @@
+import pytest
+
+from specengine import SamplingParams
+from specengine.drafters import load_drafter
+from specengine.sequence import Sequence
+from tests.engines import tiny_model
+
+SPECS = ("prompt_lookup", "suffix,remember=100", "lookahead", "ouroboros:self,layers=1", "draft-model:self,layers=1")
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "combine:prompt_lookup+suffix"])
+def test_nothing_is_kept_of_a_sequence_that_is_over(spec):
+    """A call of thousands of prompts holds them all to its end."""
+    drafter = load_drafter(spec, tiny_model().target)
+    sequence = Sequence([5, 9, 13, 5, 9], SamplingParams(), 0, 48, frozenset(), None)
+    drafter.draft([sequence])
+    assert sequence.drafter_state is not None
+    drafter.release(sequence)
+    assert sequence.drafter_state is None
