@@ -1,7 +1,7 @@
 """Prompts for drafters' training data: python recipes/prompts.py 6000 prompts.jsonl [SEED]
 
-Requests that a small assistant gets, from the word lists of prompts.toml and from functions of Python's own library; a
-third of them with a second turn. The same seed and Python version (3.11 or later) give the same file.
+Requests that a small assistant gets, of the kinds, texts and words of prompts.toml and from functions of Python's own
+library, no two alike; some with a second turn. The same seed and Python version (3.11 or later) give the same file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import random
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,33 +19,51 @@ from types import FunctionType
 import tomllib
 
 LISTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-KINDS = {"about": 0.20, "chat": 0.15, "stories": 0.10, "sums": 0.10, "work": 0.10}
-CODE_KINDS = {"coding": 0.12, "library": 0.12, "exercise": 0.08, "source": 0.03}
+WORDS = {name: [" ".join(word.split()) for word in text.split(",")] for name, text in LISTS["words"].items()}
+SHARES = {"about": 9, "advice": 6, "chat": 3, "letters": 5, "writing": 8, "stories": 5, "roles": 4, "compare": 4}
+SHARES |= {"history": 4, "travel": 3, "cooking": 3, "lists": 5, "rewriting": 5, "extraction": 5, "languages": 2}
+SHARES |= {"sums": 5, "logic": 2}
+CODE_SHARES = {"coding": 12, "commands": 5, "snippets": 2, "library": 7, "exercise": 3, "source": 3}
 LONGEST = 900  # characters of a function's source
 
 
 def main(count: int, path: Path, seed: int = 0) -> None:
     """Writes so many prompts."""
     draw = random.Random(seed)
-    shares = KINDS | CODE_KINDS
-    functions = list(library(LISTS["modules"]))
+    shares = SHARES | CODE_SHARES
+    functions = list(library(WORDS["modules"]))
     short = [function for function in functions if len(function["source"]) < LONGEST]
-    with path.open("w", encoding="utf-8") as file:
-        for kind in draw.choices(list(shares), list(shares.values()), k=count):
-            fields = draw.choice(short if kind == "source" else functions) | words(draw)
-            text = draw.choice(LISTS[kind]).format(**fields)
-            turns = [text[0].upper() + text[1:] if kind in ("sums", "work") else text]
-            if draw.random() < 1 / 3:
-                turns.append(draw.choice(LISTS["code_again" if kind in CODE_KINDS else "again"]))
-            file.write(json.dumps({"turns": turns}) + "\n")
+    asked: dict[str, list[str]] = {}
+    while len(asked) < count:
+        (kind,) = draw.choices(list(shares), list(shares.values()))
+        fields = Fields(draw, draw.choice(short if kind == "source" else functions))
+        turns = [draw.choice(LISTS["prompts"][kind]).format_map(fields)]
+        if kind not in CODE_SHARES:
+            turns[0] = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", turns[0])
+            if draw.random() < 0.9:  # some people do not care
+                turns[0] = turns[0][0].upper() + turns[0][1:]
+        if draw.random() < 0.3:
+            turns.append(draw.choice(LISTS["second"]["code" if kind in CODE_SHARES else "plain"]).format_map(fields))
+        asked[turns[0]] = turns
+    path.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in asked.values()), encoding="utf-8")
 
 
-def words(draw: random.Random) -> dict[str, str | int]:
-    """What stands for the letters in templates."""
-    (t, u), (p, q) = draw.sample(LISTS["topics"], 2), draw.sample(LISTS["people"], 2)
-    numbers = {"n": draw.randint(2, 12), "a": draw.randint(13, 99), "b": draw.randint(5, 95)}
-    code = {"k": draw.choice(LISTS["tasks"]), "l": draw.choice(LISTS["languages"])}
-    return {"t": t, "u": u, "p": p, "q": q, "exercise": draw.choice(LISTS["stubs"])} | code | numbers
+class Fields(dict):
+    """What stands in a prompt's braces, drawn when it is first asked for: {word} and {word2} are different words."""
+
+    def __init__(self, draw: random.Random, function: dict[str, str]) -> None:
+        numbers = {"n": draw.randint(2, 12), "a": draw.randint(13, 99), "b": draw.randint(5, 95)}
+        super().__init__(function | numbers | {"c": draw.randint(100, 999), "year": draw.randint(1500, 2020)})
+        self._draw = draw
+
+    def __missing__(self, field: str) -> str:
+        name = field.rstrip("0123456789")
+        if texts := LISTS["texts"].get(name):
+            self[field] = self._draw.choice(texts).format_map(self)
+        else:
+            words = WORDS.get(name) or LISTS["codes"][name]
+            self[field] = self._draw.choice([word for word in words if word not in self.values()])
+        return self[field]
 
 
 def library(modules: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -62,15 +81,17 @@ def library(modules: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def described(name: str, function: FunctionType, doc: str) -> Iterator[dict[str, str]]:
-    """One function; nothing if it was made at run time."""
+    """One function; nothing if it was made at run time or has defaults that cannot be written."""
     try:
-        source = inspect.getsource(function)
+        source, signature = inspect.getsource(function), str(inspect.signature(function))
     except OSError:
+        return
+    if "<" in signature:
         return
     lines = doc.replace('"""', "'''").splitlines()
     quoted = "\n".join(f"    {line}".rstrip() for line in ['"""' + lines[0], *lines[1:], '"""'])
-    stub = f"def {name}{inspect.signature(function)}:\n{quoted}\n"
-    yield {"name": name, "sentence": lines[0], "stub": stub, "source": source}
+    stub = f"def {name}{signature}:\n{quoted}\n"
+    yield {"function": name, "summary": lines[0], "stub": stub, "source": source}
 
 
 if __name__ == "__main__":
