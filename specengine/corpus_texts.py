@@ -14,6 +14,7 @@ from specengine.text import Tokenizer
 from specengine.train.dialogues import read_dialogues
 
 _BEFORE = 8  # tokens of a question before its answer: how a turn begins
+_REPEATED = 8  # tokens: what a text says again after so many it already has, nobody has to find twice
 
 
 def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
@@ -21,7 +22,27 @@ def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
         raise ValueError("model: a model without tokenizer cannot read texts")
-    return write_corpus(out, (text for path in files for text in texts_of(path, tokenizer)), tokenizer)
+    texts = (text for path in files for text in texts_of(path, tokenizer))
+    return write_corpus(out, (part for text in texts for part in without_repeats(text)), tokenizer)
+
+
+def without_repeats(text: list[int]) -> Iterator[list[int]]:
+    """The parts of a text without the tokens that end a string of 8 it said before: a quarter of a small model's
+    answers, which bring no draft that the rest does not."""
+    seen: set[tuple[int, ...]] = set()
+    part: list[int] = []
+    for end in range(1, len(text) + 1):
+        string = tuple(text[end - _REPEATED : end]) if end >= _REPEATED else None
+        if string not in seen:
+            part.append(text[end - 1])
+        elif part:
+            if len(part) >= _REPEATED:  # what is left between two repeats says little
+                yield part
+            part = []
+        if string:
+            seen.add(string)
+    if len(part) >= _REPEATED or len(part) == len(text):
+        yield part
 
 
 def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:

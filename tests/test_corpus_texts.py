@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specengine.cli import app
+from specengine.corpus_texts import without_repeats
 from specengine.drafting.corpus_file import check_corpus_tokenizer, open_corpus
 from specengine.models.loading import load_tokenizer
 from specengine.train.dialogues import Dialogue, write_shard
@@ -22,6 +23,17 @@ def tokens_of(path):
     from safetensors.torch import load_file
 
     return load_file(path)["tokens"].tolist()
+
+
+def test_what_a_text_says_again_is_left_out():
+    once = [*range(100, 120)]
+    assert [*without_repeats(once)] == [once]
+    assert [*without_repeats([1, 2])] == [[1, 2]]
+    # the second time its first seven tokens could still be the beginning of something else
+    assert [*without_repeats(once + once)] == [once + once[:7]]
+    assert [*without_repeats(once + once + [*range(200, 210)])] == [once + once[:7], [*range(200, 210)]]
+    assert [*without_repeats(once + once + [5, 6])] == [once + once[:7]]
+    assert [*without_repeats([7] * 50)] == [[7] * 8]
 
 
 def test_texts_of_all_kinds_become_one_corpus(tmp_path, smollm2_path):

@@ -1,0 +1,30 @@
+"""Greedy answers to prompts, for a corpus to copy from: python recipes/answers.py prompts.jsonl FOLDER SEED
+
+The data of `specengine train`, but for temperature 0 alone. Shards that are there are not made again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from specengine.models.loading import load_model
+from specengine.train.dialogues import DialogueConfig, read_questions, write_dialogues
+
+
+def main(prompts: Path, folder: Path, seed: int) -> None:
+    """Answers all of them."""
+    config = DialogueConfig(seed, dialogues=192, temperatures=(0.0,))
+    done = 0
+
+    def advance(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        print(f"{done} tokens", file=sys.stderr)
+
+    model = load_model("smollm2-135m")
+    write_dialogues(model, folder, sys.maxsize, config, questions=read_questions(prompts), advance=advance)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
