@@ -3,7 +3,8 @@
 # On answers to the prompts of prompts.py and to questions that the target asks itself; those that matter most learn from
 # its own questions alone before. Run again, it goes on where it stopped. It has not been run as a whole: the shipped
 # EAGLE-3 and FastEagle learned from 690,000 more tokens of such answers, twice, in between, and FastEagle first from three
-# rounds; EAGLE-3 then went on with other prompts (seed 3), whose answers are part of suffix's corpus; every card has the commands.
+# rounds; EAGLE-3 then went on with other prompts (seed 3), whose answers are part of suffix's corpus; every card has the
+# commands.
 set -eu
 folder=$1 && shift
 here=$(dirname "$(realpath "$0")")
