@@ -1,5 +1,8 @@
 """PhrasePool against lists."""
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,5 +85,18 @@ def test_a_phrase_of_another_length_is_refused():
     assert len(pool) == 0
 
 
-def test_its_memory_is_bounded():
-    assert PhrasePool(6, 15, 16384).most_bytes < 10e6
+def test_its_memory_stays_below_what_it_states():
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("needs Linux's /proc to see the process's memory")
+
+    def resident():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    pool, before = PhrasePool(6, 15, 40_000), resident()
+    for token in range(60_000):
+        for phrase in range(20):
+            pool.insert(token, [phrase] * 6)
+    assert len(pool) == 40_000 * 15
+    grown = resident() - before
+    assert 40_000 * 15 * 6 * 4 < grown < pool.most_bytes + 2**20  # tokens alone; all, and a page here and there
