@@ -35,6 +35,10 @@ class Spec:
             options[key] = value
         return Spec(name, path or None, options)
 
+    def __str__(self) -> str:
+        head = self.name if self.path is None else f"{self.name}:{self.path}"
+        return ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
+
     def build(self, config: type[C], argument: str) -> C:
         """The options as an instance of a config dataclass, which checks their ranges itself."""
         kinds = typing.get_type_hints(config)

@@ -20,6 +20,8 @@ def test_a_spec_is_a_name_a_path_and_options():
     assert (spec.name, spec.path) == ("eagle3", "/some/dir:x")
     assert spec.build(Config, "drafter") == Config(7, 0.25, True)
     assert Spec.parse("none", "drafter").build(Config, "drafter") == Config()
+    assert str(spec) == "eagle3:/some/dir:x,nodes=7,scale=0.25,fast=true"
+    assert str(Spec.parse("none, nodes=2", "drafter")) == "none,nodes=2"
 
 
 @pytest.mark.parametrize(

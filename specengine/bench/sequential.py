@@ -56,8 +56,8 @@ def _token_cascade(model: LoadedModel, drafter: str, config: Config, max_batch_s
     spec = Spec.parse(drafter, "drafter")
     if "tree" in spec.options:
         raise ValueError(f"rule: token-cascade takes a draft model without a tree, got {drafter!r}")
-    options = {**spec.options, "length": LONGEST, "confidence": 1 - config.alpha}
-    drafter = ",".join([f"{spec.name}:{spec.path}", *(f"{key}={value}" for key, value in options.items())])
+    own = {"length": LONGEST, "confidence": 1 - config.alpha, "adaptive": "false"}
+    drafter = str(replace(spec, options={**spec.options, **own}))
     return Engine(model, drafter=drafter, rule=f"cascade:chow,alpha={config.alpha}", max_batch_size=max_batch_size)
 
 

@@ -170,6 +170,19 @@ def test_token_cascade_says_what_its_definition_says(tiny, small):
     assert 5 < from_small < 4 * 24 - 5
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("kind", ["token-cascade", "seq-cascade"])
+def test_sequential_cascades_take_the_shipped_draft_model(smollm2_path, kind):
+    model = load_model(smollm2_path, device="cpu")
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    said = {}
+    for alpha in (0, 1):  # nothing is the draft model's, everything is
+        engine = open_sequential(model, "draft-model,length=3", f"{kind}:chow,alpha={alpha}", 1)
+        (said[alpha],) = (out.token_ids for out in engine.generate([model.tokenizer.encode("Once upon")], params))
+    plain = Engine(model, drafter="none").generate(model.tokenizer.encode("Once upon"), params).token_ids
+    assert said[0] == plain != said[1]
+
+
 def test_seq_cascade_keeps_answers_that_the_small_model_is_sure_of(tiny, small):
     params = SamplingParams(max_new_tokens=10, temperature=0.7, seed=2)
     everything = open_sequential(tiny, SELF, "seq-cascade:chow,alpha=1", 4).generate(PROMPTS, params)
