@@ -106,8 +106,8 @@ def _rule_lines(data: dict[str, Any], name: str) -> list[str]:
         lines += [
             f"Temperature {temperature:g}:",
             "",
-            "| rule | drafter | tokens/s | speedup | tau | relaxed | agreement | log-likelihood, nats |",
-            "|---|---|---|---|---|---|---|---|",
+            "| rule | drafter | tokens/s | speedup | tau | accepted | relaxed | agreement | log-likelihood, nats |",
+            "|---|---|---|---|---|---|---|---|---|",
             *(_rule_row(row) for row in runs if row["temperature"] == temperature),
             "",
         ]
@@ -117,7 +117,8 @@ def _rule_lines(data: dict[str, Any], name: str) -> list[str]:
 def _rule_row(row: dict[str, Any]) -> str:
     tau = f"{row['tau']:.2f}" if row["tau"] else ""
     relaxed = "" if row["relaxed"] is None else f"{row['relaxed']:.1%}"
-    speeds = f"{row['tokens_per_second']:.1f} | {row['speedup']:.2f}x | {tau}"
+    accepted = " ".join(share for share in _shares(row)[:3] if share) if row.get("level_acceptance") else ""
+    speeds = f"{row['tokens_per_second']:.1f} | {row['speedup']:.2f}x | {tau} | {accepted}"
     quality = f"{relaxed} | {row['agreement']:.1%} | {row['log_likelihood']:.3f}"
     return f"| `{row['rule']}` | `{row['drafter']}` | {speeds} | {quality} |"
 
