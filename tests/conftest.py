@@ -1,9 +1,13 @@
 """Fixtures shared by the whole suite."""
 
+import os
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read at import: the workers have the cores between them
 
 from specengine.embedded_models import fetch_embedded
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
