@@ -8,7 +8,7 @@ from pathlib import Path
 def cache_folder() -> Path:
     """$SPECENGINE_CACHE, else specengine in the user's cache folder. Raises RuntimeError where there is no home."""
     if chosen := os.environ.get("SPECENGINE_CACHE"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "specengine"
     if sys.platform == "win32" and (base := os.environ.get("LOCALAPPDATA")):

@@ -27,7 +27,7 @@ def resolve_model(name: str | os.PathLike[str]) -> str | Path:
             return name
         if name in EMBEDDED:
             return fetch_embedded(name)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))  # pathlib raises RuntimeError for an unknown user
     if text and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
         return path
     if text and path.exists():

@@ -29,6 +29,11 @@ def test_local_folders_gguf_files_and_random_presets_resolve_to_themselves(tmp_p
     assert resolve_model("random:tiny") == "random:tiny"
 
 
+def test_a_home_folder_of_nobody_is_a_missing_one():
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        resolve_model("~nobody-of-this-name/model")
+
+
 def test_an_embedded_name_wins_over_a_local_folder_of_the_same_name(tmp_path, monkeypatch):
     embedded = tmp_path / "cache" / "tiny.gguf"
     monkeypatch.setitem(hub.EMBEDDED, "tiny", None)

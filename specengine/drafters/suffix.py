@@ -8,6 +8,7 @@ The tree is as large as pays by them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,5 +188,5 @@ class Suffix(Drafter):
 
 
 def _corpus_path(path: str | None, target: Transformer) -> Path | None:
-    given = Path(path).expanduser() if path else shipped("suffix", target)
+    given = Path(os.path.expanduser(path)) if path else shipped("suffix", target)
     return given / FILE if given and given.is_dir() else given

@@ -28,7 +28,7 @@ _PARTS = ("tokens", "counts", "phrases")
 
 def save_pool(path: str | Path, pool: PhrasePool, target: Transformer) -> None:
     """Puts a file in place, whole or not at all: a kill at any moment leaves the one before. Raises OSError."""
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     # The pool may be in use meanwhile, so a token can lose its phrases after it was listed.
     phrases = {token: own for token in pool.tokens() if (own := pool.newest(token, pool.width))}
     parts = {
@@ -52,7 +52,7 @@ def open_pool(path: str | Path, shape: tuple[int, int, int], target: Transformer
 
     Raises FileNotFoundError, and ValueError for a damaged file, one of something else, of phrases of another length or
     of another model."""
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if not path.is_file():
         raise FileNotFoundError(f"pool: {path}: expected a file of phrases")
     try:
