@@ -124,6 +124,7 @@ struct type_caster<specengine::TensorView> {
     if (t.code == dl::kInt && t.bits == 32) return DType::kInt32;
     if (t.code == dl::kInt && t.bits == 64) return DType::kInt64;
     if (t.code == dl::kUInt && t.bits == 8) return DType::kUInt8;
+    if (t.code == dl::kUInt && t.bits == 16) return DType::kUInt16;
     return DType::kOther;
   }
 };

@@ -5,7 +5,7 @@
 
 namespace specengine {
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kUInt8, kOther };
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kUInt8, kUInt16, kOther };
 enum class Device : uint8_t { kCpu, kCuda, kOther };
 
 inline const char* name_of(DType dtype) {
@@ -22,6 +22,8 @@ inline const char* name_of(DType dtype) {
       return "int64";
     case DType::kUInt8:
       return "uint8";
+    case DType::kUInt16:
+      return "uint16";
     case DType::kOther:
       break;
   }

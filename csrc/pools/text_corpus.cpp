@@ -9,11 +9,12 @@ namespace specengine {
 namespace {
 
 constexpr int64_t kSamples = 32;  // occurrences that are looked at
+constexpr uint16_t kNarrowEnd = 0xffff;
 
-void check_corpus(const TensorView& tokens, const TensorView& order) {
+void check_corpus(const TensorView& tokens, const TensorView& order, std::initializer_list<DType> dtypes) {
   Checker check;
   Dim n{"n"};
-  check(tokens, "tokens", {DType::kInt32}, {n});
+  check(tokens, "tokens", dtypes, {n});
   check(order, "order", {DType::kInt32}, {n});
   if (check.device() != Device::kCpu) fail("tokens: expected a tensor on the CPU");
   if (n > std::numeric_limits<int32_t>::max()) fail("tokens: ", n.value, " are more than 32 bits can number");
@@ -22,7 +23,7 @@ void check_corpus(const TensorView& tokens, const TensorView& order) {
 }  // namespace
 
 void sort_suffixes(const TensorView& tokens, const TensorView& order) {
-  check_corpus(tokens, order);
+  check_corpus(tokens, order, {DType::kInt32});
   const int32_t *text = tokens.as<int32_t>(), *end = text + tokens.shape[0];
   int32_t* places = order.as<int32_t>();
   std::iota(places, places + tokens.shape[0], 0);
@@ -38,13 +39,18 @@ void sort_suffixes(const TensorView& tokens, const TensorView& order) {
 }
 
 TextCorpus::TextCorpus(const TensorView& tokens, const TensorView& order)
-    : tokens_(tokens.as<int32_t>()), order_(order.as<int32_t>()), size_(tokens.shape[0]) {
-  check_corpus(tokens, order);
+    : tokens_(tokens.dtype == DType::kInt32 ? tokens.as<int32_t>() : nullptr),
+      narrow_(tokens.as<uint16_t>()),
+      order_(order.as<int32_t>()),
+      size_(tokens.shape[0]) {
+  check_corpus(tokens, order, {DType::kInt32, DType::kUInt16});
 }
 
 int32_t TextCorpus::token_at(int64_t place, int32_t offset) const {
   const int64_t position = int64_t{order_[place]} + offset;
-  return position >= 0 && position < size_ ? tokens_[position] : -1;
+  if (position < 0 || position >= size_) return -1;
+  if (tokens_) return tokens_[position];
+  return narrow_[position] == kNarrowEnd ? -1 : narrow_[position];
 }
 
 // The first place for which `before` does not hold, where those that do come first.

@@ -17,7 +17,8 @@ class TextCorpus {
     int32_t length;
   };
 
-  // Refers to both tensors. They come from a file: whatever they hold, nothing outside of them is read.
+  // Refers to both tensors; tokens may be uint16 [n], too, with 65535 for one below 0. They come from a file: whatever
+  // they hold, nothing outside of them is read.
   TextCorpus(const TensorView& tokens, const TensorView& order);
 
   int64_t size() const { return size_; }
@@ -32,7 +33,8 @@ class TextCorpus {
   template <typename Before>
   int64_t first_not(int64_t begin, int64_t end, const Before& before) const;
 
-  const int32_t* tokens_;
+  const int32_t* tokens_;  // or:
+  const uint16_t* narrow_;
   const int32_t* order_;
   int64_t size_;
 };

@@ -39,6 +39,7 @@ size_t bytes_of(DType dtype) {
       return 4;
     case DType::kBFloat16:
     case DType::kFloat16:
+    case DType::kUInt16:
       return 2;
     default:
       return 1;

@@ -1,7 +1,8 @@
 """A corpus that drafts are copied from: texts as token ids and their suffix array, in a safetensors file that is mapped
 into memory.
 
-tokens: int32 [n], texts one after the other, -1 behind each.  order: int32 [n], see sort_suffixes.
+tokens: uint16 [n] where the ids leave 65535 free, else int32 [n]: texts one after the other, the highest uint16 or -1
+behind each.  order: int32 [n], see sort_suffixes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from specengine.text import Tokenizer
 
 _FORMAT = "specengine-corpus-1"
 _TOKENIZER = "tokenizer"  # of the file's metadata
-_END = -1
+_END, _NARROW_END = -1, 0xFFFF
 _SAMPLE = "The quick brown fox doesn't jump; it measures 1,234.5 km²:\n\tdef naïve(x): return [x**2]  # ὦ 你好"
 
 
@@ -43,7 +44,8 @@ def write_corpus(path: Path, texts: Iterable[Sequence[int]], tokenizer: Tokenize
     part = path.with_name(f".{path.name}.{os.getpid()}")
     about = {"format": _FORMAT} | ({_TOKENIZER: _mark(tokenizer)} if tokenizer else {})
     try:
-        save_file({"tokens": tokens, "order": order}, part, about)
+        narrow = tokens.to(torch.uint16) if tokens.max() < _NARROW_END else tokens  # -1 becomes _NARROW_END
+        save_file({"tokens": narrow, "order": order}, part, about)
         part.chmod(0o644)  # safetensors makes files for their owner alone
         os.replace(part, path)
     finally:
@@ -64,9 +66,15 @@ def open_corpus(path: Path, vocab_size: int) -> TextCorpus:
             corpus = TextCorpus(tokens, order)
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path}: the corpus cannot be read ({error}); write it anew") from error
-    if len(tokens) and (most := int(tokens.max())) >= vocab_size:
+    if len(tokens) and (most := _highest(tokens)) >= vocab_size:
         raise ValueError(f"{path}: its texts have token {most}, the target's vocabulary ends at {vocab_size - 1}")
     return corpus
+
+
+def _highest(tokens: torch.Tensor) -> int:
+    """Of the token ids."""
+    values = tokens.numpy()
+    return int(values.max(initial=0, where=values != _NARROW_END) if values.dtype == "uint16" else values.max())
 
 
 def check_corpus_tokenizer(path: Path, tokenizer: Tokenizer) -> None:

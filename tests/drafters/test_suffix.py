@@ -2,10 +2,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from specengine.drafters.suffix import CORPUS, OWN, Config, Suffix
-from specengine.drafting.corpus_file import write_corpus
+from specengine.drafting.corpus_file import open_corpus, write_corpus
 from specengine.drafting.cost_model import CostModel
 from specengine.ops import native
 from specengine.types import SourceStats
@@ -170,6 +170,17 @@ def test_what_is_no_option_is_refused(tmp_path, corpus):
     with pytest.raises(ValueError, match="there is nothing in them"):
         write_corpus(tmp_path / "empty", [[], []])
     assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize(("highest", "dtype"), [(0xFFFE, torch.uint16), (0xFFFF, torch.int32)])
+def test_a_corpus_has_two_bytes_per_token_where_they_are_enough(tmp_path, highest, dtype):
+    write_corpus(tmp_path / "corpus", [[50, highest, 52], [50, 51]])
+    assert load_file(tmp_path / "corpus")["tokens"].dtype is dtype
+    corpus = open_corpus(tmp_path / "corpus", highest + 1)
+    assert corpus.continuations([50], 4, 2, 1, [1.0] * 30, 0.0)[0] == [50, 51]
+    assert corpus.continuations([3, 50, highest], 4, 2, 1, [1.0] * 30, 0.0)[0] == [highest, 52]
+    with pytest.raises(ValueError, match=f"have token {highest}"):
+        open_corpus(tmp_path / "corpus", highest)
 
 
 def test_a_corpus_is_found_in_a_folder_and_at_home(tmp_path, monkeypatch):

@@ -13,11 +13,11 @@ from tests.pools.test_suffix_automaton import WHOLE, followers, kind
 texts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=60), min_size=1, max_size=3)
 
 
-def corpus(pieces):
+def corpus(pieces, narrow=False):
     tokens = torch.tensor([token for piece in pieces for token in (*piece, -1)], dtype=torch.int32)
     order = torch.empty_like(tokens)
     sort_suffixes(tokens, order)
-    return TextCorpus(tokens, order)
+    return TextCorpus(tokens.to(torch.uint16) if narrow else tokens, order)
 
 
 def test_suffixes_are_sorted_as_far_as_they_are_compared():
@@ -51,6 +51,13 @@ def test_the_first_level_is_what_followed_the_longest_context(pieces, width, els
         expected = [(token, kind(length, count, every, i == 0)) for i, (token, count) in enumerate(ranked)]
         assert list(zip(tokens, kinds, strict=True))[1:] == expected
     assert set(tokens[1:]) <= set(found) and set(parents[1:]) <= {0}
+
+
+@given(texts, st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_tokens_of_two_bytes_are_the_same_corpus(pieces, width):
+    asked = (pieces[0][-12:], 24, 8, width, WHOLE, 0.0)
+    assert corpus(pieces, narrow=True).continuations(*asked) == corpus(pieces).continuations(*asked)
 
 
 def joined_count(joined, string):
