@@ -60,25 +60,36 @@ def test_a_page_speaks_of_no_option_that_does_not_exist(name, config):
     known = {field.name for field in dataclasses.fields(config)} | ENGINE
     if name.startswith("rules/"):
         known.add("adaptive")  # what a seed fixes depends on it
-    spoken = {match[1] for span in Page(DOCS / f"{name}.md").spans if (match := re.match(r"(\w+)=[^=]", span))}
-    assert spoken <= known
+    assert spoken(Page(DOCS / f"{name}.md")) <= known
+
+
+def spoken(page: Page) -> set[str]:
+    """The options that a page gives a value to."""
+    return {match[1] for span in page.spans if (match := re.match(r"(\w+)=[^=]", span))}
 
 
 @pages
 def test_links_lead_somewhere(page):
-    for target in page.links:
+    assert not dead_links(page)
+
+
+def dead_links(page: Page) -> list[str]:
+    def leads(target: str) -> bool:
         file, _, anchor = target.partition("#")
         path = (page.path.parent / file).resolve() if file else page.path
-        assert path.exists(), f"{page.name}: {target}"
-        if anchor:
-            assert anchor in Page(path).anchors, f"{page.name}: {target}"
+        return path.exists() and (not anchor or anchor in Page(path).anchors)
+
+    return [target for target in page.links if not leads(target)]
 
 
 @pages
 def test_files_that_a_page_names_exist(page):
-    for span in page.spans:
-        if re.fullmatch(r"(csrc|specengine|tests|bench|recipes|docs)/[\w./-]+", span):
-            assert (ROOT / span).exists() or span in page.new_files, f"{page.name}: {span}"
+    assert not missing_files(page)
+
+
+def missing_files(page: Page) -> list[str]:
+    named = [span for span in page.spans if re.fullmatch(r"(csrc|specengine|tests|bench|recipes|docs)/[\w./-]+", span)]
+    return [name for name in named if not (ROOT / name).exists() and name not in page.new_files]
 
 
 @pages
@@ -91,3 +102,17 @@ def test_every_page_can_be_reached_from_the_index_and_the_index_from_the_readme(
     linked = {(DOCS / target.partition("#")[0]).resolve() for target in Page(DOCS / "README.md").links}
     assert {page.path for page in ALL if page.path != DOCS / "README.md"} <= linked
     assert any(target.startswith("docs") for target in Page(README).links)
+
+
+def test_what_is_wrong_on_a_page_is_noticed(tmp_path):
+    page = Page(tmp_path / "wrong.md")
+    page.path.write_text(
+        "# Wrong\n\n[here](wrong.md#wrong) [there](wrong.md#right) [nowhere](none.md) [web](https://example.org)\n\n"
+        "`csrc/none.cpp` `csrc/bindings.cpp` `depth=7`\n\n## Options\n\n| option | default | meaning |\n|---|---|---|\n"
+        "| `a` | (empty) | one \\| other |\n\n<!-- not run: too long -->\n```bash\n`depth=8`\n```\n"
+    )
+    assert dead_links(page) == ["wrong.md#right", "none.md"]
+    assert missing_files(page) == ["csrc/none.cpp"]
+    assert spoken(page) == {"depth"}
+    assert page.rows("## Options") == [["`a`", "(empty)", "one \\| other"]]
+    assert [(block.language, block.reason) for block in page.blocks] == [("bash", "too long")]
