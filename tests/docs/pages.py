@@ -84,9 +84,17 @@ class Page:
 
 
 def commands(code: str) -> list[list[str]]:
-    """The commands of a shell block as words; a line that ends in a backslash goes on in the next."""
+    """The commands of a shell block as words; a line that ends in a backslash goes on in the next.
+
+    Unquoted, what separates commands is a word of its own: no drafter's option may be lost to the shell."""
     lines = code.replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return [_words(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>()")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    return list(lexer)
 
 
 def is_ours(words: list[str]) -> bool:

@@ -189,7 +189,8 @@ def commands_of(code: str) -> list[list[str]]:
         "specengine generate hello --max-tokens 5",
         "specengine write hello",
         "specengine generate hello --drafter eagle3,depth=7",
-        "specengine generate hello --drafter combine:suffix+eagle3;depth=7",
+        "specengine generate hello --drafter 'combine:suffix+eagle3;depth=7'",
+        "specengine generate hello --drafter combine:suffix+eagle3;levels=5",  # the shell would cut it
         "specengine generate hello --rule margin:alpha=0.9",
         "specengine train --drafter medusa,levels=5 --out somewhere",
         "python -m specengine.bench --drafter none",
