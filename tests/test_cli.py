@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 import specengine
@@ -21,13 +20,9 @@ from specengine.cli import app
 from specengine.console import show_trace
 from specengine.models.presets import PRESETS
 from specengine.types import CycleTrace, StreamEvent
-from tests.models.files import random_state, write_folder
+from tests.models.files import write_chat_model
 
 TINY = "random:tiny-llama"
-TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 
 
 def run(*arguments: str, stdin: str | None = None):
@@ -44,17 +39,7 @@ def one_error_line(result, *parts: str) -> None:
 
 @pytest.fixture(scope="module")
 def chat_model(tmp_path_factory) -> str:
-    """A folder with a tiny random LLaMA, a tokenizer of single bytes and a chat template."""
-    folder = write_folder(tmp_path_factory.mktemp("chat-model"), random_state(PRESETS["tiny-llama"]))
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<pad>", "<s>", "</s>")])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "</s>"}))
-    return str(folder)
+    return str(write_chat_model(tmp_path_factory.mktemp("chat-model")))
 
 
 # ---- the whole script

@@ -6,8 +6,10 @@ import re
 import gguf
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from specengine.models.checkpoint import RandomCheckpoint
+from specengine.models.presets import PRESETS
 
 Type = gguf.GGMLQuantizationType
 
@@ -23,6 +25,10 @@ CONFIG_JSON = {
     "max_position_embeddings": 512,
     "eos_token_id": 2,
 }
+CHAT_TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
 def random_state(config, dtype=torch.float32):
@@ -94,4 +100,18 @@ def write_folder(folder, state, kind="safetensors", shards=1):
         save(part, folder / file)
         weight_map |= dict.fromkeys(part, file)
     (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def write_chat_model(folder):
+    """A folder with a tiny random LLaMA, a tokenizer of single bytes and a chat template."""
+    write_folder(folder, random_state(PRESETS["tiny-llama"]))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<pad>", "<s>", "</s>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": "</s>"}))
     return folder

@@ -1,4 +1,4 @@
-"""The README's worked example of a new rule: built as it stands there, and run."""
+"""The worked examples of a new rule, in the README and in docs/adding-your-own.md: built as they stand, and run."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -23,17 +24,18 @@ from tests.engines import tiny_engine
 from tests.ops.verifying import CPU, PARAMS, history_of, make_batch
 
 ROOT = Path(__file__).resolve().parents[2]
+README, PAGE = "README.md", "docs/adding-your-own.md"
 PROBABLE = [0.5, 0.3, 0.2]  # of tokens 0, 1, 2: 1 is near the best one at share = 0.5, 2 is not
 
 
-def example() -> dict[str, str]:
-    """The README's fenced blocks that follow a line with the name of a file, by that name."""
-    blocks = re.findall(r"^`([\w/.]+)`:[^\n]*\n\n```\w+\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+def example(page: str) -> dict[str, str]:
+    """A page's fenced blocks that follow a line with the name of a file, by that name."""
+    blocks = re.findall(r"^`([\w/.]+)`:[^\n]*\n\n```\w+\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
     return dict(blocks)
 
 
 def add_lines(header: Path, lines: str) -> None:
-    """The README's include beside the other includes, its other line beside the other rules."""
+    """An example's include beside the other includes, its other line beside the other rules."""
     include, rule = lines.splitlines()
     text = header.read_text()
     for line, before in ((include, '#include "rules/rejection.h"'), (rule, '  if (is("rejection", 0))')):
@@ -76,24 +78,36 @@ def load(name: str, path: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def near_core(tmp_path_factory) -> ModuleType:
-    """The core with the README's rule in it."""
+def core(tmp_path_factory) -> ModuleType:
+    """The core with both rules in it."""
     folder = tmp_path_factory.mktemp("readme_rule")
     csrc = shutil.copytree(ROOT / "csrc", folder / "csrc")
-    blocks = example()
-    (csrc / "rules" / "near.h").write_text(blocks["csrc/rules/near.h"])
-    add_lines(csrc / "rules" / "rules.h", blocks["csrc/rules/rules.h"])
+    for page, name in ((README, "near"), (PAGE, "likely")):
+        blocks = example(page)
+        (csrc / "rules" / f"{name}.h").write_text(blocks[f"csrc/rules/{name}.h"])
+        add_lines(csrc / "rules" / "rules.h", blocks["csrc/rules/rules.h"])
     return load("_readme", build(csrc, folder))
 
 
 @pytest.fixture
-def near(near_core, monkeypatch, tmp_path) -> type[Rule]:
+def near(core, monkeypatch, tmp_path) -> type[Rule]:
     """The README's dataclass, registered, over that core."""
-    path = tmp_path / "near.py"
-    path.write_text(example()["specengine/rules/near.py"])
-    kind = load("near", path).Near
-    monkeypatch.setitem(rules.RULES, kind.name, kind)
-    use_core(near_core, monkeypatch)
+    use_core(core, monkeypatch)
+    return registered(README, "near", monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def likely(core, monkeypatch, tmp_path) -> type[Rule]:
+    """The page's dataclass, registered, over that core."""
+    use_core(core, monkeypatch)
+    return registered(PAGE, "likely", monkeypatch, tmp_path)
+
+
+def registered(page: str, name: str, monkeypatch, folder: Path) -> type[Rule]:
+    path = folder / f"{name}.py"
+    path.write_text(example(page)[f"specengine/rules/{name}.py"])
+    kind = getattr(load(name, path), name.capitalize())
+    monkeypatch.setitem(rules.RULES, name, kind)
     return kind
 
 
@@ -101,7 +115,7 @@ def accepted(rule: Rule, children: list[int], params: SamplingParams) -> tuple[l
     """(accepted tokens, bonus token, relaxed) of a root with these children, every node's target being PROBABLE."""
     tree = TreeBatch.of([DraftTree([0, *children], [-1, *[0] * len(children)])], CPU)
     logits = torch.tensor(PROBABLE).log().repeat(1 + len(children), 1)
-    out = verify_tree(logits, tree, SamplingTable.of([params], [0]), history_of([[0]], [0]), rule=rule)
+    out = verify_tree(logits, tree, SamplingTable.of([params], [params.seed]), history_of([[0]], [0]), rule=rule)
     path = out.path[0, 1 : int(out.path_length)].tolist()
     return tree.tokens[path].tolist(), int(out.bonus), int(out.relaxed)
 
@@ -125,13 +139,35 @@ def test_the_example_honours_filters(near):
     assert accepted(near(0.5), [1], SamplingParams(temperature=1.0, top_k=1)) == ([], 0, 0)
 
 
-def test_the_example_is_match_at_its_neutral_parameter(near):
-    relaxed = 0
+@pytest.mark.parametrize(
+    ("least", "children", "expected"),
+    [
+        (0.25, [2, 1], ([1], 1)),
+        (0.15, [2, 1], ([1], 1)),
+        (0.15, [2], ([2], 1)),
+        (0.25, [2], ([], 0)),
+        (0.25, [1, 0], ([0], 0)),
+    ],
+)
+def test_the_page_s_example_accepts_the_likeliest_child_of_enough_probability(likely, least, children, expected):
+    seeds = (SamplingParams(temperature=1.0, seed=seed) for seed in count())
+    params = next(p for p in seeds if accepted(likely(1.0), [0], p)[0] == [0])  # the target draws token 0
+    tokens, _, relaxed = accepted(likely(least), children, params)
+    assert (tokens, relaxed) == expected
+
+
+def test_the_page_s_example_is_exact_at_temperature_0(likely):
+    assert accepted(likely(0.0), [1, 2], SamplingParams()) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("example_rule", ["near", "likely"])
+def test_the_example_is_match_at_its_neutral_parameter(request, example_rule):
+    kind, relaxed = request.getfixturevalue(example_rule), 0
     for seed, params in enumerate(list(PARAMS.values()) * 4):
         batch = make_batch([[-1, 0, 0, 1, 1, 2], [-1], [-1, 0, 1], [-1, *[0] * 9]], [params] * 4, 40, seed=seed)
-        out, exact = (verify_tree(*batch.arguments(), rule=rule) for rule in (near().neutral, parse_rule("match")))
+        out, exact = (verify_tree(*batch.arguments(), rule=rule) for rule in (kind().neutral, parse_rule("match")))
         assert all(torch.equal(getattr(out, name), getattr(exact, name)) for name in vars(out))
-        relaxed += int(verify_tree(*batch.arguments(), rule=near()).relaxed.sum())
+        relaxed += int(verify_tree(*batch.arguments(), rule=kind()).relaxed.sum())
     assert relaxed > 0, "the cases must tell the two apart"
 
 
