@@ -80,8 +80,11 @@ class DeviceBatch:
         self._read: deque[list[list[int]]] = deque()
         self._clock = HostClock()  # of the step under way
 
-    def step(self) -> None:
-        """Commits one cycle, and keeps the device busy with the next one meanwhile."""
+    def step(self) -> dict[str, float]:
+        """Commits one cycle, and keeps the device busy with the next one meanwhile.
+
+        Gives the seconds its phases took; empty where one of the sequences had ended before.
+        """
         cycles = self._cycles
         if cycles.loaded is not self:
             if cycles.loaded:
@@ -89,7 +92,7 @@ class DeviceBatch:
             while self._read:  # cycles from before another batch took the device
                 self._commit(self._read.popleft())
             if self._finished:
-                return
+                return {}
             cycles.state.load(self.sequences)
             cycles.drafter.load(cycles.state.drafter_state, self.sequences)
             cycles.loaded = self
@@ -102,6 +105,7 @@ class DeviceBatch:
         self._commit(records)
         for sequence in self.sequences:
             sequence.count_time(self._clock.seconds)
+        return self._clock.seconds
 
     def close(self) -> None:
         """Commits what is still under way: the members are about to change."""
