@@ -124,6 +124,11 @@ class Sequence:
         self._text = []
         return text
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the next event has tokens."""
+        return len(self.tokens) > self._told
+
     def take_event(self, rule: Rule) -> StreamEvent:
         """What was added since the last call; the last event carries the output."""
         piece, new = self.take_text(), self.tokens[self._told :]
@@ -180,7 +185,7 @@ class Sequence:
             sources=self.sources,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=decode,
-            tokens_per_second=count and count / (self.prefill_seconds + decode),
+            tokens_per_second=count / max(self.prefill_seconds + decode, 1e-9),
             seconds_by_phase=self.seconds,
         )
         return GenerationOutput(
