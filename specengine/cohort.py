@@ -91,7 +91,9 @@ class Cohort:
 
     def _admit(self) -> bool:
         engine = self._engine
-        if not self.waiting or len(self._active) == engine.max_batch_size or not engine._admit(self.waiting[0]):
+        if not self.waiting or len(self._active) == engine.max_batch_size:
+            return False
+        if not engine._admit(self.waiting[0], self._active):
             return False
         self._reading.append(self.waiting.popleft())
         self._passes = engine._prefill(self._reading[0])

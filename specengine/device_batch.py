@@ -72,7 +72,6 @@ class DeviceBatch:
 
     def __init__(self, sequences: Seq[Sequence], cycles: DeviceCycles) -> None:
         self.sequences, self._cycles = list(sequences), cycles
-        cycles.state.check_biases(sequences)
         # What the host must see of every cycle before the next one begins leaves nothing to run ahead of.
         waits = not cycles.drafter.drafts_on_device or any(s.params.logprobs for s in sequences)
         self._ahead = 1 if waits else 2

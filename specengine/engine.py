@@ -137,6 +137,8 @@ class Engine:
         """The n sequences of a prompt, checked against the model."""
         ids = encode_prompt(prompt, self.tokenizer, self.model.config)
         self.model.check_params(params)
+        if self._cycles:
+            self._cycles.state.check_biases(params)
         limit = min(params.max_new_tokens, self.model.config.max_position - len(ids))
         sequences = [
             Sequence(list(ids), params, params.seed + i, limit, self.model.eos_token_ids, self.tokenizer)
@@ -182,9 +184,10 @@ class Engine:
         """Slots of the cache that a sequence may come to need."""
         return sequence.prompt_length + sequence.limit + self.drafter.spare_slots
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Whether the cache has room for one more sequence."""
-        return self.cache.has_room(self._slots(sequence))
+    def _admit(self, sequence: Sequence, active: Seq[Sequence]) -> bool:
+        """Whether there is room for one more sequence."""
+        fits = not self._cycles or self._cycles.state.has_room([*active, sequence])
+        return fits and self.cache.has_room(self._slots(sequence))
 
     def _prefill(self, sequence: Sequence) -> Iterator[int]:
         """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root.
