@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -12,7 +11,7 @@ from specengine.engine import Engine
 from specengine.metrics import Metrics
 from specengine.sequence import Sequence
 from specengine.types import GenerationOutput, Prompt, SamplingParams, StreamEvent
-from specengine.worker import Request, Worker, clock
+from specengine.worker import Request, Worker
 
 
 class AsyncEngine:
@@ -90,7 +89,8 @@ class AsyncEngine:
 
     async def close(self, drain: bool = True) -> None:
         """Takes no more requests; finishes those there are, or (drain=False) drops them: their callers get Closed."""
-        await asyncio.to_thread(self._worker.close, drain)
+        self._worker.stop(drain)
+        await asyncio.to_thread(self._worker.join)
 
     async def __aenter__(self) -> AsyncEngine:
         return self
@@ -106,7 +106,7 @@ class _Call:
         _check_deadline(deadline)
         self._told: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, self._told.put_nowait)
-        self.request = Request(sequences, tell, streams, clock() + (math.inf if deadline is None else deadline))
+        self.request = Request(sequences, tell, streams, deadline)
 
     async def answer(self) -> StreamEvent | None:
         answer = await self._told.get()

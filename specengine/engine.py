@@ -42,6 +42,7 @@ class Engine:
     On CUDA: gpu_memory_fraction: of the GPU's memory, for weights and all else; the cache gets what is left of it.
     graphs: whether cycles are captured as CUDA graphs; without them the same code runs call by call, to be debugged.
     strict: whether speculative output equals plain output bit for bit (on the CPU it always does); costs speed.
+    Its attribute `metrics` counts what it does.
     Raises ValueError for an argument it cannot honour, FileNotFoundError for a missing file.
     """
 

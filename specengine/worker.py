@@ -38,14 +38,17 @@ class Request:
     """Sequences of one caller, who is told by `tell`, from the worker's thread: the event of every cycle where it is a
     stream, else None when all are done; an exception if that cannot be.
 
-    deadline: by `clock`; the text then ends where it is.  cancelled: may be set by any thread at any moment.
+    deadline: seconds from now; the text then ends where it is.  cancelled: may be set by any thread at any moment.
     """
 
     sequences: list[Sequence]
     tell: Callable[[StreamEvent | Exception | None], object]
     streams: bool = False
-    deadline: float = math.inf
+    deadline: float | None = None
     cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.due = math.inf if self.deadline is None else clock() + self.deadline
 
 
 class Worker:
@@ -54,7 +57,7 @@ class Worker:
     def __init__(self, engine: Engine, most_waiting: int) -> None:
         self._engine, self._most_waiting = engine, most_waiting
         self._cohort = self._new_cohort()
-        self._lock = threading.Lock()  # of what submit() and close() change
+        self._lock = threading.Lock()  # of what submit() and stop() change
         self._new: list[Request] = []
         self._requests: dict[int, Request] = {}  # by the identity of each of their sequences
         self._thread: threading.Thread | None = None
@@ -78,13 +81,15 @@ class Worker:
                 self._thread = thread
             self._new.append(request)
 
-    def close(self, drain: bool) -> None:
-        """Takes no more requests, and waits for those there are or, without drain, lets go of them."""
+    def stop(self, drain: bool) -> None:
+        """Takes no more requests; finishes those there are or, without drain, drops them."""
         with self._lock:
             self._closed, self._aborted = True, self._aborted or not drain
-            thread = self._thread
         logger.info("closing: requests are %s", "finished" if drain else "dropped")
-        if thread:
+
+    def join(self) -> None:
+        """Waits until there are no requests."""
+        if thread := self._thread:
             thread.join()
 
     def _new_cohort(self) -> Cohort:
@@ -110,7 +115,8 @@ class Worker:
             sequences = [sequence for request in self._new for sequence in request.sequences]
             self._requests |= {id(sequence): request for request in self._new for sequence in request.sequences}
             self._new = []
-            self._cohort.submit(sequences)
+            if sequences:
+                self._cohort.submit(sequences)
             if not self._requests:
                 self._thread = None
             return bool(self._requests)
@@ -118,7 +124,7 @@ class Worker:
     def _end_early(self) -> None:
         """Ends the requests that were cancelled or are too late, or all of them."""
         now = clock()
-        ending = {r for r in self._requests.values() if self._aborted or r.cancelled or r.deadline <= now}
+        ending = {r for r in self._requests.values() if self._aborted or r.cancelled or r.due <= now}
         for request in ending:
             dropped = self._aborted or request.cancelled
             if dropped:

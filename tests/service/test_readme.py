@@ -1,6 +1,7 @@
 """README's service is run as it stands."""
 
 import re
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,6 @@ def test_the_service_of_the_readme_answers_and_counts(capsys):
     )
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     answers, metrics = capsys.readouterr().out.split("\n", 1)
-    assert len(eval(answers)) == 3 and all(eval(answers))
+    assert len(literal_eval(answers)) == 3 and all(literal_eval(answers))
     finished = parsed(metrics.rstrip("\n") + "\n")["specengine_sequences_finished_total"].samples
     assert sum(finished.values()) == 3
