@@ -1,4 +1,4 @@
-"""A drafter that lets a test say when each cycle begins, and asyncio for tests that must not hang."""
+"""A drafter that lets a test say when each cycle begins, and what tests of a service ask again and again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 
+from specengine import Engine
 from specengine.drafters.none import NoneDrafter
+from tests.engines import tiny_engine
 
 LIMIT = 60  # seconds after which a test has failed; nothing takes that long
 
@@ -49,3 +51,23 @@ class Gated(NoneDrafter):
         """Nothing waits any more."""
         self._free = True
         self._gate.release()
+
+
+def gated(**options) -> tuple[Engine, Gated]:
+    drafter = Gated()
+    return tiny_engine(drafter, **options), drafter
+
+
+async def collected(stream, skipped: int = 0) -> list[int]:
+    """The tokens of a stream (behind the skipped ones), checked against the output that ends it."""
+    events = [event async for event in stream]
+    tokens = [token for event in events for token in event.token_ids]
+    assert events[-1].output.token_ids[skipped:] == tokens
+    assert all(event.output is None and event.token_ids for event in events[:-1])
+    return tokens
+
+
+def settled(engine) -> None:
+    """Nobody is left, and everything is given back."""
+    counts = engine.metrics.snapshot()
+    assert (counts.running, counts.waiting, engine.cache.pages_in_use) == (0, 0, 0)

@@ -9,7 +9,7 @@ import pytest
 from specengine import AsyncEngine, Engine, Overloaded, SamplingParams
 from specengine.models.loading import load_model
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, oracle_engine, tiny_engine
-from tests.service.gated import Gated, run
+from tests.service.gated import collected, gated, run
 
 PROMPTS = [
     [5, 9, 13, 5, 9],
@@ -27,20 +27,6 @@ DRAFTERS = [
     "lookahead,adaptive=false,warm=true,window=3,ngram=3,guesses=3",
     "ouroboros:self,layers=1,adaptive=false,window=2,ngram=3,length=3",
 ]
-
-
-def gated(**options) -> tuple[Engine, Gated]:
-    drafter = Gated()
-    return tiny_engine(drafter, **options), drafter
-
-
-async def collected(stream, skipped: int = 0) -> list[int]:
-    """The tokens of a stream (behind the skipped ones), checked against the output that ends it."""
-    events = [event async for event in stream]
-    tokens = [token for event in events for token in event.token_ids]
-    assert events[-1].output.token_ids[skipped:] == tokens
-    assert all(event.output is None and event.token_ids for event in events[:-1])
-    return tokens
 
 
 async def mixed(serving: AsyncEngine, params: list[SamplingParams]) -> list[list[int]]:
