@@ -27,7 +27,6 @@ NOTES = 10  # per drafter
 
 
 def resident_bytes() -> int:
-    gc.collect()
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) << 10
 
@@ -50,6 +49,7 @@ def soak(spec: str, tokens: int) -> list[dict[str, float]]:
         params = SamplingParams(max_new_tokens=300, temperature=1.0, seed=(seed := seed + 1), ignore_eos=True)
         made += sum(len(output.token_ids) for output in engine.generate(prompts, params))
         if made >= tokens * (len(notes) + 1) / NOTES:
+            gc.collect()
             note = {"made": made, "seconds": round(time.perf_counter() - began), "resident_bytes": resident_bytes()}
             notes.append(note | stated(engine.drafter))
             print(spec, notes[-1], flush=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specengine.api import generate
+    from specengine.async_engine import AsyncEngine
     from specengine.build import __version__, build_info
     from specengine.embedded_models import ModelFetchError
     from specengine.engine import Engine
+    from specengine.metrics import Counts, Metrics
     from specengine.types import (
         CycleTrace,
         GenerationOutput,
@@ -19,13 +22,19 @@ if TYPE_CHECKING:
         StreamEvent,
         TokenLogprob,
     )
+    from specengine.worker import Closed, GenerationFailed, Overloaded
+
+logging.getLogger("specengine").addHandler(logging.NullHandler())
 
 # Loaded at first use: torch takes seconds to import, and `specengine --help` needs none of it.
 _HOMES = {
     "generate": "api",
     "__version__": "build",
     "build_info": "build",
+    "AsyncEngine": "async_engine",
     "Engine": "engine",
+    "Counts": "metrics",
+    "Metrics": "metrics",
     "ModelFetchError": "embedded_models",
     "CycleTrace": "types",
     "GenerationOutput": "types",
@@ -34,14 +43,23 @@ _HOMES = {
     "SourceStats": "types",
     "StreamEvent": "types",
     "TokenLogprob": "types",
+    "Closed": "worker",
+    "GenerationFailed": "worker",
+    "Overloaded": "worker",
 }
 
 __all__ = [
+    "AsyncEngine",
+    "Closed",
+    "Counts",
     "CycleTrace",
     "Engine",
+    "GenerationFailed",
     "GenerationOutput",
     "GenerationStats",
+    "Metrics",
     "ModelFetchError",
+    "Overloaded",
     "SamplingParams",
     "SourceStats",
     "StreamEvent",

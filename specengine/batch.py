@@ -49,12 +49,13 @@ class Batch:
         self.reads_logits = rule.reads_logits or any(s.params.reads_logits for s in sequences)
         self.draft_logits: DraftLogits | None = None  # of the trees under way, where the rule wants them
 
-    def step(self) -> None:
-        """One cycle."""
+    def step(self) -> dict[str, float]:
+        """One cycle; gives the seconds its phases took."""
         self._clock = HostClock()
         self._cycle(self)
         for sequence in self.sequences:
             sequence.count_time(self._clock.seconds)
+        return self._clock.seconds
 
     def close(self) -> None:
         """Nothing is ever under way between two steps."""

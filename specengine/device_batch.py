@@ -72,7 +72,6 @@ class DeviceBatch:
 
     def __init__(self, sequences: Seq[Sequence], cycles: DeviceCycles) -> None:
         self.sequences, self._cycles = list(sequences), cycles
-        cycles.state.check_biases(sequences)
         # What the host must see of every cycle before the next one begins leaves nothing to run ahead of.
         waits = not cycles.drafter.drafts_on_device or any(s.params.logprobs for s in sequences)
         self._ahead = 1 if waits else 2
@@ -80,8 +79,11 @@ class DeviceBatch:
         self._read: deque[list[list[int]]] = deque()
         self._clock = HostClock()  # of the step under way
 
-    def step(self) -> None:
-        """Commits one cycle, and keeps the device busy with the next one meanwhile."""
+    def step(self) -> dict[str, float]:
+        """Commits one cycle, and keeps the device busy with the next one meanwhile.
+
+        Gives the seconds its phases took; empty where one of the sequences had ended before.
+        """
         cycles = self._cycles
         if cycles.loaded is not self:
             if cycles.loaded:
@@ -89,7 +91,7 @@ class DeviceBatch:
             while self._read:  # cycles from before another batch took the device
                 self._commit(self._read.popleft())
             if self._finished:
-                return
+                return {}
             cycles.state.load(self.sequences)
             cycles.drafter.load(cycles.state.drafter_state, self.sequences)
             cycles.loaded = self
@@ -102,6 +104,7 @@ class DeviceBatch:
         self._commit(records)
         for sequence in self.sequences:
             sequence.count_time(self._clock.seconds)
+        return self._clock.seconds
 
     def close(self) -> None:
         """Commits what is still under way: the members are about to change."""

@@ -7,7 +7,6 @@ both ways of delivery.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -15,9 +14,11 @@ from pathlib import Path
 
 from specengine.batch import Batch
 from specengine.capture import stream_of
+from specengine.cohort import Cohort
 from specengine.device_batch import DeviceBatch
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
+from specengine.metrics import Metrics
 from specengine.models.loading import LoadedModel, load_model
 from specengine.models.transformer import TargetOutput
 from specengine.prompts import as_prompts, encode_prompt
@@ -41,6 +42,7 @@ class Engine:
     On CUDA: gpu_memory_fraction: of the GPU's memory, for weights and all else; the cache gets what is left of it.
     graphs: whether cycles are captured as CUDA graphs; without them the same code runs call by call, to be debugged.
     strict: whether speculative output equals plain output bit for bit (on the CPU it always does); costs speed.
+    Its attribute `metrics` counts what it does.
     Raises ValueError for an argument it cannot honour, FileNotFoundError for a missing file.
     """
 
@@ -80,6 +82,8 @@ class Engine:
         else:
             self.cache, self._cycles = self.model.target.new_cache(), None
             self.drafter.attach(self.cache)
+        about = {"model": self.model.name, "drafter": self.drafter.name, "rule": self.rule.name}
+        self.metrics = Metrics(self.cache, about)
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     def generate(
@@ -93,16 +97,18 @@ class Engine:
         in place of each output. params: one for all or one per prompt. Raises ValueError naming what is wrong with a
         prompt or parameter before anything is generated.
         """
-        prompts, single = as_prompts(prompts)
-        groups = [self._sequences(p, s) for p, s in zip(prompts, _one_each(params, len(prompts)), strict=True)]
+        groups, single = self._groups(prompts, params)
         for _ in self._run([sequence for group in groups for sequence in group]):
             pass
-        outputs = [[s.output(s.take_text(), self.rule) for s in group] for group in groups]
-        results = [out[0] if group[0].params.n == 1 else out for group, out in zip(groups, outputs, strict=True)]
-        return results[0] if single else results
+        return self._results(groups, single)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamEvent]:
         """Continues one prompt, yielding an event per cycle; the last one carries the whole output (n must be 1)."""
+        sequence = self._streamed(prompt, params)
+        return (sequence.take_event(self.rule) for _ in self._run([sequence]))
+
+    def _streamed(self, prompt: Prompt, params: SamplingParams | None) -> Sequence:
+        """The sequence of stream()'s arguments."""
         prompts, single = as_prompts(prompt)
         if not single:
             raise ValueError("prompt: stream() takes one prompt, got a list of prompts")
@@ -110,20 +116,30 @@ class Engine:
         if params.n != 1:
             raise ValueError(f"n: stream() takes n=1, got {params.n}")
         (sequence,) = self._sequences(prompts[0], params)
-        return self._events(sequence)
+        return sequence
 
-    def _events(self, sequence: Sequence) -> Iterator[StreamEvent]:
-        text, seen = "", sequence.prompt_length
-        for _ in self._run([sequence]):
-            piece, new = sequence.take_text(), sequence.tokens[seen:]
-            text, seen = text + piece, len(sequence.tokens)
-            output = sequence.output(text, self.rule) if sequence.finish_reason else None
-            yield StreamEvent(piece, new, sequence.accepted_last, output)
+    def _groups(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None
+    ) -> tuple[list[list[Sequence]], bool]:
+        """The sequences of each prompt, and whether it was a single one."""
+        prompts, single = as_prompts(prompts)
+        groups = [self._sequences(p, s) for p, s in zip(prompts, _one_each(params, len(prompts)), strict=True)]
+        return groups, single
+
+    def _results(
+        self, groups: Seq[Seq[Sequence]], single: bool
+    ) -> GenerationOutput | list[GenerationOutput] | list[list[GenerationOutput]]:
+        """What generate() returns of sequences that ended."""
+        outputs = [[s.output(s.take_text(), self.rule) for s in group] for group in groups]
+        results = [out[0] if group[0].params.n == 1 else out for group, out in zip(groups, outputs, strict=True)]
+        return results[0] if single else results
 
     def _sequences(self, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
         """The n sequences of a prompt, checked against the model."""
         ids = encode_prompt(prompt, self.tokenizer, self.model.config)
         self.model.check_params(params)
+        if self._cycles:
+            self._cycles.state.check_biases(params)
         limit = min(params.max_new_tokens, self.model.config.max_position - len(ids))
         sequences = [
             Sequence(list(ids), params, params.seed + i, limit, self.model.eos_token_ids, self.tokenizer)
@@ -134,24 +150,14 @@ class Engine:
 
     def _run(self, sequences: Seq[Sequence]) -> Iterator[None]:
         """Runs sequences to their end, at most max_batch_size at a time; yields after every cycle."""
-        waiting, active = deque(sequences), []
-        batch = None
+        cohort = Cohort(self)
+        cohort.submit(sequences)
         try:
-            while waiting or active:
-                while waiting and len(active) < self.max_batch_size and self._admit(waiting[0], active):
-                    batch = self._close(batch)
-                    active.append(waiting.popleft())
-                    self._prefill(active[-1])
-                with self._turn():
-                    batch = batch or self._batch(active)
-                    batch.step()
-                if any(s.finish_reason for s in active):
-                    batch = self._close(batch)
-                    self._release(s for s in active if s.finish_reason)
-                    active = [s for s in active if not s.finish_reason]
-                yield
+            while cohort.busy:
+                if cohort.step():
+                    yield
         finally:
-            self._release(active)
+            cohort.close()
 
     @contextmanager
     def timed_phases(self) -> Iterator[list[dict[str, float]]]:
@@ -175,26 +181,20 @@ class Engine:
         with self._turns, stream_of(self.model.target.device):
             yield
 
-    def _close(self, batch: Batch | DeviceBatch | None) -> None:
-        """Ends a batch whose members are about to change."""
-        if batch:
-            with self._turn():
-                batch.close()
-
     def _slots(self, sequence: Sequence) -> int:
         """Slots of the cache that a sequence may come to need."""
         return sequence.prompt_length + sequence.limit + self.drafter.spare_slots
 
     def _admit(self, sequence: Sequence, active: Seq[Sequence]) -> bool:
-        """Whether the cache has room for one more sequence; where nobody here can make room, other callers will."""
-        while not self.cache.has_room(self._slots(sequence)):
-            if active:
-                return False
-            time.sleep(0.001)
-        return True
+        """Whether there is room for one more sequence."""
+        fits = not self._cycles or self._cycles.state.has_room([*active, sequence])
+        return fits and self.cache.has_room(self._slots(sequence))
 
-    def _prefill(self, sequence: Sequence) -> None:
-        """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root."""
+    def _prefill(self, sequence: Sequence) -> Iterator[int]:
+        """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root.
+
+        Yields the rows of each pass.
+        """
         begin = time.perf_counter()
         target, step = self._target, self._target.ops.prefill_rows
         target.ensure_positions(sequence.prompt_length + sequence.limit)
@@ -207,6 +207,7 @@ class Engine:
                 features = target.features(rows, self.cache, self.cache.batch([sequence.pages], [start]))
                 if self.drafter.reads_features:
                     self.drafter.observe_prompt(sequence, start, features)
+            yield len(rows.tokens)
         sequence.started = time.perf_counter()
         sequence.prefill_seconds = sequence.started - begin
 

@@ -72,11 +72,15 @@ class ResidentState:
         self.workspace = VerifyWorkspace(slots, vocab, rows=rows, device=device, weights=weights)
         self.draft_logits, self.drafter_state = draft_logits, drafter_state
 
-    def check_biases(self, sequences: Seq[Sequence]) -> None:
-        """Raises ValueError where the sequences of a batch have more biases than there is room for."""
-        count = sum(len(s.params.logit_bias or {}) for s in sequences)
+    def check_biases(self, params: SamplingParams) -> None:
+        """Raises ValueError where there is no room for the biases of a sequence."""
+        count = len(params.logit_bias or {})
         if count > MAX_BIASES:
-            raise ValueError(f"logit_bias: the sequences of a batch have {count} entries, at most {MAX_BIASES} fit")
+            raise ValueError(f"logit_bias: has {count} entries, at most {MAX_BIASES} fit")
+
+    def has_room(self, sequences: Seq[Sequence]) -> bool:
+        """Whether there is room for the biases of all sequences of a batch."""
+        return sum(len(s.params.logit_bias or {}) for s in sequences) <= MAX_BIASES
 
     def load(self, sequences: Seq[Sequence]) -> None:
         """Takes the sequences into the first slots; the others become idle."""

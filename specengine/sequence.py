@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specengine.metrics import Meter
 from specengine.rules import Rule
 from specengine.text import Detokenizer, StopStrings, Tokenizer
 from specengine.tree import DraftTree
@@ -19,6 +20,7 @@ from specengine.types import (
     GenerationStats,
     SamplingParams,
     SourceStats,
+    StreamEvent,
     TokenLogprob,
 )
 
@@ -43,14 +45,17 @@ class Sequence:
         self.trace: list[CycleTrace] = []
         self.prefill_seconds = 0.0
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.arrived = time.perf_counter()
         self.started = self.finished = 0.0
+        self.meter = Meter()
         self.accepted_last = 0  # drafted tokens the last cycle kept
         self.sources: dict[str, SourceStats] = {}  # as GenerationStats has them
-        self._cycles = self._relaxed = 0
-        self._drafted: list[int] = []  # cycles that drafted to depth d + 1
-        self._accepted: list[int] = []  # cycles that accepted a node there
+        self.cycles = self._relaxed = 0
+        self.drafted: list[int] = []  # cycles that drafted to depth d + 1
+        self.accepted: list[int] = []  # cycles that accepted a node there
         self._text: list[str] = []
         self._unread: list[int] = []  # tokens whose text nobody has asked for
+        self._told, self._told_text = self.prompt_length, ""  # what earlier events said
         self._detokenizer: Detokenizer | None = self.tokenizer.detokenizer() if self.tokenizer else None
         if self._detokenizer:
             # The text continues the prompt: a leading space or the rest of a character depends on how that ends.
@@ -72,12 +77,16 @@ class Sequence:
         for token in (*accepted, bonus):
             kept.append(token)
             self.tokens.append(token)
-            self.finish_reason = self._ended_by(token)
-            if self.finish_reason:
-                self.finished = time.perf_counter()
-                self._finish_text()
+            if reason := self._ended_by(token):
+                self.end(reason)
                 break
         return kept
+
+    def end(self, reason: str) -> None:
+        """Ends it where it is."""
+        self.finish_reason, self.finished = reason, time.perf_counter()
+        self.started = self.started or self.finished  # its prompt may not have been read
+        self._finish_text()
 
     def _ended_by(self, token: int) -> str | None:
         ended = token in self.eos_token_ids and not self.params.ignore_eos
@@ -115,19 +124,31 @@ class Sequence:
         self._text = []
         return text
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the next event has tokens."""
+        return len(self.tokens) > self._told
+
+    def take_event(self, rule: Rule) -> StreamEvent:
+        """What was added since the last call; the last event carries the output."""
+        piece, new = self.take_text(), self.tokens[self._told :]
+        self._told, self._told_text = len(self.tokens), self._told_text + piece
+        output = self.output(self._told_text, rule) if self.finish_reason else None
+        return StreamEvent(piece, new, self.accepted_last, output)
+
     def count_cycle(self, tree: DraftTree, accepted: int, relaxed: int) -> None:
         """Statistics of one cycle that accepted `accepted` drafted tokens, `relaxed` of them against the exact rule."""
-        self._cycles += 1
+        self.cycles += 1
         self._relaxed += min(relaxed, accepted)  # where the run was cut, some of them may be past its end
         self.accepted_last = accepted
         depths = [0] * len(tree.parents)
         for node, parent in enumerate(tree.parents[1:], start=1):
             depths[node] = depths[parent] + 1
         for depth in range(max(depths)):
-            if depth == len(self._drafted):
-                self._drafted.append(0), self._accepted.append(0)
-            self._drafted[depth] += 1
-            self._accepted[depth] += depth < accepted
+            if depth == len(self.drafted):
+                self.drafted.append(0), self.accepted.append(0)
+            self.drafted[depth] += 1
+            self.accepted[depth] += depth < accepted
 
     def count_time(self, seconds: Mapping[str, float]) -> None:
         """Adds what the phases of one cycle took, at its end."""
@@ -158,13 +179,13 @@ class Sequence:
             rule=rule.name,
             lossless=rule.lossless,
             relaxed=self._relaxed,
-            cycles=self._cycles,
-            tau=count / self._cycles,
-            acceptance_by_depth=[a / d for a, d in zip(self._accepted, self._drafted, strict=True)],
+            cycles=self.cycles,
+            tau=count / max(1, self.cycles),
+            acceptance_by_depth=[a / d for a, d in zip(self.accepted, self.drafted, strict=True)],
             sources=self.sources,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=decode,
-            tokens_per_second=count / (self.prefill_seconds + decode),
+            tokens_per_second=count / max(self.prefill_seconds + decode, 1e-9),
             seconds_by_phase=self.seconds,
         )
         return GenerationOutput(

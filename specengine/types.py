@@ -192,7 +192,10 @@ class GenerationStats:
 
 @dataclass
 class GenerationOutput:
-    """One continuation. token_ids include the end-of-text token that ended it; text ends before a stop string."""
+    """One continuation. token_ids include the end-of-text token that ended it; text ends before a stop string.
+
+    finish_reason: `stop` (end of text, or a stop string), `length`, or `deadline` (see AsyncEngine).
+    """
 
     text: str
     token_ids: list[int]

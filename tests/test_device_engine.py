@@ -1,5 +1,6 @@
 """The engine whose cycles run on the device: the CUDA kernels on the simulator, or on a GPU where there is one."""
 
+import asyncio
 import copy
 import dataclasses
 import threading
@@ -8,7 +9,7 @@ import time
 import pytest
 import torch
 
-from specengine import Engine, SamplingParams
+from specengine import AsyncEngine, Engine, SamplingParams
 from specengine.drafters.none import NoneDrafter
 from specengine.graphs import buckets_up_to, widths_up_to
 from specengine.memory_plan import ResidentOptions, pages_left
@@ -257,6 +258,27 @@ def test_threads_share_an_engine(device_engine):
     assert [found[i] for i in range(len(PROMPTS))] == expected
 
 
+def test_requests_of_a_service_join_and_leave_cycles_that_run_ahead(device_engine):
+    engine, params = device_engine(max_batch_size=2), dataclasses.replace(SAMPLED, max_new_tokens=6)
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[3]]
+    expected = ids(on_the_cpu(params, prompts=prompts))
+
+    async def main() -> list[list[int]]:
+        async with AsyncEngine(engine) as serving:
+            tasks = []
+            for prompt in prompts:
+                gone = serving.stream(prompt[::-1], GREEDY)
+                await anext(gone)
+                tasks.append(asyncio.create_task(serving.generate(prompt, params)))
+                await anext(gone)
+                await gone.aclose()
+            return ids(await asyncio.gather(*tasks))
+
+    assert asyncio.run(main()) == expected
+    assert engine.metrics.snapshot().finished == {"length": 3, "cancelled": 3}
+    assert engine.cache.pages_in_use == 0
+
+
 def test_pages_are_given_back_and_sequences_wait_for_them(device_engine):
     engine = device_engine(max_batch_size=4)
     cache = engine.cache
@@ -277,10 +299,15 @@ def test_scores_without_a_distribution_are_an_error(device_engine):
     assert engine.cache.pages_in_use == 0
 
 
-def test_too_many_biases_are_refused(device_engine):
-    params = SamplingParams(logit_bias=dict.fromkeys(range(250), 1.0))
-    with pytest.raises(ValueError, match=r"^logit_bias: the sequences of a batch have 1250 entries"):
-        device_engine(max_batch_size=8).generate([[1]] * 5, params)
+def test_biases_that_have_no_room_together_wait_and_too_many_are_refused(device_engine, monkeypatch):
+    monkeypatch.setattr("specengine.resident.MAX_BIASES", 250)
+    engine, prompts = device_engine(max_batch_size=4), PROMPTS[:2] * 2
+    params = SamplingParams(max_new_tokens=3, logit_bias=dict.fromkeys(range(100), 9.0))
+    assert ids(engine.generate(prompts, params)) == ids(on_the_cpu(params, prompts=prompts))
+    counts = engine.metrics.snapshot()
+    assert counts.sequence_cycles == 2 * counts.cycles
+    with pytest.raises(ValueError, match=r"^logit_bias: has 251 entries, at most 250 fit"):
+        engine.generate(PROMPTS[0], SamplingParams(logit_bias=dict.fromkeys(range(251), 1.0)))
 
 
 def test_half_types_give_a_text_of_the_same_kind(device_engine):

@@ -1,0 +1,128 @@
+"""Many streams at once, some of them cancelled: python bench/load.py SECONDS OUT.json [MODEL] [DRAFTER]
+
+Each of 64 clients asks again as soon as it has an answer. Every text that was finished is compared with what an engine
+says that serves one request at a time; a difference ends the run. At the end nobody may hold a page of the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import random
+import sys
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+from soak import resident_bytes
+
+from specengine import AsyncEngine, Engine, SamplingParams
+from specengine.models.loading import load_model
+
+STREAMS, REQUESTS, CANCELLED = 64, 32, 0.25
+
+
+def requests(vocab: int) -> list[tuple[list[int], SamplingParams]]:
+    """What clients ask for: some prompts longer than a pass, some texts greedy, some sampled."""
+    draw = random.Random(1)
+    return [
+        (
+            [draw.randrange(3, vocab) for _ in range(draw.choice((5, 20, 80, 300)))],
+            SamplingParams(
+                max_new_tokens=draw.randrange(8, 64), temperature=0.8 * (i % 2), seed=i, ignore_eos=i % 3 == 0
+            ),
+        )
+        for i in range(REQUESTS)
+    ]
+
+
+class Load:
+    """The clients and what they see."""
+
+    def __init__(self, serving: AsyncEngine, asked: list, alone: list[list[int]], seconds: float) -> None:
+        self.serving, self.asked, self.alone = serving, asked, alone
+        self.began = time.perf_counter()
+        self.until = self.began + seconds
+        self.finished = self.cancelled = self.tokens = 0
+        self.first: list[float] = []
+        self.between: list[float] = []
+        self.memory: list[tuple[float, int]] = []
+
+    async def run(self) -> None:
+        await asyncio.gather(self._watch(), *(self._client(random.Random(client)) for client in range(STREAMS)))
+
+    async def _watch(self) -> None:
+        while (now := time.perf_counter()) < self.until:
+            self.memory.append((round(now - self.began, 1), resident_bytes()))
+            await asyncio.sleep(1)
+
+    async def _client(self, draw: random.Random) -> None:
+        while time.perf_counter() < self.until:
+            i = draw.randrange(len(self.asked))
+            patience = draw.randrange(1, 30) if draw.random() < CANCELLED else None
+            tokens = await self._listen(*self.asked[i], patience)
+            if tokens is None:
+                self.cancelled += 1
+                continue
+            self.finished += 1
+            if tokens != self.alone[i]:
+                raise SystemExit(f"request {i}: {tokens} is not what it gets alone, {self.alone[i]}")
+
+    async def _listen(self, prompt: list[int], params: SamplingParams, patience: int | None) -> list[int] | None:
+        """The tokens of a stream; None where the client went away after so many events."""
+        last, heard, tokens = time.perf_counter(), 0, []
+        async with aclosing(self.serving.stream(prompt, params)) as stream:
+            async for event in stream:
+                now, new = time.perf_counter(), len(event.token_ids)
+                if tokens:
+                    self.between += [(now - last) / new] * new
+                else:
+                    self.first.append(now - last)
+                last, heard = now, heard + 1
+                tokens += event.token_ids
+                self.tokens += new
+                if heard == patience and not event.output:
+                    return None
+        return tokens
+
+
+def milliseconds(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {f"p{p}": round(1e3 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 2) for p in (50, 99)}
+
+
+async def loaded(engine: Engine, asked: list, alone: list[list[int]], seconds: float) -> dict:
+    async with AsyncEngine(engine) as serving:
+        load = Load(serving, asked, alone, seconds)
+        await load.run()
+    took, counts = time.perf_counter() - load.began, engine.metrics.snapshot()
+    assert (counts.running, counts.waiting, counts.pages_used) == (0, 0, 0), counts
+    return {
+        "seconds": round(took, 1),
+        "finished_and_equal": load.finished,
+        "cancelled": load.cancelled,
+        "tokens_per_second": round(load.tokens / took, 1),
+        "first_token_ms": milliseconds(load.first),
+        "between_tokens_ms": milliseconds(load.between),
+        "sequences_per_cycle": round(counts.sequence_cycles / counts.cycles, 2),
+        "tau": round(counts.tau, 3),
+        "seconds_by_phase": {phase: round(value, 2) for phase, value in counts.seconds_by_phase.items()},
+        "finished": counts.finished,
+        "resident_bytes": load.memory,
+    }
+
+
+def main(seconds: float, out: Path, name: str = "smollm2-135m", drafter: str = "auto") -> None:
+    model = load_model(name)
+    asked = requests(model.config.vocab_size)
+    single = Engine(model, drafter=drafter, max_batch_size=1)
+    alone = [single.generate(prompt, params).token_ids for prompt, params in asked]
+    result = asyncio.run(loaded(Engine(model, drafter=drafter), asked, alone, seconds))
+    about = {"model": name, "drafter": drafter, "streams": STREAMS, "machine": platform.machine()}
+    out.write_text(json.dumps(about | result, indent=1) + "\n")
+    print(json.dumps(about | result, indent=1))
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
