@@ -43,7 +43,8 @@ class Sequence:
         self.trace: list[CycleTrace] = []
         self.prefill_seconds = 0.0
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.started = self.finished = 0.0
+        self.requested, self.started, self.finished = time.perf_counter(), 0.0, 0.0
+        self.deliveries: list[tuple[float, int]] = []  # as GenerationStats has them
         self.accepted_last = 0  # drafted tokens the last cycle kept
         self.sources: dict[str, SourceStats] = {}  # as GenerationStats has them
         self._cycles = self._relaxed = 0
@@ -77,6 +78,7 @@ class Sequence:
                 self.finished = time.perf_counter()
                 self._finish_text()
                 break
+        self.deliveries.append((time.perf_counter() - self.requested, len(kept)))
         return kept
 
     def _ended_by(self, token: int) -> str | None:
@@ -162,6 +164,7 @@ class Sequence:
             tau=count / self._cycles,
             acceptance_by_depth=[a / d for a, d in zip(self._accepted, self._drafted, strict=True)],
             sources=self.sources,
+            deliveries=self.deliveries,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=decode,
             tokens_per_second=count / (self.prefill_seconds + decode),
