@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specengine.bench.plot import new_figure, save, style
-from specengine.bench.report import DEPTHS
 from specengine.bench.run import BASE
+from specengine.bench.tables import DEPTHS
 
 _CYCLES = 20  # of fewer, a share says nothing
 _PHASES = {"draft": ("draft",), "verify": ("verify",), "rest": ("accept", "compact", "host")}

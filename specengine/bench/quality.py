@@ -34,7 +34,7 @@ def agreement(found: Sequence[Sequence[int]], exact: Sequence[Sequence[int]]) ->
 
 def qualities(target: Transformer, runs: Sequence[Run], advance: Callable[[], None]) -> list[dict[str, Any]]:
     """Per run its family, relaxed (None for a sequential cascade), agreement and log_likelihood, of one repetition."""
-    by_pair = {(run.drafter, run.rule): run for run in runs}
+    by_pair = {(run.temperature, run.drafter, run.rule): run for run in runs}
 
     @cache  # many answers are those of other rules
     def nats(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
@@ -42,7 +42,7 @@ def qualities(target: Transformer, runs: Sequence[Run], advance: Callable[[], No
 
     rows = []
     for run in runs:
-        exact, answers = by_pair[exact_pair(run.drafter, run.rule)].answers, run.answers.values()
+        exact, answers = by_pair[(run.temperature, *exact_pair(run.drafter, run.rule))].answers, run.answers.values()
         tokens = sum(len(answer.token_ids) for answer in answers)
         likelihood = sum(nats(tuple(answer.prompt_token_ids), tuple(answer.token_ids)) for answer in answers) / tokens
         relaxed = sum(answer.stats.relaxed for answer in answers) / tokens
