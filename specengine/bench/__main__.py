@@ -18,9 +18,9 @@ from specengine.bench.latency import latency_table
 from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
 from specengine.bench.perplexity import perplexities, perplexity_table
-from specengine.bench.plot import check_matplotlib
-from specengine.bench.plot_drafters import plot_drafters
-from specengine.bench.plot_rules import plot_rules
+from specengine.bench.plot import check_matplotlib, save
+from specengine.bench.plot_drafters import drafters_figure
+from specengine.bench.plot_rules import rules_figure
 from specengine.bench.prefill import prefill_table
 from specengine.bench.presets import PRESETS, named, side_by_side
 from specengine.bench.quality import rules_table
@@ -199,7 +199,7 @@ def bench(
         if json_file:
             write_json(json_file, results)
         if plot:
-            (plot_rules if quality else plot_drafters)(results, plot)
+            save(rules_figure if quality else drafters_figure, results, plot)
 
 
 def _tables(results: dict[str, Any]) -> Iterator[Table]:

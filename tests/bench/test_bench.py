@@ -14,7 +14,8 @@ import specengine
 from specengine.bench import machine
 from specengine.bench.__main__ import app
 from specengine.bench.labels import short_labels
-from specengine.bench.plot_drafters import plot_drafters
+from specengine.bench.plot import save
+from specengine.bench.plot_drafters import drafters_figure
 from specengine.bench.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
 from specengine.bench.report import run_dicts, write_json
 from specengine.bench.run import Run, calls_of, measure, split_drafters
@@ -318,7 +319,7 @@ def test_a_picture_has_peers_and_drafters_that_drafted_nothing(tmp_path):
     runs = [Run(name, 1, [tally], peer=peer, temperature=t) for t in (0.0, 1.0) for name, tally, peer in done]
     rows = run_dicts(runs)
     assert [row["label"] for row in rows[:3]] == ["none", "eagle3:b", "llama.cpp"]
-    plot_drafters({"model": "m", "questions": 1, "max_new_tokens": 9, "runs": rows}, tmp_path / "out.png")
+    save(drafters_figure, {"model": "m", "questions": 1, "max_new_tokens": 9, "runs": rows}, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
