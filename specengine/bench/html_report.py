@@ -42,6 +42,7 @@ PICTURES = {
     "tokens": (tokens_figure, "One answer: the colour tells which drafter proposed a token, none that the target did."),
 }
 _SETTINGS, _CONTENDERS = 4, 24  # that a picture of bars can hold
+_SWEEP = 12  # contenders; of more rules no bars are drawn
 
 
 def write_report(files: Sequence[Path], out: Path, pictures: Path | None = None) -> None:
@@ -78,21 +79,27 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 
 def _pictures(results: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """By kind. A sweep of rules has too many contenders for bars."""
-    judged = [row for row in results["runs"] if row["family"]]
-    left_out = ("tasks", "drafters") if judged else ("rules",)
-    few = {**results, "runs": _few(results["runs"])}
+    """By kind."""
+    few = _few(results["runs"])
+    left_out: tuple[str, ...] = ()
+    if any(row["family"] for row in few) and len({row["label"] for row in few}) > _SWEEP:
+        left_out = ("tasks", "drafters", "cycle")
     for kind, (draw, _) in PICTURES.items():
-        if kind not in left_out and (image := picture(draw, results if kind in ("rules", "batches") else few)):
+        shown = results if kind in ("rules", "batches") else {**results, "runs": few}
+        if kind not in left_out and (image := picture(draw, shown)):
             yield kind, image
 
 
 def _few(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The contenders of the first settings, as many as a picture can hold."""
+    """The contenders of the first settings, as many as a picture can hold, each with its rule in its label."""
     settings: dict[tuple[float, int], list[dict[str, Any]]] = {}
     for row in rows:
-        settings.setdefault((row["temperature"], row["batch"]), []).append(row)
+        settings.setdefault((row["temperature"], row["batch"]), []).append({**row, "label": _who(row)})
     return [row for own in list(settings.values())[:_SETTINGS] for row in own[:_CONTENDERS]]
+
+
+def _who(row: dict[str, Any]) -> str:
+    return row["label"] + ("" if row["rule"] == "match" else f" under {row['rule']}")
 
 
 def _comparison(names: Sequence[str], runs: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -180,7 +187,7 @@ def _side_by_side(preset: dict[str, Any]) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     gaps, memory, floor = row["token_gap_ms"], row["peak_memory_bytes"], row["floor_fraction"]
     return [
-        row["label"] + ("" if row["rule"] == "match" else f" under {row['rule']}"),
+        _who(row),
         f"{row['temperature']:g}",
         str(row["batch"]),
         *_speeds(row),

@@ -33,8 +33,7 @@ def cycle_figure(results: dict[str, Any]) -> Figure | None:
             begin += spent
         each = f" {row['tau']:.2f} tokens, {begin / row['tau']:.2f} ms each"
         panel.text(begin, place, each, va="center", fontsize="small")
-    names = [row["label"] + ("" if row["rule"] == "match" else f" under {row['rule']}") for row in timed]
-    panel.set_yticks(range(len(timed)), [wrapped(name, 34) for name in names], fontsize="small")
+    panel.set_yticks(range(len(timed)), [wrapped(row["label"], 34) for row in timed], fontsize="small")
     panel.set_ylim(len(timed) - 0.4, -0.6)
     panel.set_xlabel(f"ms since the cycle began (temperature {timed[0]['temperature']:g}, batch {timed[0]['batch']})")
     panel.margins(x=0.28)

@@ -47,7 +47,21 @@ def rules_figure(results: dict[str, Any]) -> Figure | None:
         panel.set_xlabel(f"speedup over {BASE}")
     handles = {h.get_label(): h for row in panels for panel in row for h in panel.get_legend_handles_labels()[0]}
     figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize="small")
+    figure.draw_without_rendering()  # only now is known where everything stands
+    for panel in panels.flat:
+        _drop_covered(panel)
     return figure
+
+
+def _drop_covered(panel: Any) -> None:
+    """Takes away the parameters that would be written over others."""
+    placed: list[Any] = []
+    for text in list(panel.texts):
+        box = text.get_window_extent()
+        if any(box.overlaps(other) for other in placed):
+            text.remove()
+        else:
+            placed.append(box)
 
 
 def _draw(panel: Any, rows: list[dict[str, Any]], measure: str, number: int, family: str) -> None:

@@ -62,7 +62,7 @@ def _token(panel: Any, column: float, line: float, text: str, color: str | None)
     # Character by character: a font's own widths would run out of the boxes.
     for i, character in enumerate(text):
         if character != " ":
-            panel.text(column + i + 0.5, line, character, family="monospace", fontsize=7.5, ha="center", va="center")
+            panel.text(column + i + 0.5, line, character, family="monospace", fontsize=9, ha="center", va="center")
 
 
 def _laid_out(pieces: list[list[str]]) -> list[tuple[int, int, str, str]]:
