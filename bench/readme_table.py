@@ -171,7 +171,8 @@ def _rule_row(row: dict[str, Any]) -> str:
     relaxed = "" if row["relaxed"] is None else f"{row['relaxed']:.1%}"
     speeds = f"{row['tokens_per_second']:.1f} | {row['speedup']:.2f}x | {tau}"
     quality = f"{relaxed} | {row['agreement']:.1%} | {row['log_likelihood']:.3f}"
-    return f"| `{row['rule']}` | `{row['drafter']}` | {speeds} | {quality} |"
+    batch = f", batch {row['batch']}" if row["batch"] > 1 else ""
+    return f"| `{row['rule']}` | `{row['drafter']}`{batch} | {speeds} | {quality} |"
 
 
 def _prefills(data: dict[str, Any]) -> list[str]:

@@ -97,7 +97,7 @@ def bench(
     rules: Annotated[
         str | None,
         typer.Option(
-            help="Instead, compare rules, at batch 1, and what they do to the text: separated by spaces, several "
+            help="Instead, compare rules, and what they do to the text: separated by spaces, several "
             "values by slashes, as in 'margin:theta=0.84/0.9 cascade:opt,alpha=0.1'. Each has the first drafter that "
             "serves it, and the exact rule beside it. token-cascade:chow and seq-cascade:chow are sequential."
         ),
@@ -164,8 +164,6 @@ def bench(
                 contenders = race(split_rules(rules), split_drafters(drafters or DRAFTERS), loaded.target)
             else:
                 contenders = [(name, rule or "match") for name in split_drafters(drafters or DRAFTERS)]
-            if quality and list(batches) != [1]:
-                raise ValueError(f"batch: rules are compared at batch 1, got {batch}")
             plan = Plan(
                 drafters=[name for name, _ in contenders],
                 rules=[each for _, each in contenders],
@@ -194,6 +192,8 @@ def bench(
         if (results.get("others_cpu") or 0) > _QUIET:
             used = f"other processes took {results['others_cpu']:.1f} cores meanwhile"
             console.print(f"not a quiet machine: {used}, and engines whose threads wait for each other suffer most")
+        if taken := results.get("device_memory_bytes"):
+            console.print(f"all engines together took {taken / 2**30:.1f} GiB of the device's memory at most")
         for mode, why in results.get("peers_left_out", {}).items():
             note(f"left out: {mode}: {why}")
         if json_file:

@@ -21,9 +21,9 @@ _MEASURES = (
 
 def rules_figure(results: dict[str, Any]) -> Figure | None:
     """Quality against speed: a row per measure, a column per drafter and temperature, a line per family of rules; plain
-    decoding stands in every column. None where texts were not judged."""
+    decoding stands in every column; the first batch size alone. None where texts were not judged."""
     runs = [row for row in results["runs"] if row["family"] and row["agreement"] is not None]
-    runs = [row for row in runs if row["log_likelihood"] is not None]
+    runs = [row for row in runs if row["log_likelihood"] is not None and row["batch"] == runs[0]["batch"]]
     if not any(row["drafter"] == BASE for row in runs):
         return None
     families = list(dict.fromkeys(row["family"] for row in runs))

@@ -34,7 +34,7 @@ class Entry:
 @dataclass(frozen=True)
 class Preset:
     """about: what is compared.  shipped, random: the contenders beside plain decoding, for a model whose drafters come
-    with the package and for random weights.  quality: also what the rules do to the text (at batch 1 alone)."""
+    with the package and for random weights.  quality: also what the rules do to the text."""
 
     about: str
     shipped: tuple[Entry, ...]

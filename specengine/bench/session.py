@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
@@ -67,7 +68,7 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
     with TemporaryDirectory(prefix="specengine-bench-") as scratch:
         peers, left_out = _peers(plan, model, Path(scratch))
         calls = calls_of(questions, len(plan.drafters), plan.batches, plan.repetitions, len(peers))
-        calls = len(plan.temperatures) * (calls + plan.quality * len(plan.drafters))
+        calls = len(plan.temperatures) * (calls + plan.quality * len(plan.batches) * len(plan.drafters))
         with _progress(calls) as advance:
             runs = measure(
                 *(model, plan.drafters, questions, params),
@@ -98,6 +99,9 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
         "weight_bytes": weight_bytes,
         "read_bytes_per_second": speed,
         "others_cpu": others_cpu,
+        "device_memory_bytes": torch.cuda.max_memory_reserved(model.target.device)
+        if model.target.ops.resident
+        else None,
         "peers": {peer.mode: peer.about for peer in peers if not peer.failed},
         "peers_left_out": {**left_out, **{peer.mode: peer.failed for peer in peers if peer.failed}},
         "runs": _rows(runs, found, floors),

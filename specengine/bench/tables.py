@@ -119,7 +119,7 @@ def preset_table(found: dict[str, Any]) -> Table:
         theirs, ours = row["published"] or {}, row["measured"] or {}
         rule = ours.get("rule", "match")
         who = ours.get("label", "") + (f" under {rule}" if rule != "match" else "")
-        what = (theirs.get("model") or "", theirs.get("task") or "")
+        what = (theirs.get("model") or "", ", ".join(theirs[key] for key in ("task", "quality") if theirs.get(key)))
         out.add_row(row["method"], *what, *preset_figures(theirs), who, *preset_figures(ours))
     return out
 
