@@ -1,7 +1,9 @@
-"""Writes the tables of README.md and results/rules.md from recorded runs: python bench/readme_table.py [RESULT.json]
+"""Writes the tables of README.md and results/rules.md from recorded runs, and the index of these runs in
+results/README.md: python bench/readme_table.py [RESULT.json]
 
-A table stands between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`. An argument replaces the file
-of README.md's first table, which is then written like the rest.
+A table stands between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`, the index between
+`<!-- bench index -->` and the same. An argument replaces the file of README.md's first table, which is then written
+like the rest.
 """
 
 from __future__ import annotations
@@ -13,8 +15,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-README, RULES = HERE.parent / "README.md", HERE / "results" / "rules.md"
+README, RULES, INDEX = HERE.parent / "README.md", HERE / "results" / "rules.md", HERE / "results" / "README.md"
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
+INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
+KINDS = {  # results of other programs, by a key that they alone have
+    "perplexity": "perplexity of {model} in every dtype",
+    "kernels": "the CUDA kernels against PyTorch, and the bytes they move",
+    "nvcc": "registers and spills of the CUDA kernels, as compiled",
+    "drafters": "memory of what drafters remember, after many tokens",
+}
 PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
 PHASES = ("draft", "verify", "accept", "compact", "host")
 DEPTHS = 6
@@ -36,6 +45,49 @@ def _block(name: str) -> str:
     data = json.loads((HERE / name).read_text(encoding="utf-8"))
     lines = _rule_lines if "family" in data["runs"][0] else _lines
     return "\n".join([f"<!-- bench: {name} -->", *lines(data, name), "<!-- bench end -->"])
+
+
+def indexed(text: str, folder: Path = HERE / "results") -> str:
+    """A text with the index of a folder's results made anew. Raises ValueError where it has none, and for a file of an
+    unknown kind."""
+    if not INDEXED.search(text):
+        raise ValueError("no index between <!-- bench index --> and <!-- bench end -->")
+    rows = [
+        f"| [`{file.name}`]({file.name}) | {what} | {commit} |"
+        for file in sorted(folder.glob("*.json"))
+        for what, commit in [_about(file)]
+    ]
+    lines = [
+        "<!-- bench index -->",
+        "| file | what was measured | commit |",
+        "|---|---|---|",
+        *rows,
+        "<!-- bench end -->",
+    ]
+    return INDEXED.sub(lambda _: "\n".join(lines), text)
+
+
+def _about(file: Path) -> tuple[str, str]:
+    """What a file holds, in words, and the commit it is of."""
+    data = json.loads(file.read_text(encoding="utf-8"))
+    commit = (data.get("commit") or "not recorded")[:12]
+    if "runs" not in data:
+        kind = next((what for key, what in KINDS.items() if key in data), None)
+        if kind is None:
+            raise ValueError(f"{file}: neither runs nor one of {', '.join(KINDS)}")
+        return kind.format(model=Path(data.get("model", "")).name), commit
+    rows = data["runs"]
+    settings = [
+        f"{name} {', '.join(f'{value:g}' for value in values)}"
+        for name, key in (("temperature", "temperature"), ("batch", "batch"))
+        if (values := list(dict.fromkeys(row[key] for row in rows))) != [1]
+    ]
+    contenders = len({(row["peer"], row["drafter"], row["rule"]) for row in rows})
+    peers = len({row["peer"] for row in rows} - {None})
+    who = f"{contenders} contenders" + (f" ({peers} of them peers)" if peers else "")
+    preset = f"{data['preset']['name']}: " if data.get("preset") else ""
+    what = f"{preset}{Path(data['model']).name} ({data['dtype']}, {data['device']}), {who}"
+    return f"{what}, {data['questions']} questions, {'; '.join(settings)}", commit
 
 
 def _lines(data: dict[str, Any], name: str) -> list[str]:
@@ -120,7 +172,8 @@ def _rule_row(row: dict[str, Any]) -> str:
     accepted = " ".join(share for share in _shares(row)[:3] if share) if row.get("level_acceptance") else ""
     speeds = f"{row['tokens_per_second']:.1f} | {row['speedup']:.2f}x | {tau} | {accepted}"
     quality = f"{relaxed} | {row['agreement']:.1%} | {row['log_likelihood']:.3f}"
-    return f"| `{row['rule']}` | `{row['drafter']}` | {speeds} | {quality} |"
+    batch = f", batch {row['batch']}" if row["batch"] > 1 else ""
+    return f"| `{row['rule']}` | `{row['drafter']}`{batch} | {speeds} | {quality} |"
 
 
 def _prefills(data: dict[str, Any]) -> list[str]:
@@ -162,6 +215,7 @@ def main(arguments: list[str]) -> None:
         text = with_file(text, Path(arguments[0]).resolve().relative_to(HERE).as_posix())
     README.write_text(rewritten(text), encoding="utf-8")
     RULES.write_text(rewritten(RULES.read_text(encoding="utf-8")), encoding="utf-8")
+    INDEX.write_text(indexed(INDEX.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

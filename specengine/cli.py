@@ -1,4 +1,4 @@
-"""The console script `specengine`: generate, chat, models, train, corpus."""
+"""The console script `specengine`: generate, chat, models, train, corpus, report."""
 
 from __future__ import annotations
 
@@ -247,6 +247,19 @@ def corpus(
     from specengine.corpus_texts import make_corpus
 
     note(f"{make_corpus(model, files, out)} tokens in {out}")
+
+
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(help="JSON files of python -m specengine.bench --json.")],
+    out: Annotated[Path, typer.Option(help="The report, one HTML file that needs nothing else.")],
+    pictures: Annotated[Path | None, typer.Option(help="Also its pictures as PNG files, in this folder.")] = None,
+) -> None:
+    """Compare recorded runs side by side, with pictures (needs matplotlib)."""
+    from specengine.bench.html_report import write_report
+
+    write_report(results, out, pictures)
+    note(f"{len(results)} results in {out}")
 
 
 def _parse_bias(pairs: list[str]) -> dict[int, float] | None:

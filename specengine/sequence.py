@@ -48,6 +48,7 @@ class Sequence:
         self.arrived = time.perf_counter()
         self.started = self.finished = 0.0
         self.meter = Meter()
+        self.deliveries: list[tuple[float, int]] = []  # as GenerationStats has them
         self.accepted_last = 0  # drafted tokens the last cycle kept
         self.sources: dict[str, SourceStats] = {}  # as GenerationStats has them
         self.cycles = self._relaxed = 0
@@ -80,6 +81,7 @@ class Sequence:
             if reason := self._ended_by(token):
                 self.end(reason)
                 break
+        self.deliveries.append((time.perf_counter() - self.arrived, len(kept)))
         return kept
 
     def end(self, reason: str) -> None:
@@ -183,6 +185,7 @@ class Sequence:
             tau=count / max(1, self.cycles),
             acceptance_by_depth=[a / d for a, d in zip(self.accepted, self.drafted, strict=True)],
             sources=self.sources,
+            deliveries=self.deliveries,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=decode,
             tokens_per_second=count / max(self.prefill_seconds + decode, 1e-9),

@@ -148,12 +148,14 @@ class CycleTrace:
 
     The tokens committed are those of `accepted` and `bonus`; in a sequence's last cycle both are cut where the
     sequence ended (bonus is None when an accepted token already ended it).
+    sources: per accepted node who drafted it, by the names of GenerationStats.sources; empty where there are none.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     accepted: tuple[int, ...]
     bonus: int | None
+    sources: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass
@@ -174,6 +176,7 @@ class GenerationStats:
     acceptance_by_depth: entry d is the fraction of cycles drafting to depth d + 1 or deeper that accepted a node there.
     sources: of a combination its parts that drafted, by name; of `suffix` alone: text, corpus, earlier. A node that
     several drafted counts for each of them. Empty for other drafters.
+    deliveries: per cycle, seconds from the request to its tokens and how many these were.
     tokens_per_second: tokens over prefill and decode time together.
     """
 
@@ -184,6 +187,7 @@ class GenerationStats:
     tau: float = 0.0
     acceptance_by_depth: list[float] = field(default_factory=list)
     sources: dict[str, SourceStats] = field(default_factory=dict)
+    deliveries: list[tuple[float, int]] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0

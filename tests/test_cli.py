@@ -56,7 +56,7 @@ def test_version_names_the_build():
 def test_help_lists_the_commands():
     result = run("--help")
     assert result.exit_code == 0
-    for command in ("generate", "chat", "models", "train"):
+    for command in ("generate", "chat", "models", "train", "corpus", "report"):
         assert command in result.stdout
 
 

@@ -174,6 +174,9 @@ def test_stats_add_up():
     assert set(stats.seconds_by_phase) == {"draft", "verify", "accept", "compact", "host"}
     assert all(0 <= rate <= 1 for rate in stats.acceptance_by_depth) and stats.acceptance_by_depth
     assert tiny_engine("none").generate(PROMPTS[3], GREEDY).stats.tau == 1
+    times, counts = zip(*stats.deliveries, strict=True)
+    assert len(counts) == stats.cycles and sum(counts) == len(output.token_ids) and max(counts) > 1
+    assert stats.prefill_seconds < times[0] and list(times) == sorted(times)
 
 
 def test_stream_delivers_what_generate_returns():

@@ -14,24 +14,28 @@ from rich.console import Console
 from rich.table import Table
 
 from specengine.bench.kernels import gpu, kernels_table, time_kernels
+from specengine.bench.latency import latency_table
 from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
 from specengine.bench.perplexity import perplexities, perplexity_table
-from specengine.bench.plot import check_matplotlib
-from specengine.bench.plot_drafters import plot_drafters
-from specengine.bench.plot_rules import plot_rules
+from specengine.bench.plot import check_matplotlib, save
+from specengine.bench.plot_drafters import drafters_figure
+from specengine.bench.plot_rules import rules_figure
 from specengine.bench.prefill import prefill_table
+from specengine.bench.presets import PRESETS, named, side_by_side
 from specengine.bench.quality import rules_table
 from specengine.bench.questions import BUILT_IN, RANDOM_TOKENS, load_files
-from specengine.bench.report import acceptance_table, peers_table, table, write_json
+from specengine.bench.report import write_json
 from specengine.bench.rows import PREFIX, rows_table
 from specengine.bench.rule_sweep import race, split_rules
 from specengine.bench.run import split_drafters
 from specengine.bench.session import Plan, run_plan
+from specengine.bench.tables import acceptance_table, peers_table, preset_table, table
 from specengine.console import note, one_line_errors
-from specengine.models.loading import load_model
+from specengine.models.loading import load_model, resolve_device
 from specengine.types import SamplingParams
 
+MODEL, GPU_MODEL, DRAFTERS = "smollm2-135m", "random:llama-3.1-8b", "none,prompt_lookup"
 _PIPE_WIDTH = 200  # columns
 _QUIET = 0.1  # cores that others may use before it is worth a word
 
@@ -40,15 +44,30 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def bench(
-    model: Annotated[str, typer.Option(help="As for `specengine generate`.")] = "smollm2-135m",
-    drafters: Annotated[
-        str,
+    model: Annotated[
+        str | None,
         typer.Option(
+            show_default=MODEL,
+            help="As for `specengine generate`; of a preset on a GPU it is random:llama-3.1-8b if none is named.",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"The contenders behind a published table, and what was published beside what is measured: "
+            f"{', '.join(PRESETS)}. --temperature and --batch may name others than its own.",
+        ),
+    ] = None,
+    drafters: Annotated[
+        str | None,
+        typer.Option(
+            show_default=DRAFTERS,
             help="Comma-separated; an item option=value belongs to the drafter before it: "
             "none,prompt_lookup,nodes=16. none is always there. synthetic:0.8,0.7,k=10 drafts levels of k tokens that "
-            "are accepted with these probabilities, which changes the text."
+            "are accepted with these probabilities, which changes the text.",
         ),
-    ] = "none,prompt_lookup",
+    ] = None,
     peers: Annotated[
         str,
         typer.Option(
@@ -69,14 +88,16 @@ def bench(
         int, typer.Option(help="Random tokens of a turn, where the model has no tokenizer to read questions with.")
     ] = RANDOM_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(help="Per turn.")] = 128,
-    temperature: Annotated[str, typer.Option(help="Comma-separated; peers draw with their own samplers.")] = "0",
-    batch: Annotated[str, typer.Option(help="Comma-separated batch sizes.")] = "1",
+    temperature: Annotated[
+        str | None, typer.Option(show_default="0", help="Comma-separated; peers draw with their own samplers.")
+    ] = None,
+    batch: Annotated[str | None, typer.Option(show_default="1", help="Comma-separated batch sizes.")] = None,
     repetitions: int = 3,
-    rule: Annotated[str, typer.Option(help="Of all drafters.")] = "match",
+    rule: Annotated[str | None, typer.Option(show_default="match", help="Of all drafters.")] = None,
     rules: Annotated[
         str | None,
         typer.Option(
-            help="Instead, compare rules, at batch 1, and what they do to the text: separated by spaces, several "
+            help="Instead, compare rules, and what they do to the text: separated by spaces, several "
             "values by slashes, as in 'margin:theta=0.84/0.9 cascade:opt,alpha=0.1'. Each has the first drafter that "
             "serves it, and the exact rule beside it. token-cascade:chow and seq-cascade:chow are sequential."
         ),
@@ -96,6 +117,9 @@ def bench(
     prefill: Annotated[int | None, typer.Option(help="Also time a prompt of so many tokens.")] = None,
     rows: Annotated[str, typer.Option(help="Also time a pass by its rows: 1,2,4,8,16,32.")] = "",
     prefix: Annotated[int, typer.Option(help="Tokens in the cache of such a pass.")] = PREFIX,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Also each drafter's peak memory, in a process of its own.")
+    ] = False,
     perplexity: Annotated[
         bool, typer.Option("--perplexity", help="Only this: the model's perplexity in every dtype (or in --dtype).")
     ] = False,
@@ -114,6 +138,10 @@ def bench(
             if kernels or perplexity:
                 raise ValueError("plot: expected a run of drafters or rules, not --kernels or --perplexity")
             check_matplotlib()
+        chosen = named(preset) if preset else None
+        if chosen and (drafters or rule or rules or kernels or perplexity):
+            raise ValueError("preset: has drafters and rules of its own, and measures nothing else")
+        model = model or (GPU_MODEL if chosen and resolve_device(device).type == "cuda" else MODEL)
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         results: dict[str, Any] = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
         if kernels:
@@ -126,22 +154,28 @@ def bench(
             tables = [perplexity_table(results["perplexity"], f"{model}, perplexity of the text in the package")]
         else:
             loaded = load_model(model, device=device, dtype=dtype)
-            contenders = [(name, rule) for name in split_drafters(drafters)]
-            if rules:
-                if batch != "1":
-                    raise ValueError(f"batch: rules are compared at batch 1, got {batch}")
-                contenders = race(split_rules(rules), split_drafters(drafters), loaded.target)
+            temperatures = _numbers("temperature", temperature, float) if temperature else [0.0]
+            batches, quality = _numbers("batch", batch) if batch else [1], bool(rules)
+            if chosen:
+                contenders, quality = chosen.contenders(model), chosen.quality
+                temperatures = temperatures if temperature else chosen.temperatures
+                batches = batches if batch else chosen.batches
+            elif rules:
+                contenders = race(split_rules(rules), split_drafters(drafters or DRAFTERS), loaded.target)
+            else:
+                contenders = [(name, rule or "match") for name in split_drafters(drafters or DRAFTERS)]
             plan = Plan(
                 drafters=[name for name, _ in contenders],
                 rules=[each for _, each in contenders],
-                quality=bool(rules),
-                temperatures=_numbers("temperature", temperature, float),
+                quality=quality,
+                temperatures=temperatures,
                 peers=split_peers(peers),
-                batches=_numbers("batch", batch),
+                batches=batches,
                 repetitions=repetitions,
                 prefill=prefill,
                 rows=_numbers("rows", rows) if rows else [],
                 prefix=prefix,
+                memory=memory,
             )
             files = [Path(part.strip()) for part in questions.split(",")] if questions else [BUILT_IN]
             asked = load_files(files, limit, per_class, prompt_tokens)
@@ -149,6 +183,7 @@ def bench(
             results["model"] = model
             results["questions_file"] = ", ".join(file.name for file in files) if questions else "built-in"
             results |= run_plan(plan, loaded, asked, params)
+            results["preset"] = side_by_side(preset, model, results["runs"]) if preset else None
             tables = _tables(results)
         # Rich takes a pipe for 80 columns, which would cut the numbers.
         console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
@@ -157,12 +192,14 @@ def bench(
         if (results.get("others_cpu") or 0) > _QUIET:
             used = f"other processes took {results['others_cpu']:.1f} cores meanwhile"
             console.print(f"not a quiet machine: {used}, and engines whose threads wait for each other suffer most")
+        if taken := results.get("device_memory_bytes"):
+            console.print(f"all engines together took {taken / 2**30:.1f} GiB of the device's memory at most")
         for mode, why in results.get("peers_left_out", {}).items():
             note(f"left out: {mode}: {why}")
         if json_file:
             write_json(json_file, results)
         if plot:
-            (plot_rules if rules else plot_drafters)(results, plot)
+            save(rules_figure if quality else drafters_figure, results, plot)
 
 
 def _tables(results: dict[str, Any]) -> Iterator[Table]:
@@ -176,8 +213,11 @@ def _tables(results: dict[str, Any]) -> Iterator[Table]:
             yield table(runs, title)
             if any(row["level_acceptance"] for row in runs):
                 yield acceptance_table(runs)
+            yield latency_table(runs)
         if any(row["speedup_over"] for row in runs):
             yield peers_table(runs)
+    if results["preset"]:
+        yield preset_table(results["preset"])
     if results["prefill"]:
         yield prefill_table(results["prefill"])
     if results["rows"]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specengine.bench.plot import new_figure, save, style
-from specengine.bench.report import DEPTHS
+from specengine.bench.plot import new_figure, style, wrapped
 from specengine.bench.run import BASE
+from specengine.bench.tables import DEPTHS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _CYCLES = 20  # of fewer, a share says nothing
 _PHASES = {"draft": ("draft",), "verify": ("verify",), "rest": ("accept", "compact", "host")}
 _PHASE_COLORS = {"draft": "#e08a3c", "verify": "#5b7fa6", "rest": "#bdbdbd"}
 
 
-def plot_drafters(results: dict[str, Any], path: Path) -> None:
-    """Writes a PNG with a line of panels per temperature and batch size: acceptance by depth, tau and speedup, the
-    time of a cycle."""
+def drafters_figure(results: dict[str, Any]) -> Figure:
+    """A line of panels per temperature and batch size: acceptance by depth, tau and speedup, the time of a cycle."""
     settings = list(dict.fromkeys((row["temperature"], row["batch"]) for row in results["runs"]))
     lines = [[row for row in results["runs"] if (row["temperature"], row["batch"]) == each] for each in settings]
     height = max(3.4, 1.3 + 0.5 * max(map(len, lines)))
@@ -37,9 +38,9 @@ def plot_drafters(results: dict[str, Any], path: Path) -> None:
     for place, column, count in (("left", 0, 2), ("right", 2, 3)):
         handles = {h.get_label(): h for line in panels for h in line[column].get_legend_handles_labels()[0]}
         if handles:  # below the panels, where nothing runs through them
-            names = [_wrapped(name, 60) for name in handles]
+            names = [wrapped(name, 60) for name in handles]
             figure.legend(handles.values(), names, loc=f"outside lower {place}", ncols=count, fontsize="small")
-    save(figure, path)
+    return figure
 
 
 def _draw_depths(panel: Any, rows: list[dict[str, Any]], looks: dict[str, dict[str, Any]]) -> None:
@@ -84,17 +85,7 @@ def _draw_cycles(panel: Any, rows: list[dict[str, Any]]) -> None:
 
 def _name(panel: Any, rows: list[dict[str, Any]]) -> None:
     """A bar's drafter left of it, the first one on top, and room for figures behind the bars."""
-    panel.set_yticks(range(len(rows)), [_wrapped(row["label"], 30) for row in rows], fontsize="small")
+    panel.set_yticks(range(len(rows)), [wrapped(row["label"], 30) for row in rows], fontsize="small")
     panel.set_ylim(len(rows) - 0.4, -0.6)
     panel.margins(x=0.18)
     panel.grid(axis="x", alpha=0.3)
-
-
-def _wrapped(label: str, width: int) -> str:
-    """In lines of about so many characters, broken behind commas."""
-    lines = [""]
-    for piece in label.replace(",", ",\n").split("\n"):
-        if lines[-1] and len(lines[-1] + piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specengine.bench.plot import new_figure, save, style
+from specengine.bench.plot import new_figure, style
 from specengine.bench.rule_sweep import numbers
 from specengine.bench.run import BASE
 from specengine.rules import RULES
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = 12
 _MEASURES = (
     ("agreement", "tokens before the first that\ndiffers from the exact output"),
     ("log_likelihood", "log-likelihood of a token\nby the target, nats"),
 )
 
 
-def plot_rules(results: dict[str, Any], path: Path) -> None:
-    """Writes quality against speed as PNG: a row per measure, a column per drafter and temperature, a line per family
-    of rules; plain decoding stands in every column."""
-    runs = results["runs"]
+def rules_figure(results: dict[str, Any]) -> Figure | None:
+    """Quality against speed: a row per measure, a column per drafter and temperature, a line per family of rules; plain
+    decoding stands in every column; the first batch size alone. None where texts were not judged."""
+    runs = [row for row in results["runs"] if row["family"] and row["agreement"] is not None]
+    runs = [row for row in runs if row["log_likelihood"] is not None and row["batch"] == runs[0]["batch"]]
+    if not any(row["drafter"] == BASE for row in runs):
+        return None
     families = list(dict.fromkeys(row["family"] for row in runs))
     drafters = [name for name in dict.fromkeys(row["drafter"] for row in runs) if name != BASE] or [BASE]
     labels = {row["drafter"]: row["label"] for row in runs}
     columns = [(drafter, row["temperature"]) for drafter in drafters for row in runs if row["drafter"] == BASE]
+    columns = columns[:_COLUMNS]
     figure = new_figure(2.5 + 4.6 * len(columns), 9.5, "Rules: quality against speed", results)
     panels = figure.subplots(len(_MEASURES), len(columns), squeeze=False, sharex="col", sharey="row")
     for (measure, label), line in zip(_MEASURES, panels, strict=True):
@@ -40,7 +47,21 @@ def plot_rules(results: dict[str, Any], path: Path) -> None:
         panel.set_xlabel(f"speedup over {BASE}")
     handles = {h.get_label(): h for row in panels for panel in row for h in panel.get_legend_handles_labels()[0]}
     figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize="small")
-    save(figure, path)
+    figure.draw_without_rendering()  # only now is known where everything stands
+    for panel in panels.flat:
+        _drop_covered(panel)
+    return figure
+
+
+def _drop_covered(panel: Any) -> None:
+    """Takes away the parameters that would be written over others."""
+    placed: list[Any] = []
+    for text in list(panel.texts):
+        box = text.get_window_extent()
+        if any(box.overlaps(other) for other in placed):
+            text.remove()
+        else:
+            placed.append(box)
 
 
 def _draw(panel: Any, rows: list[dict[str, Any]], measure: str, number: int, family: str) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 from rich.table import Table
 
 from specengine.bench.contenders import Contender, open_contender
+from specengine.bench.contest import ask, rest_of
 from specengine.bench.labels import short_labels
 from specengine.bench.peers.base import Peer
-from specengine.bench.run import BASE, ask, rest_of
+from specengine.bench.run import BASE
 from specengine.models.loading import LoadedModel
 from specengine.types import SamplingParams
 

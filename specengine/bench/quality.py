@@ -10,7 +10,7 @@ from rich.table import Table
 
 from specengine.bench.perplexity import token_logprobs
 from specengine.bench.rule_sweep import exact_pair, family
-from specengine.bench.run import Run
+from specengine.bench.run import BASE, Run
 from specengine.bench.sequential import is_sequential
 from specengine.models.transformer import Transformer
 
@@ -34,7 +34,7 @@ def agreement(found: Sequence[Sequence[int]], exact: Sequence[Sequence[int]]) ->
 
 def qualities(target: Transformer, runs: Sequence[Run], advance: Callable[[], None]) -> list[dict[str, Any]]:
     """Per run its family, relaxed (None for a sequential cascade), agreement and log_likelihood, of one repetition."""
-    by_pair = {(run.drafter, run.rule): run for run in runs}
+    by_pair = {(run.temperature, run.batch, run.drafter, run.rule): run for run in runs if run.peer is None}
 
     @cache  # many answers are those of other rules
     def nats(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
@@ -42,7 +42,8 @@ def qualities(target: Transformer, runs: Sequence[Run], advance: Callable[[], No
 
     rows = []
     for run in runs:
-        exact, answers = by_pair[exact_pair(run.drafter, run.rule)].answers, run.answers.values()
+        pair = (BASE, "match") if run.peer else exact_pair(run.drafter, run.rule)
+        exact, answers = by_pair[(run.temperature, run.batch, *pair)].answers, run.answers.values()
         tokens = sum(len(answer.token_ids) for answer in answers)
         likelihood = sum(nats(tuple(answer.prompt_token_ids), tuple(answer.token_ids)) for answer in answers) / tokens
         relaxed = sum(answer.stats.relaxed for answer in answers) / tokens
@@ -64,12 +65,13 @@ def rules_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     out = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     out.add_column("rule", overflow="fold", min_width=20)
     out.add_column("drafter", overflow="fold")
-    for name in ("tokens/s", "speedup", "tau", "relaxed", "agreement", "log-likelihood"):
+    for name in ("batch", "tokens/s", "speedup", "tau", "relaxed", "agreement", "log-likelihood"):
         out.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         out.add_row(
             row["rule"],
             row["label"],
+            str(row["batch"]),
             f"{row['tokens_per_second']:.1f}",
             f"{row['speedup']:.2f}x",
             f"{row['tau']:.2f}" if row["tau"] else "",

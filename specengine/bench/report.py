@@ -1,4 +1,4 @@
-"""Results as JSON values, as a file, and as a table."""
+"""Results as JSON values, and as a file."""
 
 from __future__ import annotations
 
@@ -8,35 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from specengine.bench.labels import short_labels
+from specengine.bench.latency import latency_dict
 from specengine.bench.run import BASE, Run
 from specengine.bench.tally import Tally
-from specengine.types import PHASES
-
-DEPTHS = 6  # of a tree, that tables and pictures show
-CAPTION = (
-    "tokens/s: output tokens over wall time, prefill included, median repetition by time (range of all). "
-    "speedup: tokens/s over that of {base} at the same batch. tau: tokens per cycle, bonus token included. "
-    "draft to host: ms per cycle; draft holds all that the drafter does. prefill: share of the wall time. "
-    "identical: answers with the tokens of {base}'s in every repetition. "
-    "slowest class: the class of questions with the least speedup, of more than one."
-)
-ACCEPTANCE_CAPTION = (
-    "Share of the cycles that accepted a node of this depth, of those that drafted one and accepted one above. "
-    "An adaptive tree has a level only where it may pay, which flatters: adaptive=false shows the drafter itself."
-)
-PEER_CAPTION = (
-    "peers: same checkpoint (in the format named), prompt ids, threads and limits, in the same run, one question at a "
-    "time. Their arithmetic differs, so identical is information; their prefill ends with the first token{sampling}."
-)
 
 
 def run_dicts(
     runs: Sequence[Run],
     *,
-    temperature: float,
     floor_seconds: float | None = None,
     token_seconds: float = 0.0,
 ) -> list[dict[str, Any]]:
@@ -46,15 +26,15 @@ def run_dicts(
     token_seconds: what reading a cached token takes; `bandwidth_fraction` is the share of reading weights and cache in
     the time after the prompt.
     """
-    bases = {run.batch: run for run in reversed(runs) if run.drafter == BASE and run.peer is None}
-    peers = {run.peer: run.median.tokens_per_second for run in runs if run.peer}
+    bases = {(run.temperature, run.batch): run for run in reversed(runs) if run.drafter == BASE and run.peer is None}
+    peers = [run for run in runs if run.peer]
     rows = []
     for run, label in zip(runs, short_labels([run.drafter for run in runs]), strict=True):
-        tally, base = run.median, bases[run.batch]
+        tally, base = run.median, bases[run.temperature, run.batch]
         # What a peer spends its time on is not known, and a sequential cascade may do without cycles.
         ms = None if run.peer or not tally.passes else _ms_per_cycle(run)
         floored = floor_seconds and ms and ms["verify"]
-        rivals = peers if run.peer is None and run.batch == 1 else {}
+        rivals = [each for each in peers if (run.peer, run.batch, run.temperature) == (None, 1, each.temperature)]
         speeds = [each.tokens_per_second for each in run.repetitions]
         rows.append(
             {
@@ -62,17 +42,19 @@ def run_dicts(
                 "drafter": run.drafter,
                 "label": run.peer or label,
                 "rule": run.rule,
-                "temperature": temperature,
+                "temperature": run.temperature,
                 "batch": run.batch,
                 "tokens_per_second": tally.tokens_per_second,
                 "tokens_per_second_spread": [min(speeds), max(speeds)],
                 "speedup": tally.tokens_per_second / base.median.tokens_per_second,
-                "speedup_over": {mode: tally.tokens_per_second / speed for mode, speed in rivals.items()},
+                "speedup_over": {each.peer: tally.tokens_per_second / each.median.tokens_per_second for each in rivals},
                 "tau": tally.tau,
                 "acceptance_by_depth": tally.acceptance_by_depth,
                 "level_acceptance": tally.level_acceptance,
                 "level_cycles": tally.reached,
                 "ms_per_cycle": ms,
+                **latency_dict(tally.first_tokens, tally.gaps),
+                "peak_memory_bytes": run.peak_memory,
                 "identical": f"{sum(run.identical.values())}/{len(run.identical)}",
                 "tokens": tally.tokens,
                 "cycles": tally.cycles,
@@ -122,77 +104,26 @@ def _by_class(run: Run, base: Run) -> dict[str, dict[str, Any]]:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Writes a file that is there whole or not at all."""
+    write_whole(path, (_spelled(data) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Puts a file in place at once: a kill at any moment leaves the one before. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        part.write_bytes(content)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """The rows of `run_dicts` for reading."""
-    caption = CAPTION.format(base=BASE)
-    if any(row["peer"] for row in rows):
-        sampled = rows[0]["temperature"] > 0
-        caption += " " + PEER_CAPTION.format(sampling="; they draw with their own samplers" if sampled else "")
-    used = next((row["bandwidth_fraction"] for row in rows if row["drafter"] == BASE and not row["peer"]), None)
-    caption += f" After the prompt, {BASE} reads weights and cache at {used:.0%} of the memory's speed." if used else ""
-    out = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    widest = max(len(row["peer"] or "") for row in rows)
-    out.add_column("drafter", overflow="fold", min_width=max(13, widest))
-    for name in ("batch", "tokens/s", "speedup", "tau"):
-        out.add_column(name, justify="right", no_wrap=True)
-    for name in (*PHASES, "prefill", "identical"):
-        out.add_column(name, justify="right", no_wrap=True)
-    classes = any(len(row["by_class"]) > 1 for row in rows)
-    if classes:
-        out.add_column("slowest class")
-    for row in rows:
-        low, high = row["tokens_per_second_spread"]
-        ms = row["ms_per_cycle"]
-        out.add_row(
-            row["label"],
-            str(row["batch"]),
-            f"{row['tokens_per_second']:.1f} ({low:.1f}-{high:.1f})",
-            f"{row['speedup']:.2f}x",
-            f"{row['tau']:.2f}" if row["tau"] else "",
-            *(f"{ms[phase]:.2f}" if ms else "" for phase in PHASES),
-            f"{row['prefill_seconds'] / row['seconds']:.0%}",
-            row["identical"],
-            *([_slowest(row["by_class"])] if classes else []),
-        )
-    return out
-
-
-def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The acceptance by depth of those of `run_dicts` that drafted."""
-    title = {"title": "acceptance by depth", "title_justify": "left"}
-    out = Table(**title, caption=ACCEPTANCE_CAPTION, caption_justify="left")
-    out.add_column("drafter", overflow="fold", min_width=13)
-    for name in ("batch", *map(str, range(1, DEPTHS + 1))):
-        out.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        if shares := row["level_acceptance"]:
-            cells = ("" if share is None else f"{share:.2f}" for share in shares[:DEPTHS])
-            out.add_row(row["label"], str(row["batch"]), *cells)
-    return out
-
-
-def _slowest(classes: dict[str, dict[str, Any]]) -> str:
-    if len(classes) < 2:
-        return ""
-    name = min(classes, key=lambda name: classes[name]["speedup"])
-    return f"{classes[name]['speedup']:.2f}x {name}"
-
-
-def peers_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """How many times as fast as each peer our drafters were: a row per drafter, a column per peer."""
-    ours = [row for row in rows if row["speedup_over"]]
-    out = Table(title="tokens/s over those of the peers", title_justify="left")
-    out.add_column("drafter")
-    for mode in ours[0]["speedup_over"]:
-        out.add_column(mode, justify="right")
-    for row in ours:
-        out.add_row(row["label"], *(f"{ratio:.2f}x" for ratio in row["speedup_over"].values()))
-    return out
+def _spelled(value: Any, indent: str = "") -> str:
+    """JSON with a line per entry, but lists without dictionaries on one line: tokens would be pages else."""
+    if isinstance(value, dict) and value:
+        entries = [f"{json.dumps(str(key))}: {_spelled(each, indent + '  ')}" for key, each in value.items()]
+    elif isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
+        entries = [_spelled(each, indent + "  ") for each in value]
+    else:
+        return json.dumps(value)
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return opening + ",".join(f"\n{indent}  {entry}" for entry in entries) + f"\n{indent}{closing}"

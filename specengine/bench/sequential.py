@@ -8,6 +8,7 @@ tokens is at least log(1 - A), else the target answers anew (baselines of Narasi
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -75,12 +76,15 @@ class SeqCascade:
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[GenerationOutput]:
         """As Engine.generate of several prompts of token ids."""
+        begin = time.perf_counter()
         told = self._small.generate(list(prompts), replace(params, logprobs=1))
+        spent = time.perf_counter() - begin
         outputs = [self._kept(output) for output in told]
         unsure = [i for i, output in enumerate(told) if not self._is_sure(output)]
         again = self._large.generate([prompts[i] for i in unsure], params) if unsure else []
         for i, output in zip(unsure, again, strict=True):
-            outputs[i] = _charged(output, output.stats, told[i].stats)
+            later = [(seconds + spent, count) for seconds, count in output.stats.deliveries]
+            outputs[i] = _charged(output, replace(output.stats, deliveries=later), told[i].stats)
         return outputs
 
     def _is_sure(self, output: GenerationOutput) -> bool:
@@ -88,7 +92,10 @@ class SeqCascade:
         return sum(logprobs) / len(logprobs) >= self._least
 
     def _kept(self, output: GenerationOutput) -> GenerationOutput:
-        return _charged(replace(output, logprobs=None, trace=[]), GenerationStats(lossless=False), output.stats)
+        # The answer is judged as a whole before anybody sees it.
+        at_once = [(output.stats.prefill_seconds + output.stats.decode_seconds, len(output.token_ids))]
+        stats = GenerationStats(lossless=False, deliveries=at_once)
+        return _charged(replace(output, logprobs=None, trace=[]), stats, output.stats)
 
 
 def _charged(output: GenerationOutput, stats: GenerationStats, small: GenerationStats) -> GenerationOutput:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from specengine._C import PAGE_SIZE
+from specengine.bench.labels import short_labels
 from specengine.bench.machine import OthersCPU, bandwidth
+from specengine.bench.memory import measure_memory
 from specengine.bench.peers import Peer, open_peers
 from specengine.bench.prefill import long_prompt, time_prefill
+from specengine.bench.provenance import provenance
 from specengine.bench.quality import qualities
 from specengine.bench.questions import Question
 from specengine.bench.report import run_dicts
 from specengine.bench.rows import PREFIX, time_linear, time_rows
-from specengine.bench.run import Run, calls_of, measure
+from specengine.bench.run import BASE, Run, calls_of, measure
 from specengine.build import build_info
 from specengine.models.loading import LoadedModel
+from specengine.text import Tokenizer
 from specengine.types import SamplingParams
 
 _COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
@@ -35,6 +40,7 @@ class Plan:
 
     rules: one per drafter.  quality: also what they do to the text.
     prefill: tokens of a prompt to time, None for none.  rows: row counts to time, behind `prefix` tokens.
+    memory: also each one's peak.
     """
 
     drafters: Sequence[str]
@@ -47,31 +53,35 @@ class Plan:
     prefill: int | None
     rows: Sequence[int]
     prefix: int = PREFIX
+    memory: bool = False
 
 
 def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
     """All results and the settings that belong to them. Raises ValueError for a plan that cannot be carried out."""
     others = OthersCPU()
     # What is cheap to refuse is refused before anything runs for minutes.
+    if plan.memory and model.target.ops.resident:
+        raise ValueError("memory: on CUDA every configuration takes what gpu_memory_fraction allows; use --device cpu")
     prompt = long_prompt(model, plan.prefill) if plan.prefill is not None else None
     passes = time_rows(model.target, plan.rows, plan.prefix) if plan.rows else []
     linears = time_linear(model.target) if plan.rows else []
     with TemporaryDirectory(prefix="specengine-bench-") as scratch:
         peers, left_out = _peers(plan, model, Path(scratch))
         calls = calls_of(questions, len(plan.drafters), plan.batches, plan.repetitions, len(peers))
-        calls = len(plan.temperatures) * (calls + plan.quality * len(plan.drafters))
-        found = []
+        calls = len(plan.temperatures) * (calls + plan.quality * len(plan.batches) * len(plan.drafters))
         with _progress(calls) as advance:
-            for temperature in plan.temperatures:
-                runs = measure(
-                    *(model, plan.drafters, questions, replace(params, temperature=temperature)),
-                    batches=plan.batches,
-                    repetitions=plan.repetitions,
-                    rule=plan.rules,
-                    peers=peers,
-                    advance=advance,
-                )
-                found.append((temperature, runs, qualities(model.target, runs, advance) if plan.quality else []))
+            runs = measure(
+                *(model, plan.drafters, questions, params),
+                temperatures=plan.temperatures,
+                batches=plan.batches,
+                repetitions=plan.repetitions,
+                rule=plan.rules,
+                peers=peers,
+                advance=advance,
+            )
+            found = qualities(model.target, runs, advance) if plan.quality else []
+        if plan.memory:
+            measure_memory(runs, model.name, model.dtype)
         drafters = list(dict.fromkeys(plan.drafters))
         prefills = time_prefill(model, drafters, peers, prompt, plan.repetitions) if prompt else []
     others_cpu = others.cores()
@@ -89,20 +99,36 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
         "weight_bytes": weight_bytes,
         "read_bytes_per_second": speed,
         "others_cpu": others_cpu,
+        "device_memory_bytes": torch.cuda.max_memory_reserved(model.target.device)
+        if model.target.ops.resident
+        else None,
         "peers": {peer.mode: peer.about for peer in peers if not peer.failed},
         "peers_left_out": {**left_out, **{peer.mode: peer.failed for peer in peers if peer.failed}},
-        "runs": [row for each in found for row in _rows(*each, floors)],
+        "runs": _rows(runs, found, floors),
+        "example": None if plan.quality else _example(runs, questions[0].name, model.tokenizer),
         "prefill": prefills,
         "rows": passes,
         "one_row_linear": linears,
     }
 
 
-def _rows(
-    temperature: float, runs: Sequence[Run], found: Sequence[dict[str, Any]], floors: dict[str, float]
-) -> list[dict[str, Any]]:
-    rows = run_dicts(runs, temperature=temperature, **floors)
+def _rows(runs: Sequence[Run], found: Sequence[dict[str, Any]], floors: dict[str, float]) -> list[dict[str, Any]]:
+    rows = run_dicts(runs, **floors)
     return [{**row, **quality} for row, quality in zip(rows, found, strict=True)] if found else rows
+
+
+def _example(runs: Sequence[Run], question: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """One answer by everybody who drafted it, token by token, at the first temperature and batch size."""
+    ours = [run for run in runs if run.peer is None and run.drafter != BASE]
+    ours = [run for run in ours if (run.temperature, run.batch) == (ours[0].temperature, ours[0].batch)]
+    labels = short_labels([run.drafter for run in ours])
+    texts = {
+        f"{label} under {run.rule}" if run.rule != "match" else label: provenance(
+            run.answers[0, 0, 0], run.drafter.partition(":")[0].partition(",")[0], tokenizer
+        )
+        for label, run in zip(labels, ours, strict=True)
+    }
+    return {"question": question, "tokens": texts}
 
 
 def _peers(plan: Plan, model: LoadedModel, scratch: Path) -> tuple[list[Peer], dict[str, str]]:

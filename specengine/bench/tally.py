@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specengine.bench.latency import gaps
 from specengine.types import PHASES, CycleTrace, GenerationOutput
 
 
@@ -13,6 +14,7 @@ class Tally:
     """Sums over calls. passes: cycles of the whole batch; cycles: those of every sequence.
 
     cached_tokens: that the cycles of all sequences read, about: halfway through its answer a sequence has the mean.
+    first_tokens, gaps: seconds from each request to its first token, and between any two tokens after that.
     by_class: the calls whose questions are all of one class, by class.
     """
 
@@ -26,6 +28,8 @@ class Tally:
     drafted: list[int] = field(default_factory=list)  # cycles that drafted to depth d + 1
     accepted: list[int] = field(default_factory=list)  # cycles that accepted a node there
     reached: list[int] = field(default_factory=list)  # cycles that drafted there and accepted a node one level above
+    first_tokens: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
     by_class: dict[str, Tally] = field(default_factory=dict)
 
     def add(self, outputs: Sequence[GenerationOutput], seconds: float, category: str = "") -> None:
@@ -47,6 +51,9 @@ class Tally:
             self.cycles += output.stats.cycles
             self.tokens += len(output.token_ids)
             self.cached_tokens += output.stats.cycles * (len(output.prompt_token_ids) + len(output.token_ids) / 2)
+            if deliveries := output.stats.deliveries:
+                self.first_tokens.append(deliveries[0][0])
+                self.gaps += gaps(deliveries)
             for cycle in output.trace or ():
                 self._add_cycle(cycle)
 

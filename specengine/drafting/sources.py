@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from specengine.drafting.scored_trees import ScoredTree
 from specengine.sequence import Sequence as TokenSequence
@@ -16,7 +17,7 @@ def count_sources(
     sources: Sequence[tuple[str, ScoredTree]],
     committed: Sequence[int],
 ) -> None:
-    """Adds to a sequence's statistics what its last cycle verified and accepted of each source.
+    """Adds to a sequence's statistics, and to its trace, what its last cycle verified and accepted of each source.
 
     tree: that was verified; None: none was drafted.  sources: trees with the same root, and their sources' names.
     """
@@ -37,3 +38,6 @@ def count_sources(
         stats = sequence.sources.setdefault(name, SourceStats())
         stats.drafted += len(held)
         stats.accepted += len(held.intersection(accepted))
+    if sequence.trace:
+        whose = tuple(tuple(name for name, held in nodes.items() if node in held) for node in accepted[1:])
+        sequence.trace[-1] = replace(sequence.trace[-1], sources=whose)

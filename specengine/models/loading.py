@@ -60,7 +60,7 @@ def load_model(
     check_model(model)
     if not isinstance(strict, bool):
         raise ValueError(f"strict: expected True or False, got {strict!r}")
-    where = _device(device)
+    where = resolve_device(device)
     ops = ops or ops_for(where, strict)
     check_dtype(dtype, ops)
     checkpoint = open_checkpoint(resolve_model(model))
@@ -84,7 +84,8 @@ def check_model(model: object) -> None:
         raise ValueError(f"model: expected a name or a path, got {model!r}")
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """What `auto`, `cpu` or `cuda` stands for here. Raises ValueError for another name, and for CUDA without a GPU."""
     if not isinstance(name, str) or name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device: expected auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():

@@ -14,10 +14,12 @@ import specengine
 from specengine.bench import machine
 from specengine.bench.__main__ import app
 from specengine.bench.labels import short_labels
-from specengine.bench.plot_drafters import plot_drafters
+from specengine.bench.plot import save
+from specengine.bench.plot_drafters import drafters_figure
 from specengine.bench.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
-from specengine.bench.report import acceptance_table, run_dicts, table, write_json
+from specengine.bench.report import run_dicts, write_json
 from specengine.bench.run import Run, calls_of, measure, split_drafters
+from specengine.bench.tables import acceptance_table, table
 from specengine.bench.tally import Tally
 from specengine.drafters.none import NoneDrafter
 from specengine.models.loading import load_model
@@ -256,7 +258,7 @@ def test_a_level_is_accepted_or_not_once_the_one_above_was():
         CycleTrace((1, 2, 3), (-1, 0, 0), accepted=(2,), bonus=5),  # nothing was drafted below
         CycleTrace(**chain, accepted=(1, 2), bonus=None),  # the end: whether the third was right is not known
     ]
-    stats = SimpleNamespace(cycles=5, prefill_seconds=0.0, seconds_by_phase=dict.fromkeys(PHASES, 0.0))
+    stats = SimpleNamespace(cycles=5, prefill_seconds=0.0, deliveries=[], seconds_by_phase=dict.fromkeys(PHASES, 0.0))
     output = SimpleNamespace(stats=stats, token_ids=[0] * 9, prompt_token_ids=[0], trace=trace)
     tally = Tally()
     tally.add([output], seconds=1.0)
@@ -280,7 +282,7 @@ def tally_of(seconds: float) -> Tally:
 def test_results_are_of_the_repetition_of_median_time():
     base = Run("none", 1, [tally_of(4.0), tally_of(5.0), tally_of(20.0)], {(0, 0, 0): True})
     fast = Run("fast", 1, [tally_of(2.5), tally_of(1.0), tally_of(3.0)], {(0, 0, 0): True, (0, 0, 1): False})
-    _, row = run_dicts([base, fast], temperature=0.5, floor_seconds=0.001)
+    _, row = run_dicts([base, fast], floor_seconds=0.001)
     assert row["speedup"] == 2 and row["tokens_per_second"] == 40 and row["seconds"] == 2.5
     assert row["tokens_per_second_spread"] == [pytest.approx(100 / 3), 100]
     assert row["tau"] == 2 and row["acceptance_by_depth"] == [0.75, 0.25] and row["identical"] == "1/2"
@@ -288,7 +290,7 @@ def test_results_are_of_the_repetition_of_median_time():
 
 
 def test_the_table_shows_every_number_and_says_what_tau_counts():
-    rows = run_dicts([Run("none", 2, [tally_of(5.0)], {(0, 0, 0): True})], temperature=0.0)
+    rows = run_dicts([Run("none", 2, [tally_of(5.0)], {(0, 0, 0): True})])
     text = printed(table(rows, "a title"))
     for part in ("a title", "none", "20.0 (20.0-20.0)", "1.00x", "2.00", "50%", "1/1", "bonus token"):
         assert part in text
@@ -305,7 +307,7 @@ def printed(what) -> str:
 def test_what_a_drafter_does_on_the_host_counts_where_cycles_run_on_the_device():
     seconds = dict.fromkeys(("draft", "verify", "accept", "compact"), 0.001)
     run = Run("none", 1, [tally_of(5.0)], {(0, 0, 0): True}, device_seconds=seconds)
-    (row,) = run_dicts([run], temperature=0.0)
+    (row,) = run_dicts([run])
     assert row["ms_per_cycle"]["draft"] == pytest.approx(1 + 10) and row["ms_per_cycle"]["verify"] == 1
     assert sum(row["ms_per_cycle"].values()) == pytest.approx(50)
 
@@ -313,11 +315,21 @@ def test_what_a_drafter_does_on_the_host_counts_where_cycles_run_on_the_device()
 def test_a_picture_has_peers_and_drafters_that_drafted_nothing(tmp_path):
     idle = Tally(1.0, 0.5, dict.fromkeys(PHASES, 0.1), passes=10, cycles=10, tokens=10)
     mute = Tally(1.0, 0.5, tokens=10)  # a peer that does not say how many cycles it took
-    runs = [Run("none", 1, [idle]), Run("eagle3:a/b", 1, [tally_of(5.0)]), Run("none", 1, [mute], peer="llama.cpp")]
-    rows = [row for temperature in (0.0, 1.0) for row in run_dicts(runs, temperature=temperature)]
+    done = [("none", idle, None), ("eagle3:a/b", tally_of(5.0), None), ("none", mute, "llama.cpp")]
+    runs = [Run(name, 1, [tally], peer=peer, temperature=t) for t in (0.0, 1.0) for name, tally, peer in done]
+    rows = run_dicts(runs)
     assert [row["label"] for row in rows[:3]] == ["none", "eagle3:b", "llama.cpp"]
-    plot_drafters({"model": "m", "questions": 1, "max_new_tokens": 9, "runs": rows}, tmp_path / "out.png")
+    save(drafters_figure, {"model": "m", "questions": 1, "max_new_tokens": 9, "runs": rows}, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_holds_what_was_written_with_plain_lists_on_a_line(tmp_path):
+    data = {"a": [1, None, 2.5], "b": {}, "c": [], "d": [{"e": [["x\u00e9\n", "y"]]}, {"f": '"]'}], "g": [[], {}]}
+    write_json(tmp_path / "out.json", data)
+    text = (tmp_path / "out.json").read_text(encoding="utf-8")
+    assert json.loads(text) == data and text.endswith("}\n")
+    lines = [line.strip() for line in text.splitlines()]
+    assert '"a": [1, null, 2.5],' in lines and '"e": [["x\\u00e9\\n", "y"]]' in lines and '"f": "\\"]"' in lines
 
 
 def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):

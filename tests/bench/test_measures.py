@@ -15,9 +15,10 @@ from specengine.bench.machine import OthersCPU
 from specengine.bench.perplexity import TEXT, perplexities, perplexity, perplexity_table
 from specengine.bench.prefill import long_prompt, time_prefill
 from specengine.bench.questions import Question, load_files
-from specengine.bench.report import run_dicts, table
+from specengine.bench.report import run_dicts
 from specengine.bench.rows import time_linear, time_rows
 from specengine.bench.run import measure
+from specengine.bench.tables import table
 from specengine.models.loading import load_model
 from specengine.models.weights import DTYPES
 from specengine.tree import TreeBatch
@@ -55,7 +56,7 @@ def test_every_class_is_compared_with_the_base(tiny):
     questions = [Question("a", ("x", "y"), "chat"), Question("b", ("z",), "code"), Question("c", ("u",), "chat")]
     params = SamplingParams(max_new_tokens=5, ignore_eos=True)
     runs = measure(tiny, ["none", "prompt_lookup"], questions, params, batches=(1, 3), repetitions=3)
-    rows = run_dicts(runs, temperature=0.0)
+    rows = run_dicts(runs)
     for row, run in zip(rows[:2], runs[:2], strict=True):
         assert {name: found["tokens"] for name, found in row["by_class"].items()} == {"chat": 15, "code": 5}
         spent = [sum(tally.by_class[name].seconds for name in row["by_class"]) for tally in run.repetitions]

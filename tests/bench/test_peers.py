@@ -15,8 +15,9 @@ from specengine.bench.__main__ import app
 from specengine.bench.peers import Kind, open_peers, split_peers
 from specengine.bench.peers.base import Answer, Peer, Setup, reason
 from specengine.bench.questions import Question
-from specengine.bench.report import peers_table, run_dicts, table
+from specengine.bench.report import run_dicts
 from specengine.bench.run import calls_of, measure
+from specengine.bench.tables import peers_table, table
 from specengine.models.checkpoint import expected_tensors
 from specengine.models.loading import load_model
 from specengine.types import SamplingParams
@@ -61,7 +62,8 @@ class Echo(Peer):
         self.asked.append((ids, params.max_new_tokens, stop))
         time.sleep(self.delay)
         tokens = self.engine.generate([ids], params)[0].token_ids
-        return Answer(tokens, self.delay, -(-len(tokens) // 2))
+        deliveries = [(self.delay + i / 1e3, len(tokens[i : i + 2])) for i in range(0, len(tokens), 2)]
+        return Answer(tokens, deliveries, len(deliveries))
 
 
 class Stubborn(Echo):
@@ -92,7 +94,7 @@ def test_peers_do_the_same_work_and_their_rows_say_so(tiny, tmp_path):
     # Three turns twice, after the warm-up; the second turn's prompt holds the base's answer to the first.
     assert len(peer.asked) == 1 + 6
     assert {limit for _, limit, _ in peer.asked} == {6} and peer.room == [len(ids) + 6 for ids, _, _ in peer.asked]
-    rows = run_dicts(runs, temperature=0.0)
+    rows = run_dicts(runs)
     ours, lookup, echo, *batch_2 = rows
     assert echo["peer"] == "echo" and echo["identical"] == "3/3" and echo["tau"] == 2
     assert echo["ms_per_cycle"] is None and echo["speedup_over"] == {} and echo["acceptance_by_depth"] == []

@@ -1,6 +1,7 @@
 """README.md shows what the recorded runs say."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,53 @@ def test_a_changed_figure_is_put_right(script):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     wrong = text.replace("| 1.00x |", "| 9.00x |")
     assert wrong != text and script.rewritten(wrong) == text
+
+
+@pytest.mark.parametrize("key", ["tokens_per_second", "speedup", "tau", "identical"])
+def test_a_table_that_disagrees_with_its_results_is_found(script, tmp_path, monkeypatch, key):
+    """The other way round: the page stays, a result changes."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = [found["file"] for found in script.BLOCK.finditer(text)]
+    (tmp_path / "results").mkdir()
+    for name in names:
+        data = json.loads((ROOT / "bench" / name).read_text(encoding="utf-8"))
+        if name == names[0]:
+            row = data["runs"][1]
+            row[key] = "0/1" if key == "identical" else row[key] * 2
+        (tmp_path / name).write_text(json.dumps(data), encoding="utf-8")
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    assert script.rewritten(text) != text
+
+
+def test_the_index_lists_every_result(script):
+    text = (ROOT / "bench/results/README.md").read_text(encoding="utf-8")
+    assert script.indexed(text) == text, "run: python bench/readme_table.py"
+    for file in (ROOT / "bench/results").glob("*.json"):
+        assert f"| [`{file.name}`]" in text
+
+
+def test_a_result_that_comes_changes_or_cannot_be_told_shows_in_the_index(script, tmp_path):
+    empty = "<!-- bench index -->\n<!-- bench end -->"
+    run = {"peer": None, "drafter": "none", "rule": "match", "temperature": 0.8, "batch": 1}
+    data = {"model": "x/m", "dtype": "int8", "device": "cpu", "questions": 3, "commit": "a" * 40}
+    data["runs"] = [run, {**run, "peer": "llama.cpp"}, {**run, "batch": 4}]
+    (tmp_path / "one.json").write_text(json.dumps(data))
+    line = (
+        "| [`one.json`](one.json) | m (int8, cpu), 2 contenders (1 of them peers), 3 questions, temperature 0.8; batch "
+    )
+    first = script.indexed(empty, tmp_path)
+    assert line + "1, 4 | aaaaaaaaaaaa |" in first
+    data["runs"][2]["batch"] = 5
+    (tmp_path / "one.json").write_text(json.dumps({**data, "preset": {"name": "glide-cost"}}))
+    second = script.indexed(first, tmp_path)
+    assert second != first and "| glide-cost: m (int8, cpu)" in second and "batch 1, 5 |" in second
+    (tmp_path / "two.json").write_text('{"perplexity": [], "model": "m"}')
+    assert "two.json) | perplexity of m in every dtype | not recorded |" in script.indexed(second, tmp_path)
+    (tmp_path / "odd.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"odd\.json: neither runs nor"):
+        script.indexed(second, tmp_path)
+    with pytest.raises(ValueError, match="no index"):
+        script.indexed("# nothing")
 
 
 def test_the_table_may_come_from_another_file(script):

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,6 +143,13 @@ def test_qualities_judge_every_run_against_its_exact_rule(tiny):
     assert found["seq-cascade:alpha=1"]["relaxed"] is None and found["seq-cascade:alpha=1"]["family"] == "seq-cascade"
 
 
+def test_a_peers_text_is_compared_with_plain_decoding(tiny):
+    runs = measure(tiny, ["none"], [Question("a", ("x",))], SamplingParams(max_new_tokens=6), repetitions=1)
+    peer = replace(runs[0], peer="other", drafter="prompt_lookup")
+    ours, theirs = qualities(tiny.target, [*runs, peer], lambda: None)
+    assert theirs["agreement"] == 1 and theirs["log_likelihood"] == ours["log_likelihood"] < 0
+
+
 # ---- sequential cascades
 
 
@@ -226,13 +234,15 @@ SMALL = ("--model", TINY, "--limit", "2", "--max-new-tokens", "8", "--repetition
 def test_the_command_writes_table_json_and_picture(tmp_path):
     drafters = ("--drafters", f"prompt_lookup,{SELF}", "--temperature", "0,0.8")
     files = ("--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"))
-    result = bench(*SMALL, *drafters, *files, "--rules", "margin:theta=0.5/0.9 lossy:alpha=0.5 seq-cascade:alpha=0.9")
+    rules = "margin:theta=0.5/0.9 lossy:alpha=0.5 seq-cascade:alpha=0.9"
+    result = bench(*SMALL, *drafters, *files, "--batch", "1,2", "--rules", rules)
     assert result.exit_code == 0, result.output
     assert "log-likelihood" in result.stdout and result.stdout.count("temperature 0") == 2
     runs = json.loads((tmp_path / "out.json").read_text())["runs"]
-    assert [(run["temperature"], run["drafter"], run["rule"]) for run in runs] == [
-        (temperature, drafter, rule)
+    assert [(run["temperature"], run["batch"], run["drafter"], run["rule"]) for run in runs] == [
+        (temperature, batch, drafter, rule)
         for temperature in (0, 0.8)
+        for batch in (1, 2)
         for drafter, rule in [
             ("none", "match"),
             ("prompt_lookup", "match"),
@@ -250,7 +260,6 @@ def test_the_command_writes_table_json_and_picture(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--rules", "match", "--batch", "2"), "batch: rules are compared at batch 1"),
         (("--rules", "cascade:opt"), "rule: cascade needs"),
         (("--rules", "match", "--plot", "/nowhere/x.png"), "plot: cannot write"),
         (("--temperature", "warm"), "temperature: expected numbers"),

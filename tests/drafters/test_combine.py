@@ -146,6 +146,9 @@ def test_every_part_is_counted_by_itself():
     found = {name: [stats.drafted, stats.accepted] for name, stats in output.stats.sources.items()}
     assert found == expected
     assert 0 < found["two"][1] <= found["one"][1] < found["one"][0] < found["two"][0]
+    named = [name for cycle in output.trace for names in cycle.sources for name in names]
+    assert {name: named.count(name) for name in found} == {name: accepted for name, (_, accepted) in found.items()}
+    assert all(len(cycle.sources) == len(cycle.accepted) for cycle in output.trace if len(cycle.tokens) > 1)
 
 
 def test_parts_of_one_kind_are_told_apart_and_other_drafters_have_none(folder):

@@ -37,10 +37,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens of one answer, seconds until the first was there, and passes of the model (0: not known)."""
+    """Tokens of one answer, when how many of them came (seconds since it was asked for), passes of the model (0: not
+    known)."""
 
     token_ids: list[int]
-    first_token_seconds: float
+    deliveries: list[tuple[float, int]]
     cycles: int
 
 
@@ -90,7 +91,9 @@ class Peer(ABC):
         answer = self.answer(ids, replace(params, max_new_tokens=limit), stop)
         count = len(answer.token_ids)
         tau = count / answer.cycles if answer.cycles else 0.0
-        stats = GenerationStats(cycles=answer.cycles, tau=tau, prefill_seconds=answer.first_token_seconds)
+        stats = GenerationStats(
+            cycles=answer.cycles, tau=tau, deliveries=answer.deliveries, prefill_seconds=answer.deliveries[0][0]
+        )
         ended = "stop" if answer.token_ids[-1] in stop else "length"
         return GenerationOutput("", answer.token_ids, ids, ended, None, stats)
 

@@ -105,7 +105,7 @@ class Transformers(Peer):
         # Its deferred stop check may append a token past the end; the first end counts.
         tokens = found[0, len(ids) :].tolist()
         end = next((i + 1 for i, token in enumerate(tokens) if token in stop), len(tokens))
-        return Answer(tokens[:end], watch.first_token_seconds, watch.cycles)
+        return Answer(tokens[:end], watch.deliveries, len(watch.deliveries))
 
 
 class Compiled(Transformers):
@@ -138,16 +138,13 @@ class _Watch:
     """A streamer: generate() puts the prompt, then the new tokens of every pass."""
 
     def __init__(self) -> None:
-        self.begin, self.first_token_seconds, self.puts = time.perf_counter(), 0.0, 0
+        self._begin, self._prompted = time.perf_counter(), False
+        self.deliveries: list[tuple[float, int]] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        self.puts += 1
-        if self.puts == 2:
-            self.first_token_seconds = time.perf_counter() - self.begin
+        if self._prompted:
+            self.deliveries.append((time.perf_counter() - self._begin, tokens.numel()))
+        self._prompted = True
 
     def end(self) -> None:
         pass
-
-    @property
-    def cycles(self) -> int:
-        return self.puts - 1

@@ -99,12 +99,12 @@ class LlamaCpp(Peer):
         self.drafts = 0
         self.llama.reset()  # else it would keep what it computed for the same prompt last time
         self.llama.set_seed(params.seed & 0xFFFFFFFF)
-        tokens, begin, first = [], time.perf_counter(), 0.0
+        tokens, deliveries, begin = [], [], time.perf_counter()
         settings = {"temp": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p}
         for token in self.llama.generate(ids, **settings):
-            first = first or time.perf_counter() - begin
+            deliveries.append((time.perf_counter() - begin, 1))
             tokens.append(token)
             if token in stop or len(tokens) == params.max_new_tokens:
                 break
         # It drafts between two passes, so there was one pass more.
-        return Answer(tokens, first, self.drafts + 1 if self.drafter == "prompt_lookup" else len(tokens))
+        return Answer(tokens, deliveries, self.drafts + 1 if self.drafter == "prompt_lookup" else len(tokens))

@@ -1,0 +1,66 @@
+"""How long a reader waits: for the first token, and from one token to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.table import Table
+
+PERCENTILES = (50, 95, 99)
+CAPTION = (
+    "first token: ms from the request to its first token, median of the answers; in a batch the others' prefills count "
+    "too. between tokens: ms from one token to the next as they are delivered, so tokens accepted together "
+    "come at once, 0 ms apart. floor: what reading the weights once takes at the memory's speed, as a share of a "
+    "verification. memory: peak of a process with this configuration alone (with --memory)."
+)
+
+
+def gaps(deliveries: Sequence[tuple[float, int]]) -> list[float]:
+    """Seconds between each token and the one before it; deliveries: when how many came."""
+    times = [seconds for seconds, count in deliveries for _ in range(count)]
+    return [later - sooner for sooner, later in pairwise(times)]
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` percent of all do not exceed; None of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)] if ordered else None
+
+
+def latency_dict(first: Sequence[float], between: Sequence[float]) -> dict[str, Any]:
+    """Milliseconds, None where nothing was delivered token by token."""
+    waits = {f"p{share}": _ms(percentile(between, share)) for share in PERCENTILES}
+    return {"first_token_ms": _ms(percentile(first, 50)), "token_gap_ms": waits}
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
+def latency_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows of `run_dicts` for reading."""
+    out = Table(
+        title="what a reader waits for, ms", title_justify="left", caption=CAPTION, caption_justify="left", min_width=90
+    )
+    out.add_column("drafter", overflow="fold", min_width=13)
+    between = [f"between tokens p{share}" if share == PERCENTILES[0] else f"p{share}" for share in PERCENTILES]
+    for name in ("batch", "first token", *between, "floor", "memory"):
+        out.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        waits, memory, floor = row["token_gap_ms"], row["peak_memory_bytes"], row["floor_fraction"]
+        out.add_row(
+            row["label"],
+            str(row["batch"]),
+            _figure(row["first_token_ms"]),
+            *(_figure(waits[f"p{share}"]) for share in PERCENTILES),
+            f"{floor:.0%}" if floor else "",
+            f"{memory / 2**20:.0f} MiB" if memory else "",
+        )
+    return out
+
+
+def _figure(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:.1f}"
