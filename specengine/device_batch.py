@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from specengine.batch import commit_run, likeliest_tokens
+from specengine.batch import commit_run, likeliest_tokens, whole_cycle
 from specengine.drafters.base import Drafter
 from specengine.graphs import Graphs
 from specengine.ops.commit_tokens import RECORD_HEAD, record_width
@@ -82,6 +82,10 @@ class DeviceBatch:
 
     def step(self) -> None:
         """Commits one cycle, and keeps the device busy with the next one meanwhile."""
+        with whole_cycle(self.sequences):
+            self._step()
+
+    def _step(self) -> None:
         cycles = self._cycles
         if cycles.loaded is not self:
             if cycles.loaded:

@@ -174,6 +174,7 @@ class GenerationStats:
     acceptance_by_depth: entry d is the fraction of cycles drafting to depth d + 1 or deeper that accepted a node there.
     sources: of a combination its parts that drafted, by name; of `suffix` alone: text, corpus, earlier. A node that
     several drafted counts for each of them. Empty for other drafters.
+    prefix_hit_tokens: first tokens of the prompt that the cache had of earlier texts.
     tokens_per_second: tokens over prefill and decode time together.
     """
 
@@ -184,6 +185,7 @@ class GenerationStats:
     tau: float = 0.0
     acceptance_by_depth: list[float] = field(default_factory=list)
     sources: dict[str, SourceStats] = field(default_factory=dict)
+    prefix_hit_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0
