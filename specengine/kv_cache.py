@@ -128,7 +128,9 @@ class KVCache(PagePool):
     @property
     def prefixes(self) -> PrefixCounts:
         """How often prompts began like earlier texts."""
-        return self._known.counts
+        with self._lock:
+            self._settle()
+            return self._known.counts
 
     def check_fits(self, slots: int) -> None:
         """Raises ValueError where a sequence of `slots` tokens could never get its pages."""
@@ -165,8 +167,8 @@ class KVCache(PagePool):
             if sharing is not None:
                 shared = self._known.find(sharing, text)
                 self._known.hold(shared)
-                self.prefixes.looked_up += len(text)
-                self.prefixes.hit += len(shared) * PAGE_SIZE
+                self._known.counts.looked_up += len(text)
+                self._known.counts.hit += len(shared) * PAGE_SIZE
             try:
                 pages = shared + self._allocate(count - len(shared))
             except MemoryError:
