@@ -83,14 +83,14 @@ class KVCache(PagePool):
     were written, and growing copies no other page. Companions have the same pages for the same sequences: a drafter's
     keys and values lie beside the target's and go with them.
 
-    Sequences whose texts begin alike share the whole pages of that beginning. Whoever shares a page writes behind it, so
-    none is ever copied for that. What nobody uses any more can be found until it is evicted: in a fixed pool where its
-    room is needed, else where it is more than `kept_bytes`, companions included.
+    Sequences whose texts begin alike share the whole pages of that beginning. Whoever shares a page writes behind it,
+    so none is ever copied for that. What nobody uses any more can be found until it is evicted: in a fixed pool where
+    its room is needed, else where it is more than `kept_bytes`, companions included.
 
     `free` may be called at any time, everything else by one thread at a time.
 
-    pages: a pool of so many that never moves, as captured graphs need it; None: one that grows with the need, and is let
-    go when it is large and nobody uses it.
+    pages: a pool of so many that never moves, as captured graphs need it; None: one that grows with the need, and is
+    let go when it is large and nobody uses it.
     """
 
     def __init__(

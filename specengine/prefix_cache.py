@@ -61,8 +61,8 @@ class PrefixIndex:
     """Pages by the text from its first token to the page's end; who holds a page holds those before it, too.
 
     A key is the page's tokens and the one behind them: a drafter's last pair of a page has that one in it. Keys are
-    compared token by token, so texts with equal hashes are told apart. Pages that nobody holds can be evicted, the least
-    recently held first; of one text that is the last page first.
+    compared token by token, so texts with equal hashes are told apart. Pages that nobody holds can be evicted, the
+    least recently held first; of one text that is the last page first.
     """
 
     def __init__(self, page_size: int = PAGE_SIZE) -> None:

@@ -8,9 +8,9 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from specengine._C import PAGE_SIZE
 
 from specengine import kv_cache as cache_module
-from specengine._C import PAGE_SIZE
 from specengine.kv_cache import KVCache
 from specengine.prefix_cache import PrefixCounts, Sharing
 
@@ -59,8 +59,6 @@ class SharedPages(RuleBasedStateMachine):
         self.fixed, self.size, self.most = fixed, 7, 3
         self.cache = new_cache(self.size) if fixed else new_cache(kept_pages=self.most)
         self.held, self.known, self.time, self.evicted = [], {}, 0, 0
-
-
 
     def beginnings(self, text, tokens):
         ends = range(PAGE_SIZE, tokens, PAGE_SIZE)
