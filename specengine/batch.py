@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
@@ -52,7 +53,8 @@ class Batch:
     def step(self) -> dict[str, float]:
         """One cycle; gives the seconds its phases took."""
         self._clock = HostClock()
-        self._cycle(self)
+        with whole_cycle(self.sequences):
+            self._cycle(self)
         for sequence in self.sequences:
             sequence.count_time(self._clock.seconds)
         return self._clock.seconds
@@ -93,6 +95,16 @@ class Batch:
             drafter.observe_choices(self.sequences, self._committed, choices)
         of_path = features.rows(self._rows) if drafter.reads_features else None
         drafter.observe(self.sequences, self._committed, of_path)
+
+
+@contextmanager
+def whole_cycle(sequences: Seq[Sequence]) -> Iterator[None]:
+    """Nobody may count on what a cycle leaves of its sequences when it is cut short."""
+    for sequence in sequences:
+        sequence.cached = 0
+    yield
+    for sequence in sequences:
+        sequence.cached = len(sequence.tokens) - 1
 
 
 def likeliest_tokens(scores: torch.Tensor) -> list[int]:

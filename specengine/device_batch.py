@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from specengine.batch import commit_run, likeliest_tokens
+from specengine.batch import commit_run, likeliest_tokens, whole_cycle
 from specengine.drafters.base import Drafter
 from specengine.graphs import Graphs
 from specengine.ops.commit_tokens import RECORD_HEAD, record_width
@@ -84,6 +84,10 @@ class DeviceBatch:
 
         Gives the seconds its phases took; empty where one of the sequences had ended before.
         """
+        with whole_cycle(self.sequences):
+            return self._step()
+
+    def _step(self) -> dict[str, float]:
         cycles = self._cycles
         if cycles.loaded is not self:
             if cycles.loaded:

@@ -21,6 +21,8 @@ from specengine.memory_plan import ResidentOptions, resident_cache, resident_cyc
 from specengine.metrics import Metrics
 from specengine.models.loading import LoadedModel, load_model
 from specengine.models.transformer import TargetOutput
+from specengine.options import check_range
+from specengine.prefix_cache import Sharing
 from specengine.prompts import as_prompts, encode_prompt
 from specengine.resident import Slots
 from specengine.rules import Rule, parse_rule
@@ -41,6 +43,8 @@ class Engine:
     max_batch_size: sequences that share a cycle; more wait their turn. It does not change what they say.
     On CUDA: gpu_memory_fraction: of the GPU's memory, for weights and all else; the cache gets what is left of it.
     graphs: whether cycles are captured as CUDA graphs; without them the same code runs call by call, to be debugged.
+    prefix_cache_mib: keys and values, in MiB, that are kept when nobody uses them: a prompt that begins like an earlier
+      text is not read again so far. 0: none; on CUDA anything else means what the pool has free. It changes no token.
     strict: whether speculative output equals plain output bit for bit (on the CPU it always does); costs speed.
     Its attribute `metrics` counts what it does.
     Raises ValueError for an argument it cannot honour, FileNotFoundError for a missing file.
@@ -55,12 +59,14 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         max_batch_size: int = 16,
+        prefix_cache_mib: int = 256,
         gpu_memory_fraction: float = 0.9,
         graphs: bool = True,
         strict: bool = False,
     ) -> None:
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise ValueError(f"max_batch_size: expected a positive integer, got {max_batch_size!r}")
+        check_range("prefix_cache_mib", prefix_cache_mib, 0, 1 << 24)
         self.rule = parse_rule(rule)
         if isinstance(model, LoadedModel):
             model.check_place(device, dtype, strict)
@@ -81,9 +87,11 @@ class Engine:
                 self._cycles = resident_cycles(self.model, self.drafter, self.rule, self._cycle, options)
         else:
             self.cache, self._cycles = self.model.target.new_cache(), None
+            self.cache.kept_bytes = prefix_cache_mib << 20
             self.drafter.attach(self.cache)
         about = {"model": self.model.name, "drafter": self.drafter.name, "rule": self.rule.name}
         self.metrics = Metrics(self.cache, about)
+        self._sharing = Sharing.under(self.model.target.ops) if prefix_cache_mib else None
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     def generate(
@@ -193,20 +201,22 @@ class Engine:
     def _prefill(self, sequence: Sequence) -> Iterator[int]:
         """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root.
 
-        Yields the rows of each pass.
+        What other prompts and answers have cached of it is not passed again. Yields the rows of each pass.
         """
         begin = time.perf_counter()
         target, step = self._target, self._target.ops.prefill_rows
         target.ensure_positions(sequence.prompt_length + sequence.limit)
+        prompt, sequence.sharing = sequence.tokens[:-1], self._sharing
         with self._turn():
-            sequence.pages = self.cache.allocate(self._slots(sequence))
-        prompt = sequence.tokens[:-1]
-        for start in range(0, len(prompt), step):
+            slots = self._slots(sequence)
+            sequence.pages, sequence.prefix_hit = self.cache.begin(slots, prompt, sequence.sharing)
+        for start in range(sequence.prefix_hit, len(prompt), step):
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             with self._turn():
                 features = target.features(rows, self.cache, self.cache.batch([sequence.pages], [start]))
-                if self.drafter.reads_features:
-                    self.drafter.observe_prompt(sequence, start, features)
+                self.drafter.observe_prompt(sequence, start, features)
+                sequence.cached = min(start + step, len(prompt))
+                self.cache.share(sequence.pages, self._shared_text(sequence), sequence.sharing)
             yield len(rows.tokens)
         sequence.started = time.perf_counter()
         sequence.prefill_seconds = sequence.started - begin
@@ -234,9 +244,13 @@ class Engine:
     def _release(self, sequences: Iterable[Sequence]) -> None:
         # Takes no turn: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.
         for sequence in sequences:
+            text = self._shared_text(sequence)
             self.drafter.release(sequence)  # first: who gets the target's pages may count on the drafter's
-            self.cache.free(sequence.pages)
-            sequence.pages = []
+            self.cache.free(sequence.pages, text, sequence.sharing)
+            sequence.pages, sequence.cached = [], 0
+
+    def _shared_text(self, sequence: Sequence) -> list[int]:
+        return sequence.shared_text(self.drafter.filled(sequence))
 
 
 def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -6,7 +6,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from specengine._C import PAGE_SIZE
+from specengine.prefix_cache import PrefixCounts, PrefixIndex, Sharing
 
 if TYPE_CHECKING:
     from specengine.ops import Ops
@@ -62,11 +63,11 @@ class PagePool:
         shape = (layers, pages, kv_heads, PAGE_SIZE, head_dim)
         return tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in "kv")
 
-    def _copied(self, pages: int, kept: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A pool of `pages` pages with what the `kept` ones hold."""
+    def _copied(self, pages: int, kept: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A pool of `pages` pages with what the `kept` ones hold, under their new numbers."""
         k, v = self._empty(pages)
-        for page in kept:
-            k[:, page], v[:, page] = self.k[:, page], self.v[:, page]
+        for page, number in kept.items():
+            k[:, number], v[:, number] = self.k[:, page], self.v[:, page]
         return k, v
 
     @property
@@ -76,14 +77,20 @@ class PagePool:
 
 
 class KVCache(PagePool):
-    """All layers' keys and values in pages of PAGE_SIZE slots; a sequence owns the pages it was given at admission.
+    """All layers' keys and values in pages of PAGE_SIZE slots; a sequence has the pages it was given at admission.
 
     A sequence reserves pages for all it may become, so it cannot run out on its way; memory is only used where tokens
-    were written, and growing copies no other page. A large pool is let go when its last page is freed. Companions have
-    the same pages for the same sequences: a drafter's keys and values lie beside the target's and go with them.
+    were written, and growing copies no other page. Companions have the same pages for the same sequences: a drafter's
+    keys and values lie beside the target's and go with them.
+
+    Sequences whose texts begin alike share the whole pages of that beginning. Whoever shares a page writes behind it,
+    so none is ever copied for that. What nobody uses any more can be found until it is evicted: in a fixed pool where
+    its room is needed, else where it is more than `kept_bytes`, companions included.
+
     `free` may be called at any time, everything else by one thread at a time.
 
-    pages: a pool of so many that never moves, as captured graphs need it; None: one that grows with the need.
+    pages: a pool of so many that never moves, as captured graphs need it; None: one that grows with the need, and is
+    let go when it is large and nobody uses it.
     """
 
     def __init__(
@@ -96,10 +103,12 @@ class KVCache(PagePool):
         pages: int | None = None,
     ) -> None:
         super().__init__(layers, kv_heads, head_dim, dtype, device, pages or 0)
-        self.fixed = pages is not None
+        self.fixed, self.kept_bytes = pages is not None, 0
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
         self._free: list[int] = [*reversed(range(pages or 0))]
-        self._freed: deque[int] = deque()  # on their way to _free
+        self._freed: deque[tuple[list[int], Sequence[int], Sharing | None]] = deque()  # on their way to _free
+        self._known = PrefixIndex()
+        self._promised = 0  # pages of all sequences; one that several share counts for each of them
         self._lock = threading.Lock()  # engines that share a fixed pool take turns each for itself
 
     def companion(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagePool:
@@ -111,7 +120,17 @@ class KVCache(PagePool):
 
     @property
     def pages_in_use(self) -> int:
-        return self.k.shape[1] - len(self._free) - len(self._freed)
+        """Of sequences; what is kept for others is not among them."""
+        with self._lock:
+            self._settle()
+            return self.k.shape[1] - len(self._free) - self._known.unused
+
+    @property
+    def prefixes(self) -> PrefixCounts:
+        """How often prompts began like earlier texts."""
+        with self._lock:
+            self._settle()
+            return self._known.counts
 
     def check_fits(self, slots: int) -> None:
         """Raises ValueError where a sequence of `slots` tokens could never get its pages."""
@@ -122,46 +141,103 @@ class KVCache(PagePool):
             )
 
     def has_room(self, slots: int) -> bool:
-        """Whether pages for `slots` tokens are free now, or can be made."""
-        return not self.fixed or -(-slots // PAGE_SIZE) <= len(self._free) + len(self._freed)
+        """Whether pages for `slots` tokens are free now, or can be made.
+
+        What could be shared is counted as if it were not: a drafter's cache of its own, with as many pages as this one,
+        may share less and must have room, too.
+        """
+        with self._lock:
+            self._settle()
+            return not self.fixed or -(-slots // PAGE_SIZE) <= self.k.shape[1] - self._promised
 
     def allocate(self, slots: int) -> list[int]:
         """Pages for `slots` tokens. Raises MemoryError when there is no room for them."""
+        return self.begin(slots, (), None)[0]
+
+    def begin(self, slots: int, text: Sequence[int], sharing: Sharing | None) -> tuple[list[int], int]:
+        """Pages for `slots` tokens that begin with `text`, and how many tokens of that are cached in them already.
+
+        At least the last one of `text` is not. Raises MemoryError when there is no room.
+        """
         with self._lock:
-            return self._allocate(slots)
+            self._settle()
+            count = -(-slots // PAGE_SIZE)
+            self._let_go(count)
+            shared: list[int] = []
+            if sharing is not None:
+                shared = self._known.find(sharing, text)
+                self._known.hold(shared)
+                self._known.counts.looked_up += len(text)
+                self._known.counts.hit += len(shared) * PAGE_SIZE
+            try:
+                pages = shared + self._allocate(count - len(shared))
+            except MemoryError:
+                self._known.drop(shared)
+                raise
+            self._promised += count
+        return pages, len(shared) * PAGE_SIZE
 
-    def _allocate(self, slots: int) -> list[int]:
+    def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None) -> None:
+        """Lets others find whole pages of a text that a sequence has cached; the last token of `text` need not be.
+
+        Where the same text is cached twice, the sequence has the earlier one's pages from now on.
+        """
+        if sharing is not None:
+            with self._lock:
+                self._free += self._known.add(sharing, text, pages)
+
+    def free(self, pages: list[int], text: Sequence[int] = (), sharing: Sharing | None = None) -> None:
+        """Gives pages back, whose text others may find as after share(); safe at any moment, in any thread."""
+        self._freed.append((pages, text, sharing))
+
+    def _settle(self) -> None:
+        """Takes in what was freed."""
+        known = self._known
         while self._freed:
-            self._free.append(self._freed.popleft())
-        if not self.fixed and self.pages_in_use == 0 and self.k.nbytes + self.v.nbytes > IDLE_BYTES:
-            self._resize(0, ())
-            self._free = []
-            self._freed.clear()  # nobody owns a page, so nothing can be added meanwhile
-        count = -(-slots // PAGE_SIZE)
-        if count > len(self._free) and self.fixed:
-            raise MemoryError(
-                f"key/value cache: {count} pages are needed, {len(self._free)} of {self.k.shape[1]} are free"
-            )
-        if count > len(self._free):
-            self._grow(count - len(self._free))
-        # The last freed first: their memory is in use already.
-        self._free, pages = self._free[:-count], self._free[-count:]
-        return pages
+            pages, text, sharing = self._freed.popleft()
+            self._promised -= len(pages)
+            if sharing is not None:
+                self._free += known.add(sharing, text, pages)
+            self._free += known.drop(pages)
+        if not self.fixed and known.unused:
+            most = self.kept_bytes // sum(pool.page_bytes for pool in self._pools)
+            while known.unused > most:
+                self._free.append(known.evict())
 
-    def free(self, pages: Sequence[int]) -> None:
-        """Gives pages back; safe at any moment, in any thread (deque.extend of a list is one step)."""
-        self._freed.extend(pages)
+    def _allocate(self, count: int) -> list[int]:
+        missing = count - len(self._free)
+        if missing > 0 and not self.fixed:
+            self._grow(missing)
+        elif missing > self._known.unused:
+            free = len(self._free) + self._known.unused
+            raise MemoryError(f"key/value cache: {count} pages are needed, {free} of {self.k.shape[1]} are free")
+        else:
+            self._free += [self._known.evict() for _ in range(missing)]
+        # The last freed first: their memory is in use already.
+        left = len(self._free) - count
+        self._free, pages = self._free[:left], self._free[left:]
+        return pages
 
     def _grow(self, missing: int) -> None:
         old = self.k.shape[1]
-        new = max(old + missing, 2 * old)
-        free = set(self._free)
-        self._resize(new, [page for page in range(old) if page not in free])
+        new, free = max(old + missing, 2 * old), set(self._free)
+        self._resize(new, {page: page for page in range(old) if page not in free})
         self._free = [*reversed(range(old, new)), *self._free]
 
-    def _resize(self, pages: int, kept: Sequence[int]) -> None:
+    def _let_go(self, count: int) -> None:
+        """Leaves of a large pool that nobody uses what is kept for others, and room for `count` pages."""
+        kept = self._known.pages
+        new = len(kept) + count
+        large = self.k.nbytes + self.v.nbytes > IDLE_BYTES and self.k.shape[1] > 2 * new
+        if large and not self._promised and not self.fixed:
+            numbers = {page: number for number, page in enumerate(kept)}
+            self._resize(new, numbers)
+            self._known.renumber(numbers)
+            self._free = [*reversed(range(len(kept), new))]
+
+    def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
         """Moves all pools to as many pages, or none of them."""
-        pools = [self, *self._companions]
+        pools = self._pools
         try:
             resized = [pool._copied(pages, kept) for pool in pools]
         except RuntimeError as error:
@@ -169,6 +245,10 @@ class KVCache(PagePool):
             raise MemoryError(f"key/value cache: no room for {pages} pages ({size / 2**20:.0f} MiB)") from error
         for pool, (k, v) in zip(pools, resized, strict=True):
             pool.k, pool.v = k, v
+
+    @property
+    def _pools(self) -> list[PagePool]:
+        return [self, *self._companions]
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
         """Keeps the accepted path of every sequence of a batch and advances its length by it."""

@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from specengine.prefix_cache import PrefixCounts
 from specengine.types import PHASES
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Counts:
     first_token: seconds from a request to its first token.  between_tokens: seconds between two tokens; each of the k
     tokens of a cycle counts with a k-th of the time since the last cycle.
     pages_used, pages_total: of the key/value cache, now.
+    prefixes: what the cache had of prompts already; of all engines that share its pages.
     """
 
     running: int = 0
@@ -70,6 +72,7 @@ class Counts:
     between_tokens: Histogram = field(default_factory=lambda: Histogram(BETWEEN_TOKENS))
     pages_used: int = 0
     pages_total: int = 0
+    prefixes: PrefixCounts = field(default_factory=PrefixCounts)
 
     @property
     def tau(self) -> float:
@@ -135,6 +138,7 @@ class Metrics:
             self._count_ends()
             counts = deepcopy(self._counts)
         counts.pages_used, counts.pages_total = self._cache.pages_in_use, self._cache.k.shape[1]
+        counts.prefixes = replace(self._cache.prefixes)
         return counts
 
     def prometheus(self) -> str:
@@ -221,6 +225,11 @@ def _families(counts: Counts, about: Labels) -> Iterable[tuple[str, str, str, li
     yield "between_tokens_seconds", "histogram", "Between two tokens.", _buckets(counts.between_tokens)
     yield "cache_pages_used", "gauge", "Pages of the key/value cache in use.", one(counts.pages_used)
     yield "cache_pages", "gauge", "Pages of the key/value cache.", one(counts.pages_total)
+    prefixes = counts.prefixes
+    yield "prefix_tokens_total", "counter", "Tokens of prompts that were looked up.", one(prefixes.looked_up)
+    yield "prefix_hit_tokens_total", "counter", "Tokens of prompts that were cached.", one(prefixes.hit)
+    yield "prefix_evicted_pages_total", "counter", "Pages of earlier texts that made room.", one(prefixes.evicted)
+    yield "prefix_pages", "gauge", "Pages whose text can be found, in use or not.", one(prefixes.cached)
 
 
 def _buckets(histogram: Histogram) -> list[Sample]:

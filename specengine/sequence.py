@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specengine.metrics import Meter
+from specengine.prefix_cache import Sharing
 from specengine.rules import Rule
 from specengine.text import Detokenizer, StopStrings, Tokenizer
 from specengine.tree import DraftTree
@@ -36,11 +37,14 @@ class Sequence:
     eos_token_ids: Collection[int]
     tokenizer: Tokenizer | None
     pages: list[int] = field(default_factory=list)
+    sharing: Sharing | None = None  # with whom it shares pages
     drafter_state: Any = None
     finish_reason: str | None = None
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        self.prefix_hit = 0  # tokens that were cached by others
+        self.cached = 0  # tokens in the cache as they stay; 0 during a cycle
         self.logprobs: list[TokenLogprob] = []
         self.trace: list[CycleTrace] = []
         self.prefill_seconds = 0.0
@@ -71,6 +75,13 @@ class Sequence:
     def draft_limit(self) -> int:
         """Deepest node worth drafting: with the bonus token, a path of this depth reaches the limit."""
         return self.prompt_length + self.limit - len(self.tokens) - 1
+
+    def shared_text(self, filled: int) -> list[int]:
+        """What others may find of it where its first `filled` slots are as they stay; with the token behind them."""
+        if self.sharing is None:
+            return []
+        most = self.cached if self.sharing.answers else min(self.cached, self.prompt_length - 1)
+        return self.tokens[: min(filled, most) + 1]
 
     def commit(self, accepted: list[int], bonus: int) -> list[int]:
         """Appends the accepted tokens and the bonus up to the one that ends the sequence; returns those kept."""
@@ -186,6 +197,7 @@ class Sequence:
             acceptance_by_depth=[a / d for a, d in zip(self.accepted, self.drafted, strict=True)],
             sources=self.sources,
             deliveries=self.deliveries,
+            prefix_hit_tokens=self.prefix_hit,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=decode,
             tokens_per_second=count / max(self.prefill_seconds + decode, 1e-9),

@@ -177,6 +177,7 @@ class GenerationStats:
     sources: of a combination its parts that drafted, by name; of `suffix` alone: text, corpus, earlier. A node that
     several drafted counts for each of them. Empty for other drafters.
     deliveries: per cycle, seconds from the request to its tokens and how many these were.
+    prefix_hit_tokens: first tokens of the prompt that the cache had of earlier texts.
     tokens_per_second: tokens over prefill and decode time together.
     """
 
@@ -188,6 +189,7 @@ class GenerationStats:
     acceptance_by_depth: list[float] = field(default_factory=list)
     sources: dict[str, SourceStats] = field(default_factory=dict)
     deliveries: list[tuple[float, int]] = field(default_factory=list)
+    prefix_hit_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     tokens_per_second: float = 0.0

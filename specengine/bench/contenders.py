@@ -11,8 +11,11 @@ Contender = Engine | SeqCascade
 
 
 def open_contender(model: LoadedModel, drafter: str, *, rule: str = "match", max_batch_size: int = 16) -> Contender:
-    """What a drafter's and a rule's description in the lists of the benchmark ask for."""
+    """What a drafter's and a rule's description in the lists of the benchmark ask for.
+
+    Prompts are read anew whenever they are asked again: first tokens would come of remembering else.
+    """
     if is_sequential(rule):
         return open_sequential(model, drafter, rule, max_batch_size)
     kind = SyntheticEngine if is_synthetic(drafter) else Engine
-    return kind(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size)
+    return kind(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size, prefix_cache_mib=0)

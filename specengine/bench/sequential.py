@@ -58,8 +58,8 @@ def _token_cascade(model: LoadedModel, drafter: str, config: Config, max_batch_s
     if "tree" in spec.options:
         raise ValueError(f"rule: token-cascade takes a draft model without a tree, got {drafter!r}")
     own = {"length": LONGEST, "confidence": 1 - config.alpha, "adaptive": "false"}
-    drafter = str(replace(spec, options={**spec.options, **own}))
-    return Engine(model, drafter=drafter, rule=f"cascade:chow,alpha={config.alpha}", max_batch_size=max_batch_size)
+    drafter, rule = str(replace(spec, options={**spec.options, **own})), f"cascade:chow,alpha={config.alpha}"
+    return Engine(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size, prefix_cache_mib=0)
 
 
 class SeqCascade:
@@ -71,7 +71,7 @@ class SeqCascade:
         small = replace(model, name=drafter, target=draft_model.model)
         self.model, self._least = model, math.log(1 - config.alpha) if config.alpha < 1 else -math.inf
         self._small, self._large = (
-            Engine(each, drafter="none", max_batch_size=max_batch_size) for each in (small, model)
+            Engine(each, drafter="none", max_batch_size=max_batch_size, prefix_cache_mib=0) for each in (small, model)
         )
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[GenerationOutput]:

@@ -137,11 +137,20 @@ class Drafter(ABC):
         self._attached = True
 
     def observe_prompt(self, sequence: TokenSequence, start: int, features: Features) -> None:
-        """Told, where it reads features, those of a prompt's tokens from position `start` on, chunk by chunk.
+        """Told the features of a prompt's tokens from position `start` on, chunk by chunk.
 
         The last token is not among them: it is the first root, so every token that follows one of these is known.
+        The first chunk begins behind the pages that are shared with earlier sequences; see filled().
         """
         return None
+
+    def filled(self, sequence: TokenSequence) -> int:
+        """How many of a sequence's first slots hold all that it keeps beside the target's cache, as it stays.
+
+        No further are pages shared with other sequences, whose first slots then are filled, too. May be called at any
+        moment, in any thread.
+        """
+        return len(sequence.tokens)
 
     def observe(
         self, sequences: Sequence[TokenSequence], committed: Sequence[list[int]], features: Features | None

@@ -141,8 +141,11 @@ class Combine(Drafter):
 
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
-            if part.reads_features:
-                part.observe_prompt(view, start, features)
+            part.observe_prompt(view, start, features)
+
+    def filled(self, sequence) -> int:
+        views = [view for (view,) in self._views([sequence])]
+        return min(part.filled(view) for part, view in zip(self.parts, views, strict=True))
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         for part, views in zip(self.parts, self._views(sequences), strict=True):

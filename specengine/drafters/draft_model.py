@@ -173,5 +173,5 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
 
     def _state(self, sequence) -> State:
         if sequence.drafter_state is None:
-            sequence.drafter_state = State(self._pages(sequence, self.max_nodes))
+            sequence.drafter_state = State(*self._place(sequence, self.max_nodes))
         return sequence.drafter_state

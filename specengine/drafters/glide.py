@@ -110,6 +110,14 @@ class Glide(ScoredDrafter):
         if cache.fixed:  # a captured graph holds on to the tables
             self.network.ensure_positions(self._max_position + self.config.length)
 
+    def observe_prompt(self, sequence, start: int, features: Features) -> None:
+        """Reads along, so that the next prompt that begins alike finds it done."""
+        self._state(sequence, cached=start)
+        self._catch_up(sequence, len(sequence.tokens) - start - len(features.last))
+
+    def filled(self, sequence) -> int:
+        return sequence.drafter_state.cached if sequence.drafter_state else 0
+
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         for sequence, tokens in zip(sequences, committed, strict=True):
             self._learn(sequence, tokens)
@@ -172,15 +180,18 @@ class Glide(ScoredDrafter):
 
     def _catch_up(self, sequence, most: int) -> None:
         """Passes what is more than one pass of the batch should hold: prompts."""
-        if sequence.drafter_state is None:
-            sequence.drafter_state = State()
-            if not self.network.cache.fixed:
-                self.network.ensure_positions(sequence.prompt_length + sequence.limit + self.config.length)
-        state, step = sequence.drafter_state, self._prefill_rows
+        state, step = self._state(sequence), self._prefill_rows
         while (waiting := len(sequence.tokens) - state.cached) > most:
             run = sequence.tokens[state.cached : state.cached + min(step, waiting - most)]
             self.network.states(self._rows([sequence], [run], [state.cached]))
             state.cached += len(run)
+
+    def _state(self, sequence, cached: int = 0) -> State:
+        if sequence.drafter_state is None:
+            sequence.drafter_state = State(cached)
+            if not self.network.cache.fixed:
+                self.network.ensure_positions(sequence.prompt_length + sequence.limit + self.config.length)
+        return sequence.drafter_state
 
     def _rows(self, sequences: Sequence, runs: list[list[int]], starts: list[int]) -> GlideRows:
         place = self.network.cache.batch([sequence.pages for sequence in sequences], starts)

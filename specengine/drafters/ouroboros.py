@@ -165,8 +165,8 @@ class Ouroboros(SmallModelDrafter, PhraseDrafter):
     def _mind(self, sequence) -> Mind:
         if sequence.drafter_state is None:
             window = JacobiWindow(self._window, self._ngram, sequence.tokens)
-            pages = self._pages(sequence, self.spare_slots)
-            sequence.drafter_state = Mind(pages, window=window, pool=self._pool_of_request())
+            place = self._place(sequence, self.spare_slots)
+            sequence.drafter_state = Mind(*place, window=window, pool=self._pool_of_request())
         return sequence.drafter_state
 
     def _say(self, sequences: Sequence, minds: list[Mind], noise: bool) -> None:

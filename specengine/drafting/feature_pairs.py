@@ -20,8 +20,8 @@ class Pairs:
     first: number of the first.  count: how many.
     """
 
-    def __init__(self) -> None:
-        self.first = self.count = 0
+    def __init__(self, first: int = 0) -> None:
+        self.first, self.count = first, 0
         self.features: list[torch.Tensor] = []
 
     def add(self, features: torch.Tensor) -> None:

@@ -97,10 +97,15 @@ class PairDrafter(ScoredDrafter):
         self._pool = cache.companion(*self._kv_shape, self._kv_dtype)
 
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
-        pairs = self._state(sequence).pairs
+        if sequence.drafter_state is None:
+            sequence.drafter_state = State(Pairs(start))
+        pairs = sequence.drafter_state.pairs
         pairs.add(self.network.pick(features))
         if pairs.count > 1:
             self._read([sequence], [pairs.count - 1], drafting=False)  # the last one is drafted from
+
+    def filled(self, sequence) -> int:
+        return sequence.drafter_state.pairs.first if sequence.drafter_state else 0
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
         picked = self.network.pick(features)

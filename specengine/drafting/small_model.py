@@ -78,24 +78,25 @@ class SmallModelDrafter(Drafter):
             self._attach_once()
             self.model.tune()
             self._cache = self.model.new_cache(cache.k.shape[1])
+        self._cache.kept_bytes = cache.kept_bytes
 
     def release(self, sequence) -> None:
         state, sequence.drafter_state = sequence.drafter_state, None
         if state is not None:
-            self._cache.free(state.pages)
+            self._cache.free(state.pages, sequence.shared_text(state.cached), sequence.sharing)
 
-    def _pages(self, sequence, beyond: int) -> list[int]:
-        """Room for all that a sequence may become, and a pass of so many rows behind it."""
+    def _place(self, sequence, beyond: int) -> tuple[list[int], int]:
+        """Pages for all that a sequence may become and a pass of so many rows behind it; its tokens cached there."""
         longest = sequence.prompt_length + sequence.limit + beyond
         self.model.ensure_positions(min(longest, self.model.config.max_position))
-        return self._cache.allocate(longest)
+        return self._cache.begin(longest, sequence.tokens[:-1], sequence.sharing)
 
     def _depth(self, sequence) -> int:
         """Levels worth drafting, as far as the draft model's own context goes."""
         return min(sequence.draft_limit, self.model.config.max_position - len(sequence.tokens) + 1)
 
     def _reads_prompt(self, sequence) -> bool:
-        return sequence.drafter_state is None or not sequence.drafter_state.cached
+        return sequence.drafter_state is None or sequence.drafter_state.cached < sequence.prompt_length
 
     def _catch_up(self, sequences: Sequence, states: Sequence[State], most: int) -> None:
         """Passes what is more than `most` tokens of a sequence: prompts."""

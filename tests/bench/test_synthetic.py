@@ -150,6 +150,23 @@ def test_other_drafters_get_the_ordinary_engine(tiny):
     assert type(open_contender(tiny, CHAIN)) is SyntheticEngine
 
 
+@pytest.mark.parametrize(
+    "drafter, rule",
+    [
+        ("none", "match"),
+        (CHAIN, "match"),
+        *(("draft-model:self,layers=1", f"{kind}-cascade:chow") for kind in ("token", "seq")),
+    ],
+)
+def test_no_contender_remembers_a_prompt_that_is_asked_again(tiny, drafter, rule):
+    engine, params = open_contender(tiny, drafter, rule=rule), SamplingParams(max_new_tokens=3)
+    for _ in range(2):
+        (output,) = engine.generate([[*range(3, 203)]], params)
+        assert output.stats.prefix_hit_tokens == 0
+    engines = [engine._small, engine._large] if rule.startswith("seq") else [engine]
+    assert [each.cache.prefixes.looked_up for each in engines] == [0] * len(engines)
+
+
 def test_the_command_measures_them_beside_the_others(tmp_path):
     path = tmp_path / "out.json"
     arguments = ["--model", TINY, "--limit", "1", "--repetitions", "1", "--max-new-tokens", "60", "--ignore-eos"]
