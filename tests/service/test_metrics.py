@@ -126,6 +126,8 @@ def test_prometheus_reads_what_the_snapshot_says():
     assert value("first_token_seconds", "_count") == 4 == sum(counts.first_token.counts)
     assert value("between_tokens_seconds", "_sum") == counts.between_tokens.sum
     assert value("cache_pages_used") == counts.pages_used > 0 and value("cache_pages") == counts.pages_total
+    assert value("prefix_tokens_total") == counts.prefixes.looked_up > 0
+    assert value("prefix_hit_tokens_total") == counts.prefixes.hit and value("prefix_pages") == counts.prefixes.cached
 
 
 def test_labels_are_escaped():
