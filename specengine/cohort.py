@@ -128,7 +128,7 @@ class Cohort:
             yield
         except BaseException:
             if members is self._active:
-                self._batch = None
+                self._batch = None  # not closed: on a device that commits what is under way
             for sequence in members:
                 sequence.finish_reason = sequence.finish_reason or "error"
             self._release(members)

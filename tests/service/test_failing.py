@@ -7,15 +7,21 @@ from functools import partial
 import pytest
 
 from specengine import AsyncEngine, GenerationFailed
+from specengine.batch import Batch
 from specengine.cohort import Cohort
 from specengine.worker import Request
 from tests.engines import GREEDY, tiny_engine
 from tests.service.gated import collected, gated, run, settled
 
 
-def test_a_failing_cycle_fails_those_in_it_and_no_others(caplog, capsys):
+def test_a_failing_cycle_fails_those_in_it_and_no_others(caplog, capsys, monkeypatch):
     engine, gate = gated(max_batch_size=2)
     expected = tiny_engine("none").generate([7], GREEDY).token_ids
+
+    def close(batch) -> None:  # on a device that would commit what is under way
+        assert all(s.finish_reason != "error" for s in batch.sequences)
+
+    monkeypatch.setattr(Batch, "close", close)
 
     async def main() -> None:
         async with AsyncEngine(engine) as serving:
