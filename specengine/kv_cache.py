@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections import deque
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from specengine._C import PAGE_SIZE
+from specengine.page_pool import PagePool
 from specengine.prefix_cache import PrefixCounts, PrefixIndex, Sharing
 
 if TYPE_CHECKING:
@@ -41,39 +41,6 @@ class CacheBatch:
             return
         for b, count in enumerate(counts.tolist()):
             self.host[b] += count
-
-
-def page_bytes(shape: tuple[int, int, int], dtype: torch.dtype) -> int:
-    """Of a page of keys and values of (layers, key/value heads, head dim)."""
-    return 2 * dtype.itemsize * PAGE_SIZE * math.prod(shape)
-
-
-class PagePool:
-    """Keys and values of some layers in pages of PAGE_SIZE slots.  k, v: [layers, pages, K, PAGE_SIZE, D]."""
-
-    def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, pages: int
-    ) -> None:
-        self._shape = (layers, kv_heads, head_dim)
-        self.dtype, self.device = dtype, device
-        self.k, self.v = self._empty(pages)
-
-    def _empty(self, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
-        layers, kv_heads, head_dim = self._shape
-        shape = (layers, pages, kv_heads, PAGE_SIZE, head_dim)
-        return tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in "kv")
-
-    def _copied(self, pages: int, kept: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A pool of `pages` pages with what the `kept` ones hold, under their new numbers."""
-        k, v = self._empty(pages)
-        for page, number in kept.items():
-            k[:, number], v[:, number] = self.k[:, page], self.v[:, page]
-        return k, v
-
-    @property
-    def page_bytes(self) -> int:
-        """Of one page in all layers, keys and values."""
-        return page_bytes(self._shape, self.dtype)
 
 
 class KVCache(PagePool):

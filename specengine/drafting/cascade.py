@@ -7,13 +7,14 @@ import torch
 
 from specengine.drafting.feature_pairs import PairRows
 from specengine.drafting.features import Features
-from specengine.kv_cache import CacheBatch, PagePool
+from specengine.kv_cache import CacheBatch
 from specengine.models.checkpoint_base import layer_tensors
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.row_tools import take_rows
+from specengine.page_pool import PagePool
 
 
 class Cascade:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.drafting.features import Features
-from specengine.kv_cache import CacheBatch, PagePool
+from specengine.kv_cache import CacheBatch
 from specengine.models.config import ModelConfig
 from specengine.models.rope import RopeTables
 from specengine.ops import Ops
@@ -21,6 +21,7 @@ from specengine.ops.decoder import Decoder, Layer, Rows
 from specengine.ops.draft_backbone import BackboneDraft, BackboneNetwork
 from specengine.ops.row_tools import join_columns, take_rows
 from specengine.ops.weight import Projection, Weight
+from specengine.page_pool import PagePool
 
 
 @dataclass(frozen=True)

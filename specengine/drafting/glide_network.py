@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specengine.drafting.glide_rows import GlideRows
-from specengine.kv_cache import KVCache, page_bytes
+from specengine.kv_cache import KVCache
 from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
@@ -14,6 +14,7 @@ from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.layer import rotate
 from specengine.ops.weight import Projection
+from specengine.page_pool import page_bytes
 
 BLOCK = 5  # the published block_size
 

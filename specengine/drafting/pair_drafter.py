@@ -15,10 +15,11 @@ from specengine.drafting.features import Features
 from specengine.drafting.resident_pairs import ResidentPairs
 from specengine.drafting.scored_drafter import ScoredDrafter
 from specengine.drafting.scored_trees import ScoredTree
-from specengine.kv_cache import CacheBatch, KVCache, page_bytes
+from specengine.kv_cache import CacheBatch, KVCache
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
+from specengine.page_pool import page_bytes
 
 if TYPE_CHECKING:
     from specengine.resident import Slots

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from specengine import _C
-from specengine.kv_cache import CacheBatch, PagePool
+from specengine.kv_cache import CacheBatch
 from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.weight import Projection, Weight
+from specengine.page_pool import PagePool
 
 
 @dataclass(frozen=True)
