@@ -112,7 +112,8 @@ def test_places_are_given_in_the_order_of_arrival():
 def test_a_stream_goes_on_while_long_prompts_are_read():
     engine, order = tiny_engine("none"), []
     target, most = engine.model.target, engine.model.target.ops.prefill_rows
-    long, original = [3 + i % 200 for i in range(400)], target.features
+    long = [[3 + (i + first) % 200 for i in range(400)] for first in range(4)]
+    original = target.features
 
     def features(tree, *rest):  # forward calls it too, with one row per sequence
         order.append(len(tree.tokens))
@@ -122,7 +123,7 @@ def test_a_stream_goes_on_while_long_prompts_are_read():
         async with AsyncEngine(engine) as serving:
             stream = serving.stream([5, 6], SamplingParams(max_new_tokens=200))
             await anext(stream)
-            others = asyncio.create_task(serving.generate([long] * 4, SamplingParams(max_new_tokens=1)))
+            others = asyncio.create_task(serving.generate(long, SamplingParams(max_new_tokens=1)))
             assert len(await collected(stream, skipped=1)) == 199
             await others
 
