@@ -98,7 +98,7 @@ def test_engines_that_share_a_model_may_grow_its_rotary_tables_at_once():
 
 def test_a_large_cache_is_let_go_when_nobody_uses_it(monkeypatch):
     monkeypatch.setattr(cache_module, "IDLE_BYTES", 1 << 20)
-    engine = tiny_engine()
+    engine = tiny_engine(prefix_cache_mib=0)
     many = [[3 + i] * 300 for i in range(16)]
     engine.generate(many, PARAMS)
     assert engine.cache.k.nbytes + engine.cache.v.nbytes > 1 << 20

@@ -67,6 +67,7 @@ def run(drafter, target, sequences):
 def sequence_of(tokens, limit=10_000):
     """A sequence with the fields that drafters read; its drafts are never limited."""
     tokens, about = list(tokens), {"limit": limit, "draft_limit": 64, "params": SamplingParams()}
+    about |= {"sharing": None, "shared_text": lambda filled: []}
     return SimpleNamespace(tokens=tokens, prompt_length=len(tokens), drafter_state=None, **about)
 
 

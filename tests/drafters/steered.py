@@ -30,8 +30,10 @@ class Steered(Oracle):
         self.inner.attach(cache)
 
     def observe_prompt(self, sequence, start, features):
-        if self.inner.reads_features:
-            self.inner.observe_prompt(sequence, start, features)
+        self.inner.observe_prompt(sequence, start, features)
+
+    def filled(self, sequence):
+        return self.inner.filled(sequence)
 
     def observe(self, sequences, committed, features):
         self.inner.observe(sequences, committed, features if self.inner.reads_features else None)
