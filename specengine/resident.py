@@ -117,6 +117,8 @@ class Slots:
     """
 
     reads_logits = True  # sequences come and go under a captured graph: it must serve all of their parameters
+    accepted: Accepted
+    features: Features
 
     def __init__(self, state: ResidentState, size: int, nodes: int) -> None:
         self.size, self.nodes = size, nodes
@@ -143,7 +145,7 @@ class Slots:
         self._selected = SelectedTrees.empty(size, nodes, device)
         logits = state.draft_logits
         self.draft_logits = logits and replace(logits, logits=logits.logits[:rows], rows=logits.rows[:rows])
-        self.drafter_state, self.accepted, self.features = state.drafter_state, None, None
+        self.drafter_state = state.drafter_state
         self.scores = torch.empty(0)
         self.clock: HostClock | DeviceClock | None = None
 

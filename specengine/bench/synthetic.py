@@ -51,7 +51,8 @@ class Synthetic(Drafter):
     """rates: per depth, the probability that the drafted token is accepted once its parent is."""
 
     name = NAME
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     drafts_on_device = True
     adaptive = False

@@ -27,7 +27,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    Config: ClassVar[type]  # dataclass of the options
+    config_type: ClassVar[type]  # dataclass of the options
     takes_path: ClassVar[bool] = False
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
     proposes: ClassVar[bool] = False  # whether its nodes have chances, by which trees can be merged
@@ -37,6 +37,8 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()  # layers of the target whose input is a feature too, rising
     # What it can serve: any tree will do for NOTHING, and is a deterministic one without a distribution for SAMPLES.
     offers: ClassVar[frozenset[Wants]] = frozenset({Wants.NOTHING, Wants.SAMPLES})
+
+    config: Any  # an instance of config_type
 
     def __init__(self, config: Any, path: str | None, target: Transformer) -> None:
         self.config = config

@@ -81,7 +81,8 @@ class Combine(Drafter):
     """Joins the trees of its parts; a node's chance depends on which of them draft it."""
 
     name = "combine"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:

@@ -47,7 +47,8 @@ class FastEagle(PairDrafter):
     """Drafts a tree with one pass of its layers; a backbone node's siblings are leaves, whatever they would lead to."""
 
     name = "fasteagle"
-    Config = Config
+    config_type = Config
+    config: Config
     network: Cascade
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:

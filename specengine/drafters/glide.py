@@ -69,7 +69,8 @@ class Glide(ScoredDrafter):
     """Drafts a chain or a backbone with leaves, with one small pass per level."""
 
     name = "glide"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     drafts_on_device = True
 

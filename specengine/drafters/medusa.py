@@ -78,7 +78,8 @@ class Medusa(ScoredDrafter):
     """Drafts from the target's state of the position before the root, with one head per level."""
 
     name = "medusa"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     reads_features = True
     drafts_on_device = True

@@ -123,7 +123,8 @@ class Ouroboros(SmallModelDrafter, PhraseDrafter):
     """
 
     name = "ouroboros"
-    Config = Config
+    config_type = Config
+    config: Config
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)

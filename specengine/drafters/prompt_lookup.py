@@ -120,7 +120,8 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt_lookup"
-    Config = Config
+    config_type = Config
+    config: Config
     drafts_on_device = True
     proposes = True
 
@@ -202,7 +203,9 @@ class PromptLookup(Drafter):
                 break
             probability, _, parent, depth, token, chance, matches = heapq.heappop(waiting)
             probability, node = -probability, len(tree.tokens)
-            tree.tokens.append(token), tree.parents.append(parent), tree.chances.append(chance)
+            tree.tokens.append(token)
+            tree.parents.append(parent)
+            tree.chances.append(chance)
         return tree
 
 

@@ -91,7 +91,8 @@ class Suffix(Drafter):
     """
 
     name = "suffix"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     proposes = True
 

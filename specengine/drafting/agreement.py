@@ -42,7 +42,9 @@ class Agreement:
             parent = place[parent]
             node = children.setdefault((parent, token), len(tokens))
             if node == len(tokens):
-                tokens.append(token), parents.append(parent), said.append([0.0, 0.0])
+                tokens.append(token)
+                parents.append(parent)
+                said.append([0.0, 0.0])
             said[node][1] = chance
             inner[1].add(parent)
             place.append(node)
@@ -52,7 +54,9 @@ class Agreement:
             kind = _answer(one, parent in inner[0]) * _ANSWERS + _answer(other, parent in inner[1])
             most = max(one, other)
             factor = (self._accepted[kind] + self._WEIGHT) / (self._promised[kind] + self._WEIGHT)
-            surer.append(most), kinds.append(kind), chances.append(min(0.99, most * factor))
+            surer.append(most)
+            kinds.append(kind)
+            chances.append(min(0.99, most * factor))
         return JointTree(ScoredTree(tokens, parents, chances), surer, kinds)
 
     def observe(self, joint: JointTree, committed: Sequence[int]) -> None:

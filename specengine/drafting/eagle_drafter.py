@@ -95,6 +95,9 @@ class EagleConfig:
 class Eagle(PairDrafter):
     """A drafter whose network goes on from its own output where the target's features end."""
 
+    config: EagleConfig
+    network: EagleLayers
+
     def __init__(self, config: EagleConfig, path: str | None, target: Transformer) -> None:
         self._static = StaticTree(RankTree.named(config.tree), target.device) if config.tree else None
         if self._static:

@@ -80,7 +80,8 @@ class FastEagleObjective(Objective):
     """Its multi-level loss: per level soft cross-entropy and SmoothL1 to the target's feature."""
 
     name = "fasteagle"
-    Options = FastEagleOptions
+    options_type = FastEagleOptions
+    network: FastEagleNetwork
 
     def __init__(self, frozen: Frozen, options: FastEagleOptions) -> None:
         c = frozen.config

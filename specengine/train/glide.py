@@ -6,6 +6,7 @@ the beginning of its block of rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,16 @@ class GlideLayer(DecoderLayer):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class _Model(nn.Module):
+    """What published names call `model`."""
+
+    embed_tokens: nn.Embedding
+
+    def __init__(self, layers: Iterable[GlideLayer], norm: RMSNorm) -> None:
+        super().__init__()
+        self.layers, self.norm = nn.ModuleList(layers), norm
+
+
 class Glide(nn.Module):
     """own: rows of an embedding and of a head of its own, [V, hidden] and [V', hidden] to begin with."""
 
@@ -92,9 +103,8 @@ class Glide(nn.Module):
         self, shape: LayerShape, layers: int, target: ModelConfig | None, own: tuple[torch.Tensor, ...] = ()
     ) -> None:
         super().__init__()
-        self.model = nn.Module()
-        self.model.layers = nn.ModuleList(GlideLayer(shape, target) for _ in range(layers))
-        self.model.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.model = _Model((GlideLayer(shape, target) for _ in range(layers)), norm)
         if own:
             embedding, head = own
             self.model.embed_tokens = nn.Embedding.from_pretrained(embedding.clone(), freeze=False)
@@ -130,7 +140,8 @@ class GlideObjective(Objective):
     """Cross-entropy of the next token, with the target's cache as stale as in a cycle."""
 
     name = "glide"
-    Options = Options
+    options_type = Options
+    network: Glide
     learning_rate = 5e-4
 
     def __init__(self, frozen: Frozen, options: Options) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from specengine.options import check_range
 from specengine.rules.base import check_number
-from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch
+from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, discounted
 from specengine.train.soft_targets import SoftTargets
 
 
@@ -47,7 +47,7 @@ class MedusaObjective(Objective):
     """Cross-entropy of every head."""
 
     name = "medusa"
-    Options = Options
+    options_type = Options
     learning_rate = 1e-3
 
     def __init__(self, frozen: Frozen, options: Options) -> None:
@@ -71,8 +71,7 @@ class MedusaObjective(Objective):
             for level, head in enumerate(self.network, start=1)
         ]
         losses, guesses = zip(*compared, strict=True)
-        total = sum(self.options.decay**i * loss for i, loss in enumerate(losses))
-        return total, LevelReport.of(losses, guesses, batch)
+        return discounted(losses, self.options.decay), LevelReport.of(losses, guesses, batch)
 
     def vocabulary_rows(self) -> list[str]:
         """See Objective."""
