@@ -134,6 +134,7 @@ def _attention(s: Shapes, device: torch.device, nodes: int, prefix: int) -> Case
     folded = q.view(nodes, s.kv_heads, group, -1).permute(1, 2, 0, 3).reshape(1, s.kv_heads, group * nodes, -1)
     folded, mask = folded.bfloat16(), None
     if nodes > 1:
+        assert tree.ancestors is not None  # masked
         node = torch.arange(nodes, device=device)
         seen = tree.ancestors[:, node // 32] >> (node % 32).int() & 1 == 1
         aligned = -(-slots // 16) * 16  # the length of a row, which else is copied in every call
@@ -156,13 +157,13 @@ def _compact(s: Shapes, device: torch.device) -> Case:
     count = s.sets(nbytes)
     shape = (s.layers, 2 * count, s.kv_heads, PAGE_SIZE, s.head_dim)
     k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
-    path = _ints([sorted(path)], device)
-    place = (_ints([length], device), path, _ints([s.accepted], device))
+    kept = _ints([sorted(path)], device)
+    place = (_ints([length], device), kept, _ints([s.accepted], device))
     ours = [
         _call(None, ops.compact_kv.compact_kv, k, v, _ints([[2 * i, 2 * i + 1]], device), *place) for i in range(count)
     ]
     flat = (count, s.layers, s.kv_heads, 2 * PAGE_SIZE, s.head_dim)
-    source, target = path[0].long() + length, torch.arange(s.accepted, device=device) + length
+    source, target = kept[0].long() + length, torch.arange(s.accepted, device=device) + length
 
     def copy(keys: torch.Tensor, values: torch.Tensor) -> None:
         for cache in (keys, values):

@@ -57,7 +57,7 @@ def _token_cascade(model: LoadedModel, drafter: str, config: Config, max_batch_s
     spec = Spec.parse(drafter, "drafter")
     if "tree" in spec.options:
         raise ValueError(f"rule: token-cascade takes a draft model without a tree, got {drafter!r}")
-    own = {"length": LONGEST, "confidence": 1 - config.alpha, "adaptive": "false"}
+    own = {"length": str(LONGEST), "confidence": str(1 - config.alpha), "adaptive": "false"}
     drafter, rule = str(replace(spec, options={**spec.options, **own})), f"cascade:chow,alpha={config.alpha}"
     return Engine(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size, prefix_cache_mib=0)
 
@@ -88,7 +88,7 @@ class SeqCascade:
         return outputs
 
     def _is_sure(self, output: GenerationOutput) -> bool:
-        logprobs = [each.logprob for each in output.logprobs]
+        logprobs = [each.logprob for each in output.logprobs or ()]
         return sum(logprobs) / len(logprobs) >= self._least
 
     def _kept(self, output: GenerationOutput) -> GenerationOutput:

@@ -129,8 +129,8 @@ class Synthetic(Drafter):
         words = -(-nodes // 32)
         bits = shape.ancestors[:nodes, :words].masked_fill(unused[:, :, None], 0).view(-1, words)
         columns = (tokens, shape.parents[:nodes], shape.depths[:nodes])
-        rows = (column.masked_fill(unused, -1).view(-1) for column in columns)
-        return TreeBatch(*rows, slots.row_start, bits, nodes)
+        tokens, parents, depths = (column.masked_fill(unused, -1).view(-1) for column in columns)
+        return TreeBatch(tokens, parents, depths, slots.row_start, bits, nodes)
 
     def bend(self, logits: torch.Tensor, tree: TreeBatch, lengths: torch.Tensor) -> None:
         """Makes the first node of each level the target's choice, or its whole level not, as was decided for it.
@@ -149,6 +149,8 @@ class Synthetic(Drafter):
 
 class SyntheticEngine(Engine):
     """An engine whose target agrees with a Synthetic drafter as often as that wants; what it says means nothing."""
+
+    drafter: Synthetic
 
     def __init__(self, model: LoadedModel, drafter: str, **options) -> None:
         super().__init__(model, drafter=Synthetic.parse(drafter, model.target), **options)

@@ -27,11 +27,11 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    config_type: ClassVar[type]  # dataclass of the options
+    config_type: ClassVar[type[Any]]  # dataclass of the options
     takes_path: ClassVar[bool] = False
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
     proposes: ClassVar[bool] = False  # whether its nodes have chances, by which trees can be merged
-    reads_features: ClassVar[bool] = False  # whether it is given the target's features
+    reads_features: bool = False  # whether it is given the target's features
     reads_choices: ClassVar[bool] = False  # whether it is told the target's likeliest tokens behind its nodes
     _attached = False  # see _attach_once
     taps: tuple[int, ...] = ()  # layers of the target whose input is a feature too, rising

@@ -164,7 +164,8 @@ class Glide(ScoredDrafter):
         if key not in self._expanders:
             thresholds = THRESHOLDS if self.config.cape else ()
             roots = torch.zeros(batch, dtype=torch.int32, device=rows.device)
-            self._expanders[key] = (BackboneExpander(*rows.shape, self.config.widths, thresholds, rows.device), roots)
+            expander = BackboneExpander(*key, size, self.config.widths, thresholds, rows.device)
+            self._expanders[key] = (expander, roots)
         expander, roots = self._expanders[key]
         return expander(rows, roots)
 

@@ -113,7 +113,8 @@ class Medusa(ScoredDrafter):
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         sequence.drafter_state = State(features.last[-1:].clone())
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
+        assert features is not None  # it reads them
         end = 0
         for sequence, tokens in zip(sequences, committed, strict=True):
             end += len(tokens)

@@ -36,7 +36,7 @@ class Agreement:
         """Both trees have the same root; a node of both is there once."""
         tokens, parents, said = list(first.tokens), list(first.parents), [[chance, 0.0] for chance in first.chances]
         children = {(first.parents[node], first.tokens[node]): node for node in range(1, len(tokens))}
-        inner = set(first.parents), set()  # nodes with children in each tree
+        inner: tuple[set[int], set[int]] = set(first.parents), set()  # nodes with children in each tree
         place = [0]
         for token, parent, chance in zip(second.tokens[1:], second.parents[1:], second.chances[1:], strict=True):
             parent = place[parent]

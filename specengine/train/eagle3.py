@@ -158,6 +158,7 @@ class Eagle3Objective(Objective):
     @torch.no_grad()
     def prepare(self, batch: TrainingBatch) -> None:
         """Measures how large the fused states are where there is something to learn; the first tokens' are outliers."""
+        assert batch.tapped is not None  # see taps
         self.network.tap_scale.copy_(batch.tapped[batch.wanted].float().square().mean((0, 2)).sqrt())
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:

@@ -108,7 +108,7 @@ class Glide(nn.Module):
         if own:
             embedding, head = own
             self.model.embed_tokens = nn.Embedding.from_pretrained(embedding.clone(), freeze=False)
-            self.lm_head = nn.Linear(*reversed(head.shape), bias=False)
+            self.lm_head = nn.Linear(head.shape[1], head.shape[0], bias=False)
             self.lm_head.weight.data.copy_(head)
 
     def forward(
@@ -124,7 +124,7 @@ class Glide(nn.Module):
         """
         x, positions = embedded, torch.arange(embedded.shape[1], device=embedded.device)
         for m, layer in enumerate(self.model.layers):
-            x = layer(x, positions, () if keys is None else (keys[m], values[m], mask))
+            x = layer(x, positions, () if keys is None or values is None else (keys[m], values[m], mask))
         return self.model.norm(x)
 
 
@@ -159,6 +159,7 @@ class GlideObjective(Objective):
             for layer, number in zip(self.network.model.layers, spread(options.layers, config), strict=True):
                 start_from(layer, frozen, number)
             for layer, number in zip(self.network.model.layers, self.kv_layers, strict=True) if options.cross else ():
+                assert isinstance(layer, GlideLayer)
                 layer.cross_attn.start_from(frozen, number)
 
     @classmethod

@@ -164,12 +164,16 @@ class Objective(ABC):
     """
 
     name: ClassVar[str]
-    options_type: ClassVar[type]
+    options_type: ClassVar[type[Any]]
     learning_rate: ClassVar[float] = 5e-5
     frozen: Frozen
     network: nn.Module
     taps: tuple[int, ...] = ()
     kv_layers: tuple[int, ...] = ()
+
+    @abstractmethod
+    def __init__(self, frozen: Frozen, options: Any) -> None:
+        """A network at its start."""
 
     @classmethod
     def check(cls, config: ModelConfig, options: Any) -> None:
