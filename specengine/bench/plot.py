@@ -96,6 +96,6 @@ def style(number: int) -> dict[str, Any]:
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def save(draw: Callable[[dict[str, Any]], Figure], results: dict[str, Any], path: Path) -> None:
+def save(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, Any], path: Path) -> None:
     """Writes a picture as PNG."""
     write_whole(path, picture(draw, results) or b"")

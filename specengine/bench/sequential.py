@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specengine.drafters import load_drafter
@@ -104,4 +104,7 @@ def _charged(output: GenerationOutput, stats: GenerationStats, small: Generation
     return replace(output, stats=replace(stats, rule="seq-cascade", lossless=False, seconds_by_phase=phases))
 
 
-_KINDS = {"token-cascade": _token_cascade, "seq-cascade": SeqCascade}
+_KINDS: dict[str, Callable[[LoadedModel, str, Config, int], Engine | SeqCascade]] = {
+    "token-cascade": _token_cascade,
+    "seq-cascade": SeqCascade,
+}

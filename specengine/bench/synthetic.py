@@ -13,7 +13,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.batch import Batch
-from specengine.bench.draft_cost import COSTS, DraftCost
+from specengine.bench.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.drafters.base import Drafter
 from specengine.engine import Engine
 from specengine.models.loading import LoadedModel
@@ -71,7 +71,7 @@ class Synthetic(Drafter):
         self._parents = parents
         self._shape = TreeBatch.of([DraftTree([0] * len(parents), parents)], self._device, masked=True)
         self._tokens, self._bends = (table.to(self._device) for table in self._tables(target.config.vocab_size))
-        self._cost: DraftCost | None = COSTS[config.cost](target, levels, k) if config.cost != "none" else None
+        self._cost: Eagle3 | FastEagle | None = COSTS[config.cost](target, levels, k) if config.cost != "none" else None
 
     @staticmethod
     def parse(text: str, target: Transformer) -> Synthetic:
@@ -108,8 +108,9 @@ class Synthetic(Drafter):
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         if self._cost and sequences:
-            tokens, lengths = ([s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences])
-            self._cost(*(torch.tensor(x, dtype=torch.int32, device=self._device) for x in (tokens, lengths)))
+            columns = ([s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences])
+            roots, lengths = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in columns)
+            self._cost(roots, lengths)
         trees = []
         for sequence in sequences:
             nodes = min(self.max_nodes, 1 + self.config.k * sequence.draft_limit)
@@ -127,6 +128,7 @@ class Synthetic(Drafter):
         limit = slots.limits.final_length - history.length - 1
         unused = (shape.depths[:nodes] > limit[:, None]) | (slots.limits.active == 0)[:, None]
         words = -(-nodes // 32)
+        assert shape.ancestors is not None  # masked
         bits = shape.ancestors[:nodes, :words].masked_fill(unused[:, :, None], 0).view(-1, words)
         columns = (tokens, shape.parents[:nodes], shape.depths[:nodes])
         tokens, parents, depths = (column.masked_fill(unused, -1).view(-1) for column in columns)

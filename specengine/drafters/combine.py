@@ -208,7 +208,7 @@ class Combine(Drafter):
         return cut_trees(trees, self._costs, prefix, self.config.nodes - 1)
 
     def _views(self, sequences: Sequence) -> list[list[Any]]:
-        """Every part's views (see PartView) of the sequences, which hold no view: they would wait for the garbage collector."""
+        """Every part's PartViews of the sequences, which hold no view: they would wait for the garbage collector."""
         for sequence in sequences:
             if sequence.drafter_state is None:
                 sequence.drafter_state = State([None] * len(self.parts))

@@ -19,10 +19,17 @@ from specengine.ops.weight import Projection, Weight
 class Rows(Protocol):
     """What a pass reads of a TreeBatch."""
 
-    tokens: torch.Tensor
-    depths: torch.Tensor
-    row_start: torch.Tensor
-    ancestors: torch.Tensor | None
+    @property
+    def tokens(self) -> torch.Tensor: ...
+
+    @property
+    def depths(self) -> torch.Tensor: ...
+
+    @property
+    def row_start(self) -> torch.Tensor: ...
+
+    @property
+    def ancestors(self) -> torch.Tensor | None: ...
 
 
 Pass = Callable[..., Any]  # a Decoder's call: a tensor, but None where only the cache is written

@@ -162,10 +162,13 @@ def verify_tree(
         bonus=torch.empty(batch, dtype=torch.int32, device=device),
         relaxed=torch.empty(batch, dtype=torch.int32, device=device),
     )
+    distributions: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None)
+    if draft is not None:
+        distributions = (draft.logits, draft.rows, draft.index)
     _C.verify_tree(
         *(logits, drawn, tree.tokens, tree.parents, tree.row_start),
         *(params.columns(), history.columns()),
-        *((draft.logits, draft.rows, draft.index) if draft else (None, None, None)),
+        *distributions,
         draft is not None and draft.replacement,
         *(accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed),
         *(workspace.scores, workspace.counts),
