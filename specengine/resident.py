@@ -182,7 +182,8 @@ class Slots:
 
         for name in ("tokens", "parents", "depths"):
             getattr(self._tree, name).copy_(torch.from_numpy(padded(getattr(batch, name))), non_blocking=True)
-        if logits is not None and self.draft_logits is not None:
+        if logits is not None:
+            assert self.draft_logits is not None  # of the drafter's room_for_logits
             _take_logits(self.draft_logits, logits.logits, padded(logits.rows.cpu()))
         bits = np.zeros((*shape, words), dtype=np.int32)
         assert batch.ancestors is not None  # masked
