@@ -58,7 +58,7 @@ class _FolderCheckpoint(Checkpoint):
             entries = [(str(name), str(file)) for name, file in weight_map.items()]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{index}: expected a JSON object with an object 'weight_map'") from None
-        shards: dict[Path, list[str] | None] = {}
+        shards: dict[Path, list[str]] = {}
         for name, file in entries:
             path = self.folder / file
             if Path(file).name != file:
@@ -66,7 +66,7 @@ class _FolderCheckpoint(Checkpoint):
             if path not in shards and not path.is_file():
                 raise ValueError(f"{index}: shard {file!r} of tensor '{name}' does not exist")
             shards.setdefault(path, []).append(name)
-        return shards
+        return dict(shards)
 
     @abstractmethod
     def _list(self, path: Path) -> dict[str, TensorInfo]:

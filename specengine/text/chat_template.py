@@ -101,7 +101,7 @@ class ChatTemplate:
 class _GenerationBlock(jinja2.ext.Extension):
     """Accepts `{% generation %}`, which marks assistant text for training, as a plain block."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]  # jinja2 says nothing of ClassVar
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

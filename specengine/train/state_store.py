@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,8 +19,10 @@ from safetensors.torch import save_file
 from specengine.train.dialogues import Dialogue
 from specengine.train.target_states import States
 
+T = TypeVar("T", torch.Tensor, None)
 
-def half(x: torch.Tensor | None) -> torch.Tensor | None:
+
+def half(x: T) -> T:
     """As float16 on the CPU; integers as they are."""
     if x is None or not x.is_floating_point():
         return x if x is None else x.cpu()
