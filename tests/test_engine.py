@@ -215,6 +215,29 @@ def test_threads_may_share_an_engine():
     assert [results[i] for i in range(len(PROMPTS))] == expected
 
 
+def test_threads_wait_for_pages_that_another_one_was_given(monkeypatch):
+    engine, params = tiny_engine("none"), SamplingParams(max_new_tokens=8)
+    cache = engine.cache = engine.model.target.new_cache(1)  # room for one of them at a time
+    has_room, said = cache.has_room, {}
+
+    def slowly(slots):
+        found = has_room(slots)
+        time.sleep(0.02)
+        return found
+
+    def work(i):
+        said[i] = engine.generate(PROMPTS[i], params).token_ids
+
+    monkeypatch.setattr(cache, "has_room", slowly)
+    threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = ids(tiny_engine("none").generate([PROMPTS[i] for i in (0, 1, 3)], params))
+    assert [said.get(i) for i in (0, 1, 3)] == expected
+
+
 def test_generation_ends_with_the_context():
     config = tiny_model().config
     prompt = [3 + i % 50 for i in range(config.max_position - 5)]
