@@ -198,18 +198,23 @@ class Engine:
         fits = not self._cycles or self._cycles.state.has_room([*active, sequence])
         return fits and self.cache.has_room(self._slots(sequence))
 
+    def _place(self, sequence: Sequence) -> None:
+        """Gives a sequence its pages, in the same turn in which there was room for it.
+
+        Their first ones may be those of earlier prompts and answers that begin alike.
+        """
+        sequence.sharing = self._sharing
+        text, slots = sequence.tokens[:-1], self._slots(sequence)
+        sequence.pages, sequence.prefix_hit = self.cache.begin(slots, text, sequence.sharing)
+
     def _prefill(self, sequence: Sequence) -> Iterator[int]:
-        """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root.
+        """Caches a sequence's prompt but the last token, which is the first cycle's root.
 
         What other prompts and answers have cached of it is not passed again. Yields the rows of each pass.
         """
         begin = time.perf_counter()
-        target, step = self._target, self._target.ops.prefill_rows
+        target, step, prompt = self._target, self._target.ops.prefill_rows, sequence.tokens[:-1]
         target.ensure_positions(sequence.prompt_length + sequence.limit)
-        prompt, sequence.sharing = sequence.tokens[:-1], self._sharing
-        with self._turn():
-            slots = self._slots(sequence)
-            sequence.pages, sequence.prefix_hit = self.cache.begin(slots, prompt, sequence.sharing)
         for start in range(sequence.prefix_hit, len(prompt), step):
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             with self._turn():
