@@ -65,8 +65,9 @@ def main(files: str, limit: int, out: Path) -> None:
                 row["saved_over_first_pass"] = saved(found[label], found[name])
             rows.append(row)
             print(row, flush=True)
-            about = {"drafter": BASE, "questions": len(questions), "tokens": sum(tokens), "temperature": 0.4, "seed": 1}
-            out.write_text(json.dumps(about | {"variants": rows}, indent=2) + "\n")
+            about = {"model": "smollm2-135m", "drafter": BASE, "questions": len(questions), "tokens": sum(tokens)}
+            about |= {"temperature": PARAMS.temperature, "seed": PARAMS.seed, "variants": rows}
+            out.write_text(json.dumps(about, indent=2) + "\n")
 
 
 if __name__ == "__main__":
