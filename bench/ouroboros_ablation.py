@@ -4,14 +4,16 @@ python bench/ouroboros_ablation.py QUESTIONS.jsonl[,MORE] LIMIT OUT.json
 The small model is the target itself in int4 without the target's noise, so that at a low temperature it is right some
 four times in five: sentences that are always or never right leave nothing to learn from. All variants say the same
 text, so their cycles are compared question by question. Each question has a pool of its own, as in the paper's table;
-`warm` has one for all of them, and `again` is its second pass over the same questions.
+`warm` has one for all of them, as the engine has, and `again` is its second pass over the same questions.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from specengine import Engine, SamplingParams
@@ -20,27 +22,35 @@ from specengine.models.loading import load_model
 
 BASE = "ouroboros:smollm2-135m,dtype=int4,noise=0,length=4,window=5,ngram=3,adaptive=false"
 PARAMS = SamplingParams(max_new_tokens=128, temperature=0.4, seed=1)
-VARIANTS = {
-    "none": "suffixes=0,inspire=false,refine=never,warm=false",
-    "suffixes": "inspire=false,refine=never,warm=false",
-    "suffixes, inspiration": "refine=never,warm=false",
-    "suffixes, refinement": "inspire=false,warm=false",
-    "all": "warm=false",
-    "all, warm": "warm=true",
+MECHANISMS = {
+    "none": "suffixes=0,inspire=false,refine=never",
+    "suffixes": "inspire=false,refine=never",
+    "suffixes, inspiration": "refine=never",
+    "suffixes, refinement": "inspire=false",
+    "all": "",
 }
+VARIANTS = {name: f"{options},warm=false".lstrip(",") for name, options in MECHANISMS.items()}
+VARIANTS |= {f"{name}, warm": f"{options},warm=true".lstrip(",") for name, options in MECHANISMS.items()}
 PASSES = {"all, warm": 2}
 RESAMPLES = 10_000
 
-
-def cycles(engine: Engine, questions) -> tuple[list[int], list[int]]:
-    """Cycles and tokens of every question's first turn."""
-    outputs = [engine.generate([{"role": "user", "content": each.turns[0]}], PARAMS) for each in questions]
-    return [each.stats.cycles for each in outputs], [len(each.token_ids) for each in outputs]
+Counts = list[tuple[int, int]]  # per question: its cycles and its tokens
 
 
-def saved(ours: list[int], theirs: list[int]) -> dict[str, float]:
+def passes(name: str, files: str, limit: int) -> list[Counts]:
+    """Cycles and tokens of every question's first turn, in each pass over the questions."""
+    questions = load_files([Path(each) for each in files.split(",")], limit)
+    engine = Engine(load_model("smollm2-135m"), drafter=f"{BASE},{VARIANTS[name]}", max_batch_size=1)
+    found = []
+    for _ in range(PASSES.get(name, 1)):
+        outputs = [engine.generate([{"role": "user", "content": each.turns[0]}], PARAMS) for each in questions]
+        found.append([(each.stats.cycles, len(each.token_ids)) for each in outputs])
+    return found
+
+
+def saved(ours: Counts, theirs: Counts) -> dict[str, float]:
     """Share of cycles saved against another variant, and the middle 95 % of it over resampled questions."""
-    draw, pairs = random.Random(1), list(zip(ours, theirs, strict=True))
+    draw, pairs = random.Random(1), [(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True)]
 
     def share(pairs):
         return 1 - sum(a for a, _ in pairs) / sum(b for _, b in pairs)
@@ -49,25 +59,34 @@ def saved(ours: list[int], theirs: list[int]) -> dict[str, float]:
     return {"share": share(pairs), "low": drawn[RESAMPLES // 40], "high": drawn[-RESAMPLES // 40]}
 
 
-def main(files: str, limit: int, out: Path) -> None:
-    model, questions = load_model("smollm2-135m"), load_files([Path(each) for each in files.split(",")], limit)
-    found: dict[str, list[int]] = {}
-    rows = []
-    for name, options in VARIANTS.items():
-        engine = Engine(model, drafter=f"{BASE},{options}", max_batch_size=1)
-        for turn in range(PASSES.get(name, 1)):
-            label = f"{name}, again" if turn else name
-            found[label], tokens = cycles(engine, questions)
-            row = {"variant": label, "tau": sum(tokens) / sum(found[label]), "cycles": sum(found[label])}
-            if "suffixes" in found:
-                row["saved_over_suffixes"] = saved(found[label], found["suffixes"])
-            if turn:
+def rows(found: dict[str, Counts]) -> list[dict]:
+    """One row a variant, in the order of the table; against those it is compared with, as far as they are there."""
+    table = []
+    for name in VARIANTS:
+        base = "suffixes, warm" if name.endswith("warm") else "suffixes"
+        for label in (name, f"{name}, again"):
+            if label not in found:
+                continue
+            cycles, tokens = (sum(column) for column in zip(*found[label], strict=True))
+            row = {"variant": label, "tau": tokens / cycles, "cycles": cycles, "tokens": tokens}
+            if base in found:
+                row["saved_over_suffixes"] = saved(found[label], found[base])
+            if label != name:
                 row["saved_over_first_pass"] = saved(found[label], found[name])
-            rows.append(row)
-            print(row, flush=True)
-            about = {"model": "smollm2-135m", "drafter": BASE, "questions": len(questions), "tokens": sum(tokens)}
-            about |= {"temperature": PARAMS.temperature, "seed": PARAMS.seed, "variants": rows}
-            out.write_text(json.dumps(about, indent=2) + "\n")
+            table.append(row | {"questions": found[label]})
+    return table
+
+
+def main(files: str, limit: int, out: Path) -> None:
+    about = {"model": "smollm2-135m", "drafter": BASE, "temperature": PARAMS.temperature, "seed": PARAMS.seed}
+    found: dict[str, Counts] = {}
+    with ProcessPoolExecutor(os.cpu_count()) as workers:
+        jobs = {workers.submit(passes, name, files, limit): name for name in VARIANTS}
+        for job in as_completed(jobs):
+            for turn, counts in enumerate(job.result()):
+                found[f"{jobs[job]}, again" if turn else jobs[job]] = counts
+            out.write_text(json.dumps(about | {"variants": rows(found)}) + "\n")
+            print(jobs[job], flush=True)
 
 
 if __name__ == "__main__":
