@@ -1,0 +1,87 @@
+"""Chat templates rendered in a process of their own, which is ended where one takes too long or too much.
+
+Nothing less bounds a program that comes with a model's files: one operation of Jinja's language can take hours or all
+memory (`10 ** 10 ** 10`), and no thread can interrupt it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specengine.text import template_child
+
+_CHILD = Path(template_child.__file__)
+
+
+class TemplateProcess:
+    """Renders one text at a time for all threads; starts when first asked, and again after it was ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # process that started it: after a fork its pipes are the other one's
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        """The text. Raises ValueError saying what went wrong, or which limit was passed."""
+        request = json.dumps({"template": template, "variables": variables}).encode() + b"\n"
+        with self._lock:
+            child = self._started()
+            try:
+                child.stdin.write(request)
+                child.stdin.flush()
+                line = child.stdout.readline()
+            except BrokenPipeError:
+                line = b""
+            except BaseException:  # an interrupt: the answer would be taken for the next one's
+                self._end()
+                raise
+            if not line.endswith(b"\n"):
+                raise ValueError(_why(self._end()))
+        reply = json.loads(line.decode("utf-8", "surrogatepass"))
+        if "error" in reply:
+            raise ValueError(reply["error"])
+        return reply["text"]
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is None or self._owner != os.getpid() or self._child.poll() is not None:
+            # -I and -S: nothing of the environment or of site configuration runs there; its path is ours
+            command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(sys.path)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            # a session of its own: Ctrl-C in a terminal is for us
+            self._child = subprocess.Popen(command, start_new_session=True, **pipes)
+            self._owner = os.getpid()
+            atexit.register(self.close)
+        return self._child
+
+    def close(self) -> None:
+        """Ends the process; the next text starts another."""
+        with self._lock:
+            if self._child is not None and self._owner == os.getpid():
+                self._end()
+
+    def _end(self) -> int:
+        child, self._child = self._child, None
+        child.kill()  # does nothing once it has ended by itself
+        for pipe in (child.stdin, child.stdout):
+            with contextlib.suppress(BrokenPipeError):  # what it did not take
+                pipe.close()
+        return child.wait()
+
+
+def _why(status: int) -> str:
+    if status == -signal.SIGPROF:
+        return f"it took more than {template_child.SECONDS:g} s of processor time"
+    return f"the process that runs templates ended (status {status}), its memory is {template_child.MEMORY >> 20} MiB"
+
+
+TEMPLATES = TemplateProcess()
