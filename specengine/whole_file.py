@@ -25,6 +25,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         with part.open("rb") as file:
             os.fsync(file.fileno())  # else the rename may reach the disk before the content
         os.replace(part, path)
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # of a write, which knows no name
     except (SafetensorError, RuntimeError) as error:  # what these and torch.save make of an OSError
         raise OSError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
     finally:
