@@ -36,7 +36,9 @@ class Writer:
         assert self.line() == "ready"
 
     def line(self) -> str:
-        return self.process.stdout.readline().strip()
+        said = self.process.stdout.readline().strip()
+        assert said, f"the writer has ended, status {self.process.poll()}"
+        return said
 
     def ask(self, name: str, folder: Path, most_bytes: int = 0) -> tuple[int, str]:
         """The fork, and the first thing it says."""
