@@ -58,7 +58,10 @@ class TemplateProcess:
             command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(sys.path)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             # a session of its own: Ctrl-C in a terminal is for us
-            self._child = subprocess.Popen(command, start_new_session=True, **pipes)
+            try:
+                self._child = subprocess.Popen(command, start_new_session=True, **pipes)
+            except OSError as error:
+                raise ValueError(f"the process that runs templates cannot start: {error}") from error
             self._owner = os.getpid()
             atexit.register(self.close)
         return self._child

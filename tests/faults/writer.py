@@ -14,11 +14,16 @@ from pathlib import Path
 from tests.faults.jobs import JOBS
 
 
+def say(line: str) -> None:
+    """In one write: two processes share the pipe."""
+    os.write(1, f"{line}\n".encode())
+
+
 def work(name: str, folder: str, most_bytes: int) -> None:
     steps = JOBS[name].write(Path(folder))
     if not most_bytes:
         next(steps)
-        print("writing", flush=True)
+        say("writing")
         for _ in steps:
             pass
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit is an error of it then
@@ -29,16 +34,16 @@ def work(name: str, folder: str, most_bytes: int) -> None:
     except Exception as error:
         kind = "OSError" if isinstance(error, OSError) else type(error).__name__
         said = f"{kind}: {error}".replace("\n", "\\n")
-    print(said, flush=True)
+    say(said)
 
 
 if __name__ == "__main__":
-    print("ready", flush=True)
+    say("ready")
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             name, folder, most_bytes = json.loads(line)
             work(name, folder, most_bytes)
             os._exit(0)
-        print(pid, flush=True)
+        say(str(pid))
         os.waitpid(pid, 0)
-        print("ended", flush=True)
+        say("ended")

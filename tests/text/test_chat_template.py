@@ -222,6 +222,15 @@ def test_a_process_that_was_killed_is_replaced():
     assert render("{{ messages[0].content }}") == "Hi"
 
 
+def test_a_process_that_cannot_start_is_an_error_of_the_text(monkeypatch):
+    TEMPLATES.close()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ValueError, match=r"here\.jinja: chat template failed: .*cannot start.*nowhere"):
+        render("x")
+    monkeypatch.undo()
+    assert render("x") == "x"
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside threads
 def test_a_forked_process_renders_in_one_of_its_own():
     assert render("{{ messages[0].content }}") == "Hi"
