@@ -61,9 +61,11 @@ def _fetch(folder: Path) -> Iterator[None]:
 
 def _check_fetch(folder: Path) -> None:
     with _offered(folder):
-        assert cached_embedded("tiny") == cached_embedded("tiny", verify=True)
+        complete = cached_embedded("tiny")
+        assert complete == cached_embedded("tiny", verify=True)
         assert fetch_embedded("tiny").read_bytes() == GGUF
-        assert not [*(folder / "cache").rglob(".fetch-*")]
+        # a kill right after the rename leaves an empty folder, which the next fetch removes
+        assert complete or not [*(folder / "cache").rglob(".fetch-*")]
 
 
 def _states(folder: Path) -> Iterator[None]:

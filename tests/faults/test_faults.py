@@ -21,7 +21,6 @@ from specengine.whole_file import whole_file
 from tests.faults.jobs import JOBS
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_SECONDS = 0.03  # that a process writes before it is killed: several files
 every_job = pytest.mark.parametrize("name", JOBS)
 
 
@@ -65,9 +64,10 @@ def kill(writing: Writer, folder: Path, name: str, times: int) -> int:
     """How many of the kills left a part of a file."""
     draw, torn = random.Random(name), 0
     for _ in range(times):
+        began = time.monotonic()
         pid, said = writing.ask(name, folder)
         assert said == "writing"
-        time.sleep(draw.random() * MOST_SECONDS)
+        time.sleep(draw.random() * 2 * (time.monotonic() - began))  # of what one write took
         os.kill(pid, signal.SIGKILL)
         assert writing.line() == "ended"
         torn += bool([*folder.rglob(".*")])
