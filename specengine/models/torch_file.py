@@ -81,7 +81,7 @@ class TorchFile:
                 if f"{prefix}byteorder" in entries and archive.read(f"{prefix}byteorder") != b"little":
                     raise self._error("its bytes are not in little-endian order")
                 pickled = archive.read(index)
-        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, struct.error) as error:
+        except (zipfile.BadZipFile, OSError, EOFError, RuntimeError, UnicodeDecodeError, struct.error) as error:
             raise self._error(str(error)) from None
         listed = self._unpickled(pickled)
         storages = {name.removeprefix(f"{prefix}data/"): entry for name, entry in entries.items()}

@@ -98,7 +98,9 @@ class ChatTemplate:
         checked = check_messages(messages)
         variables = {"messages": checked, "add_generation_prompt": add_generation_prompt, **self._variables}
         try:
-            return TEMPLATES.render(self._template, variables)
+            text = TEMPLATES.render(self._template, variables)
+            text.encode("utf-8")  # raises for half of a surrogate pair, of its own or of a message
+            return text
         except ValueError as error:
             raise ValueError(f"{self.source}: chat template failed: {error}") from error
 

@@ -71,6 +71,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     with library_errors(f"{path}: not a valid tokenizer.json"):
         backend = tokenizers.Tokenizer.from_file(str(path))
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None  # for training: merges left out at random
         backend.no_truncation()
         backend.no_padding()
     return backend

@@ -18,7 +18,7 @@ BASE_BYTES = 2 << 20  # what reading anything takes: buffers, compiled templates
 @dataclass(frozen=True)
 class Harness:
     """seeds: intact files, at least one.  use: reads a file and uses what came of it; it may raise ValueError and
-    FileNotFoundError.  named: one of these texts is in every error.  growth: bytes of memory per byte of file.
+    FileNotFoundError.  named: one of these texts is in every error.  growth: bytes of memory per byte of file, beside `base`.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Harness:
     filename: str
     mutation: Mutation = damaged_bytes
     growth: int = 4
+    base: int = BASE_BYTES
 
 
 def violation(harness: Harness, data: bytes, folder: Path) -> str | None:
@@ -54,7 +55,7 @@ def violation(harness: Harness, data: bytes, folder: Path) -> str | None:
     tracemalloc.stop()
     if problem is None and seconds > SECONDS:
         problem = f"took {seconds:.1f} s"
-    if problem is None and peak > BASE_BYTES + harness.growth * len(data):
+    if problem is None and peak > harness.base + harness.growth * len(data):
         problem = f"took {peak} bytes of memory for a file of {len(data)}"
     return problem
 

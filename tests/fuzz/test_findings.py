@@ -17,6 +17,7 @@ from specengine.models.checkpoint_base import validate_tensors
 from specengine.models.checkpoint_files import SafetensorsCheckpoint
 from specengine.models.config_hf import config_from_hf
 from specengine.models.gguf_file import GGUFFile
+from specengine.models.torch_file import TorchFile
 from specengine.text import Tokenizer
 from tests.fuzz import seeds
 from tests.text.vocabularies import BYTES, gguf_metadata, json_backend, write_folder
@@ -172,3 +173,27 @@ def test_a_parameter_of_any_size_is_refused_by_its_name(name, value):
     with pytest.raises(ValueError, match=f"^{name}: ") as caught:
         SamplingParams(**{name: value})
     assert len(str(caught.value)) < 300
+
+
+def test_a_name_in_a_zip_file_that_is_no_text_names_the_file(tmp_path):
+    data = seeds.torch_files()[0].replace(b"file/byteorder", b"file/\xff\xfe\xfd\xfcorder")
+    at = data.index(b"PK\x01\x02")
+    while at >= 0:  # the flag that says a name is UTF-8, in every entry of the directory
+        data = data[: at + 9] + b"\x08" + data[at + 10 :]
+        at = data.find(b"PK\x01\x02", at + 4)
+    (tmp_path / "pytorch_model.bin").write_bytes(data)
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin: not an intact PyTorch zip file"):
+        TorchFile(tmp_path / "pytorch_model.bin")
+
+
+def test_merges_are_never_left_out_at_random(tmp_path):
+    spec = json.loads(json_backend().to_str())
+    spec["model"]["dropout"] = 0.9
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, tokenizer__json=spec))
+    assert all(tokenizer.encode("thethethe", add_special_tokens=False) == [257] * 3 for _ in range(20))
+
+
+def test_half_of_a_surrogate_pair_in_a_template_names_it(tmp_path):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path, tokenizer_config__json={"chat_template": "\ud800"}))
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: chat template failed"):
+        tokenizer.encode_chat([{"role": "user", "content": "Hi"}])

@@ -14,7 +14,7 @@ from typing import Any
 from specengine.bench import html_report
 from specengine.bench.questions import load_questions
 from specengine.bench.results import read_results
-from specengine.text import ChatTemplate, Tokenizer
+from specengine.text import ChatTemplate, Tokenizer, template_child
 from specengine.text.chat_template import CHAT_FORMATS
 from specengine.types import SamplingParams
 from tests.bench.test_report import result
@@ -238,7 +238,7 @@ HARNESSES = (
         ("template.jinja",),
         "template.jinja",
         _template_of_pieces,
-        1000,
+        base=8 * template_child.LONGEST,
     ),
     Harness("questions", _questions, load_questions, ("questions.jsonl",), "questions.jsonl", damaged_lines, JSON),
     Harness("results", _results, _report, ("results.json",), "results.json", damaged_json, JSON),
