@@ -3,8 +3,8 @@ python bench/ouroboros_ablation.py QUESTIONS.jsonl[,MORE] LIMIT OUT.json
 
 The small model is the target itself in int4 without the target's noise, so that at a low temperature it is right some
 four times in five: sentences that are always or never right leave nothing to learn from. All variants say the same
-text, so their cycles are compared question by question. `all, again`: a second pass over the same questions with the
-pool of the first, and the like without a pool that lives on.
+text, so their cycles are compared question by question. Each question has a pool of its own, as in the paper's table;
+`warm` has one for all of them, and `again` is its second pass over the same questions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from specengine.models.loading import load_model
 BASE = "ouroboros:smollm2-135m,dtype=int4,noise=0,length=4,window=5,ngram=3,adaptive=false"
 PARAMS = SamplingParams(max_new_tokens=128, temperature=0.4, seed=1)
 VARIANTS = {
-    "none": "suffixes=0,inspire=false,refine=never",
-    "suffixes": "inspire=false,refine=never",
-    "suffixes, inspiration": "refine=never",
-    "suffixes, refinement": "inspire=false",
-    "all": "",
-    "all, cold": "warm=false",
+    "none": "suffixes=0,inspire=false,refine=never,warm=false",
+    "suffixes": "inspire=false,refine=never,warm=false",
+    "suffixes, inspiration": "refine=never,warm=false",
+    "suffixes, refinement": "inspire=false,warm=false",
+    "all": "warm=false",
+    "all, warm": "warm=true",
 }
-PASSES = {"all": 2, "all, cold": 2}
+PASSES = {"all, warm": 2}
 RESAMPLES = 10_000
 
 
@@ -54,7 +54,7 @@ def main(files: str, limit: int, out: Path) -> None:
     found: dict[str, list[int]] = {}
     rows = []
     for name, options in VARIANTS.items():
-        engine = Engine(model, drafter=",".join(part for part in (BASE, options) if part), max_batch_size=1)
+        engine = Engine(model, drafter=f"{BASE},{options}", max_batch_size=1)
         for turn in range(PASSES.get(name, 1)):
             label = f"{name}, again" if turn else name
             found[label], tokens = cycles(engine, questions)
@@ -65,8 +65,9 @@ def main(files: str, limit: int, out: Path) -> None:
                 row["saved_over_first_pass"] = saved(found[label], found[name])
             rows.append(row)
             print(row, flush=True)
-            about = {"drafter": BASE, "questions": len(questions), "tokens": sum(tokens), "temperature": 0.4, "seed": 1}
-            out.write_text(json.dumps(about | {"variants": rows}, indent=2) + "\n")
+            about = {"model": "smollm2-135m", "drafter": BASE, "questions": len(questions), "tokens": sum(tokens)}
+            about |= {"temperature": PARAMS.temperature, "seed": PARAMS.seed, "variants": rows}
+            out.write_text(json.dumps(about, indent=2) + "\n")
 
 
 if __name__ == "__main__":

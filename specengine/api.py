@@ -11,14 +11,14 @@ from pathlib import Path
 from specengine.engine import Engine
 from specengine.models.loading import LoadedModel, check_model, load_model
 from specengine.rules import Rule, parse_rule
-from specengine.types import GenerationOutput, Prompt, SamplingParams
+from specengine.types import Outputs, Prompt, SamplingParams
 
 # Least recently used ones beyond this are let go; an engine beside the model it shares costs its own cache.
 KEPT_MODELS = 2
 KEPT_ENGINES = 8
 
 _models: OrderedDict[tuple[str, str, str], LoadedModel] = OrderedDict()
-_engines: OrderedDict[tuple[str, ...], Engine] = OrderedDict()
+_engines: OrderedDict[tuple[str, str, str, str, Rule], Engine] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -45,7 +45,7 @@ def generate(
     logprobs: int = 0,
     n: int = 1,
     trace: bool = False,
-) -> GenerationOutput | list[GenerationOutput] | list[list[GenerationOutput]]:
+) -> Outputs:
     """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
 
     Model, drafter, rule, device and dtype are those of Engine, the rest those of SamplingParams. Repeated calls reuse
@@ -62,7 +62,7 @@ def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtyp
         if not isinstance(value, str):
             raise ValueError(f"{name}: expected a string, got {value!r}")
     check_model(model)
-    rule = parse_rule(rule)
+    parsed = parse_rule(rule)
     with _lock:
         key = (str(model), device, dtype)
         if key not in _models:
@@ -70,11 +70,11 @@ def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtyp
         _models.move_to_end(key)
         while len(_models) > KEPT_MODELS:
             gone, _ = _models.popitem(last=False)
-            for engine_key in [k for k in _engines if k[:3] == gone]:
-                del _engines[engine_key]
-        engine_key = (*key, drafter, rule)
+            for old in [k for k in _engines if k[:3] == gone]:
+                del _engines[old]
+        engine_key = (*key, drafter, parsed)
         if engine_key not in _engines:
-            _engines[engine_key] = Engine(_models[key], drafter=drafter, rule=rule)
+            _engines[engine_key] = Engine(_models[key], drafter=drafter, rule=parsed)
         _engines.move_to_end(engine_key)
         if len(_engines) > KEPT_ENGINES:
             _engines.popitem(last=False)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
-from functools import partial
 
 from specengine.engine import Engine
 from specengine.metrics import Metrics
 from specengine.sequence import Sequence
-from specengine.types import GenerationOutput, Prompt, SamplingParams, StreamEvent
+from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
 from specengine.worker import Request, Worker
 
 
@@ -46,7 +45,7 @@ class AsyncEngine:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         deadline: float | None = None,
-    ) -> GenerationOutput | list[GenerationOutput] | list[list[GenerationOutput]]:
+    ) -> Outputs:
         """As Engine.generate, with a deadline in seconds.
 
         Raises ValueError, Overloaded where there is no place in the queue, Closed, and GenerationFailed where a pass
@@ -79,8 +78,7 @@ class AsyncEngine:
         call = _Call([sequence], deadline, streams=True)
         try:
             self._worker.submit(call.request)
-            while True:
-                event = await call.answer()
+            while event := await call.answer():
                 yield event
                 if event.output:
                     return
@@ -105,7 +103,11 @@ class _Call:
     def __init__(self, sequences: list[Sequence], deadline: float | None, streams: bool = False) -> None:
         _check_deadline(deadline)
         self._told: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
-        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, self._told.put_nowait)
+        loop = asyncio.get_running_loop()
+
+        def tell(answer: StreamEvent | Exception | None) -> None:
+            loop.call_soon_threadsafe(self._told.put_nowait, answer)
+
         self.request = Request(sequences, tell, streams, deadline)
 
     async def answer(self) -> StreamEvent | None:

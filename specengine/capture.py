@@ -6,8 +6,12 @@ import gc
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 _lock = threading.RLock()  # torch captures one graph at a time
 _streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -28,11 +32,11 @@ def stream_of(device: torch.device) -> AbstractContextManager:
 
 
 def capture_graph(
-    run: Callable[[], None],
+    run: Callable[[], object],
     device: torch.device,
     *,
-    pool: tuple[int, int] | None = None,
-    warm_up: Callable[[], None] | None = None,
+    pool: _POOL_HANDLE | None = None,
+    warm_up: Callable[[], object] | None = None,
 ) -> torch.cuda.CUDAGraph:
     """A graph of what `run` launches. It, or warm_up, runs before: what is set up at first use is not captured.
 

@@ -27,7 +27,7 @@ class Chat:
     def __init__(self, engine: Engine, params: SamplingParams, system: str | None = None) -> None:
         if engine.tokenizer is None or not engine.tokenizer.has_chat_template:
             raise ValueError(f"model: {engine.model.name} has no chat template, so there is no chat with it")
-        self.engine, self.params = engine, params
+        self.engine, self.params, self._tokenizer = engine, params, engine.tokenizer
         self._opening = [{"role": "system", "content": system}] if system else []
         self.messages = list(self._opening)
 
@@ -81,7 +81,7 @@ class Chat:
         """Shows an answer as it comes; gives its text, and no output if Ctrl-C stopped it."""
         text, output = "", None
         # Events carry whole characters; to colour within one, its tokens are turned into text here.
-        pieces = self.engine.tokenizer.detokenizer()
+        pieces = self._tokenizer.detokenizer()
         events = self.engine.stream(self.messages, self.params)
         try:
             for event in events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -302,14 +303,15 @@ def _stream(engine: Engine, prompt: Prompt, params: SamplingParams) -> Generatio
     """Writes text (token ids where there is no tokenizer) as it comes and ends the line."""
     for event in engine.stream(prompt, params):
         write(event.text if engine.tokenizer else f"{_spelled(event.token_ids)} ")
-        output = event.output
     write("\n")
-    return output
+    assert event.output is not None  # of the last
+    return event.output
 
 
 def main() -> None:
     """Entry point of the console script; Ctrl-C while torch is still loading ends without a traceback too."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
         app()
     except KeyboardInterrupt:

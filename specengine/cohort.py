@@ -93,11 +93,14 @@ class Cohort:
         engine = self._engine
         if not self.waiting or len(self._active) == engine.max_batch_size:
             return False
-        if not engine._admit(self.waiting[0], self._active):
-            return False
-        self._reading.append(self.waiting.popleft())
+        with engine._turn():  # other callers' requests must not take the room that was found
+            if not engine._admit(self.waiting[0], self._active):
+                return False
+            self._reading.append(self.waiting.popleft())
+            engine.metrics.joined(self._reading[0])
+            with self._fatal_to(self._reading):
+                engine._place(self._reading[0])
         self._passes = engine._prefill(self._reading[0])
-        engine.metrics.joined(self._reading[0])
         return True
 
     def _cycle(self) -> None:

@@ -59,7 +59,8 @@ def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
     stats = outputs[0].stats
     relaxed = sum(output.stats.relaxed for output in outputs)
-    drafted, accepted = Counter(), Counter()
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
     for name, source in (item for output in outputs for item in output.stats.sources.items()):
         drafted[name] += source.drafted
         accepted[name] += source.accepted

@@ -142,7 +142,8 @@ class DeviceBatch:
         self._launched.append(cycles.launch(size, nodes))
 
     def _commit(self, records: list[list[int]]) -> None:
-        committed, kept = [], []
+        committed: list[list[int]] = []
+        kept: list[int] = []
         nodes = (len(records[0]) - RECORD_HEAD) // 3
         graphs = self._cycles.graphs
         for b, (sequence, record) in enumerate(zip(self.sequences, records, strict=False)):
@@ -172,6 +173,5 @@ class DeviceBatch:
                 choices = [said[first : first + nodes] for first in range(0, len(said), nodes)]
                 drafter.observe_choices(self.sequences, committed, choices)
             features = slots.features if drafter.reads_features else None
-            rows = features and features.rows(kept)
-            drafter.observe(self.sequences, committed, rows)
+            drafter.observe(self.sequences, committed, features and features.rows(kept))
             self._clock.mark("draft")

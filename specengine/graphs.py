@@ -66,7 +66,7 @@ class Graphs:
     def clocked(self) -> Graphs:
         """The same cycles with clocks in them, which cost a little time of their own."""
         options = {"capture": self._captures, "adaptive": self._adaptive, "fixed": self._fixed}
-        other = Graphs(self._state, self._cycle(), self._nodes, **options, clocked=True)
+        other = Graphs(self._state, self._live_cycle(), self._nodes, **options, clocked=True)
         other._choice, other._seconds = self._choice, self._seconds
         return other
 
@@ -78,7 +78,7 @@ class Graphs:
             self._graphs[key].replay()
         else:
             self._cycle_of(slots)
-        if self._clocked:
+        if slots.clock:
             if self._captures:
                 torch.cuda.synchronize(self._state.device)
             self.timings.append(slots.clock.seconds)
@@ -87,10 +87,13 @@ class Graphs:
     def _cycle_of(self, slots: Slots) -> None:
         if self._clocked:
             slots.clock = DeviceClock() if self._captures else HostClock()
+        self._live_cycle()(slots)
+
+    def _live_cycle(self) -> Callable[[Slots], None]:
         cycle = self._cycle()
         if cycle is None:
             raise RuntimeError("the engine of these cycles is gone")
-        cycle(slots)
+        return cycle
 
     def of(self, size: int, nodes: int) -> Slots:
         """The slots that run(size, nodes) works on."""

@@ -28,7 +28,8 @@ class PagePool:
     def _empty(self, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
         layers, kv_heads, head_dim = self._shape
         shape = (layers, pages, kv_heads, PAGE_SIZE, head_dim)
-        return tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in "kv")
+        k, v = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in "kv")
+        return k, v
 
     def _copied(self, pages: int, kept: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """A pool of `pages` pages with what the `kept` ones hold, under their new numbers."""

@@ -85,10 +85,11 @@ class PrefixIndex:
         """The pages of the longest beginning that is known."""
         found, node = [], self._root
         for key in self._keys(sharing, text):
-            node = node.children.get(key)
-            if node is None:
+            child = node.children.get(key)
+            if child is None:
                 break
-            found.append(node.page)
+            found.append(child.page)
+            node = child
         whole = sharing.step // self._page_size
         return found[: len(found) // whole * whole]
 
@@ -131,6 +132,7 @@ class PrefixIndex:
         """Forgets the page that nobody has held for longest, and returns it."""
         page, _ = self._unused.popitem(last=False)
         node = self._nodes.pop(page)
+        assert node.parent is not None  # only the root has none, and no page
         del node.parent.children[node.key]
         self.counts.evicted += 1
         self.counts.cached -= 1

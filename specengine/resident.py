@@ -117,6 +117,8 @@ class Slots:
     """
 
     reads_logits = True  # sequences come and go under a captured graph: it must serve all of their parameters
+    accepted: Accepted
+    features: Features
 
     def __init__(self, state: ResidentState, size: int, nodes: int) -> None:
         self.size, self.nodes = size, nodes
@@ -134,16 +136,13 @@ class Slots:
         device, rows = state.device, size * nodes
         self.row_start = torch.arange(0, rows + 1, nodes, dtype=torch.int32, device=device)
         self.record = torch.zeros(size, record_width(nodes), dtype=torch.int32, device=device)
-        self._tree = TreeBatch(
-            *(torch.full((rows,), -1, dtype=torch.int32, device=device) for _ in range(3)),
-            row_start=self.row_start,
-            ancestors=torch.zeros(rows, -(-nodes // 32), dtype=torch.int32, device=device),
-            nodes=nodes,
-        )
+        tokens, parents, depths = (torch.full((rows,), -1, dtype=torch.int32, device=device) for _ in range(3))
+        self._ancestors = torch.zeros(rows, -(-nodes // 32), dtype=torch.int32, device=device)
+        self._tree = TreeBatch(tokens, parents, depths, self.row_start, self._ancestors, nodes)
         self._selected = SelectedTrees.empty(size, nodes, device)
         logits = state.draft_logits
         self.draft_logits = logits and replace(logits, logits=logits.logits[:rows], rows=logits.rows[:rows])
-        self.drafter_state, self.accepted, self.features = state.drafter_state, None, None
+        self.drafter_state = state.drafter_state
         self.scores = torch.empty(0)
         self.clock: HostClock | DeviceClock | None = None
 
@@ -164,15 +163,15 @@ class Slots:
         room = self.limits.final_length - self.history.length - 1
         limits = torch.where(self.limits.active == 0, -1, torch.minimum(limits, room).clamp(min=0)).int()
         trees = select_nodes(tokens, parents, depths, scores, limits, self._selected)
-        columns = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
-        return TreeBatch(*columns, self.row_start, trees.ancestors.view(len(self._tree.tokens), -1), self.nodes)
+        tokens, parents, depths = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
+        return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
 
     def take(self, trees: Seq[DraftTree], logits: DraftLogits | None) -> None:
         """Trees that were drafted on the host, one per running sequence, and what the rule wants to know of them; nodes
         beyond the width are left out."""
         shape = (self.size, self.nodes)
         batch = TreeBatch.of(trees, torch.device("cpu"), masked=True)
-        starts, words = batch.row_start.tolist(), self._tree.ancestors.shape[1]
+        starts, words = batch.row_start.tolist(), self._ancestors.shape[1]
 
         def padded(column: torch.Tensor) -> np.ndarray:
             rows = np.full(shape, -1, dtype=np.int32)
@@ -184,21 +183,15 @@ class Slots:
         for name in ("tokens", "parents", "depths"):
             getattr(self._tree, name).copy_(torch.from_numpy(padded(getattr(batch, name))), non_blocking=True)
         if logits is not None:
-            self._take_logits(logits.logits, padded(logits.rows.cpu()))
+            assert self.draft_logits is not None  # of the drafter's room_for_logits
+            _take_logits(self.draft_logits, logits.logits, padded(logits.rows.cpu()))
         bits = np.zeros((*shape, words), dtype=np.int32)
+        assert batch.ancestors is not None  # masked
         for b, first in enumerate(starts[:-1]):
             count = min(self.nodes, starts[b + 1] - first)
             own = batch.ancestors[first : first + count, :words]
             bits[b, :count, : own.shape[1]] = own
-        self._tree.ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
-
-    def _take_logits(self, logits: torch.Tensor, rows: np.ndarray) -> None:
-        """logits: [R, Vd] of the whole trees.  rows: of the nodes that are kept."""
-        known = rows >= 0
-        kept = torch.from_numpy(rows[known]).to(logits.device)
-        rows[known] = np.arange(len(kept))
-        self.draft_logits.logits[: len(kept)] = logits[kept]
-        self.draft_logits.rows.copy_(torch.from_numpy(rows), non_blocking=True)
+        self._ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         self.scores, self.accepted = scores, accepted
@@ -212,3 +205,12 @@ class Slots:
         """Notes that a phase has ended."""
         if self.clock:
             self.clock.mark(phase)
+
+
+def _take_logits(room: DraftLogits, logits: torch.Tensor, rows: np.ndarray) -> None:
+    """room: what they are written to.  logits: [R, Vd] of the whole trees.  rows: of the nodes that are kept."""
+    known = rows >= 0
+    kept = torch.from_numpy(rows[known]).to(logits.device)
+    rows[known] = np.arange(len(kept))
+    room.logits[: len(kept)] = logits[kept]
+    room.rows.copy_(torch.from_numpy(rows), non_blocking=True)

@@ -159,7 +159,8 @@ class Sequence:
             depths[node] = depths[parent] + 1
         for depth in range(max(depths)):
             if depth == len(self.drafted):
-                self.drafted.append(0), self.accepted.append(0)
+                self.drafted.append(0)
+                self.accepted.append(0)
             self.drafted[depth] += 1
             self.accepted[depth] += depth < accepted
 

@@ -68,8 +68,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
             object.__setattr__(self, name, _integer(name, getattr(self, name), low, high))
-        for name, low, high in _NUMBERS:
-            object.__setattr__(self, name, _number(name, getattr(self, name), low, high))
+        for name, least, most in _NUMBERS:
+            object.__setattr__(self, name, _number(name, getattr(self, name), least, most))
         # A temperature whose reciprocal overflows float32 has no distribution; it means greedy, so say so.
         if 0 < self.temperature < 1e-4:
             raise ValueError(f"temperature: expected 0 (greedy) or at least 1e-4, got {self.temperature!r}")
@@ -121,7 +121,7 @@ class SamplingParams:
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:
     """The value as an int (numpy's integers included)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
         raise ValueError(f"{name}: expected an integer from {low} to {high}, got {_shown(value)}")
     return int(value)
 
@@ -223,6 +223,9 @@ class GenerationOutput:
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
         return asdict(self)
+
+
+Outputs = Any  # a GenerationOutput, a list of them or of lists of them: which, the prompts and n say
 
 
 @dataclass(frozen=True)

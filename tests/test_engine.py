@@ -1,6 +1,7 @@
 import dataclasses
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -213,6 +214,30 @@ def test_threads_may_share_an_engine():
     for thread in threads:
         thread.join()
     assert [results[i] for i in range(len(PROMPTS))] == expected
+
+
+def test_threads_wait_for_pages_that_another_one_was_given(monkeypatch):
+    engine, params = tiny_engine("none"), SamplingParams(max_new_tokens=8)
+    cache = engine.cache = engine.model.target.new_cache(1)  # room for one of them at a time
+    has_room, both, said = cache.has_room, threading.Barrier(2), {}
+
+    def found(slots):
+        room = has_room(slots)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # for the other one to find the same room, before it is taken
+        return room
+
+    def work(i):
+        said[i] = engine.generate(PROMPTS[i], params).token_ids
+
+    monkeypatch.setattr(cache, "has_room", found)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = ids(tiny_engine("none").generate(PROMPTS[:2], params))
+    assert [said.get(i) for i in range(2)] == expected
 
 
 def test_generation_ends_with_the_context():

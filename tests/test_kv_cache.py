@@ -1,7 +1,7 @@
 import pytest
 import torch
-from specengine._C import PAGE_SIZE
 
+from specengine._C import PAGE_SIZE
 from specengine.kv_cache import KVCache
 
 

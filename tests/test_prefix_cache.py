@@ -4,9 +4,9 @@ import threading
 
 import pytest
 import torch
-from specengine._C import PAGE_SIZE
 
 from specengine import kv_cache as cache_module
+from specengine._C import PAGE_SIZE
 from specengine.kv_cache import KVCache
 from specengine.prefix_cache import PrefixCounts, Sharing
 

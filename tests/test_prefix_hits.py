@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specengine._C import PAGE_SIZE
 
 from specengine import Engine, SamplingParams
+from specengine._C import PAGE_SIZE
 from specengine.drafting.pair_drafter import PairDrafter
 from specengine.drafting.small_model import SmallModelDrafter
 from specengine.models.loading import load_model

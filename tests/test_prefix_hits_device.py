@@ -3,9 +3,9 @@
 import dataclasses
 
 import pytest
-from specengine._C import PAGE_SIZE
 
 from specengine import Engine, SamplingParams, memory_plan
+from specengine._C import PAGE_SIZE
 from specengine.models.loading import load_model
 from specengine.ops import cuda_ops
 from tests.test_prefix_hits import SPECS, folders

@@ -7,9 +7,9 @@ from contextlib import suppress
 from unittest.mock import DEFAULT, Mock
 
 import pytest
-from specengine._C import PAGE_SIZE
 
 from specengine import kv_cache
+from specengine._C import PAGE_SIZE
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 from tests.test_prefix_hits import FIRST, SYSTEM, caches, contents, copies, equal, folders, make, said, whole
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from specengine._C import PAGE_SIZE
 
+from specengine._C import PAGE_SIZE
 from tests.test_prefix_cache import EVERYBODY, begin, new_cache, text_of
 
 MODULUS = 2**61 - 1  # Python's hash of an integer is its rest

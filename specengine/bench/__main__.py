@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,8 +154,9 @@ def bench(
             tables = [perplexity_table(results["perplexity"], f"{model}, perplexity of the text in the package")]
         else:
             loaded = load_model(model, device=device, dtype=dtype)
-            temperatures = _numbers("temperature", temperature, float) if temperature else [0.0]
-            batches, quality = _numbers("batch", batch) if batch else [1], bool(rules)
+            temperatures: Sequence[float] = _numbers("temperature", temperature, float) if temperature else [0.0]
+            batches: Sequence[int] = _numbers("batch", batch) if batch else [1]
+            quality = bool(rules)
             if chosen:
                 contenders, quality = chosen.contenders(model), chosen.quality
                 temperatures = temperatures if temperature else chosen.temperatures
@@ -184,7 +185,7 @@ def bench(
             results["questions_file"] = ", ".join(file.name for file in files) if questions else "built-in"
             results |= run_plan(plan, loaded, asked, params)
             results["preset"] = side_by_side(preset, model, results["runs"]) if preset else None
-            tables = _tables(results)
+            tables = [*_tables(results)]
         # Rich takes a pipe for 80 columns, which would cut the numbers.
         console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
         for each in tables:

@@ -127,4 +127,4 @@ class FastEagle(DraftCost):
         mark("expand")
 
 
-COSTS = {"eagle3": Eagle3, "fasteagle": FastEagle}
+COSTS: dict[str, type[Eagle3 | FastEagle]] = {"eagle3": Eagle3, "fasteagle": FastEagle}

@@ -7,8 +7,10 @@ folded into rows. Weights, caches and logits come from several sets of buffers i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +94,7 @@ def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
         yield _rope_cache(shapes, device, rows)
 
 
-def _call(out: torch.Tensor | None, function: Callable[..., object], *arguments) -> Call:
+def _call(out: torch.Tensor | None, function: Callable[..., object], *arguments: object) -> Call:
     """A call that gives a tensor which the function writes."""
 
     def run() -> torch.Tensor | None:
@@ -100,6 +102,11 @@ def _call(out: torch.Tensor | None, function: Callable[..., object], *arguments)
         return out
 
     return run
+
+
+def _each(function: Callable[[Any], object], items: Iterable[Any]) -> list[Call]:
+    """A call of the function per item."""
+    return [partial(function, item) for item in items]
 
 
 def _ints(values, device: torch.device) -> torch.Tensor:
@@ -134,6 +141,7 @@ def _attention(s: Shapes, device: torch.device, nodes: int, prefix: int) -> Case
     folded = q.view(nodes, s.kv_heads, group, -1).permute(1, 2, 0, 3).reshape(1, s.kv_heads, group * nodes, -1)
     folded, mask = folded.bfloat16(), None
     if nodes > 1:
+        assert tree.ancestors is not None  # masked
         node = torch.arange(nodes, device=device)
         seen = tree.ancestors[:, node // 32] >> (node % 32).int() & 1 == 1
         aligned = -(-slots // 16) * 16  # the length of a row, which else is copied in every call
@@ -146,7 +154,7 @@ def _attention(s: Shapes, device: torch.device, nodes: int, prefix: int) -> Case
         found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
         return found.view(s.kv_heads, group, nodes, -1).permute(2, 0, 1, 3).flatten(1, 2)
 
-    torchs = [lambda pair=pair: torch_attention(*pair) for pair in contiguous]
+    torchs = _each(lambda pair: torch_attention(*pair), contiguous)
     return Case("tree_attention", f"N={nodes}, {prefix} tokens", nbytes + 6 * q.numel(), {"": ours}, torchs)
 
 
@@ -156,19 +164,19 @@ def _compact(s: Shapes, device: torch.device) -> Case:
     count = s.sets(nbytes)
     shape = (s.layers, 2 * count, s.kv_heads, PAGE_SIZE, s.head_dim)
     k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
-    path = _ints([sorted(path)], device)
-    place = (_ints([length], device), path, _ints([s.accepted], device))
+    kept = _ints([sorted(path)], device)
+    place = (_ints([length], device), kept, _ints([s.accepted], device))
     ours = [
         _call(None, ops.compact_kv.compact_kv, k, v, _ints([[2 * i, 2 * i + 1]], device), *place) for i in range(count)
     ]
     flat = (count, s.layers, s.kv_heads, 2 * PAGE_SIZE, s.head_dim)
-    source, target = path[0].long() + length, torch.arange(s.accepted, device=device) + length
+    source, target = kept[0].long() + length, torch.arange(s.accepted, device=device) + length
 
     def copy(keys: torch.Tensor, values: torch.Tensor) -> None:
         for cache in (keys, values):
             cache.index_copy_(2, target, cache.index_select(2, source))
 
-    torchs = [lambda i=i: copy(k.view(flat)[i], v.view(flat)[i]) for i in range(count)]
+    torchs = _each(lambda i: copy(k.view(flat)[i], v.view(flat)[i]), range(count))
     return Case("compact_kv", f"{s.layers} layers, {s.accepted} rows", nbytes, {"": ours}, torchs)
 
 
@@ -176,8 +184,8 @@ def _expand(s: Shapes, device: torch.device) -> Case:
     nbytes = 4 * s.levels * s.vocab
     logits = torch.randn(s.sets(nbytes), 1, s.levels, s.vocab, device=device)
     expand, root = BackboneExpander(1, s.levels, s.vocab, [s.k], device=device), _ints([3], device)
-    ours = [lambda x=x: expand(x, root).tokens[0, 1:] for x in logits]
-    torchs = [lambda x=x: torch.log_softmax(x, dim=-1).topk(s.k).indices.flatten() for x in logits]
+    ours = _each(lambda x: expand(x, root).tokens[0, 1:], logits)
+    torchs = _each(lambda x: torch.log_softmax(x, dim=-1).topk(s.k).indices.flatten(), logits)
     return Case("expand_backbone", f"{s.levels} levels, k={s.k}", nbytes, {"": ours}, torchs)
 
 
@@ -191,7 +199,7 @@ def _select(s: Shapes, device: torch.device) -> Case:
     scores[:, :, 0] = 0
     trees = SelectedTrees.empty(1, nodes, device)
     ours = [_call(trees.kept[0, 1:], select_nodes, parents, parents, parents + 1, x, limits, trees) for x in scores]
-    torchs = [lambda x=x: x[0, 1:].topk(nodes - 1, sorted=False).indices.sort().values + 1 for x in scores]
+    torchs = _each(lambda x: x[0, 1:].topk(nodes - 1, sorted=False).indices.sort().values + 1, scores)
     return Case("select_nodes", f"{nodes} of {candidates}", nbytes, {"": ours}, torchs)
 
 
@@ -209,8 +217,8 @@ def _verify(s: Shapes, device: torch.device, params: SamplingParams) -> Case:
     host = SamplingTable.of([params], [0])
     table = SamplingTable(**{f.name: getattr(host, f.name).to(device) for f in fields(SamplingTable)})
     workspace, depth = VerifyWorkspace(1, s.vocab, device=device, rows=nodes), nodes.bit_length()
-    ours = [lambda x=x: ops.verify_tree.verify_tree(x, tree, table, history, workspace).path[0, :depth] for x in logits]
-    torchs = [lambda x=x: verify(x, tree.tokens, tree.parents, params, depth) for x in logits]
+    ours = _each(lambda x: ops.verify_tree.verify_tree(x, tree, table, history, workspace).path[0, :depth], logits)
+    torchs = _each(lambda x: verify(x, tree.tokens, tree.parents, params, depth), logits)
     how = f"T={params.temperature:g}" + (f", top-p {params.top_p:g}" if params.top_p < 1 else "")
     return Case("verify_tree", f"N={nodes}, {how}", nbytes, {"": ours}, torchs)
 
@@ -225,7 +233,7 @@ def _linear(s: Shapes, device: torch.device, name: str, rows: int) -> Case:
         f"{most}x{warps}": [_call(out, ops.linear.multiply, x, weight, None, out, 0, variant) for weight in weights]
         for variant, (most, warps) in enumerate(LINEAR_VARIANTS, start=1)
     }
-    torchs = [lambda weight=weight: torch.mm(x, weight.T) for weight in weights]
+    torchs = _each(lambda weight: torch.mm(x, weight.T), weights)
     return Case("linear", f"{name} {n}x{c}, M={rows}", weight_bytes + rows * (2 * c + 4 * n), ours, torchs)
 
 

@@ -55,11 +55,11 @@ def new_figure(width: float, height: float, title: str, results: dict[str, Any])
 
 def legend_below(figure: Figure) -> None:
     """One of all its panels, in which nothing stands twice."""
-    handles = {h.get_label(): h for panel in figure.axes for h in panel.get_legend_handles_labels()[0]}
+    handles = {str(h.get_label()): h for panel in figure.axes for h in panel.get_legend_handles_labels()[0]}
     names = [wrapped(name, 60) for name in handles]
     inches = 0.6 + 0.075 * max((len(line) for name in names for line in name.split("\n")), default=0)
     columns = max(1, min(3, len(names), int(figure.get_figwidth() / inches)))
-    figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, fontsize="small")
+    figure.legend([*handles.values()], names, loc="outside lower center", ncols=columns, fontsize="small")
 
 
 def wrapped(label: str, width: int) -> str:
@@ -96,6 +96,6 @@ def style(number: int) -> dict[str, Any]:
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def save(draw: Callable[[dict[str, Any]], Figure], results: dict[str, Any], path: Path) -> None:
+def save(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, Any], path: Path) -> None:
     """Writes a picture as PNG."""
     write_whole(path, picture(draw, results) or b"")

@@ -23,7 +23,7 @@ def drafters_figure(results: dict[str, Any]) -> Figure:
     height = max(3.4, 1.3 + 0.5 * max(map(len, lines)))
     figure = new_figure(15, 0.8 + height * len(lines), "Drafters", results)
     panels = figure.subplots(len(lines), 3, squeeze=False, width_ratios=(1.15, 1, 1))
-    looks = {}  # by label, whatever the setting
+    looks: dict[str, dict[str, Any]] = {}  # by label, whatever the setting
     for label in (row["label"] for row in results["runs"] if row["level_acceptance"]):
         looks.setdefault(label, style(len(looks)))
     for (temperature, batch), rows, (depths, gains, cycles) in zip(settings, lines, panels, strict=True):
@@ -35,11 +35,12 @@ def drafters_figure(results: dict[str, Any]) -> Figure:
         _draw_gains(gains, rows, looks)
         _draw_cycles(cycles, rows)
         cycles.tick_params(labelleft=False)  # the drafters' names stand left of the bars beside
-    for place, column, count in (("left", 0, 2), ("right", 2, 3)):
+    for side, column, count in (("left", 0, 2), ("right", 2, 3)):
         handles = {h.get_label(): h for line in panels for h in line[column].get_legend_handles_labels()[0]}
         if handles:  # below the panels, where nothing runs through them
             names = [wrapped(name, 60) for name in handles]
-            figure.legend(handles.values(), names, loc=f"outside lower {place}", ncols=count, fontsize="small")
+            place: dict[str, Any] = {"loc": f"outside lower {side}"}
+            figure.legend([*handles.values()], names, ncols=count, fontsize="small", **place)
     return figure
 
 

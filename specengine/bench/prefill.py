@@ -46,7 +46,7 @@ def time_prefill(
                 seconds[position].append(spent)
     named = [*((name, None) for name in drafters), *((peer.drafter, peer.mode) for peer in peers)]
     labels = [mode or label for (_, mode), label in zip(named, short_labels([name for name, _ in named]), strict=True)]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"peer": mode, "drafter": name, "label": label, "tokens": len(ids), "seconds": median(spent)}
         for (name, mode), label, spent, engine in zip(named, labels, seconds, engines, strict=True)
         if not (isinstance(engine, Peer) and engine.failed)

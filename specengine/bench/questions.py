@@ -38,7 +38,7 @@ def load_files(
     _check_count("per_class", per_class)
     if tokens < 1:
         raise ValueError(f"prompt_tokens: expected a positive number of tokens, got {tokens}")
-    questions = []
+    questions: list[Question] = []
     for path in paths:
         for question in load_questions(path, limit):
             name = question.name if len(paths) == 1 else f"{path.stem}:{question.name}"

@@ -33,7 +33,7 @@ def run_dicts(
         tally, base = run.median, bases[run.temperature, run.batch]
         # What a peer spends its time on is not known, and a sequential cascade may do without cycles.
         ms = None if run.peer or not tally.passes else _ms_per_cycle(run)
-        floored = floor_seconds and ms and ms["verify"]
+        verify = ms["verify"] if ms else 0.0
         rivals = [each for each in peers if (run.peer, run.batch, run.temperature) == (None, 1, each.temperature)]
         speeds = [each.tokens_per_second for each in run.repetitions]
         rows.append(
@@ -63,7 +63,7 @@ def run_dicts(
                 "seconds_by_repetition": [each.seconds for each in run.repetitions],
                 "prefill_seconds": tally.prefill_seconds,
                 "bandwidth_fraction": _bandwidth(tally, floor_seconds, token_seconds),
-                "floor_fraction": 1e3 * floor_seconds / ms["verify"] if floored else None,
+                "floor_fraction": 1e3 * floor_seconds / verify if floor_seconds and verify else None,
                 "by_class": _by_class(run, base),
             }
         )

@@ -83,10 +83,10 @@ def exact_pair(drafter: str, rule: str) -> tuple[str, str]:
 
 def _drafter_of(rule: Rule | None, text: str, named: Sequence[tuple[str, Drafter]]) -> str:
     if rule is None:
-        able = [name for name, drafter in named if drafter.name == "draft_model"]
-        if not able:
+        models = [name for name, drafter in named if drafter.name == "draft_model"]
+        if not models:
             raise ValueError(f"rules: {text} needs draft-model among the drafters")
-        return able[0]
+        return models[0]
     if not named:
         raise ValueError("rules: expected drafters beside none")
     able = [(name, drafter) for name, drafter in named if rule.wants in drafter.offers]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specengine.drafters import load_drafter
@@ -57,7 +57,7 @@ def _token_cascade(model: LoadedModel, drafter: str, config: Config, max_batch_s
     spec = Spec.parse(drafter, "drafter")
     if "tree" in spec.options:
         raise ValueError(f"rule: token-cascade takes a draft model without a tree, got {drafter!r}")
-    own = {"length": LONGEST, "confidence": 1 - config.alpha, "adaptive": "false"}
+    own = {"length": str(LONGEST), "confidence": str(1 - config.alpha), "adaptive": "false"}
     drafter, rule = str(replace(spec, options={**spec.options, **own})), f"cascade:chow,alpha={config.alpha}"
     return Engine(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size, prefix_cache_mib=0)
 
@@ -88,7 +88,7 @@ class SeqCascade:
         return outputs
 
     def _is_sure(self, output: GenerationOutput) -> bool:
-        logprobs = [each.logprob for each in output.logprobs]
+        logprobs = [each.logprob for each in output.logprobs or ()]
         return sum(logprobs) / len(logprobs) >= self._least
 
     def _kept(self, output: GenerationOutput) -> GenerationOutput:
@@ -104,4 +104,7 @@ def _charged(output: GenerationOutput, stats: GenerationStats, small: Generation
     return replace(output, stats=replace(stats, rule="seq-cascade", lossless=False, seconds_by_phase=phases))
 
 
-_KINDS = {"token-cascade": _token_cascade, "seq-cascade": SeqCascade}
+_KINDS: dict[str, Callable[[LoadedModel, str, Config, int], Engine | SeqCascade]] = {
+    "token-cascade": _token_cascade,
+    "seq-cascade": SeqCascade,
+}

@@ -13,7 +13,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.batch import Batch
-from specengine.bench.draft_cost import COSTS, DraftCost
+from specengine.bench.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.drafters.base import Drafter
 from specengine.engine import Engine
 from specengine.models.loading import LoadedModel
@@ -51,7 +51,8 @@ class Synthetic(Drafter):
     """rates: per depth, the probability that the drafted token is accepted once its parent is."""
 
     name = NAME
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     drafts_on_device = True
     adaptive = False
@@ -70,7 +71,7 @@ class Synthetic(Drafter):
         self._parents = parents
         self._shape = TreeBatch.of([DraftTree([0] * len(parents), parents)], self._device, masked=True)
         self._tokens, self._bends = (table.to(self._device) for table in self._tables(target.config.vocab_size))
-        self._cost: DraftCost | None = COSTS[config.cost](target, levels, k) if config.cost != "none" else None
+        self._cost: Eagle3 | FastEagle | None = COSTS[config.cost](target, levels, k) if config.cost != "none" else None
 
     @staticmethod
     def parse(text: str, target: Transformer) -> Synthetic:
@@ -107,8 +108,9 @@ class Synthetic(Drafter):
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         if self._cost and sequences:
-            tokens, lengths = ([s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences])
-            self._cost(*(torch.tensor(x, dtype=torch.int32, device=self._device) for x in (tokens, lengths)))
+            columns = ([s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences])
+            roots, lengths = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in columns)
+            self._cost(roots, lengths)
         trees = []
         for sequence in sequences:
             nodes = min(self.max_nodes, 1 + self.config.k * sequence.draft_limit)
@@ -126,10 +128,11 @@ class Synthetic(Drafter):
         limit = slots.limits.final_length - history.length - 1
         unused = (shape.depths[:nodes] > limit[:, None]) | (slots.limits.active == 0)[:, None]
         words = -(-nodes // 32)
+        assert shape.ancestors is not None  # masked
         bits = shape.ancestors[:nodes, :words].masked_fill(unused[:, :, None], 0).view(-1, words)
         columns = (tokens, shape.parents[:nodes], shape.depths[:nodes])
-        rows = (column.masked_fill(unused, -1).view(-1) for column in columns)
-        return TreeBatch(*rows, slots.row_start, bits, nodes)
+        tokens, parents, depths = (column.masked_fill(unused, -1).view(-1) for column in columns)
+        return TreeBatch(tokens, parents, depths, slots.row_start, bits, nodes)
 
     def bend(self, logits: torch.Tensor, tree: TreeBatch, lengths: torch.Tensor) -> None:
         """Makes the first node of each level the target's choice, or its whole level not, as was decided for it.
@@ -148,6 +151,8 @@ class Synthetic(Drafter):
 
 class SyntheticEngine(Engine):
     """An engine whose target agrees with a Synthetic drafter as often as that wants; what it says means nothing."""
+
+    drafter: Synthetic
 
     def __init__(self, model: LoadedModel, drafter: str, **options) -> None:
         super().__init__(model, drafter=Synthetic.parse(drafter, model.target), **options)

@@ -69,8 +69,7 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
 
 def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The acceptance by depth of those of `run_dicts` that drafted."""
-    title = {"title": "acceptance by depth", "title_justify": "left"}
-    out = Table(**title, caption=ACCEPTANCE_CAPTION, caption_justify="left")
+    out = Table(title="acceptance by depth", title_justify="left", caption=ACCEPTANCE_CAPTION, caption_justify="left")
     out.add_column("drafter", overflow="fold", min_width=13)
     for name in ("batch", *map(str, range(1, DEPTHS + 1))):
         out.add_column(name, justify="right", no_wrap=True)

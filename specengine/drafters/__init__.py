@@ -44,7 +44,7 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     kind = _kind(name)
     if spec.path is not None and not kind.takes_path:
         raise ValueError(f"drafter: {name} takes no path, got {text!r}")
-    config = spec.build(kind.Config, "drafter")
+    config = spec.build(kind.config_type, "drafter")
     try:
         return kind(config, spec.path, target)
     except (FileNotFoundError, ValueError) as error:  # of its files: not to be taken for the target's

@@ -27,16 +27,18 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    Config: ClassVar[type]  # dataclass of the options
+    config_type: ClassVar[type[Any]]  # dataclass of the options
     takes_path: ClassVar[bool] = False
     drafts_on_device: ClassVar[bool] = False  # whether draft_on_device can be part of a captured cycle
     proposes: ClassVar[bool] = False  # whether its nodes have chances, by which trees can be merged
-    reads_features: ClassVar[bool] = False  # whether it is given the target's features
+    reads_features: bool = False  # whether it is given the target's features
     reads_choices: ClassVar[bool] = False  # whether it is told the target's likeliest tokens behind its nodes
     _attached = False  # see _attach_once
     taps: tuple[int, ...] = ()  # layers of the target whose input is a feature too, rising
     # What it can serve: any tree will do for NOTHING, and is a deterministic one without a distribution for SAMPLES.
     offers: ClassVar[frozenset[Wants]] = frozenset({Wants.NOTHING, Wants.SAMPLES})
+
+    config: Any  # an instance of config_type
 
     def __init__(self, config: Any, path: str | None, target: Transformer) -> None:
         self.config = config

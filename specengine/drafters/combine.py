@@ -81,7 +81,8 @@ class Combine(Drafter):
     """Joins the trees of its parts; a node's chance depends on which of them draft it."""
 
     name = "combine"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
@@ -189,25 +190,25 @@ class Combine(Drafter):
             trees = [joint.tree for joint in joints]
             without, best = best, self._cut(trees, prefix)
             if self._costs is not None:
-                seconds = [
+                before, after = (
                     cycle_seconds(self._costs, count, cut.nodes, prefix) + self._overhead[drafted]
                     for cut, drafted in ((without, asked), (best, True))
-                ]
+                )
                 spent = time.perf_counter() - begin
-                promised.weigh(seconds[0] * best.expected / without.expected - seconds[1] - spent)
+                promised.weigh(before * best.expected / without.expected - after - spent)
             asked = True
         if self._costs is not None:
             seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began
             self._overhead.expect(sequences, asked, began, seconds)
-        for sequence, tree in zip(sequences, best.trees, strict=True):
-            sequence.drafter_state.tree = tree
+        for sequence, cut in zip(sequences, best.trees, strict=True):
+            sequence.drafter_state.tree = cut
         return best.trees
 
     def _cut(self, trees: Sequence, prefix: float) -> Cut:
         return cut_trees(trees, self._costs, prefix, self.config.nodes - 1)
 
-    def _views(self, sequences: Sequence) -> list[list[PartView]]:
-        """Every part's views of the sequences, which hold no view: they would wait for the garbage collector."""
+    def _views(self, sequences: Sequence) -> list[list[Any]]:
+        """Every part's PartViews of the sequences, which hold no view: they would wait for the garbage collector."""
         for sequence in sequences:
             if sequence.drafter_state is None:
                 sequence.drafter_state = State([None] * len(self.parts))

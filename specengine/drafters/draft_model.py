@@ -79,7 +79,8 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
     """
 
     name = "draft_model"
-    Config = Config
+    config_type = Config
+    config: Config
     offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:

@@ -12,7 +12,7 @@ class Eagle1(Eagle):
     """Drafts the tree of its own confidence (EAGLE-2)."""
 
     name = "eagle"
-    Config = EagleConfig
+    config_type = EagleConfig
 
     def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
         return load_eagle1(open_drafter(self.name, path, target), target, dtype)

@@ -12,7 +12,7 @@ class Eagle3(Eagle):
     """Drafts the tree of its own confidence (EAGLE-2)."""
 
     name = "eagle3"
-    Config = EagleConfig
+    config_type = EagleConfig
 
     def _open(self, dtype: str, path: str | None, target: Transformer) -> EagleDrafter:
         return load_eagle3(open_drafter(self.name, path, target), target, dtype)

@@ -47,7 +47,8 @@ class FastEagle(PairDrafter):
     """Drafts a tree with one pass of its layers; a backbone node's siblings are leaves, whatever they would lead to."""
 
     name = "fasteagle"
-    Config = Config
+    config_type = Config
+    config: Config
     network: Cascade
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
@@ -99,7 +100,7 @@ class FastEagle(PairDrafter):
         batch, levels, _ = outputs.shape
         logits = self.network.logits(outputs.flatten(0, 1)).view(batch, levels, -1)
         if batch not in self._expanders:
-            expander = BackboneExpander(*logits.shape, [self.config.top_k], (), self._device)
+            expander = BackboneExpander(batch, levels, logits.shape[-1], [self.config.top_k], (), self._device)
             self._expanders[batch] = (expander, torch.zeros(batch, dtype=torch.int32, device=self._device))
         expander, roots = self._expanders[batch]
         return expander(logits, roots)

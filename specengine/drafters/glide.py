@@ -69,7 +69,8 @@ class Glide(ScoredDrafter):
     """Drafts a chain or a backbone with leaves, with one small pass per level."""
 
     name = "glide"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     drafts_on_device = True
 
@@ -163,7 +164,8 @@ class Glide(ScoredDrafter):
         if key not in self._expanders:
             thresholds = THRESHOLDS if self.config.cape else ()
             roots = torch.zeros(batch, dtype=torch.int32, device=rows.device)
-            self._expanders[key] = (BackboneExpander(*rows.shape, self.config.widths, thresholds, rows.device), roots)
+            expander = BackboneExpander(*key, size, self.config.widths, thresholds, rows.device)
+            self._expanders[key] = (expander, roots)
         expander, roots = self._expanders[key]
         return expander(rows, roots)
 

@@ -70,7 +70,8 @@ class Lookahead(PhraseDrafter):
     """
 
     name = "lookahead"
-    Config = Config
+    config_type = Config
+    config: Config
 
     def __init__(self, config: Config, path: str | None, target, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)

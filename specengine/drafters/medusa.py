@@ -78,7 +78,8 @@ class Medusa(ScoredDrafter):
     """Drafts from the target's state of the position before the root, with one head per level."""
 
     name = "medusa"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     reads_features = True
     drafts_on_device = True
@@ -112,7 +113,8 @@ class Medusa(ScoredDrafter):
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         sequence.drafter_state = State(features.last[-1:].clone())
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
+        assert features is not None  # it reads them
         end = 0
         for sequence, tokens in zip(sequences, committed, strict=True):
             end += len(tokens)

@@ -18,7 +18,7 @@ class NoneDrafter(Drafter):
     """Drafts nothing; every other drafter is measured against it."""
 
     name = "none"
-    Config = Config
+    config_type = Config
     drafts_on_device = True
 
     @property

@@ -123,7 +123,8 @@ class Ouroboros(SmallModelDrafter, PhraseDrafter):
     """
 
     name = "ouroboros"
-    Config = Config
+    config_type = Config
+    config: Config
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
@@ -174,9 +175,9 @@ class Ouroboros(SmallModelDrafter, PhraseDrafter):
         goals = [min(self._length, self._depth(sequence)) for sequence in sequences]
         able = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
         if able:
-            speaking, own, goals = zip(*able, strict=True)
+            speaking, own, wanted = zip(*able, strict=True)
             self._catch_up(speaking, own, self._ngram + 1)  # a suffix and what follows it, and the root
-            self._speaker.say(self._cache, speaking, own, goals, noise)
+            self._speaker.say(self._cache, speaking, own, wanted, noise)
 
     def _tree(self, sequence, mind: Mind) -> DraftTree:
         """The sentence and the suffixes behind it."""

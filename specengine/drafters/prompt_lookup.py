@@ -120,7 +120,8 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt_lookup"
-    Config = Config
+    config_type = Config
+    config: Config
     drafts_on_device = True
     proposes = True
 
@@ -189,10 +190,10 @@ class PromptLookup(Drafter):
         rates = state.acceptance.rates()
         least = 0.0 if self.costs is None else UNLIKELY
         deepest = min(config.length, sequence.draft_limit)
-        tree = ScoredTree([tokens[-1]], [-1], [1.0])
+        drafted, parents, chances = [tokens[-1]], [-1], [1.0]
         waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, chance, matches)
         node, depth, probability, matches, number = 0, 0, 1.0, state.found, 0
-        while len(tree.tokens) < config.nodes:
+        while len(drafted) < config.nodes:
             if depth < deepest:
                 for kind, token, rest in _branches(matches, tokens, state.length):
                     number += 1  # equals in the order they came
@@ -201,9 +202,11 @@ class PromptLookup(Drafter):
             if not waiting or -waiting[0][0] < least:
                 break
             probability, _, parent, depth, token, chance, matches = heapq.heappop(waiting)
-            probability, node = -probability, len(tree.tokens)
-            tree.tokens.append(token), tree.parents.append(parent), tree.chances.append(chance)
-        return tree
+            probability, node = -probability, len(drafted)
+            drafted.append(token)
+            parents.append(parent)
+            chances.append(chance)
+        return ScoredTree(drafted, parents, chances)
 
 
 def _branches(
@@ -214,7 +217,7 @@ def _branches(
     for end, length in matches:
         if end < count:
             following.setdefault(tokens[end], []).append((end + 1, length + 1))
-    branches = []
+    branches: list[tuple[int, int, list[tuple[int, int]]]] = []
     for token, rest in following.items():
         bits = min(LONGEST, rest[0][1] - 1).bit_length()
         branches.append((2 * (bits - 1) + bool(branches), token, rest))

@@ -91,7 +91,8 @@ class Suffix(Drafter):
     """
 
     name = "suffix"
-    Config = Config
+    config_type = Config
+    config: Config
     takes_path = True
     proposes = True
 
@@ -165,8 +166,11 @@ class Suffix(Drafter):
         state.drafted, state.joints = [], []
         context, limit = tokens[-MATCHED:], sequence.draft_limit
         tree = self._continued(state, OWN, state.text, context, limit)
-        others = [(CORPUS, self.corpus)] if self.corpus is not None else []
-        others += [(EARLIER, text) for text in self.earlier.automata()] if self.earlier is not None else []
+        others: list[tuple[int, SuffixAutomaton | TextCorpus]] = []
+        if self.corpus is not None:
+            others.append((CORPUS, self.corpus))
+        if self.earlier is not None:
+            others += [(EARLIER, text) for text in self.earlier.automata()]
         for source, text in others:
             more = self._continued(state, source, text, context, limit)
             if len(more.tokens) > 1:

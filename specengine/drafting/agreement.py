@@ -36,13 +36,15 @@ class Agreement:
         """Both trees have the same root; a node of both is there once."""
         tokens, parents, said = list(first.tokens), list(first.parents), [[chance, 0.0] for chance in first.chances]
         children = {(first.parents[node], first.tokens[node]): node for node in range(1, len(tokens))}
-        inner = set(first.parents), set()  # nodes with children in each tree
+        inner: tuple[set[int], set[int]] = set(first.parents), set()  # nodes with children in each tree
         place = [0]
         for token, parent, chance in zip(second.tokens[1:], second.parents[1:], second.chances[1:], strict=True):
             parent = place[parent]
             node = children.setdefault((parent, token), len(tokens))
             if node == len(tokens):
-                tokens.append(token), parents.append(parent), said.append([0.0, 0.0])
+                tokens.append(token)
+                parents.append(parent)
+                said.append([0.0, 0.0])
             said[node][1] = chance
             inner[1].add(parent)
             place.append(node)
@@ -52,7 +54,9 @@ class Agreement:
             kind = _answer(one, parent in inner[0]) * _ANSWERS + _answer(other, parent in inner[1])
             most = max(one, other)
             factor = (self._accepted[kind] + self._WEIGHT) / (self._promised[kind] + self._WEIGHT)
-            surer.append(most), kinds.append(kind), chances.append(min(0.99, most * factor))
+            surer.append(most)
+            kinds.append(kind)
+            chances.append(min(0.99, most * factor))
         return JointTree(ScoredTree(tokens, parents, chances), surer, kinds)
 
     def observe(self, joint: JointTree, committed: Sequence[int]) -> None:

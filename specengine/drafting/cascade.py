@@ -68,6 +68,7 @@ class Cascade:
 
     def pick(self, features: Features) -> torch.Tensor:
         """What of the target's features it reads, float32 [M, taps, hidden]."""
+        assert features.tapped is not None  # see taps
         return features.tapped
 
     def picked_shape(self, taps: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,9 +59,18 @@ class CostModel:
         for name, values, least in (("seconds", self.seconds, 1e-12), ("per_position", extra, 0.0)):
             if len(values) != len(self.rows) or not all(math.isfinite(v) and v >= least for v in values):
                 raise ValueError(f"{name}: expected {len(self.rows)} finite numbers from {least}, got {values!r}")
-        object.__setattr__(self, "_rows", [*self.rows, 2 * self.rows[-1]])
-        object.__setattr__(self, "_seconds", _extended(self.rows, self.seconds))
-        object.__setattr__(self, "_per_position", _extended(self.rows, extra))
+
+    @cached_property
+    def _rows(self) -> list[int]:
+        return [*self.rows, 2 * self.rows[-1]]
+
+    @cached_property
+    def _seconds(self) -> list[float]:
+        return _extended(self.rows, self.seconds)
+
+    @cached_property
+    def _per_position(self) -> list[float]:
+        return _extended(self.rows, self.per_position or (0.0,) * len(self.rows))
 
     def __call__(self, rows: int, prefix: float = 0.0) -> float:
         """Seconds of a pass with `rows` rows behind `prefix` tokens."""

@@ -47,7 +47,8 @@ class DynamicTrees:
         batch, width, _ = tokens.shape
         level = (self.reached[..., None] + scores).flatten(1)
         parents = self.beam.int() + (self.ends[-1] - self._tokens[-1].shape[1])
-        self._tokens.append(tokens.flatten(1)), self._scores.append(level)
+        self._tokens.append(tokens.flatten(1))
+        self._scores.append(level)
         self._parents.append(parents[..., None].expand(-1, -1, self.top_k).reshape(batch, -1))
         self.ends.append(self.ends[-1] + level.shape[1])
         if width == 1:  # the children are in order

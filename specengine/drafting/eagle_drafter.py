@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,7 @@ from specengine.drafting.backbone_tree import backbone_tree
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.dynamic_tree import DynamicTrees
 from specengine.drafting.eagle_checkpoint import EagleDrafter
-from specengine.drafting.eagle_layers import Outputs
+from specengine.drafting.eagle_layers import EagleLayers, Outputs
 from specengine.drafting.expanded_rows import Expanded, own_bits
 from specengine.drafting.feature_pairs import PairRows, take_pairs
 from specengine.drafting.pair_drafter import PairDrafter
@@ -95,6 +95,9 @@ class EagleConfig:
 class Eagle(PairDrafter):
     """A drafter whose network goes on from its own output where the target's features end."""
 
+    config: EagleConfig
+    network: EagleLayers
+
     def __init__(self, config: EagleConfig, path: str | None, target: Transformer) -> None:
         self._static = StaticTree(RankTree.named(config.tree), target.device) if config.tree else None
         if self._static:
@@ -165,8 +168,8 @@ class Eagle(PairDrafter):
         self._took(batch, (time.perf_counter() - begin) / len(tokens[0]))
         rare = 0.0 if self._costs is None else RARE
         return [
-            backbone_tree(s.tokens[-1], *levels, s.draft_limit, self.max_nodes - 1, rare)
-            for s, *levels in zip(sequences, tokens, scores, strict=True)
+            backbone_tree(s.tokens[-1], own, chances, s.draft_limit, self.max_nodes - 1, rare)
+            for s, own, chances in zip(sequences, tokens, scores, strict=True)
         ]
 
     def _grow(self, outputs: Outputs, expanded: Expanded, levels: int, costs: CostModel | None) -> DynamicTrees:
@@ -189,7 +192,9 @@ class Eagle(PairDrafter):
             self._took(len(beam), time.perf_counter() - begin)
         return trees
 
-    def _candidates(self, trees: DynamicTrees, roots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _candidates(
+        self, trees: DynamicTrees, roots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """What select_nodes chooses from."""
         tokens, parents, depths, scores = trees.rooted(roots)
         if self._static:
@@ -209,19 +214,18 @@ class Eagle(PairDrafter):
         """The least of late: a level that was slow by chance must not keep others from being tried."""
         self._level_seconds[rows] = min(seconds, 1.02 * self._level_seconds.get(rows, seconds))
 
-    def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Outputs | None:
+    def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
         """Reads the first pairs of every sequence; drafting: returns the outputs of the last ones."""
         pairs = self._pairs(sequences)
         place = self._place(sequences, [own.first for own in pairs])
         read = PairRows.take(sequences, pairs, counts, self._device)
         self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
-        outputs = self._pass(read, place, only_cache=not drafting)
-        return outputs.rows(read.last) if drafting else None
+        if drafting:
+            return self._pass(read, place).rows(read.last)
+        self.network.cache_only(read.rows, self.network.fuse(read.features), place, self._pool)
 
-    def _pass(self, read: PairRows, place: CacheBatch, only_cache: bool = False) -> Outputs | None:
-        return self.network.forward(
-            read.rows, self.network.fuse(read.features), place, self._pool, only_cache=only_cache
-        )
+    def _pass(self, read: PairRows, place: CacheBatch) -> Outputs:
+        return self.network.forward(read.rows, self.network.fuse(read.features), place, self._pool)
 
     def _children(self, outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens (the target's ids) and their log-probabilities: [rows, k] each."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -123,19 +124,33 @@ class EagleLayers(ABC):
         pool: PagePool,
         *,
         earlier: int = 0,
-        only_cache: bool = False,
-    ) -> Outputs | None:
-        """The outputs of M rows, once their keys and values are cached; only_cache: nothing more than that.
+    ) -> Outputs:
+        """The outputs of M rows, once their keys and values are cached.
 
         features: float32 [M, hidden], of fuse() or fed back.  earlier: as a decoder takes it.
         """
+        hidden = torch.empty(len(features), 1, self.config.hidden_size, device=self.device)
+        return self._outputs(hidden.squeeze(1), self._decoded(rows, features, place, pool, hidden, earlier))
+
+    def cache_only(self, rows: Rows, features: torch.Tensor, place: CacheBatch, pool: PagePool) -> None:
+        """What a pass leaves in the cache, and nothing more."""
+        self._decoded(rows, features, place, pool, None)
+
+    def _decoded(
+        self,
+        rows: Rows,
+        features: torch.Tensor,
+        place: CacheBatch,
+        pool: PagePool,
+        hidden: torch.Tensor | None,
+        earlier: int = 0,
+    ) -> Any:
+        """hidden: [M, 1, hidden], written: the last layer's output; None: only the cache is."""
         embedded = torch.empty(len(features), self.config.hidden_size, device=self.device)
         self.ops.layer.gather_rows(self.embedding, rows.tokens, embedded)
         inputs, first_inputs = self._enter(features, embedded)
-        hidden = None if only_cache else torch.empty(len(features), 1, self.config.hidden_size, device=self.device)
         cache = (pool.k, pool.v, place.block_table, place.lengths)
-        normed = self._decoder(rows, *cache, *self._rope.cos_sin, hidden, inputs, first_inputs, earlier, only_cache)
-        return None if only_cache else self._outputs(hidden.squeeze(1), normed)
+        return self._decoder(rows, *cache, *self._rope.cos_sin, hidden, inputs, first_inputs, earlier, hidden is None)
 
     def _normed(self, rows: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(rows)
@@ -195,7 +210,10 @@ class Eagle3Layers(EagleLayers):
         super().__init__(fc, config, [replace(layers[0], attention_norm=None), *layers[1:]], *rest)
 
     def pick(self, features: Features) -> torch.Tensor:
-        return features.last if self.fc is None else features.tapped
+        if self.fc is None:
+            return features.last
+        assert features.tapped is not None  # its drafter has taps
+        return features.tapped
 
     def fuse(self, picked: torch.Tensor) -> torch.Tensor:
         if self.fc is None:

@@ -32,9 +32,9 @@ class _Picked(Features):
         self._features, self._picked = features, picked
 
     @cached_property
-    def last(self) -> torch.Tensor:
+    def last(self) -> torch.Tensor:  # type: ignore[override]  # copied when first read
         return take_rows(self._features.last, self._picked)
 
     @cached_property
-    def tapped(self) -> torch.Tensor | None:
+    def tapped(self) -> torch.Tensor | None:  # type: ignore[override]
         return None if self._features.tapped is None else take_rows(self._features.tapped, self._picked)

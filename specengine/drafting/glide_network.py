@@ -61,7 +61,8 @@ class GlideNetwork:
         self._pool = cache.companion(*self._kv_shape, self._cache_dtype)
 
     def ensure_positions(self, count: int) -> None:
-        self._rope.ensure(count), self._target_rope.ensure(count)
+        self._rope.ensure(count)
+        self._target_rope.ensure(count)
 
     def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
         """Of the drafter's token ids; -1 stays."""

@@ -79,7 +79,9 @@ class ResidentGlide:
             return torch.where(real, values, -1).view(-1)
 
         rows = TreeBatch(
-            *(column(values) for values in (tokens.gather(1, places.long()), self._step - 1, self._step)),
+            column(tokens.gather(1, places.long())),
+            column(self._step - 1),
+            column(self._step),
             torch.arange(0, size * most + 1, most, dtype=torch.int32, device=length.device),
             torch.where(real[..., None], self._bits, 0).view(size * most, -1),
             most,

@@ -27,7 +27,8 @@ class MergedPaths:
         """A node's child with this token, which it may have had before."""
         child = self._children.setdefault((node, token), len(self.tokens))
         if child == len(self.tokens):
-            self.tokens.append(token), self.parents.append(node)
+            self.tokens.append(token)
+            self.parents.append(node)
         return child
 
     def add_path(self, node: int, tokens: Sequence[int]) -> list[int]:

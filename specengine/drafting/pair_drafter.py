@@ -108,7 +108,8 @@ class PairDrafter(ScoredDrafter):
     def filled(self, sequence) -> int:
         return sequence.drafter_state.pairs.first if sequence.drafter_state else 0
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features) -> None:
+    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
+        assert features is not None  # it reads them
         picked = self.network.pick(features)
         parts = [picked] if len(sequences) == 1 else picked.split([len(tokens) for tokens in committed])
         for sequence, tokens, part in zip(sequences, committed, parts, strict=True):

@@ -39,7 +39,8 @@ class ResidentPairs:
     def unload(self, pairs: Seq[Pairs]) -> None:
         """Gives back what the first slots have left."""
         kept = zip(pairs, self.counts.tolist(), self.first.tolist(), strict=False)
-        for slot, (own, count, own.first) in enumerate(kept):
+        for slot, (own, count, first) in enumerate(kept):
+            own.first = first
             if count:
                 own.add(self.features[slot, :count].clone())
 
@@ -63,7 +64,9 @@ class ResidentPairs:
             return torch.where(real, values, -1).view(-1)
 
         rows = TreeBatch(
-            *(column(values) for values in (tokens.gather(1, places.long()), self._step - 1, self._step)),
+            column(tokens.gather(1, places.long())),
+            column(self._step - 1),
+            column(self._step),
             torch.arange(0, size * most + 1, most, dtype=torch.int32, device=counts.device),
             torch.where(real[..., None], self._bits, 0).view(size * most, -1),
             most,

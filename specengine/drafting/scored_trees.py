@@ -79,7 +79,8 @@ def cut_trees(
         for node in range(1, len(reach)):
             reach[node] = reach[tree.parents[node]] * tree.chances[node]
         order = sorted(range(1, len(reach)), key=lambda node: -reach[node])[:most]  # no node before its parent
-        orders.append(order), falling.append([reach[node] for node in order])
+        orders.append(order)
+        falling.append([reach[node] for node in order])
     counts = [len(order) for order in orders] if costs is None else choose_nodes(falling, costs, prefix)
     parts = [tree.part(sorted(order[:count])) for tree, order, count in zip(trees, orders, counts, strict=True)]
     return Cut(

@@ -23,13 +23,15 @@ def count_sources(
     """
     if tree is None or len(tree.tokens) == 1:
         return
-    children = {child: node for node, child in enumerate(zip(tree.parents, tree.tokens, strict=True))}
-    accepted = [0]
+    children: dict[tuple[int | None, int], int] = {
+        child: node for node, child in enumerate(zip(tree.parents, tree.tokens, strict=True))
+    }
+    accepted: list[int | None] = [0]
     for token in committed[: sequence.accepted_last]:
         accepted.append(children.get((accepted[-1], token)))
     nodes: dict[str, set[int | None]] = {}
     for name, source in sources:
-        places = [0]  # in the tree
+        places: list[int | None] = [0]  # in the tree
         for token, parent in zip(source.tokens[1:], source.parents[1:], strict=True):
             places.append(children.get((places[parent], token)))
         nodes.setdefault(name, set()).update(places)

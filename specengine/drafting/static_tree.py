@@ -24,7 +24,9 @@ class StaticTree:
             for level in range(1, self.levels)
         ]
         self.top_k = max(1 + max(rank for _, _, rank in nodes), *(len(beam) for beam in inner), 1)
-        candidate, first, self.beams = {}, 0, []
+        candidate: dict[int, int] = {}
+        self.beams: list[list[torch.Tensor]] = []
+        first = 0
         before = [0]  # the root
         for level in range(1, self.levels + 1):
             own = {i + 1: (parent, rank) for i, (parent, depth, rank) in enumerate(nodes) if depth == level}

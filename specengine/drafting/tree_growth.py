@@ -38,7 +38,9 @@ class Growth:
 
     def add(self, parent: int, token: int) -> int:
         """The number of the new node."""
-        self.tokens.append(token), self.parents.append(parent), self.rows.append(-1)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.rows.append(-1)
         return len(self.tokens) - 1
 
 

@@ -56,7 +56,7 @@ class _FolderCheckpoint(Checkpoint):
         weight_map = read_json_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ValueError(f"{index}: expected a JSON object with an object 'weight_map'")
-        shards: dict[Path, list[str] | None] = {}
+        shards: dict[Path, list[str]] = {}
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
                 raise ValueError(f"{index}: shard {str(file)[:80]!r} of tensor '{name}' must be a plain file name")
@@ -64,7 +64,7 @@ class _FolderCheckpoint(Checkpoint):
             if path not in shards and not _is_file(path):
                 raise ValueError(f"{index}: shard {file!r} of tensor '{name}' does not exist")
             shards.setdefault(path, []).append(name)
-        return shards
+        return dict(shards)
 
     @abstractmethod
     def _list(self, path: Path) -> dict[str, TensorInfo]:

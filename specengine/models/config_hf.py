@@ -109,7 +109,7 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
             raise fields.error("layer_types", "names sliding_attention, which LLaMA does not have")
         return None, ()
     # an explicit null means no window; an absent field means the class default of transformers
-    window = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)
+    window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)
     if architecture == "mistral":
         if types and types != [known[window is not None]] * num_layers:
             raise fields.error("layer_types", "must agree with sliding_window for every layer of a Mistral model")

@@ -79,17 +79,22 @@ def _dynamic_frequencies(rope: RopeConfig, dim: int, length: int, max_position: 
     return 1.0 / _base_powers(base, dim)
 
 
+def _pretrained_length(rope: RopeConfig) -> int:
+    assert rope.original_max_position is not None  # RopeConfig refuses these kinds without
+    return rope.original_max_position
+
+
 def _llama3_frequencies(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
     wavelengths = 2 * math.pi / frequencies
     # share of the unscaled frequency: 0 for long wavelengths, 1 for short ones, a ramp between
-    share = rope.original_max_position / wavelengths - rope.low_freq_factor
+    share = _pretrained_length(rope) / wavelengths - rope.low_freq_factor
     share = (share / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
     return (1 - share) * frequencies / rope.factor + share * frequencies
 
 
 def _yarn_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
     def dimension_of(rotations: float) -> float:
-        return dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return dim * math.log(_pretrained_length(rope) / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
     if rope.truncate:

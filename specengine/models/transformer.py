@@ -146,8 +146,9 @@ class Transformer:
 
     def tune(self, others: Sequence[Projection] = ()) -> None:
         """Measures how to multiply by its weights and others where that is a choice; not while a graph is captured."""
-        for layer in [*self.projections, *others] if self.ops.tune else ():
-            self.ops.tune(layer)
+        if self.ops.tune is not None:
+            for layer in [*self.projections, *others]:
+                self.ops.tune(layer)
 
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
         """Features and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""

@@ -117,7 +117,7 @@ class WeightLoader:
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
         kind = self.checkpoint.tensors[name].dtype
-        if PACKED_BLOCKS.get(kind) == weight.format:
+        if self.ops.pack_blocks is not None and PACKED_BLOCKS.get(kind) == weight.format:
             self.ops.pack_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
         else:
             self.ops.pack_linear(self.checkpoint.read_rows(name, start, stop, self.device), weight, first)

@@ -15,6 +15,7 @@ import torch
 from specengine import _C
 from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
 from specengine.ops.autotune import LinearChoices
+from specengine.ops.decoder import LayerOps, Pass
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Ops:
     empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
-    decoder: Callable[..., Callable[..., torch.Tensor]]
-    layer: decoder.LayerOps
+    decoder: Callable[..., Pass]
+    layer: LayerOps
     linear: Callable[..., torch.Tensor]
     linear_argmax: Callable[..., torch.Tensor]
     tune: Callable[..., None] | None  # measures how to multiply by a layer: not while a graph is captured
@@ -45,7 +46,7 @@ class Ops:
     compact_kv: Callable[..., None]
 
 
-_native_layer = decoder.LayerOps(
+_native_layer = LayerOps(
     gather_rows=weight.gather_rows,
     rms_norm=layer.rms_norm,
     linear=linear.linear,
@@ -73,7 +74,7 @@ native = Ops(
     compact_kv=compact_kv.compact_kv,
 )
 
-_reference_layer = decoder.LayerOps(
+_reference_layer = LayerOps(
     gather_rows=weight.gather_rows_reference,
     rms_norm=layer.rms_norm_reference,
     linear=linear.linear_reference,
@@ -106,7 +107,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
     """The CUDA kernels; Ops says what strict promises."""
     choices = LinearChoices(device, strict=strict)
     product = partial(linear.linear_cuda, choices=choices)
-    layer_ops = decoder.LayerOps(
+    layer_ops = LayerOps(
         gather_rows=weight.gather_rows,
         rms_norm=layer.rms_norm,
         linear=product,

@@ -115,7 +115,7 @@ def _measured_rows(rows: int) -> int:
 
 def _checked(data: dict[str, Any] | None) -> dict[str, dict[str, dict[str, float]]]:
     """The seconds in a file if they are what this writes, else none."""
-    seconds = data.get("seconds") if data else None
+    seconds: Any = data.get("seconds") if data else None
     try:
         tables = [table for by_rows in seconds.values() for table in by_rows.values()]
         good = all(table.keys() == WAYS.keys() and all(math.isfinite(s) for s in table.values()) for table in tables)
@@ -143,9 +143,14 @@ class _CudaTimer:
         x = torch.randn(rows, weight.shape[1], device=weight.device).to(weight.dtype)
         out = torch.empty(rows, weight.shape[0], device=weight.device)
         products = self.weights * -(-8 // len(self.weights))
+
+        def multiply_all() -> None:
+            for copy in products:
+                multiply(x, copy, None, out, 0, way)
+
         with torch.cuda.device(weight.device):
             graph = capture_graph(
-                lambda: [multiply(x, copy, None, out, 0, way) for copy in products],
+                multiply_all,
                 weight.device,
                 warm_up=lambda: multiply(x, weight, None, out, 0, way),
             )

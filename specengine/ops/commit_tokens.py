@@ -57,7 +57,7 @@ def commit_tokens_reference(tree: TreeBatch, accepted: Accepted, history: TokenH
         for token in run:
             history.tokens[b, length + kept] = token
             kept += 1
-            ended = length + kept >= limits.final_length[b]
+            ended = length + kept >= int(limits.final_length[b])
             ended = ended or (not limits.ignores_eos[b] and token in limits.eos.tolist())
             if ended:
                 break

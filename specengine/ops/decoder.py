@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,10 +19,20 @@ from specengine.ops.weight import Projection, Weight
 class Rows(Protocol):
     """What a pass reads of a TreeBatch."""
 
-    tokens: torch.Tensor
-    depths: torch.Tensor
-    row_start: torch.Tensor
-    ancestors: torch.Tensor | None
+    @property
+    def tokens(self) -> torch.Tensor: ...
+
+    @property
+    def depths(self) -> torch.Tensor: ...
+
+    @property
+    def row_start(self) -> torch.Tensor: ...
+
+    @property
+    def ancestors(self) -> torch.Tensor | None: ...
+
+
+Pass = Callable[..., Any]  # a Decoder's call: a tensor, but None where only the cache is written
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Decoder:
     ) -> None:
         self._hidden = config.hidden_size
         self.native = _C.Decoder(
-            embedding=embedding and embedding.data,
+            embedding=None if embedding is None else embedding.data,
             layers=tuple(_native_layer(layer) for layer in layers),  # kept alive by the core, which borrows the tensors
             final_norm=final_norm,
             hidden=config.hidden_size,
@@ -187,7 +197,7 @@ class LayerwiseDecoder:
         place = (block_table, lengths, tree.row_start)
 
         def tap(number: int) -> None:
-            if number in self.taps:
+            if tapped is not None and number in self.taps:
                 tapped[:, self.taps.index(number)] = residual
 
         for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):

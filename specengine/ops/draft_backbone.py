@@ -42,7 +42,7 @@ class BackboneDraft:
 
     def __init__(self, network: BackboneNetwork, top_k: int) -> None:
         self._network, self._top_k = network, top_k  # whose tensors the core borrows
-        n, fuse = network, network.fuse and native_projection(network.fuse)
+        n, fuse = network, None if network.fuse is None else native_projection(network.fuse)
         self._weights = (n.decoder.native, n.embedding.data, n.embedding_norm, n.feature_norm, fuse)
         self._rest = (n.before_residual, n.feed_back, native_projection(n.head), n.vocabulary)
         self._outputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}  # by sequences and levels
@@ -71,7 +71,7 @@ class BackboneDraft:
             *(row_start, *cos_sin, least, children, scores, count),
         )
         (reached, *_) = count.tolist()
-        return tuple([b[:reached] for b in written.tolist()] for written in (children, scores))
+        return [b[:reached] for b in children.tolist()], [b[:reached] for b in scores.tolist()]
 
     def _outputs_for(self, batch: int, levels: int) -> tuple[torch.Tensor, ...]:
         """Kept: fresh memory is a miss of every cache, behind a target's pass."""

@@ -56,7 +56,8 @@ def draw_siblings_reference(
     drawn = torch.full((len(logits), count), -1, dtype=torch.int32)
     for r, (b, node) in enumerate(zip(sequences.tolist(), nodes.tolist(), strict=True)):
         first, length = int(tree.row_start[b]), int(history.length[b])
-        path, at = [], node
+        path: list[int] = []
+        at = node
         while at > 0:
             path.insert(0, int(tree.tokens[first + at]))
             at = int(tree.parents[first + at])

@@ -88,7 +88,8 @@ def expand_backbone(
     Raises ValueError for widths and thresholds that do not fit and for logits that are no distribution (NaN, say);
     on CUDA such logits give a node count of -1 and no nodes.
     """
-    return BackboneExpander(*logits.shape, widths, thresholds, logits.device)(logits, root)
+    batch, levels, vocab = logits.shape
+    return BackboneExpander(batch, levels, vocab, widths, thresholds, logits.device)(logits, root)
 
 
 def expand_backbone_reference(

@@ -54,10 +54,9 @@ def join_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _joined(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    arrays = [_array(part) for part in parts]
-    if isinstance(arrays[0], np.ndarray):
-        return torch.from_numpy(np.concatenate(arrays, axis=axis))
-    return torch.cat(arrays, dim=axis)
+    if parts[0].device.type == "cpu":
+        return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=axis))
+    return torch.cat(list(parts), dim=axis)
 
 
 def zero_rows(rows: int, columns: int, device: torch.device) -> torch.Tensor:

@@ -28,8 +28,9 @@ class SelectedTrees:
         def padding(*shape: int, value: int = -1) -> torch.Tensor:
             return torch.full(shape, value, dtype=torch.int32, device=device)
 
-        rows = [padding(batch, nodes) for _ in range(4)]
-        return SelectedTrees(*rows, padding(batch, nodes, -(-nodes // 32), value=0), padding(batch, value=0))
+        tokens, parents, depths, kept = (padding(batch, nodes) for _ in range(4))
+        ancestors = padding(batch, nodes, -(-nodes // 32), value=0)
+        return SelectedTrees(tokens, parents, depths, kept, ancestors, padding(batch, value=0))
 
 
 def select_nodes(
@@ -80,7 +81,8 @@ def select_nodes_reference(
         selectable[0] = False
         order = scores[b].sort(descending=True, stable=True).indices
         best = order[selectable[order]][: nodes - 1].sort().values.tolist()
-        node_of, masks = {}, []  # ancestor bits as integers of any width
+        node_of: dict[int, int] = {}
+        masks: list[int] = []  # ancestor bits as integers of any width
         for i in [0, *best]:
             parent = node_of.get(int(parents[b, i]), -1)
             if i > 0 and parent < 0:

@@ -154,18 +154,22 @@ def verify_tree(
     if workspace is None:
         if logits is None:
             raise ValueError("workspace: tokens instead of logits need one, which has the size of the vocabulary")
-        size = {"rows": len(logits), "weights": not isinstance(rule, Match)}
-        workspace = VerifyWorkspace(batch, logits.shape[1], device=device, **size)
+        rows, vocab = logits.shape
+        workspace = VerifyWorkspace(batch, vocab, device=device, rows=rows, weights=not isinstance(rule, Match))
     accepted = Accepted(
         path=torch.empty(batch, tree.nodes, dtype=torch.int32, device=device),
         path_length=torch.empty(batch, dtype=torch.int32, device=device),
         bonus=torch.empty(batch, dtype=torch.int32, device=device),
         relaxed=torch.empty(batch, dtype=torch.int32, device=device),
     )
+    distributions: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None)
+    if draft is not None:
+        distributions = (draft.logits, draft.rows, draft.index)
     _C.verify_tree(
         *(logits, drawn, tree.tokens, tree.parents, tree.row_start),
         *(params.columns(), history.columns()),
-        *((draft.logits, draft.rows, draft.index, draft.replacement) if draft else (None, None, None, False)),
+        *distributions,
+        draft is not None and draft.replacement,
         *(accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed),
         *(workspace.scores, workspace.counts),
         workspace.row_states[: len(logits)] if logits is not None and len(workspace.row_states) else None,
@@ -178,8 +182,8 @@ def verify_tree(
 
 def verify_tree_on_host(scores, tree, params, history, workspace=None, rule=None, draft=None) -> Accepted:
     """verify_tree for scores on another device: copies them to the host, where tree and history are read anyway."""
-    tensors = (tree.tokens, tree.parents, tree.depths, tree.row_start)
-    host = TreeBatch(*(tensor.cpu() for tensor in tensors), None, tree.nodes)
+    tokens, parents, depths = tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu()
+    host = TreeBatch(tokens, parents, depths, tree.row_start.cpu(), None, tree.nodes)
     return verify_tree(scores.cpu(), host, params, history, workspace, rule, draft and draft.to(torch.device("cpu")))
 
 

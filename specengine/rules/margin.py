@@ -34,7 +34,7 @@ class Margin(Rule):
         check_choice("mode", self.mode, MODES)
 
     @property
-    def wants(self) -> Wants:
+    def wants(self) -> Wants:  # type: ignore[override]  # the mode decides
         return Wants.PROBABILITIES if self.mode == "reference" else Wants.NOTHING
 
     @property

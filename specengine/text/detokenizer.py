@@ -37,8 +37,8 @@ class PieceDecoder:
     @classmethod
     def from_backend(cls, decoder: Any, source: str) -> PieceDecoder:
         """Raises: ValueError naming `source` for a decoder that does not work piece by piece."""
-        spec = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
-        steps = spec["decoders"] if spec["type"] == "Sequence" else [spec]
+        spec: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
+        steps: list[dict[str, Any]] = spec["decoders"] if spec["type"] == "Sequence" else [spec]
         fields: dict[str, Any] = {"replacements": ()}
         for step in steps:
             kind = step["type"]

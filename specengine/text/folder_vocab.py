@@ -44,8 +44,8 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
     bos = _id_of(backend, texts, "bos_token", folder, bos)
     eos = _id_of(backend, texts, "eos_token", folder, eos)
     for name, index in (("bos_token", bos), ("eos_token", eos)):
-        if index is not None:
-            texts[name] = backend.id_to_token(index)
+        if index is not None and (token := backend.id_to_token(index)) is not None:
+            texts[name] = token
     template, template_source = _chat_template(folder, config)
     # Unlike tokenizer.json, tokenizer.model does not say whether BOS comes first; by convention it does.
     convention = bos is not None if path.name == "tokenizer.model" else None

@@ -43,7 +43,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         eos_token_ids=tuple(dict.fromkeys(index for index in ends if index is not None)),
         add_bos=bool(metadata.get(_PREFIX + "add_bos_token", adds_bos and ids["bos"] is not None)),
         add_eos=bool(metadata.get(_PREFIX + "add_eos_token", False)),
-        special_tokens={f"{name}_token": tokens[ids[name]] for name in ("bos", "eos") if ids[name] is not None},
+        special_tokens={f"{name}_token": tokens[i] for name in ("bos", "eos") if (i := ids[name]) is not None},
         chat_template=_chat_template(metadata),
         template_source="tokenizer.chat_template",
         model_name=" ".join(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename", "finetune")),

@@ -67,7 +67,7 @@ def _single_digits() -> PreTokenizer:
 
 def _splits(*patterns: str, single_digits: bool = False) -> Callable[[], PreTokenizer]:
     def build() -> PreTokenizer:
-        steps = [Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+        steps: list[PreTokenizer] = [Split(Regex(pattern), behavior="isolated") for pattern in patterns]
         steps += [Digits(individual_digits=True)] * single_digits
         return Sequence([*steps, ByteLevel(add_prefix_space=False, use_regex=False)])
 

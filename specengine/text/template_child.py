@@ -28,7 +28,7 @@ _SHOWN = 500  # characters of an error
 class _GenerationBlock(jinja2.ext.Extension):
     """Accepts `{% generation %}`, which marks assistant text for training, as a plain block."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]  # jinja2 says nothing of ClassVar
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -55,7 +55,7 @@ def environment() -> ImmutableSandboxedEnvironment:
     return made
 
 
-def _reply(compiled: Any, request: str) -> dict[str, str]:
+def _reply(compiled: Any, request: str | bytes) -> dict[str, str]:
     try:
         asked = json.loads(request)
         text = compiled(asked["template"]).render(**asked["variables"])

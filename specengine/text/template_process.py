@@ -16,11 +16,18 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from specengine.text import template_child
 
 _CHILD = Path(template_child.__file__)
+
+
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    requests: IO[bytes]
+    replies: IO[bytes]
+    owner: int  # process that started it: after a fork its pipes are the other one's
 
 
 class TemplateProcess:
@@ -28,8 +35,7 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # process that started it: after a fork its pipes are the other one's
+        self._child: _Child | None = None
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The text. Raises ValueError saying what went wrong, or which limit was passed."""
@@ -37,48 +43,51 @@ class TemplateProcess:
         with self._lock:
             child = self._started()
             try:
-                child.stdin.write(request)
-                child.stdin.flush()
-                line = child.stdout.readline()
+                child.requests.write(request)
+                child.requests.flush()
+                line = child.replies.readline()
             except BrokenPipeError:
                 line = b""
             except BaseException:  # an interrupt: the answer would be taken for the next one's
-                self._end()
+                self._end(child)
                 raise
             if not line.endswith(b"\n"):
-                raise ValueError(_why(self._end()))
+                raise ValueError(_why(self._end(child)))
         reply = json.loads(line.decode("utf-8", "surrogatepass"))
         if "error" in reply:
             raise ValueError(reply["error"])
         return reply["text"]
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._child is None or self._owner != os.getpid() or self._child.poll() is not None:
+    def _started(self) -> _Child:
+        child = self._child
+        if child is None or child.owner != os.getpid() or child.process.poll() is not None:
             # -I and -S: nothing of the environment or of site configuration runs there; its path is ours
             command = [sys.executable, "-I", "-S", str(_CHILD), json.dumps(sys.path)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            # a session of its own: Ctrl-C in a terminal is for us
-            try:
-                self._child = subprocess.Popen(command, start_new_session=True, **pipes)
+            pipe = subprocess.PIPE
+            try:  # in a session of its own: Ctrl-C in a terminal is for us
+                process = subprocess.Popen(
+                    command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+                )
             except OSError as error:
                 raise ValueError(f"the process that runs templates cannot start: {error}") from error
-            self._owner = os.getpid()
+            assert process.stdin is not None and process.stdout is not None  # pipes, as asked for
+            child = self._child = _Child(process, process.stdin, process.stdout, os.getpid())
             atexit.register(self.close)
-        return self._child
+        return child
 
     def close(self) -> None:
         """Ends the process; the next text starts another."""
         with self._lock:
-            if self._child is not None and self._owner == os.getpid():
-                self._end()
+            if self._child is not None and self._child.owner == os.getpid():
+                self._end(self._child)
 
-    def _end(self) -> int:
-        child, self._child = self._child, None
-        child.kill()  # does nothing once it has ended by itself
-        for pipe in (child.stdin, child.stdout):
+    def _end(self, child: _Child) -> int:
+        self._child = None
+        child.process.kill()  # does nothing once it has ended by itself
+        for pipe in (child.requests, child.replies):
             with contextlib.suppress(BrokenPipeError):  # what it did not take
                 pipe.close()
-        return child.wait()
+        return child.process.wait()
 
 
 def _why(status: int) -> str:

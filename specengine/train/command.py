@@ -118,7 +118,7 @@ def _corpus(
 
 
 def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: World, bars: Bars) -> Outcome:
-    config, limit = request.config, model.config.vocab_size
+    config, limit, start = request.config, model.config.vocab_size, request.start
     vocabulary = corpus.frequent_tokens(request.vocabulary) if 0 < request.vocabulary < limit else None
     torch.manual_seed(config.seed)
     objective = new_objective(request.drafter, load_frozen(request.target, vocabulary, world.device))
@@ -146,7 +146,7 @@ def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: Wor
             "dtype": request.dtype,
             "processes": world.size,
         },
-        weights=request.start and (lambda: starting_weights(request.start, objective, model.config)),
+        weights=None if start is None else lambda: starting_weights(start, objective, model.config),
         publish=lambda report, tokens: _publish(request, model, objective, corpus, report, tokens),
         show=bars.show,
     )

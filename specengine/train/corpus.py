@@ -94,17 +94,16 @@ class Corpus:
         first = torch.tensor([self._first(d.dialogue) for d in dialogues])[:, None]
         wanted = (row >= first) & (row < lengths[:, None] - 1)
 
-        def rows(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-            if tensors[0] is None:
-                return None
+        def rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
             padded = pad_sequence(list(tensors), batch_first=True).to(device)
             return padded.float() if padded.is_floating_point() else padded.long()
 
-        def heads(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-            if tensors[0] is None:  # [layers, K, T, D] -> [layers, B, K, T, D]
-                return None
-            padded = rows([x.permute(2, 0, 1, 3) for x in tensors])
-            return padded.permute(2, 0, 3, 1, 4).contiguous()
+        def heads(tensors: Sequence[torch.Tensor]) -> torch.Tensor:  # [layers, K, T, D] -> [layers, B, K, T, D]
+            return rows([x.permute(2, 0, 1, 3) for x in tensors]).permute(2, 0, 3, 1, 4).contiguous()
+
+        tapped = [s.tapped for s in made if s.tapped is not None]
+        keys = [s.keys for s in made if s.keys is not None]
+        values = [s.values for s in made if s.values is not None]
 
         return TrainingBatch(
             tokens=rows([torch.tensor(d.dialogue.tokens) for d in dialogues]),
@@ -112,9 +111,9 @@ class Corpus:
             wanted=wanted.to(device),
             greedy=rows([s.greedy for s in made]),
             last=rows([s.last for s in made]),
-            tapped=rows([s.tapped for s in made]),
-            keys=heads([s.keys for s in made]),
-            values=heads([s.values for s in made]),
+            tapped=rows(tapped) if tapped else None,
+            keys=heads(keys) if keys else None,
+            values=heads(values) if values else None,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,12 +21,12 @@ from specengine.models.loading import LoadedModel
 from specengine.options import check_range
 from specengine.rules.base import check_number
 from specengine.text import Tokenizer
-from specengine.types import SamplingParams
+from specengine.types import Message, SamplingParams
 from specengine.whole_file import whole_file
 
 _MARK = "specengine-question"  # where a question's words stand in a rendered chat
 _SEEDS = 1_000_003  # between two shards
-_QUESTIONS = {"temperature": 1.0, "top_p": 0.95}
+_QUESTIONS = SamplingParams(temperature=1.0, top_p=0.95)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def write_dialogues(
     about = {"model": model.name, "config": json.dumps(asdict(config)), "questions": asked}
     _check_lengths(model, questions or (), config)
     folder.mkdir(parents=True, exist_ok=True)
-    paths, found, engine = [], 0, None
+    paths: list[Path] = []
+    found, engine = 0, None
     while found < tokens and (questions is None or len(paths) * config.dialogues < len(questions)):
         path = folder / f"dialogues-{len(paths):05d}.safetensors"
         if not path.exists():
@@ -124,7 +125,7 @@ def _check_lengths(model: LoadedModel, questions: Sequence[Sequence[str]], confi
     """Now rather than hours later."""
     for number, turns in enumerate(questions, start=1):
         text, most = "".join(turns), model.config.max_position - len(turns) * config.answer_tokens
-        if len(text) > most and (length := len(model.tokenizer.encode(text))) > most:
+        if len(text) > most and (length := len(_tokenizer(model).encode(text))) > most:
             raise ValueError(
                 f"prompts: question {number} has {length} tokens, beside {len(turns)} x {config.answer_tokens} of an "
                 f"answer the target has room for {most}"
@@ -140,9 +141,14 @@ def read_dialogues(path: Path) -> Iterator[Dialogue]:
 
 
 def _engine(model: LoadedModel, config: DialogueConfig) -> Engine:
+    _tokenizer(model)
+    return Engine(model, drafter="none", max_batch_size=config.dialogues)
+
+
+def _tokenizer(model: LoadedModel) -> Tokenizer:
     if model.tokenizer is None:
         raise ValueError("target: a model without tokenizer cannot make dialogues")
-    return Engine(model, drafter="none", max_batch_size=config.dialogues)
+    return model.tokenizer
 
 
 def _dialogues(
@@ -150,8 +156,8 @@ def _dialogues(
 ) -> list[Dialogue]:
     seed = config.seed + shard * _SEEDS
     if questions is None:
-        asks = SamplingParams(max_new_tokens=config.question_tokens, n=config.dialogues, seed=seed, **_QUESTIONS)
-        asked = engine.generate(question_prefix(engine.tokenizer), asks)
+        asks = replace(_QUESTIONS, max_new_tokens=config.question_tokens, n=config.dialogues, seed=seed)
+        asked = engine.generate(question_prefix(_tokenizer(engine.model)), asks)
         asked = asked if isinstance(asked, list) else [asked]
         questions = [[output.text.strip()] for output in asked if output.text.strip()]
     params = [
@@ -162,7 +168,9 @@ def _dialogues(
         )
         for i in range(len(questions))
     ]
-    chats, begins, made = [[] for _ in questions], [0] * len(questions), [[] for _ in questions]
+    chats: list[list[Message]] = [[] for _ in questions]
+    made: list[list[int]] = [[] for _ in questions]
+    begins = [0] * len(questions)
     for turn in range(max(map(len, questions), default=0)):
         asking = [i for i, turns in enumerate(questions) if turn < len(turns)]
         for i in asking:

@@ -38,7 +38,8 @@ class DraftModelObjective(Objective):
     """Cross-entropy against the target's distribution of the next token."""
 
     name = "draft-model"
-    Options = Options
+    options_type = Options
+    network: Glide
     learning_rate = 3e-4
 
     def __init__(self, frozen: Frozen, options: Options) -> None:

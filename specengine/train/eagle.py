@@ -60,7 +60,8 @@ class EagleObjective(Objective):
     """SmoothL1 between features and a little soft cross-entropy through the target's head."""
 
     name = "eagle"
-    Options = Options
+    options_type = Options
+    network: Eagle
 
     def __init__(self, frozen: Frozen, options: Options) -> None:
         self.frozen, self.options = frozen, options

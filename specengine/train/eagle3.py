@@ -18,7 +18,7 @@ from specengine.options import check_range
 from specengine.rules.base import check_choice, check_number
 from specengine.train.head_loss import as_cast
 from specengine.train.llama_layer import MLP, Attention, LayerShape, RMSNorm
-from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead
+from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, ahead, discounted
 from specengine.train.soft_targets import SoftTargets
 from specengine.train.target_layers import layer_json, low_middle_high, shape_of, start_from
 
@@ -55,6 +55,8 @@ class MidLayer(nn.Module):
 class Eagle3(nn.Module):
     """vocabulary: V', rows of its own head.  fc_norm: see Options."""
 
+    tap_scale: torch.Tensor
+
     def __init__(self, shape: LayerShape, vocabulary: int, taps: int = 3, *, fc_norm: bool = False) -> None:
         super().__init__()
         size = shape.hidden_size
@@ -90,7 +92,8 @@ class Eagle3(nn.Module):
                 shifted = functional.pad(embedded[:, first + step :], (0, 0, 0, min(step, len(positions) - first)))
                 both = torch.cat([shifted, layer.hidden_norm(x)], -1)
                 q, k, v = layer.self_attn.heads(both, positions[first:] + step)
-                own_keys.append(k), own_values.append(v)
+                own_keys.append(k)
+                own_values.append(v)
             else:
                 both = torch.cat([embedded, layer.hidden_norm(x)], -1)
                 q, keys, values = layer.self_attn.heads(both, positions)
@@ -130,7 +133,8 @@ class Eagle3Objective(Objective):
     """Soft cross-entropy of every step, within the drafter's vocabulary; no loss between features."""
 
     name = "eagle3"
-    Options = Options
+    options_type = Options
+    network: Eagle3
 
     def __init__(self, frozen: Frozen, options: Options) -> None:
         config = frozen.config
@@ -154,6 +158,7 @@ class Eagle3Objective(Objective):
     @torch.no_grad()
     def prepare(self, batch: TrainingBatch) -> None:
         """Measures how large the fused states are where there is something to learn; the first tokens' are outliers."""
+        assert batch.tapped is not None  # see taps
         self.network.tap_scale.copy_(batch.tapped[batch.wanted].float().square().mean((0, 2)).sqrt())
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
@@ -166,8 +171,7 @@ class Eagle3Objective(Objective):
         head = as_cast(network.lm_head.weight)
         compared = [targets.compare(i, network.norm(state), head, first) for i, state in enumerate(states, start=1)]
         losses, guesses = zip(*compared, strict=True)
-        total = sum(self.options.decay**i * loss for i, loss in enumerate(losses))
-        return total, LevelReport.of(losses, guesses, batch)
+        return discounted(losses, self.options.decay), LevelReport.of(losses, guesses, batch)
 
     def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See Objective; the official layout. Layer numbers are left out: engines count them differently, and all take

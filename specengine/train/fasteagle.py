@@ -80,7 +80,8 @@ class FastEagleObjective(Objective):
     """Its multi-level loss: per level soft cross-entropy and SmoothL1 to the target's feature."""
 
     name = "fasteagle"
-    Options = FastEagleOptions
+    options_type = FastEagleOptions
+    network: FastEagleNetwork
 
     def __init__(self, frozen: Frozen, options: FastEagleOptions) -> None:
         c = frozen.config
@@ -108,7 +109,7 @@ class FastEagleObjective(Objective):
             index = min(first + i, c.num_layers - 1)
             for name, parameter in layer.named_parameters():
                 parameter.copy_(self.frozen.read(f"model.layers.{index}.{name}"))
-        if self.options.norm:
+        if isinstance(network.norm, RMSNorm):
             network.norm.weight.copy_(self.frozen.read("model.norm.weight"))
         if first == 0:
             network.fc_input.weight[:, : c.hidden_size] *= 1 / self._scale

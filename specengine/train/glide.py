@@ -6,6 +6,7 @@ the beginning of its block of rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,16 @@ class GlideLayer(DecoderLayer):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class _Model(nn.Module):
+    """What published names call `model`."""
+
+    embed_tokens: nn.Embedding
+
+    def __init__(self, layers: Iterable[GlideLayer], norm: RMSNorm) -> None:
+        super().__init__()
+        self.layers, self.norm = nn.ModuleList(layers), norm
+
+
 class Glide(nn.Module):
     """own: rows of an embedding and of a head of its own, [V, hidden] and [V', hidden] to begin with."""
 
@@ -92,13 +103,12 @@ class Glide(nn.Module):
         self, shape: LayerShape, layers: int, target: ModelConfig | None, own: tuple[torch.Tensor, ...] = ()
     ) -> None:
         super().__init__()
-        self.model = nn.Module()
-        self.model.layers = nn.ModuleList(GlideLayer(shape, target) for _ in range(layers))
-        self.model.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.model = _Model((GlideLayer(shape, target) for _ in range(layers)), norm)
         if own:
             embedding, head = own
             self.model.embed_tokens = nn.Embedding.from_pretrained(embedding.clone(), freeze=False)
-            self.lm_head = nn.Linear(*reversed(head.shape), bias=False)
+            self.lm_head = nn.Linear(head.shape[1], head.shape[0], bias=False)
             self.lm_head.weight.data.copy_(head)
 
     def forward(
@@ -114,7 +124,7 @@ class Glide(nn.Module):
         """
         x, positions = embedded, torch.arange(embedded.shape[1], device=embedded.device)
         for m, layer in enumerate(self.model.layers):
-            x = layer(x, positions, () if keys is None else (keys[m], values[m], mask))
+            x = layer(x, positions, () if keys is None or values is None else (keys[m], values[m], mask))
         return self.model.norm(x)
 
 
@@ -130,7 +140,8 @@ class GlideObjective(Objective):
     """Cross-entropy of the next token, with the target's cache as stale as in a cycle."""
 
     name = "glide"
-    Options = Options
+    options_type = Options
+    network: Glide
     learning_rate = 5e-4
 
     def __init__(self, frozen: Frozen, options: Options) -> None:
@@ -148,6 +159,7 @@ class GlideObjective(Objective):
             for layer, number in zip(self.network.model.layers, spread(options.layers, config), strict=True):
                 start_from(layer, frozen, number)
             for layer, number in zip(self.network.model.layers, self.kv_layers, strict=True) if options.cross else ():
+                assert isinstance(layer, GlideLayer)
                 layer.cross_attn.start_from(frozen, number)
 
     @classmethod

@@ -31,9 +31,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
             if head_gradient is not None:
                 head_gradient.addmm_(change.T, states[part])
         ctx.gradients = gradient, head_gradient
-        ranked = torch.cat(ranked) if ranked else torch.empty(0, best, dtype=torch.long, device=states.device)
-        ctx.mark_non_differentiable(ranked)
-        return total, ranked
+        guesses = torch.cat(ranked) if ranked else torch.empty(0, best, dtype=torch.long, device=states.device)
+        ctx.mark_non_differentiable(guesses)
+        return total, guesses
 
     @staticmethod
     def backward(ctx, scale, _):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from specengine.options import check_range
 from specengine.rules.base import check_number
-from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch
+from specengine.train.objective import Frozen, LevelReport, Objective, TrainingBatch, discounted
 from specengine.train.soft_targets import SoftTargets
 
 
@@ -47,36 +47,40 @@ class MedusaObjective(Objective):
     """Cross-entropy of every head."""
 
     name = "medusa"
-    Options = Options
+    options_type = Options
     learning_rate = 1e-3
 
     def __init__(self, frozen: Frozen, options: Options) -> None:
         self.frozen, self.options = frozen, options
-        self.network = nn.ModuleList(self._head() for _ in range(options.heads)).to(frozen.head.device)
+        self._heads = [self._head() for _ in range(options.heads)]
+        self.network = nn.ModuleList(self._heads).to(frozen.head.device)
 
     def _head(self) -> nn.Sequential:
-        block = ResBlock(self.frozen.config.hidden_size)
+        size = self.frozen.config.hidden_size
+        block = ResBlock(size)
         if not self.options.own_head:
             return nn.Sequential(block)
-        output = nn.Linear(*reversed(self.frozen.head.shape), bias=False)
+        output = nn.Linear(size, len(self.frozen.head), bias=False)
         with torch.no_grad():
             output.weight.copy_(self.frozen.head)
         return nn.Sequential(block, output)
+
+    def _matrix(self, head: nn.Sequential) -> torch.Tensor:
+        return head.get_parameter("1.weight") if len(head) > 1 else self.frozen.head
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""
         targets = SoftTargets(batch, self.frozen, hard=not self.options.soft)
         compared = [
-            targets.compare(level, head[0](batch.last), head[1].weight if len(head) > 1 else self.frozen.head)
-            for level, head in enumerate(self.network, start=1)
+            targets.compare(level, head[0](batch.last), self._matrix(head))
+            for level, head in enumerate(self._heads, start=1)
         ]
         losses, guesses = zip(*compared, strict=True)
-        total = sum(self.options.decay**i * loss for i, loss in enumerate(losses))
-        return total, LevelReport.of(losses, guesses, batch)
+        return discounted(losses, self.options.decay), LevelReport.of(losses, guesses, batch)
 
     def vocabulary_rows(self) -> list[str]:
         """See Objective."""
-        return [f"{i}.1.weight" for i, head in enumerate(self.network) if len(head) > 1]
+        return [f"{i}.1.weight" for i, head in enumerate(self._heads) if len(head) > 1]
 
     def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See Objective; `{i}.0.linear` and, with own_head, `{i}.1`."""

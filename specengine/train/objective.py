@@ -143,6 +143,11 @@ class LevelReport:
         return total
 
 
+def discounted(losses: Sequence[torch.Tensor], decay: float) -> torch.Tensor:
+    """The sum of all levels' losses, each counted `decay` times the one above."""
+    return sum((decay**i * loss for i, loss in enumerate(losses)), losses[0].new_zeros(()))
+
+
 def ahead(x: torch.Tensor, steps: int) -> torch.Tensor:
     """x [B, T, ..] shifted so that row t holds what row t + steps held; zeros (false) at the end."""
     tail = x[:, :steps] if steps < x.shape[1] else x
@@ -150,21 +155,25 @@ def ahead(x: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 class Objective(ABC):
-    """One drafter's network and loss. A subclass is made with (frozen, options: an instance of its Options).
+    """One drafter's network and loss. A subclass is made with (frozen, options: an instance of its options_type).
 
-    name: as in --drafter.  Options: a frozen dataclass that checks its ranges.  learning_rate: the default.
+    name: as in --drafter.  options_type: a frozen dataclass that checks its ranges.  learning_rate: the default.
     frozen: what it was made with.
     network: all that is trained, in plain PyTorch with the parameter names of published checkpoints.
     taps: layers of the target whose input it reads.  kv_layers: layers whose keys and values it reads.
     """
 
     name: ClassVar[str]
-    Options: ClassVar[type]
+    options_type: ClassVar[type[Any]]
     learning_rate: ClassVar[float] = 5e-5
     frozen: Frozen
     network: nn.Module
     taps: tuple[int, ...] = ()
     kv_layers: tuple[int, ...] = ()
+
+    @abstractmethod
+    def __init__(self, frozen: Frozen, options: Any) -> None:
+        """A network at its start."""
 
     @classmethod
     def check(cls, config: ModelConfig, options: Any) -> None:

@@ -26,7 +26,7 @@ def objective_class(text: str) -> tuple[type[Objective], object]:
         raise ValueError(f"drafter: a drafter to train has no path, got {text!r}")
     module, name = OBJECTIVES[spec.name]
     kind = getattr(import_module(module), name)
-    return kind, spec.build(kind.Options, "drafter")
+    return kind, spec.build(kind.options_type, "drafter")
 
 
 def new_objective(text: str, frozen: Frozen) -> Objective:

@@ -19,7 +19,7 @@ class Bars:
 
     def __init__(self, visible: bool) -> None:
         self._console = Console(stderr=True)
-        self._visible, self._task = visible, None
+        self._visible = visible
         self._told = 0.0
         self._bars = RichProgress(
             TextColumn("{task.description}"),
@@ -40,19 +40,20 @@ class Bars:
 
     def begin(self, what: str, total: int) -> None:
         """A new bar in the place of the last."""
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(what, total=total, about="")
+        for task in self._bars.task_ids:
+            self._bars.remove_task(task)
+        self._bars.add_task(what, total=total, about="")
 
     def advance(self, count: int) -> None:
         """So much more of it is done."""
-        self._bars.advance(self._task, count)
-        self._line(f"{self._bars.tasks[-1].description}: {int(self._bars.tasks[-1].completed)} tokens")
+        task = self._bars.tasks[-1]
+        self._bars.advance(task.id, count)
+        self._line(f"{task.description}: {int(task.completed)} tokens")
 
     def show(self, progress: Progress) -> None:
         """A step or an evaluation of the training."""
         about = _text(progress)
-        self._bars.update(self._task, completed=progress.step, about=about)
+        self._bars.update(self._bars.tasks[-1].id, completed=progress.step, about=about)
         self._line(
             f"step {progress.step}/{progress.steps}, {progress.tokens} tokens: {about}", "held_out" in progress.line
         )

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,8 +19,10 @@ from specengine.train.dialogues import Dialogue
 from specengine.train.target_states import States
 from specengine.whole_file import whole_file
 
+T = TypeVar("T", torch.Tensor, None)
 
-def half(x: torch.Tensor | None) -> torch.Tensor | None:
+
+def half(x: T) -> T:
     """As float16 on the CPU; integers as they are."""
     if x is None or not x.is_floating_point():
         return x if x is None else x.cpu()

@@ -21,7 +21,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
     def remember(number: int, _: object) -> None:
         came.set()
-        signal.signal(number, before[number])
+        signal.signal(number, before[signal.Signals(number)])
 
     before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

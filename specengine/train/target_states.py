@@ -47,14 +47,17 @@ class TargetStates:
             self._cache.free(pages)
 
     def _of(self, tokens: Sequence[int], pages: list[int]) -> States:
-        parts = []
+        greedy, last, tapped = [], [], []
         for start in range(0, len(tokens), self.rows):
             run = TreeBatch.chains([tokens[start : start + self.rows]], self.target.device)
             out = self.target.forward(run, self._cache, self._cache.batch([pages], [start]), greedy=True)
             # an op may give out the same memory in every pass
-            parts.append([x if x is None else x.clone() for x in (out.scores, out.features.last, out.features.tapped)])
-        states = [None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)]
-        return States(*states, *self._keys_values(pages, len(tokens)))
+            greedy.append(out.scores.clone())
+            last.append(out.features.last.clone())
+            if out.features.tapped is not None:
+                tapped.append(out.features.tapped.clone())
+        of_taps = torch.cat(tapped) if tapped else None
+        return States(torch.cat(greedy), torch.cat(last), of_taps, *self._keys_values(pages, len(tokens)))
 
     def _keys_values(self, pages: list[int], count: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if not self.kv_layers:
@@ -62,7 +65,8 @@ class TargetStates:
         place = torch.tensor(pages, device=self.target.device)
         layers = torch.tensor(self.kv_layers, device=self.target.device)
         # [layers, pages, K, slots, D] -> [layers, K, T, D]
-        return tuple(
+        keys, values = (
             pool[layers][:, place].transpose(1, 2).flatten(2, 3)[:, :, :count].contiguous()
             for pool in (self._cache.k, self._cache.v)
         )
+        return keys, values

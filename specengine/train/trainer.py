@@ -87,7 +87,8 @@ class Trainer:
         self._optimiser = torch.optim.AdamW(
             groups, lr=self._rate, betas=_BETAS, weight_decay=config.weight_decay, fused=True
         )
-        self._step, self._tokens, self._best, self._saved = 0, 0, 0.0, None
+        self._step, self._tokens, self._best = 0, 0, 0.0
+        self._saved: Path | None = None
         self._held_out: LevelReport | None = None
 
     @property

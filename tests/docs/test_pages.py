@@ -22,7 +22,9 @@ pages = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 
 def configs() -> dict[str, type]:
     """Page -> the dataclass whose options it lists."""
-    drafters = {f"drafters/{PAGE.get(name, name)}": _kind(name).Config for name in drafter_names() if name != "none"}
+    drafters = {
+        f"drafters/{PAGE.get(name, name)}": _kind(name).config_type for name in drafter_names() if name != "none"
+    }
     return drafters | {f"rules/{name}": rule for name, rule in RULES.items()}
 
 

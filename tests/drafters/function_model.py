@@ -4,9 +4,9 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
-from specengine._C import PAGE_SIZE
 
 from specengine import SamplingParams
+from specengine._C import PAGE_SIZE
 from specengine.kv_cache import KVCache
 from specengine.ops import native
 

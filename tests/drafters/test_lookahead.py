@@ -2,8 +2,8 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from specengine._C import MAX_NODES
 
+from specengine._C import MAX_NODES
 from specengine.drafters.lookahead import Config, Lookahead
 from specengine.drafting.cost_model import CostModel
 from specengine.ops import native

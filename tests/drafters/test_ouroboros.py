@@ -2,8 +2,8 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from specengine._C import MAX_NODES
 
+from specengine._C import MAX_NODES
 from specengine.drafters import load_drafter
 from specengine.drafters.ouroboros import TASKS, Config, Ouroboros
 from specengine.drafting import small_model

@@ -1,6 +1,6 @@
 import pytest
-from specengine._C import MAX_NODES
 
+from specengine._C import MAX_NODES
 from specengine.drafting.jacobi_window import JacobiWindow
 from specengine.drafting.merged_paths import MergedPaths
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
-from specengine._C import PhrasePool
 
+from specengine._C import PhrasePool
 from specengine.drafting import phrase_file
 from specengine.drafting.phrase_file import open_pool, save_pool
 from tests.drafters.function_model import pool_of

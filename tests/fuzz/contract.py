@@ -18,7 +18,8 @@ BASE_BYTES = 2 << 20  # what reading anything takes: buffers, compiled templates
 @dataclass(frozen=True)
 class Harness:
     """seeds: intact files, at least one.  use: reads a file and uses what came of it; it may raise ValueError and
-    FileNotFoundError.  named: one of these texts is in every error.  growth: bytes of memory per byte of file, beside `base`.
+    FileNotFoundError.  named: one of these texts is in every error.  growth: bytes of memory per byte of file,
+    beside `base`.
     """
 
     name: str

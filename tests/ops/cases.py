@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from specengine._C import PAGE_SIZE
 
+from specengine._C import PAGE_SIZE
 from specengine.ops.tree_attention import gather_slots
 
 NODE_COUNTS = (1, 2, 31, 32, 33, 63, 64, 65, 256)

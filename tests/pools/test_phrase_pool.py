@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specengine._C import PhrasePool
 
 tokens = st.integers(0, 4)

@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specengine._C import CONTINUATION_KINDS, SuffixAutomaton
 
 WHOLE = [1.0] * CONTINUATION_KINDS

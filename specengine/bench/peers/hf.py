@@ -14,7 +14,7 @@ from specengine.models.config import ModelConfig
 from specengine.types import SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, StaticCache
+    from transformers import StaticCache
 
 WEIGHTS = ("float32", "bfloat16", "float16")
 COMPILED = "compiled"  # a static cache, and on CUDA torch.compile: what its documentation advises for speed
@@ -44,7 +44,7 @@ def open_modes(name: str, setup: Setup) -> list[Peer]:
     ]
 
 
-def _load(setup: Setup, dtype: torch.dtype) -> PreTrainedModel:
+def _load(setup: Setup, dtype: torch.dtype) -> Any:
     import transformers
 
     if setup.source is None:
@@ -83,10 +83,10 @@ def _config(config: ModelConfig):
 class Transformers(Peer):
     """A mode of transformers' generate()."""
 
-    def __init__(self, mode: str, drafter: str, about: dict[str, str], setup: Setup, model: PreTrainedModel) -> None:
+    def __init__(self, mode: str, drafter: str, about: dict[str, str], setup: Setup, model: Any) -> None:
         super().__init__(mode, drafter, about, setup)
         self.model = model
-        self.options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if drafter == "prompt_lookup" else {}
+        self.options: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if drafter == "prompt_lookup" else {}
 
     def answer(self, ids: list[int], params: SamplingParams, stop: frozenset[int]) -> Answer:
         prompt = torch.tensor([ids], device=self.model.device)

@@ -31,10 +31,10 @@ def open_modes(name: str, setup: Setup) -> list[Peer]:
     if setup.device == "cuda" and not llama_cpp.llama_supports_gpu_offload():
         raise ValueError("this build of llama-cpp-python has no GPU support")
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
-    file = _requantised(setup) if setup.weights else setup.source
+    file = _requantised(setup, setup.source) if setup.weights else setup.source
     about = {"version": llama_cpp.__version__, "weights": setup.weights or "as in the file", "flash_attn": "on"}
     lookup = {**about, "num_pred_tokens": str(LOOKUP_TOKENS)}
-    peers = [
+    peers: list[Peer] = [
         LlamaCpp(name, "none", about, setup, file),
         LlamaCpp(f"{name}+prompt_lookup", "prompt_lookup", lookup, setup, file),
     ]
@@ -43,7 +43,7 @@ def open_modes(name: str, setup: Setup) -> list[Peer]:
     return peers
 
 
-def _requantised(setup: Setup) -> Path:
+def _requantised(setup: Setup, source: Path) -> Path:
     """The file in another weight format; quantising what is quantised already loses a little more."""
     import llama_cpp
 
@@ -52,8 +52,8 @@ def _requantised(setup: Setup) -> Path:
     kind = "ALL" if setup.weights == "F32" else "MOSTLY"
     settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}_{setup.weights}")
     settings.nthread, settings.allow_requantize = setup.threads, True
-    if llama_cpp.llama_model_quantize(str(setup.source).encode(), str(out).encode(), settings):
-        raise ValueError(f"llama.cpp cannot quantise {setup.source.name} to {setup.weights}")
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), settings):
+        raise ValueError(f"llama.cpp cannot quantise {source.name} to {setup.weights}")
     return out
 
 
@@ -97,6 +97,7 @@ class LlamaCpp(Peer):
 
     def answer(self, ids: list[int], params: SamplingParams, stop: frozenset[int]) -> Answer:
         self.drafts = 0
+        assert self.llama is not None  # prepared
         self.llama.reset()  # else it would keep what it computed for the same prompt last time
         self.llama.set_seed(params.seed & 0xFFFFFFFF)
         tokens, deliveries, begin = [], [], time.perf_counter()
