@@ -111,10 +111,10 @@ def child(name: str, seconds: float, folder: Path, seed: int) -> None:
         atheris = None
     if atheris:
         with atheris.instrument_imports(include=["specengine"]):
-            from tests.fuzz import models, texts
+            from tests.fuzz import models, ops, texts
     else:
-        from tests.fuzz import models, texts
-    harness = next(each for each in (*models.HARNESSES, *texts.HARNESSES) if each.name == name)
+        from tests.fuzz import models, ops, texts
+    harness = next(each for each in (*models.HARNESSES, *ops.HARNESSES, *texts.HARNESSES) if each.name == name)
     record = Record(harness, folder)
     record.attempt(harness.seeds()[0])  # loads what is loaded on first use
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -167,9 +167,13 @@ def main() -> None:
         child(asked.child[0], asked.seconds, Path(asked.child[1]), asked.seed)
         return
     sys.path.insert(0, str(ROOT))
-    from tests.fuzz import models, texts
+    from tests.fuzz import models, ops, texts
 
-    names = [each.name for each in (*models.HARNESSES, *texts.HARNESSES) if not asked.only or each.name in asked.only]
+    names = [
+        each.name
+        for each in (*models.HARNESSES, *ops.HARNESSES, *texts.HARNESSES)
+        if not asked.only or each.name in asked.only
+    ]
     results = {name: run(name, asked.seconds / len(names), asked.seed) for name in names}
     text = json.dumps(results, indent=1)
     print(

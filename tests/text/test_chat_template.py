@@ -217,8 +217,8 @@ def test_threads_share_the_process_and_get_their_own_texts():
 
 def test_a_process_that_was_killed_is_replaced():
     assert render("{{ messages[0].content }}") == "Hi"
-    os.kill(TEMPLATES._child.pid, signal.SIGKILL)
-    TEMPLATES._child.wait()
+    os.kill(TEMPLATES._child.process.pid, signal.SIGKILL)
+    TEMPLATES._child.process.wait()
     assert render("{{ messages[0].content }}") == "Hi"
 
 
