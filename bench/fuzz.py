@@ -111,10 +111,10 @@ def child(name: str, seconds: float, folder: Path, seed: int) -> None:
         atheris = None
     if atheris:
         with atheris.instrument_imports(include=["specengine"]):
-            from tests.fuzz import models, ops, texts
+            from tests.fuzz.harnesses import HARNESSES
     else:
-        from tests.fuzz import models, ops, texts
-    harness = next(each for each in (*models.HARNESSES, *ops.HARNESSES, *texts.HARNESSES) if each.name == name)
+        from tests.fuzz.harnesses import HARNESSES
+    harness = next(each for each in HARNESSES if each.name == name)
     record = Record(harness, folder)
     record.attempt(harness.seeds()[0])  # loads what is loaded on first use
     pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -1,4 +1,4 @@
-"""Arguments of the extension's ops, spoiled as a file's bytes say: eight for each change, behind the number of the op."""
+"""Arguments of the extension's ops, spoiled as bytes say: the number of the op, then eight for each change."""
 
 from __future__ import annotations
 

@@ -4,10 +4,9 @@ from random import Random
 
 import pytest
 
-from tests.fuzz import models, ops, texts
 from tests.fuzz.contract import Harness, violation
+from tests.fuzz.harnesses import HARNESSES
 
-HARNESSES = (*models.HARNESSES, *ops.HARNESSES, *texts.HARNESSES)
 COUNT = {"chat template": 60}  # each may take its second
 every_harness = pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
 
