@@ -167,13 +167,9 @@ def main() -> None:
         child(asked.child[0], asked.seconds, Path(asked.child[1]), asked.seed)
         return
     sys.path.insert(0, str(ROOT))
-    from tests.fuzz import models, ops, texts
+    from tests.fuzz.harnesses import HARNESSES
 
-    names = [
-        each.name
-        for each in (*models.HARNESSES, *ops.HARNESSES, *texts.HARNESSES)
-        if not asked.only or each.name in asked.only
-    ]
+    names = [each.name for each in HARNESSES if not asked.only or each.name in asked.only]
     results = {name: run(name, asked.seconds / len(names), asked.seed) for name in names}
     text = json.dumps(results, indent=1)
     print(
