@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from specengine.cache_folder import cache_folder
+from specengine.whole_file import whole_file
 
 
 def kept_path(kind: str, place: Any) -> Path | None:
@@ -33,12 +32,5 @@ def write_kept(path: Path | None, key: Any, data: dict[str, Any]) -> None:
     """Puts the file in place at once; a folder that cannot be written only means measuring again."""
     if path is None:
         return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"key": key, **data}, file)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
+    with contextlib.suppress(OSError), whole_file(path) as part:
+        part.write_text(json.dumps({"key": key, **data}), encoding="utf-8")

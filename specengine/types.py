@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -78,7 +77,7 @@ class SamplingParams:
             raise ValueError(f"seed: seed + n - 1 must stay below 2**63, got {self.seed!r}")
         for name in ("ignore_eos", "trace"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+                raise ValueError(f"{name}: expected True or False, got {_shown(getattr(self, name))}")
         self._check_stop()
         self._check_logit_bias()
 
@@ -98,11 +97,13 @@ class SamplingParams:
         stops = tuple(self.stop or ()) if several else (self.stop,)
         for text in stops:
             if not isinstance(text, str) or not text:
-                raise ValueError(f"stop: expected a non-empty string or a list of them, got {text!r}")
+                raise ValueError(f"stop: expected a non-empty string or a list of them, got {_shown(text)}")
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise ValueError(f"stop: {text!r} is not valid UTF-8 text, so no output can contain it") from error
+                raise ValueError(
+                    f"stop: {_shown(text)} is not valid UTF-8 text, so no output can contain it"
+                ) from error
         object.__setattr__(self, "stop", stops)
 
     def _check_logit_bias(self) -> None:
@@ -121,16 +122,24 @@ class SamplingParams:
 def _integer(name: str, value: Any, low: int, high: int) -> int:
     """The value as an int (numpy's integers included)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
-        raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r}")
+        raise ValueError(f"{name}: expected an integer from {low} to {high}, got {_shown(value)}")
     return int(value)
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
     """The value as a float (ints and numpy's floats included)."""
     good = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or not low <= value <= high:
-        raise ValueError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+    if not good or not low <= value <= high:  # which is not so for NaN
+        raise ValueError(f"{name}: expected a number from {low} to {high}, got {_shown(value)}")
     return float(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # of an integer of many digits, or of whatever a caller's type does
+        return f"what cannot be shown, of type {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:99]}\u2026"
 
 
 @dataclass(frozen=True)

@@ -76,14 +76,19 @@ def _parse(path: Path, number: int, line: str) -> Question:
     where = f"{path}, line {number}"
     try:
         data = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: expected one JSON object per line: {error}") from None
     if not isinstance(data, dict) or "turns" not in data:
         raise ValueError(f'{where}: expected an object with "turns", got {line.strip()[:60]!r}')
     turns = data["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        raise ValueError(f'{where}: "turns" must be a list of one or more non-empty strings, got {str(turns)[:60]!r}')
-    return Question(str(data.get("question_id", number)), tuple(turns), str(data.get("category") or path.stem))
+        raise ValueError(
+            f'{where}: "turns" must be a list of one or more non-empty strings, got {type(turns).__name__}'
+        )
+    name, category = data.get("question_id", number), data.get("category") or path.stem
+    if not isinstance(name, str | int | float) or not isinstance(category, str | int | float):
+        raise ValueError(f'{where}: "question_id" and "category" must be texts or numbers')
+    return Question(str(name), tuple(turns), str(category))
 
 
 def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0) -> Prompt:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from specengine.bench.labels import short_labels
 from specengine.bench.latency import latency_dict
 from specengine.bench.run import BASE, Run
 from specengine.bench.tally import Tally
+from specengine.whole_file import whole_file
 
 
 def run_dicts(
@@ -109,12 +109,8 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Puts a file in place at once: a kill at any moment leaves the one before. Raises OSError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole_file(path) as part:
         part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _spelled(value: Any, indent: str = "") -> str:

@@ -8,7 +8,6 @@ behind each.  order: int32 [n], see sort_suffixes.
 from __future__ import annotations
 
 import hashlib
-import os
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 
 from specengine._C import TextCorpus, sort_suffixes
 from specengine.text import Tokenizer
+from specengine.whole_file import whole_file
 
 _FORMAT = "specengine-corpus-1"
 _TOKENIZER = "tokenizer"  # of the file's metadata
@@ -40,16 +40,10 @@ def write_corpus(path: Path, texts: Iterable[Sequence[int]], tokenizer: Tokenize
     tokens = torch.frombuffer(joined, dtype=torch.int32)
     order = torch.empty_like(tokens)
     sort_suffixes(tokens, order)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     about = {"format": _FORMAT} | ({_TOKENIZER: _mark(tokenizer)} if tokenizer else {})
-    try:
-        narrow = tokens.to(torch.uint16) if tokens.max() < _NARROW_END else tokens  # -1 becomes _NARROW_END
+    narrow = tokens.to(torch.uint16) if tokens.max() < _NARROW_END else tokens  # -1 becomes _NARROW_END
+    with whole_file(path) as part:
         save_file({"tokens": narrow, "order": order}, part, about)
-        part.chmod(0o644)  # safetensors makes files for their owner alone
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
     return len(tokens)
 
 

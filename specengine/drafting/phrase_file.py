@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from safetensors.numpy import save_file
 
 from specengine._C import PhrasePool
 from specengine.drafting.shipped import FINGERPRINT, fingerprint
+from specengine.whole_file import whole_file
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
@@ -37,14 +37,8 @@ def save_pool(path: str | Path, pool: PhrasePool, target: Transformer) -> None:
         "phrases": np.array([p for own in phrases.values() for p in own], dtype=np.int32).reshape(-1, pool.length),
     }
     about = {"format": _FORMAT, FINGERPRINT: fingerprint(target), "sum": _sum(parts)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
+    with whole_file(path) as part:
         save_file(parts, part, about)
-        part.chmod(0o644)  # safetensors makes files for their owner alone
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def open_pool(path: str | Path, shape: tuple[int, int, int], target: Transformer) -> PhrasePool:

@@ -136,6 +136,8 @@ def validate_tensors(checkpoint: Checkpoint) -> None:
     Rotary buffers, and a copy of tied embeddings under lm_head.weight, are ignored.
     Raises ValueError naming the first tensor that is missing, unexpected, mis-shaped or not of a float type.
     """
+    if checkpoint.config.num_layers > len(checkpoint.tensors):  # before a name is made for each
+        raise ValueError(f"{checkpoint.source}: it has fewer tensors than layers, {checkpoint.config.num_layers}")
     expected = expected_tensors(checkpoint.config)
     missing = [name for name in expected if name not in checkpoint.tensors]
     if missing:

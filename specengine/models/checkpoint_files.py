@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from abc import abstractmethod
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +9,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from specengine.json_file import read_json_object
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.models.config_base import ModelConfig
 from specengine.models.config_hf import read_model_config
+from specengine.models.torch_file import TorchFile
 
 # draft heads also carry integer and boolean tables; a type not listed keeps its name and cannot be read
 _SAFETENSORS_DTYPES = {
@@ -53,17 +53,15 @@ class _FolderCheckpoint(Checkpoint):
         index = self.folder / f"{self.filename}.index.json"
         if not index.is_file():
             return {self.folder / self.filename: None}
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            entries = [(str(name), str(file)) for name, file in weight_map.items()]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{index}: expected a JSON object with an object 'weight_map'") from None
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index}: expected a JSON object with an object 'weight_map'")
         shards: dict[Path, list[str]] = {}
-        for name, file in entries:
+        for name, file in weight_map.items():
+            if not isinstance(file, str) or Path(file).name != file or file in ("", ".."):
+                raise ValueError(f"{index}: shard {str(file)[:80]!r} of tensor '{name}' must be a plain file name")
             path = self.folder / file
-            if Path(file).name != file:
-                raise ValueError(f"{index}: shard {file!r} of tensor '{name}' must be a plain file name")
-            if path not in shards and not path.is_file():
+            if path not in shards and not _is_file(path):
                 raise ValueError(f"{index}: shard {file!r} of tensor '{name}' does not exist")
             shards.setdefault(path, []).append(name)
         return dict(shards)
@@ -100,29 +98,21 @@ class TorchBinCheckpoint(_FolderCheckpoint):
     """pytorch_model.bin, or the shards of its index; pickled code is refused, never run."""
 
     filename = "pytorch_model.bin"
-    step_bytes = 16 << 20  # each step reads the file's pickle again
+
+    def __init__(self, folder: str | Path) -> None:
+        self._opened: dict[Path, TorchFile] = {}
+        super().__init__(folder)
 
     def _list(self, path: Path) -> dict[str, TensorInfo]:
-        infos = {}
-        for name, tensor in _load(path).items():
-            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-                raise ValueError(f"{path}: entry '{name}' is not a dense tensor")
-            infos[name] = TensorInfo(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        return infos
+        self._opened[path] = TorchFile(path)
+        return {name: TensorInfo(each.shape, each.dtype) for name, each in self._opened[path].tensors.items()}
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
-        out.copy_(_load(self._files[name])[name][start:stop])
+        out.copy_(self._opened[self._files[name]].rows(name, start, stop))
 
 
-def _load(path: Path) -> dict[str, torch.Tensor]:
+def _is_file(path: Path) -> bool:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError:
-        raise ValueError(
-            f"{path}: refused, it holds pickled objects other than tensors; convert it to safetensors"
-        ) from None
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path}: not an intact PyTorch zip file: {str(error).splitlines()[0]}") from None
-    if not isinstance(state, dict):
-        raise ValueError(f"{path}: expected a dict of tensors, got {type(state).__name__}")
-    return state
+        return path.is_file()
+    except OSError:  # a name that no file can have
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, TypeVar
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -20,6 +21,8 @@ _POSITIVE = (
     "rms_norm_eps",
     "max_position",
 )
+
+_IMPOSSIBLE = 1 << 40
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -49,6 +52,9 @@ class RopeConfig:
         for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"rope {name} must be positive and finite, got {getattr(self, name)}")
+        for name in ("mscale", "mscale_all_dim", "attention_factor"):
+            if not isfinite(getattr(self, name) or 0.0):
+                raise ValueError(f"rope {name} must be finite, got {getattr(self, name)}")
         if self.kind in ("llama3", "yarn") and not (self.original_max_position or 0) > 0:
             raise ValueError(f"rope kind {self.kind!r} needs a positive original_max_position")
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
@@ -93,6 +99,8 @@ class ModelConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            if getattr(self, name) >= _IMPOSSIBLE:
+                raise ValueError(f"{name} is impossibly large")
         if self.max_position >= 2**31:
             raise ValueError(f"max_position {self.max_position} is impossibly large")
         if self.num_heads % self.num_kv_heads:
@@ -140,7 +148,7 @@ class Fields:
             if default is _REQUIRED:
                 raise self.error(name, "is missing")
             return default
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < 1 << 1000:  # the largest float is below 2^1024
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(name, f"must be of type {kind.__name__}, got {value!r}")

@@ -33,7 +33,7 @@ def config_from_gguf(
     window = fields.get(f"{arch}.attention.sliding_window", int, 0) or None
     if window and arch != "llama":
         raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architecture llama")
-    num_layers = check_layers(fields.get(f"{arch}.block_count", int))
+    num_layers = fields.build(check_layers, num_layers=fields.get(f"{arch}.block_count", int))
     max_position = fields.get(f"{arch}.context_length", int)
     embedding = shapes.get("token_embd.weight", (0,))
     # end of turn and end of message also end a generation; the tokeniser section names each at most once

@@ -54,7 +54,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         head_dim = hidden_size // num_heads
     if architecture != "llama" and "num_key_value_heads" not in config:
         raise fields.error("num_key_value_heads", "is missing")
-    num_layers = check_layers(fields.get("num_hidden_layers", int))
+    num_layers = fields.build(check_layers, num_layers=fields.get("num_hidden_layers", int))
     max_position = fields.get("max_position_embeddings", int)
     window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
     attention_bias = architecture in ("llama", "qwen3") and fields.get("attention_bias", bool, False)
@@ -144,7 +144,7 @@ def rope_config(fields: Fields, max_position: int) -> RopeConfig:
     if kind in ("llama3", "yarn"):
         original = fields.get("original_max_position_embeddings", int, None)
         values["original_max_position"] = original or values.get("original_max_position", max_position)
-    if kind == "yarn" and "factor" not in values:
+    if kind == "yarn" and "factor" not in values and values["original_max_position"] > 0:
         values["factor"] = max_position / values["original_max_position"]
     if kind != "default" and kind in ROPE_KINDS:
         for key in ("factor",) if kind != "llama3" else ("factor", "low_freq_factor", "high_freq_factor"):

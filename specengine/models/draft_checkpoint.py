@@ -129,7 +129,7 @@ class DraftCheckpoint(Checkpoint):
             vocab_size=fields.get("vocab_size", int),
             hidden_size=hidden_size,
             intermediate_size=fields.get("intermediate_size", int),
-            num_layers=check_layers(num_layers or fields.get("num_hidden_layers", int, 1)),
+            num_layers=fields.build(check_layers, num_layers=num_layers or fields.get("num_hidden_layers", int, 1)),
             num_heads=num_heads,
             num_kv_heads=fields.get("num_key_value_heads", int, num_heads),
             head_dim=head_dim or hidden_size // num_heads,
@@ -229,7 +229,8 @@ def open_draft_checkpoint(path: str | Path) -> DraftCheckpoint:
         config = folder / "config.json"
         return DraftCheckpoint(_files(folder), read_json_object(config) if config.is_file() else {})
     except (FileNotFoundError, ValueError) as error:
-        raise type(error)(f"drafter: {error}") from error
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"drafter: {error}") from error
 
 
 def _files(folder: Path) -> Checkpoint:

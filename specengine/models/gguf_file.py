@@ -30,6 +30,8 @@ _SCALARS = {
     GGUFValueType.FLOAT64: "<f8",
     GGUFValueType.BOOL: "?",
 }
+_MOST_DIMS = 4  # of the format
+_MOST_ITEMS = 1 << 23  # in Python a byte of the file may become an object: known vocabularies have two million
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class GGUFFile:
                 if key in self.metadata:
                     raise ValueError(f"{path}: metadata key '{key}' occurs twice")
                 self.metadata[key] = header.value(header.scalar("<u4", key), key)
-            if self.metadata.get("split.count", 0) > 1:
+            if self.metadata.get("split.count", 0) not in (0, 1):
                 raise ValueError(f"{path}: one part of a split model (split.count); merge the parts first")
             entries = [header.tensor_entry() for _ in range(tensor_count)]
             alignment = self.metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
@@ -106,6 +108,7 @@ class _Header:
 
     def __init__(self, file: BinaryIO, size: int, where: str) -> None:
         self.file, self.left, self.where = file, size - file.tell(), where
+        self.items = 0  # of all arrays
 
     def take(self, count: int, what: str) -> bytes:
         self.left -= count
@@ -129,6 +132,9 @@ class _Header:
             return self.string(key)
         if type_id == GGUFValueType.ARRAY:
             item_type, count = self.scalar("<u4", key), self.scalar("<u8", key)
+            self.items += count
+            if self.items > _MOST_ITEMS:
+                raise ValueError(f"{self.where}: '{key}' brings the header to more than {_MOST_ITEMS} items of arrays")
             if item_type == GGUFValueType.STRING:
                 return [self.string(key) for _ in range(count)]
             dtype = np.dtype(self.scalar_type(item_type, key))
@@ -143,5 +149,8 @@ class _Header:
     def tensor_entry(self) -> tuple[str, list[int], int, int]:
         """Name, dimensions innermost first, type number, and offset from the start of the data."""
         name = self.string("tensor name")
-        dims = [self.scalar("<u8", name) for _ in range(self.scalar("<u4", name))]
+        count = self.scalar("<u4", name)
+        if count > _MOST_DIMS:
+            raise ValueError(f"{self.where}: tensor '{name}' has {count} dimensions, expected at most {_MOST_DIMS}")
+        dims = [self.scalar("<u8", name) for _ in range(count)]
         return name, dims, self.scalar("<u4", name), self.scalar("<u8", name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specengine.text.template_child import environment
+from specengine.text.template_process import TEMPLATES
+
+LONGEST = 100_000  # characters of a template: the longest of known models have a quarter of it
 
 # Vicuna's format has no BOS of its own (the tokenizer adds one); Llama-2's repeats BOS before each user turn.
 CHAT_FORMATS: dict[str, str] = {
@@ -66,10 +68,10 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
 
 
 class ChatTemplate:
-    """A Jinja chat template, run in a sandbox because it comes with the model's files.
+    """A Jinja chat template, run in a sandbox and in a process of its own because it comes with the model's files.
 
     source: the file or format it is from, for messages. special_tokens: variables such as `bos_token`.
-    Raises: ValueError naming `source` for a syntax error.
+    Raises: ValueError naming `source` for a syntax error, and for a template of no sensible length.
     """
 
     def __init__(self, template: str, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -81,47 +83,28 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
         }
+        if len(template) > LONGEST:
+            raise ValueError(f"{source}: chat template has {len(template)} characters, expected at most {LONGEST}")
         try:
-            self._template = _environment().from_string(template)
-        except jinja2.TemplateError as error:
+            _parser().parse(template)  # only read here, never run
+        except (jinja2.TemplateError, RecursionError) as error:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ValueError(f"{source}: chat template is not valid Jinja: {error}{line}") from None
+        self._template = template
 
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The prompt text of a conversation; ValueError if the messages or the template's own checks fail."""
+        """The prompt text of a conversation; ValueError if the messages or the template's own checks fail, and where
+        the template takes more time or memory than any text is worth."""
         checked = check_messages(messages)
+        variables = {"messages": checked, "add_generation_prompt": add_generation_prompt, **self._variables}
         try:
-            return self._template.render(
-                messages=checked, add_generation_prompt=add_generation_prompt, **self._variables
-            )
-        except Exception as error:  # the template is the model author's program and may fail in any way
+            text = TEMPLATES.render(self._template, variables)
+            text.encode("utf-8")  # raises for half of a surrogate pair, of its own or of a message
+            return text
+        except ValueError as error:
             raise ValueError(f"{self.source}: chat template failed: {error}") from error
 
 
-class _GenerationBlock(jinja2.ext.Extension):
-    """Accepts `{% generation %}`, which marks assistant text for training, as a plain block."""
-
-    tags: ClassVar[set[str]] = {"generation"}  # type: ignore[misc]  # jinja2 says nothing of ClassVar
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
-    )
-    # Jinja's own tojson escapes HTML characters, which would change prompts.
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+@lru_cache(maxsize=1)
+def _parser() -> jinja2.Environment:
+    return environment()

@@ -9,6 +9,8 @@ import tokenizers
 from tokenizers import AddedToken
 
 from specengine.json_file import read_json_object
+from specengine.models.config_base import Fields
+from specengine.text.backend_limits import library_errors
 from specengine.text.sentencepiece_bpe import read_model_file
 from specengine.text.vocabulary import Vocabulary, chosen_template
 
@@ -27,6 +29,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
     if not has_vocabulary(folder):
         raise FileNotFoundError(f"{folder}: no tokenizer; expected {' or '.join(TOKENIZER_FILES)}")
     config = _read_json(folder / "tokenizer_config.json")
+    fields = Fields(config, str(folder / "tokenizer_config.json"))
     bos = eos = None
     path = folder / "tokenizer.json"
     if path.is_file():
@@ -34,7 +37,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
     else:
         path = folder / "tokenizer.model"
         # Configs without `legacy` are from before the key existed, when a space followed every special token.
-        backend, bos, eos, _ = read_model_file(path, first_segment_only=not config.get("legacy", True))
+        backend, bos, eos, _ = read_model_file(path, first_segment_only=not fields.get("legacy", bool, True))
         _add_tokens(backend, folder, config)
 
     texts = _special_texts(folder, config)
@@ -52,8 +55,8 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         bos_token_id=bos,
         eos_token_ids=_eos_ids(folder, eos),
-        add_bos=config.get("add_bos_token", convention),
-        add_eos=config.get("add_eos_token"),
+        add_bos=fields.get("add_bos_token", bool, convention),
+        add_eos=fields.get("add_eos_token", bool, None),
         special_tokens=texts,
         chat_template=template,
         template_source=template_source,
@@ -66,25 +69,26 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    try:
+    with library_errors(f"{path}: not a valid tokenizer.json"):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path}: not a valid tokenizer.json: {error}") from None
-    backend.no_truncation()
-    backend.no_padding()
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None  # for training: merges left out at random
+        backend.no_truncation()
+        backend.no_padding()
     return backend
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> None:
     """Adds what the JSON files list beyond tokenizer.model, each at the id they state."""
-    listed = {int(index): token for token, index in _read_json(folder / "added_tokens.json").items()}
+    added: dict[int, AddedToken] = {}
     special = set(_special_texts(folder, config).values())
-    added: dict[int, AddedToken] = {
-        index: AddedToken(token, special=token in special, normalized=False) for index, token in listed.items()
-    }
-    for index, entry in config.get("added_tokens_decoder", {}).items():
-        options = {name: entry[name] for name in ("special", "lstrip", "rstrip", "single_word") if name in entry}
-        added[int(index)] = AddedToken(entry["content"], normalized=False, **options)
+    with library_errors(f"{folder / 'added_tokens.json'}: expected an object of token ids"):
+        for token, index in _read_json(folder / "added_tokens.json").items():
+            added[int(index)] = AddedToken(token, special=token in special, normalized=False)
+    with library_errors(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder: expected tokens by id"):
+        for index, entry in (config.get("added_tokens_decoder") or {}).items():
+            options = {name: entry[name] for name in ("special", "lstrip", "rstrip", "single_word") if name in entry}
+            added[int(index)] = AddedToken(entry["content"], normalized=False, **options)
     for index in sorted(added):
         backend.add_tokens([added[index]])
         if (got := backend.token_to_id(added[index].content)) != index:
@@ -106,7 +110,8 @@ def _id_of(
 ) -> int | None:
     if name not in texts:
         return default
-    index = backend.token_to_id(texts[name])
+    with library_errors(f"{folder / 'tokenizer_config.json'}: {name}"):
+        index = backend.token_to_id(texts[name])
     if index is None:
         raise ValueError(f"{folder / 'tokenizer_config.json'}: {name} {texts[name]!r} is not in the vocabulary")
     return index
@@ -143,6 +148,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> tuple[str | None, st
         if value is not None:
             try:
                 named = [(entry["name"], entry["template"]) for entry in value]
+                if not all(isinstance(text, str) for entry in named for text in entry):
+                    raise TypeError
             except (TypeError, KeyError):
                 raise ValueError(f"{path}: chat_template must be a string or a list of named templates") from None
             return chosen_template(named, str(path)), str(path)

@@ -9,6 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models
 
+from specengine.text.backend_limits import check_entries, library_errors
 from specengine.text.pre_tokenizers import rules_for
 from specengine.text.sentencepiece_bpe import TokenType, added_tokens, build_backend
 from specengine.text.vocabulary import Vocabulary, chosen_template
@@ -25,6 +26,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"tokenizer.ggml.model must be 'gpt2' or 'llama', got {kind!r}")
     tokens = _array(metadata, "tokens", str)
+    check_entries(tokens, _PREFIX + "tokens")
     if len(set(tokens)) != len(tokens):
         twice = Counter(tokens).most_common(1)[0][0]
         raise ValueError(f"tokenizer.ggml.tokens has the token {twice!r} twice")
@@ -54,10 +56,8 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     if malformed := [merge for merge in merges if len(merge) != 2]:
         raise ValueError(f"tokenizer.ggml.merges must be pairs parted by one space, got {' '.join(malformed[0])!r}")
     vocab = {token: index for index, token in enumerate(tokens)}
-    try:
+    with library_errors("tokenizer.ggml.merges do not fit tokenizer.ggml.tokens"):
         model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from None
     backend = tokenizers.Tokenizer(model)
     if rules.normalizer is not None:
         backend.normalizer = rules.normalizer
@@ -74,7 +74,8 @@ def _sentencepiece(
     if not scores:
         raise ValueError("tokenizer.ggml.scores is missing: a 'llama' vocabulary needs a score per token")
     add_space_prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
-    return build_backend(tokens, scores, types, add_space_prefix=add_space_prefix), True
+    with library_errors("tokenizer.ggml.tokens are no sentencepiece vocabulary"):
+        return build_backend(tokens, scores, types, add_space_prefix=add_space_prefix), True
 
 
 def _array(metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...], length: int | None = None) -> list:

@@ -52,7 +52,7 @@ class ByteLevelRules:
 
 def rules_for(pre: str) -> ByteLevelRules:
     """Raises: ValueError naming `tokenizer.ggml.pre` if unknown, since guessing would change the tokens."""
-    if pre not in _RULES:
+    if not isinstance(pre, str) or pre not in _RULES:
         raise ValueError(f"tokenizer.ggml.pre {pre!r} is not supported; expected one of {', '.join(sorted(_RULES))}")
     return _RULES[pre]
 

@@ -10,6 +10,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from specengine.text.backend_limits import check_entries, library_errors
+
 SPACE = "▁"
 # Whitespace runs, digits, scripts in and out of the vocabulary, ligatures and full-width forms: text on which
 # a unigram or a normalising model differs from the rebuilt one.
@@ -84,22 +86,26 @@ def read_model_file(
     import sentencepiece  # only folders without tokenizer.json need it
 
     data = path.read_bytes()
-    try:
+    with library_errors(f"{path}: not a sentencepiece model"):
         if not data:
-            raise RuntimeError("the file is empty")
+            raise ValueError("the file is empty")
         processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-    except RuntimeError as error:
-        raise ValueError(f"{path}: not a sentencepiece model ({error})") from None
-    count = processor.vocab_size()
-    tokens = [processor.id_to_piece(index) for index in range(count)]
+        tokens = [processor.id_to_piece(index) for index in range(processor.vocab_size())]
+    check_entries(tokens, str(path))
+    with library_errors(str(path)):
+        return _rebuilt(processor, tokens, first_segment_only)
+
+
+def _rebuilt(
+    processor: Any, tokens: Sequence[str], first_segment_only: bool
+) -> tuple[tokenizers.Tokenizer, int | None, int | None, int]:
+    count = len(tokens)
     scores = [processor.get_score(index) for index in range(count)]
     types = _types(processor, tokens)
     add_space_prefix = processor.encode("x", out_type=str)[0].startswith(SPACE)
     plain = build_backend(tokens, scores, types, add_space_prefix=add_space_prefix)
     if plain.encode(_PROBE).ids != processor.encode(_PROBE):
-        raise ValueError(
-            f"{path}: encodes unlike a sentencepiece BPE model without text normalisation, which was expected"
-        )
+        raise ValueError("encodes unlike a sentencepiece BPE model without text normalisation, which was expected")
     backend = plain
     if first_segment_only and add_space_prefix:
         backend = build_backend(tokens, scores, types, first_segment_only=True)

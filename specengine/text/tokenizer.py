@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from specengine.text.backend_limits import check_growth, library_errors
 from specengine.text.chat_template import CHAT_FORMATS, ChatTemplate, format_for_name
 from specengine.text.detokenizer import Detokenizer, PieceDecoder
 from specengine.text.folder_vocab import has_vocabulary, read_folder_vocabulary
@@ -29,6 +30,8 @@ class Tokenizer:
         self.vocab_size: int = vocabulary.size
         self.bos_token_id: int | None = vocabulary.bos_token_id
         self.eos_token_ids: tuple[int, ...] = vocabulary.eos_token_ids
+        for part in (self._backend.normalizer, self._backend.decoder):
+            check_growth(part, self._source)
         self._prefix, self._suffix = self._frame(vocabulary)
         self._added = {
             token_id: (token.content, token.special)
@@ -87,7 +90,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"text has an unpaired surrogate at character {error.start}") from None
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        with library_errors(f"text: {self._source} cannot encode it"):
+            ids = self._backend.encode(text, add_special_tokens=False).ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -142,12 +146,13 @@ class Tokenizer:
             content, _ = self._added[token_id]
             # Added tokens are plain text, not spelled in the alphabet of bytes.
             return content.encode("utf-8") if self._decoder.byte_level else self._decoder(content)
-        token = self._backend.id_to_token(token_id)
+        token = self._backend.id_to_token(token_id) if token_id < self.vocab_size else None
         return b"" if token is None else self._decoder(token)
 
     def _frame(self, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
         """The ids before and after a text: the backend's own, unless the configs decide."""
-        bare, framed = (self._backend.encode("a", add_special_tokens=flag).ids for flag in (False, True))
+        with library_errors(f"{self._source}: cannot encode a letter"):
+            bare, framed = (self._backend.encode("a", add_special_tokens=flag).ids for flag in (False, True))
         places = (at for at in range(len(framed)) if framed[at : at + len(bare)] == bare)
         # A vocabulary without the letter tells nothing apart; BOS is likelier than EOS.
         start = next(places, 0) if bare else len(framed)

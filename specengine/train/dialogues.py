@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from specengine.options import check_range
 from specengine.rules.base import check_number
 from specengine.text import Tokenizer
 from specengine.types import Message, SamplingParams
+from specengine.whole_file import whole_file
 
 _MARK = "specengine-question"  # where a question's words stand in a rendered chat
 _SEEDS = 1_000_003  # between two shards
@@ -191,12 +191,8 @@ def write_shard(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]
         "starts": starts,
         "answers": torch.tensor([d.answer for d in dialogues], dtype=torch.int32),
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole_file(path) as part:
         save_file(tensors, part, metadata=about)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _metadata(path: Path) -> dict[str, str]:

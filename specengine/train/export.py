@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from specengine.whole_file import whole_file
 
 STORAGE = ("bfloat16", "int8", "float32")
 _BLOCK = 32  # columns that share a scale
@@ -42,19 +42,9 @@ def write_drafter(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], storage: str, card: str
 ) -> None:
     """The weights come last: a folder that has new ones has all that belongs to them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _put(folder / "config.json", lambda part: part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"))
-    _put(folder / "README.md", lambda part: part.write_text(card, encoding="utf-8"))
-    _put(folder / "model.safetensors", lambda part: save_file(stored(tensors, storage), part, {"format": "pt"}))
-
-
-def _put(path: Path, write: Callable[[Path], Any]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(part)
-        part.chmod(0o644)  # safetensors makes files for their owner alone
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(folder / "config.json") as part:
+        part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with whole_file(folder / "README.md") as part:
+        part.write_text(card, encoding="utf-8")
+    with whole_file(folder / "model.safetensors") as part:
+        save_file(stored(tensors, storage), part, {"format": "pt"})

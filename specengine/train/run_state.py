@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from specengine.whole_file import whole_file
 
 _KEPT = 2
 
 
 def save_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Writes checkpoint-STEP.pt and drops all but the newest two."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"checkpoint-{step:08d}.pt"
-    part = folder / f".{path.name}.{os.getpid()}"
-    try:
-        with part.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path) as part, part.open("wb") as file:
+        torch.save(state, file)
     for old in _states(folder)[:-_KEPT]:
         old.unlink()
     return path
@@ -39,8 +31,8 @@ def load_state(folder: Path, argument: str = "out") -> dict[str, Any] | None:
     for path in reversed(paths):
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
-            continue  # a disk's fault: the one before it may be whole
+        except Exception:
+            continue  # a disk's fault, and torch.load may say it in any way: the one before it may be whole
         if not isinstance(state, dict) or "about" not in state:
             raise ValueError(f"{argument}: {path} is of something else than training here")
         return state

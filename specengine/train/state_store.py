@@ -6,7 +6,6 @@ float16 rounds less than what a float16 cache or an 8-bit weight already lost; w
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 
 from specengine.train.dialogues import Dialogue
 from specengine.train.target_states import States
+from specengine.whole_file import whole_file
 
 T = TypeVar("T", torch.Tensor, None)
 
@@ -62,9 +62,5 @@ class StateStore:
 
     def _write(self, path: Path, states: States, about: dict[str, str]) -> None:
         tensors = {f.name: half(getattr(states, f.name)) for f in fields(States)}
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with whole_file(path) as part:
             save_file({k: x.contiguous() for k, x in tensors.items() if x is not None}, part, metadata=about)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)

@@ -168,7 +168,7 @@ def test_a_missing_shard_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("index", "match"),
     [
-        ("{", "weight_map"),
+        ("{", "index.json: not valid JSON"),
         ('{"weight_map": []}', "weight_map"),
         ('{"weight_map": {"model.norm.weight": "../outside.safetensors"}}', "outside"),
         ('{"weight_map": {"nowhere": "model-00001-of-00002.safetensors"}}', "nowhere"),

@@ -1,9 +1,17 @@
 """Chat templates: the model's own and the built-in formats."""
 
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
-from specengine.text import ChatTemplate
+from specengine.text import ChatTemplate, template_child
 from specengine.text.chat_template import CHAT_FORMATS, format_for_name
+from specengine.text.template_process import TEMPLATES
 
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello."}
@@ -136,3 +144,99 @@ def test_built_in_formats_refuse_roles_out_of_place(chat_format, messages):
 )
 def test_the_format_follows_the_model_name(name, chat_format):
     assert format_for_name(name) == chat_format
+
+
+# --- templates that want too much -----------------------------------------------------------------
+
+LIMITS = {
+    "a long range": ("{% for i in range(10**9) %}x{% endfor %}", "range"),
+    "loops in loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "processor time",
+    ),
+    "a long text": ("{{ 'a' * 10**10 }}", "MemoryError"),
+    "a large power": ("{{ 9 ** (9 ** 9) }}", "processor time"),
+    "a wide filter": ("{{ 'a' | center(10**10) }}", "MemoryError"),
+    "doubling": ("{% set x = 'aaaaaaaa' %}" + "{% set x = x ~ x %}" * 40, "MemoryError|processor time"),
+    "shared lists": ("{% set x = [1] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}", "MemoryError|processor time"),
+    "recursion": ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
+    "branching recursion": (
+        "{% macro f(n) %}{% if n %}{{ f(n-1) ~ f(n-1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+        "processor",
+    ),
+    "an answer without end": ("{{ 'x' * 17000000 }}", "17000000 characters, expected at most"),
+    "nested blocks": ("{% for i in [1] %}" * 60 + "{% endfor %}" * 60, "nested"),
+}
+
+
+@pytest.mark.parametrize("template, reason", LIMITS.values(), ids=LIMITS)
+def test_a_template_that_wants_too_much_is_a_short_error_and_the_next_one_is_rendered(template, reason):
+    with pytest.raises(ValueError, match=rf"here\.jinja: chat template failed: .*({reason})") as caught:
+        render(template)
+    assert len(str(caught.value)) < 700
+    assert render("{{ messages[0].content }}") == "Hi"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ " + "[" * 3000 + "]" * 3000 + " }}", "{{ 1" + " + 1" * 30_000 + " }}", "x" * 200_000]
+)
+def test_a_template_too_deep_or_too_long_is_refused(template):
+    with pytest.raises(ValueError, match=r"here\.jinja: chat template"):
+        render(template)
+
+
+CONFINED = """
+import socket, sys
+sys.path.append(sys.argv[1])
+import template_child
+template_child._confine()
+for attempt in (lambda: open("/etc/hostname"), lambda: open("new", "w"), socket.socket):
+    try:
+        attempt()
+    except OSError as error:
+        print("refused")
+    else:
+        print("done")
+"""
+
+
+def test_where_templates_run_no_file_and_no_connection_can_be_opened(tmp_path):
+    command = [sys.executable, "-c", CONFINED, str(Path(template_child.__file__).parent)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["refused"] * 3
+    assert not any(tmp_path.iterdir())
+
+
+def test_threads_share_the_process_and_get_their_own_texts():
+    with ThreadPoolExecutor(4) as threads:
+        texts = threads.map(
+            lambda n: render("{{ messages[0].content }}", {"role": "user", "content": f"{n}"}), range(50)
+        )
+    assert list(texts) == [f"{n}" for n in range(50)]
+
+
+def test_a_process_that_was_killed_is_replaced():
+    assert render("{{ messages[0].content }}") == "Hi"
+    os.kill(TEMPLATES._child.process.pid, signal.SIGKILL)
+    TEMPLATES._child.process.wait()
+    assert render("{{ messages[0].content }}") == "Hi"
+
+
+def test_a_process_that_cannot_start_is_an_error_of_the_text(monkeypatch):
+    TEMPLATES.close()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ValueError, match=r"here\.jinja: chat template failed: .*cannot start.*nowhere"):
+        render("x")
+    monkeypatch.undo()
+    assert render("x") == "x"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside threads
+def test_a_forked_process_renders_in_one_of_its_own():
+    assert render("{{ messages[0].content }}") == "Hi"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if render("{{ messages[0].role }}") == "user" else 1)
+    assert render("{{ messages[0].content }}") == "Hi"
+    assert os.waitpid(pid, 0)[1] == 0
+    assert render("{{ messages[0].content }}") == "Hi"

@@ -1,0 +1,78 @@
+"""Small intact files for the fuzzers to begin with."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from specengine.models.presets import PRESETS
+from tests.models.files import random_state, write_gguf
+
+TINY = replace(
+    PRESETS["tiny-llama"],
+    vocab_size=40,
+    hidden_size=32,
+    intermediate_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    max_position=64,
+)
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": TINY.vocab_size,
+    "hidden_size": TINY.hidden_size,
+    "intermediate_size": TINY.intermediate_size,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "eos_token_id": [2],
+    "bos_token_id": 1,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+
+
+@lru_cache(maxsize=1)
+def state() -> dict[str, torch.Tensor]:
+    return random_state(TINY)
+
+
+def written(write: Callable[[Path], object]) -> bytes:
+    """What a function that writes a file of a given path puts there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        write(path)
+        return path.read_bytes()
+
+
+def gguf() -> list[bytes]:
+    return [written(lambda path: write_gguf(path, TINY, state()))]
+
+
+def safetensors() -> list[bytes]:
+    return [save(state()), save({"model.norm.weight": torch.ones(32, dtype=torch.bfloat16)})]
+
+
+def torch_files() -> list[bytes]:
+    turned = {**state(), "lm_head.weight": state()["lm_head.weight"].T.contiguous().T}
+    return [written(partial(torch.save, each)) for each in (state(), turned)]
+
+
+def configs() -> list[bytes]:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 1.0}
+    qwen = {**CONFIG, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 16}
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    every = [CONFIG, {**CONFIG, "rope_scaling": yarn}, qwen, {**CONFIG, "rope_parameters": llama3}]
+    return [json.dumps(each).encode() for each in every]

@@ -1,0 +1,28 @@
+"""A few hundred damaged inputs of every kind keep the contract; bench/fuzz.py tries more."""
+
+from random import Random
+
+import pytest
+
+from tests.fuzz.contract import Harness, violation
+from tests.fuzz.harnesses import HARNESSES
+
+COUNT = {"chat template": 60}  # each may take its second
+every_harness = pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
+
+
+@every_harness
+def test_an_intact_file_loads(harness: Harness, tmp_path):
+    path = tmp_path / harness.filename
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(harness.seeds()[0])
+    harness.use(path)
+
+
+@every_harness
+def test_damaged_files_load_or_are_refused_by_name(harness: Harness, tmp_path):
+    intact = harness.seeds()
+    violation(harness, intact[0], tmp_path)  # what is loaded on first use is not counted
+    for seed in range(COUNT.get(harness.name, 250)):
+        problem = violation(harness, harness.mutation(intact, Random(seed)), tmp_path)
+        assert problem is None, f"input {seed}: {problem}"
