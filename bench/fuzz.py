@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOM = 2 << 30  # of address space, beside what the imports took
 HANG = 20  # seconds without another input
 LONGEST = 1 << 17  # bytes of an input
+WEIGHED = 8  # of as many inputs, the memory of one is counted
 Try = Callable[[bytes], None]
 
 
@@ -41,7 +42,8 @@ class Record:
 
         (self.folder / "current").write_bytes(data)
         self.inputs += 1
-        if (problem := violation(self.harness, data, self.folder / "files")) is not None:
+        weighed = self.inputs % WEIGHED == 0
+        if (problem := violation(self.harness, data, self.folder / "files", weighed)) is not None:
             kind = problem[:40] + problem[-30:]  # the place stands at the end
             if kind not in self.findings:
                 self.findings[kind] = problem
@@ -133,7 +135,8 @@ def run(name: str, seconds: float, seed: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             command = [sys.executable, __file__, str(left), "--child", name, str(folder), "--seed", str(seed)]
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            with (folder / "errors").open("wb") as errors:
+                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
             current, last, quiet, hangs = folder / "current", None, 0, False
             while process.poll() is None:
                 time.sleep(0.2)
@@ -147,7 +150,8 @@ def run(name: str, seconds: float, seed: int) -> dict[str, Any]:
             told = json.loads(record.read_text()) if record.exists() else {"inputs": 0, "findings": {}}
             if hangs or process.returncode != 0:
                 data = current.read_bytes() if current.exists() else b""
-                problem = "hang" if hangs else f"the process ended with status {process.returncode}"
+                last_words = (folder / "errors").read_bytes()[-1500:].decode("utf-8", "replace")
+                problem = "hang" if hangs else f"the process ended with status {process.returncode}: {last_words}"
                 told["findings"][problem] = base64.b64encode(data).decode()
             total["inputs"] += told["inputs"]
             total["findings"] |= told["findings"]

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from specengine._C import PhrasePool
 
 from specengine import embedded_models
+from specengine._C import PhrasePool
 from specengine.bench.report import write_json
 from specengine.drafting.corpus_file import open_corpus, write_corpus
 from specengine.drafting.phrase_file import open_pool, save_pool

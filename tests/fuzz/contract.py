@@ -32,8 +32,8 @@ class Harness:
     base: int = BASE_BYTES
 
 
-def violation(harness: Harness, data: bytes, folder: Path) -> str | None:
-    """How an input breaks the contract; None: it does not.
+def violation(harness: Harness, data: bytes, folder: Path, weighed: bool = True) -> str | None:
+    """How an input breaks the contract; None: it does not.  weighed: its memory is counted, which takes as long again.
 
     Either it loads and can be used, or a ValueError or FileNotFoundError names the file or argument; within a second
     and in memory that follows from the file's size.
@@ -41,7 +41,8 @@ def violation(harness: Harness, data: bytes, folder: Path) -> str | None:
     path = folder / harness.filename
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    tracemalloc.start()
+    if weighed:
+        tracemalloc.start()
     began, problem = time.process_time(), None
     try:
         harness.use(path)
