@@ -139,7 +139,7 @@ def run(name: str, seconds: float, inputs: int, seed: int) -> dict[str, Any]:
             limits = [str(left), "--inputs", str(inputs - total["inputs"]), "--seed", str(seed)]
             command = [sys.executable, __file__, *limits, "--child", name, str(folder)]
             with (folder / "errors").open("wb") as errors:
-                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+                process = subprocess.Popen(command, stdout=errors, stderr=errors)
             current, last, quiet, hangs = folder / "current", None, 0, False
             while process.poll() is None:
                 time.sleep(0.2)

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.D
 INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
 KINDS = {  # results of other programs, by a key that they alone have
     "perplexity": "perplexity of {model} in every dtype",
-    "kernels": "the CUDA kernels against PyTorch, and the bytes they move",
+    "kernels": "every op against PyTorch, and the bytes it moves",
     "nvcc": "registers and spills of the CUDA kernels, as compiled",
     "drafters": "memory of what drafters remember, after many tokens",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
