@@ -2,8 +2,8 @@
 [--inputs COUNT], of each kind as many as either allows.
 
 Each harness of tests/fuzz runs in a process of its own, which a crash or a hang ends. The guide is atheris where that
-is installed, else the lines that a trace sees. Writes {harness: {"inputs": .., "findings": {..}}} as JSON, with the
-input of each finding in base64.
+is installed, else the lines that a trace sees. Writes {"inputs": .., "harnesses": {name: {"inputs": .., "findings":
+{..}}}} as JSON, with the input of each finding in base64.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def main() -> None:
     for name in names:
         found = results[name] = run(name, asked.seconds / len(names), asked.inputs, asked.seed)
         print(f"{name}: {found['inputs']} inputs, {len(found['findings'])} findings", flush=True)
-        text = json.dumps(results, indent=1)
+        total = sum(each["inputs"] for each in results.values())
+        text = json.dumps({"inputs": total, "harnesses": results}, indent=1)
         if asked.out:
             asked.out.write_text(text + "\n", encoding="utf-8")
     if not asked.out and any(each["findings"] for each in results.values()):
