@@ -102,7 +102,7 @@ def guided_by_atheris(atheris: Any, record: Record, seconds: float, inputs: int,
         return record.harness.mutation([data, *seeds] if data else seeds, Random(number))[:most]
 
     ends = (f"-max_total_time={seconds:.0f}", f"-runs={inputs}")
-    limits = (f"-max_len={LONGEST}", "-timeout=0", "-rss_limit_mb=0", f"-seed={seed}")
+    limits = (f"-max_len={LONGEST}", "-timeout=1000000", "-rss_limit_mb=0", f"-seed={seed}")
     atheris.Setup([sys.argv[0], *ends, *limits, str(corpus)], record.attempt, custom_mutator=mutate)
     atheris.Fuzz()
 
