@@ -11,6 +11,7 @@ import asyncio
 import json
 import platform
 import random
+import shlex
 import sys
 import time
 from bisect import bisect_right
@@ -139,7 +140,13 @@ def main(seconds: float, out: Path, name: str = "smollm2-135m", drafter: str = "
     single = Engine(model, drafter=drafter, max_batch_size=1)
     alone = [single.generate(prompt, params).token_ids for prompt, params in asked]
     result = asyncio.run(loaded(Engine(model, drafter=drafter), asked, alone, seconds))
-    about = {"model": name, "drafter": drafter, "streams": STREAMS, "machine": platform.machine()}
+    about = {
+        "command": shlex.join(["python", *sys.argv]),
+        "model": name,
+        "drafter": drafter,
+        "streams": STREAMS,
+        "machine": platform.machine(),
+    }
     out.write_text(json.dumps(about | result, indent=1) + "\n")
     print(json.dumps(about | result, indent=1))
 
