@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specengine.resident import Slots
 
 
-MOST_WAITING = 64  # pairs
+MOST_WAITING = 64  # pairs; and cycles in a row after which whoever waits is left behind
 
 
 class PairNetwork(Protocol):
@@ -46,10 +46,14 @@ class PairNetwork(Protocol):
 
 @dataclass
 class State:
-    """What the drafter remembers of one sequence."""
+    """What the drafter remembers of one sequence. behind: it has missed pairs, and drafts nothing any more."""
 
     pairs: Pairs = field(default_factory=Pairs)
     drafted: ScoredTree | None = None
+    behind: bool = False
+
+    def leave_behind(self) -> None:
+        self.pairs, self.behind = Pairs(self.pairs.first), True
 
 
 class PairDrafter(ScoredDrafter):
@@ -68,6 +72,7 @@ class PairDrafter(ScoredDrafter):
         self._kv_shape, self._kv_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
         self._costs = costs_of(target) if config.adaptive and not target.ops.resident else None
+        self._rested = 0  # cycles in a row
 
     @abstractmethod
     def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
@@ -100,6 +105,10 @@ class PairDrafter(ScoredDrafter):
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         if sequence.drafter_state is None:
             sequence.drafter_state = State(Pairs(start))
+            if self._rested > MOST_WAITING and sequence.sharing is None:  # else later texts want it read
+                sequence.drafter_state.leave_behind()
+        if sequence.drafter_state.behind:
+            return
         pairs = sequence.drafter_state.pairs
         pairs.add(self.network.pick(features))
         if pairs.count > 1:
@@ -110,13 +119,18 @@ class PairDrafter(ScoredDrafter):
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         assert features is not None  # it reads them
+        states = [self._state(sequence) for sequence in sequences]
+        if all(state.behind for state in states):
+            return
         picked = self.network.pick(features)
         parts = [picked] if len(sequences) == 1 else picked.split([len(tokens) for tokens in committed])
-        for sequence, tokens, part in zip(sequences, committed, parts, strict=True):
-            self._state(sequence).pairs.add(part)
-            self._learn(sequence, tokens)
+        for sequence, state, tokens, part in zip(sequences, states, committed, parts, strict=True):
+            if not state.behind:
+                state.pairs.add(part)
+                self._learn(sequence, tokens)
 
     def grow(self, sequences: Sequence) -> list[ScoredTree]:
+        self._rested = 0
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
@@ -127,9 +141,12 @@ class PairDrafter(ScoredDrafter):
 
     def rest(self, sequences: Sequence) -> None:
         super().rest(sequences)
-        # What is not read now is read with the next draft, which should not become a long one.
+        self._rested += 1
         late = [sequence for sequence in sequences if self._state(sequence).pairs.count > MOST_WAITING]
-        if late:
+        if self._rested > MOST_WAITING:  # where drafts do not pay, reading what they would need does not either
+            for sequence in late:
+                self._state(sequence).leave_behind()
+        elif late:  # what is not read now is read with the next draft, which should not become a long one
             self._read(late, [self._state(sequence).pairs.count - 1 for sequence in late], drafting=False)
 
     def new_device_state(self, slots: int) -> ResidentPairs:

@@ -218,6 +218,35 @@ def test_no_token_changes(tmp_path, name, options, params, batch):
         assert max(output.stats.tau for output in outputs) > 1
 
 
+@pytest.mark.parametrize("sharing", [0, 8], ids=["alone", "shared prefixes"])
+@pytest.mark.filterwarnings("ignore:drafter")
+def test_what_nothing_was_drafted_of_for_long_is_not_read_either(tmp_path, monkeypatch, sharing):
+    engine, params = tiny_engine(spec_of(tmp_path), prefix_cache_mib=sharing), SamplingParams(max_new_tokens=100)
+    drafter, plain, calls = engine.drafter, tiny_engine("none").generate(PROMPTS[2], params).token_ids, []
+    for name in ("_read", "_trees"):
+        own = getattr(drafter, name)
+        monkeypatch.setattr(
+            drafter, name, lambda *given, own=own, name=name, **more: (calls.append(name), own(*given, **more))[1]
+        )
+
+    def cycles(pauses: bool, tokens: list[int]) -> list[str]:
+        calls.clear()
+        monkeypatch.setattr(drafter._pauses, "here", lambda sequences: pauses)
+        assert engine.generate(PROMPTS[2], params).token_ids == tokens
+        return [*calls]
+
+    drafts = cycles(False, plain)
+    assert drafts.count("_trees") > 20
+    assert cycles(True, plain) == ["_read"]  # the prompt
+    # From its beginning on, the next one is left alone; where later texts may begin like it, its prompt is read.
+    other = [*PROMPTS[2][::-1]]
+    calls.clear()
+    engine.generate(other, params)
+    assert calls == ([] if not sharing else ["_read"])
+    # A pause that ends finds new texts, and drafts of them.
+    assert "_trees" in cycles(False, plain) + cycles(False, plain)
+
+
 def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS, "levels=5,top_k=3,nodes=40,adaptive=false")
     assert bench.drafter.max_nodes == 40 and bench.drafter.spare_slots == 40
