@@ -176,14 +176,14 @@ class Combine(Drafter):
         best = self._cut(trees, prefix)
         for sequence in sequences:
             sequence.drafter_state.sources, sequence.drafter_state.joints = [], []
-        for name, part, views, pauses, agreement in parts:
+        for number, (name, part, views, pauses, agreement) in enumerate(parts):
             promised = pauses[bisect_right(PROMISES, best.expected / count)]
             if self._costs is not None and promised.here(count):
                 part.rest(views)
                 continue
             begin = time.perf_counter()
             more = part.propose(views)
-            if asked and all(len(tree.tokens) == 1 for tree in more):
+            if number and all(len(tree.tokens) == 1 for tree in more):
                 continue  # there was nothing to draft from
             if asked:
                 joints = [agreement.joined(*pair) for pair in zip(trees, more, strict=True)]
@@ -193,7 +193,8 @@ class Combine(Drafter):
                 sequence.drafter_state.sources.append((name, tree))
             trees = [joint.tree for joint in joints] if asked else more
             without, best = best, self._cut(trees, prefix)
-            before, network = self._overhead[network], network or isinstance(part, ScoredDrafter)
+            before = self._overhead[network]
+            network = network or isinstance(part, ScoredDrafter)
             if self._costs is not None:
                 plain, drafted = (cycle_seconds(self._costs, count, cut.nodes, prefix) for cut in (without, best))
                 spent = drafted + self._overhead[network] + time.perf_counter() - begin

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specengine.resident import Slots
 
 
-MOST_WAITING = 64  # pairs; and cycles in a row after which whoever waits is left behind
+MOST_WAITING = 64  # pairs, and cycles without a draft
 
 
 class PairNetwork(Protocol):
@@ -46,10 +46,12 @@ class PairNetwork(Protocol):
 
 @dataclass
 class State:
-    """What the drafter remembers of one sequence. behind: it has missed pairs, and drafts nothing any more."""
+    """What the drafter remembers of one sequence. rests: cycles in a row that drafted nothing of it.
+    behind: it has missed pairs, and nothing is drafted of it any more."""
 
     pairs: Pairs = field(default_factory=Pairs)
     drafted: ScoredTree | None = None
+    rests: int = 0
     behind: bool = False
 
     def leave_behind(self) -> None:
@@ -72,7 +74,6 @@ class PairDrafter(ScoredDrafter):
         self._kv_shape, self._kv_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
         self._costs = costs_of(target) if config.adaptive and not target.ops.resident else None
-        self._rested = 0  # cycles in a row
 
     @abstractmethod
     def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
@@ -105,10 +106,6 @@ class PairDrafter(ScoredDrafter):
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         if sequence.drafter_state is None:
             sequence.drafter_state = State(Pairs(start))
-            if self._rested > MOST_WAITING and sequence.sharing is None:  # else later texts want it read
-                sequence.drafter_state.leave_behind()
-        if sequence.drafter_state.behind:
-            return
         pairs = sequence.drafter_state.pairs
         pairs.add(self.network.pick(features))
         if pairs.count > 1:
@@ -130,23 +127,29 @@ class PairDrafter(ScoredDrafter):
                 self._learn(sequence, tokens)
 
     def grow(self, sequences: Sequence) -> list[ScoredTree]:
-        self._rested = 0
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
         if ready:
+            for i in ready:
+                self._state(sequences[i]).rests = 0
             for i, tree in zip(ready, self._trees([sequences[i] for i in ready]), strict=True):
                 trees[i] = tree
         return trees
 
     def rest(self, sequences: Sequence) -> None:
         super().rest(sequences)
-        self._rested += 1
-        late = [sequence for sequence in sequences if self._state(sequence).pairs.count > MOST_WAITING]
-        if self._rested > MOST_WAITING:  # where drafts do not pay, reading what they would need does not either
-            for sequence in late:
-                self._state(sequence).leave_behind()
-        elif late:  # what is not read now is read with the next draft, which should not become a long one
+        late = []
+        for sequence in sequences:
+            state = self._state(sequence)
+            state.rests += 1
+            if state.pairs.count > MOST_WAITING:
+                # Where drafts do not pay, reading what they would need does not either, unless later texts share it.
+                if state.rests > MOST_WAITING and not (sequence.sharing and sequence.sharing.answers):
+                    state.leave_behind()
+                else:
+                    late.append(sequence)
+        if late:  # what is not read now is read with the next draft, which should not become a long one
             self._read(late, [self._state(sequence).pairs.count - 1 for sequence in late], drafting=False)
 
     def new_device_state(self, slots: int) -> ResidentPairs:

@@ -9,7 +9,7 @@ from math import ceil
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.tree_choice import cycle_seconds
 
-SHARE = 100  # what loses takes a hundredth of the time at most
+SHARE = 100  # what loses takes a hundredth of the time, where pauses may be as long as that asks for
 SHORT, LONGEST = 15, 255  # cycles: a small loss is tried again soon, and none is never tried again
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
 
@@ -50,12 +50,12 @@ class Pauses:
 
 
 class Trial:
-    """Leaves a drafter's cycles out, for so long that what they lose stays a hundredth of the time.
+    """Leaves a drafter's cycles out, for so long that what they lose stays a twentieth of the time.
 
     costs: of the target's passes.
     """
 
-    _MEMORY = 8
+    _SHARE, _MEMORY = 20, 8
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -82,4 +82,4 @@ class Trial:
         saved = tokens / sequences - taken / plain
         self._uses = min(self._uses + 1, self._MEMORY)
         self._saved += (saved - self._saved) / self._uses
-        self._left = ceil(-SHARE * self._saved) if self._saved < 0 else 0
+        self._left = ceil(-self._SHARE * self._saved) if self._saved < 0 else 0

@@ -28,9 +28,9 @@ def test_what_pays_is_always_used():
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1, 1.0])
-def test_what_does_not_pay_costs_a_hundredth(seconds):
+def test_what_does_not_pay_costs_a_twentieth(seconds):
     used, relative = cycles(Trial(COSTS), 20_000, tokens=1, seconds=seconds)
-    assert used >= 2 and 1 < relative < 1.02
+    assert used >= 5 and 1 < relative < 1.06
 
 
 def test_it_is_used_again_once_it_pays():
