@@ -77,5 +77,5 @@ def test_what_is_bearable_for_one_sequence_is_not_for_many():
 def test_what_pays_again_is_used_again_every_cycle():
     pauses = Pauses()
     uses_of(pauses, 1, -1.0, 300)
-    uses_of(pauses, 1, 1.0, 4000)
+    uses_of(pauses, 1, 1.0, 500)
     assert uses_of(pauses, 1, 1.0, 100) == 100
