@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specengine.bench.tables import preset_figures
+from specengine.bench.tables import is_judged, preset_figures, quality_figures
 
 HERE = Path(__file__).resolve().parent
 README, INDEX = HERE.parent / "README.md", HERE / "results" / "README.md"
@@ -182,7 +182,9 @@ def _preset_lines(data: dict[str, Any], name: str) -> list[str]:
     """Published and measured figures side by side, as the run printed them."""
     preset, runs = data["preset"], data["runs"]
     what = f"{Path(data['model']).name}, {data['questions']} questions, {data['max_new_tokens']} new tokens"
-    heads = ("method", "published: model, task", *FIGURES, "measured: drafter", *FIGURES)
+    judged = is_judged(preset)
+    quality = ("agreement", "log-likelihood, nats") if judged else ()
+    heads = ("method", "published: model, task", *FIGURES, "measured: drafter", *FIGURES, *quality)
     lines = [f"{_where(data)}, {what}, {data['repetitions']} repetitions (`bench/{name}`):", "", "```"]
     lines += [data["command"], "```", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in preset["rows"]:
@@ -192,10 +194,13 @@ def _preset_lines(data: dict[str, Any], name: str) -> list[str]:
         if ours.get("rule", "match") != "match":
             who += f" under `{ours['rule']}`"
         cells = (row["method"] or "", what, *preset_figures(theirs), who, *preset_figures(ours))
+        cells += (*quality_figures(ours),) if judged else ()
         lines.append(f"| {' | '.join(cells)} |")
     if least := preset["least"]:
         where = f"`{least['label']}`, temperature {least['temperature']:g}, batch {least['batch']}"
         lines += ["", f"Least speedup of a tree that follows what pays: {least['speedup']:.2f}x ({where})."]
+        if control := preset.get("control"):  # runs before there was one have none
+            lines[-1] += f" Plain decoding in a second engine: {control[0]:.2f}x to {control[1]:.2f}x."
     different = [_who(row) for row in runs if row["rule"] == "match" and not _all_identical(row)]
     return [*lines, "", f"Outputs that should be plain decoding's and are not: {', '.join(different) or 'none'}."]
 

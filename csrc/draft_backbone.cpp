@@ -216,14 +216,15 @@ void run_cpu(const DraftBackbone& op) {
   const PassRows rows(op.decoder, B, space);
   int64_t level = 1;
   for (; level < T; ++level) {
-    double reached = 0;
+    double longer = 0;  // share of the tokens so far, if the next level is as likely as those above on average
     for (int64_t b = 0; b < B; ++b) {
       float score = 0;
       for (int64_t t = 0; t < level; ++t) score += op.scores.as<float>()[(b * T + t) * k];
-      reached += std::exp(score);
+      const double reached = std::exp(score), depth = static_cast<double>(level);
+      longer += std::pow(reached, 1 + 1 / depth) / (1 + depth * reached);
       own.tokens.as<int32_t>()[b] = op.children.as<int32_t>()[(b * T + level - 1) * k];
     }
-    if (reached < op.least * static_cast<double>(B)) break;
+    if (longer < op.least * static_cast<double>(B)) break;
     pass(op, rows, own.tokens, own.fed, own.depths, own.lengths, own.row_start);
     for (int64_t b = 0; b < B; ++b) keep(rows, b, b), ++own.lengths.as<int32_t>()[b];
     expand(op, own, level);

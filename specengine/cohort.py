@@ -99,7 +99,8 @@ class Cohort:
             self._reading.append(self.waiting.popleft())
             engine.metrics.joined(self._reading[0])
             with self._fatal_to(self._reading):
-                engine._place(self._reading[0])
+                batch = min(engine.max_batch_size, len(self._active) + 1 + len(self.waiting))
+                engine._place(self._reading[0], batch)
         self._passes = engine._prefill(self._reading[0])
         return True
 

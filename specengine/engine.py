@@ -92,7 +92,8 @@ class Engine:
             self.drafter.attach(self.cache)
         about = {"model": self.model.name, "drafter": self.drafter.name, "rule": self.rule.name}
         self.metrics = Metrics(self.cache, about)
-        self._sharing = Sharing.under(self.model.target.ops) if prefix_cache_mib else None
+        # of texts that the drafter reads, and of those that it leaves unread
+        self._sharings = [Sharing.under(self.model.target.ops) if prefix_cache_mib else None for _ in range(2)]
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     def generate(
@@ -197,12 +198,13 @@ class Engine:
         fits = not self._cycles or self._cycles.state.has_room([*active, sequence])
         return fits and self.cache.has_room(self._slots(sequence))
 
-    def _place(self, sequence: Sequence) -> None:
-        """Gives a sequence its pages, in the same turn in which there was room for it.
+    def _place(self, sequence: Sequence, batch: int) -> None:
+        """Gives a sequence its pages, in the same turn in which there was room for it. batch: as large as it will be.
 
         Their first ones may be those of earlier prompts and answers that begin alike.
         """
-        sequence.sharing = self._sharing
+        sequence.unread = self.drafter.leaves_unread(batch)
+        sequence.sharing = self._sharings[sequence.unread]
         text, slots = sequence.tokens[:-1], self._slots(sequence)
         sequence.pages, sequence.prefix_hit = self.cache.begin(slots, text, sequence.sharing)
 

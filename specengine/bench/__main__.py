@@ -65,7 +65,8 @@ def bench(
             show_default=DRAFTERS,
             help="Comma-separated; an item option=value belongs to the drafter before it: "
             "none,prompt_lookup,nodes=16. none is always there. synthetic:0.8,0.7,k=10 drafts levels of k tokens that "
-            "are accepted with these probabilities, which changes the text.",
+            "are accepted with these probabilities, which changes the text. control is plain decoding once more, in an "
+            "engine of its own: what a ratio near 1 means.",
         ),
     ] = None,
     peers: Annotated[

@@ -1,4 +1,4 @@
-"""What races: an engine with a drafter and a rule, one on synthetic drafts, or a sequential cascade."""
+"""What races: an engine with a drafter and a rule, one on synthetic drafts, a sequential cascade, or the control."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from specengine.models.loading import LoadedModel
 
 Contender = Engine | SeqCascade
 
+CONTROL = "control"  # plain decoding a second time: how far from 1 two equals come out
+
 
 def open_contender(model: LoadedModel, drafter: str, *, rule: str = "match", max_batch_size: int = 16) -> Contender:
     """What a drafter's and a rule's description in the lists of the benchmark ask for.
@@ -18,4 +20,5 @@ def open_contender(model: LoadedModel, drafter: str, *, rule: str = "match", max
     if is_sequential(rule):
         return open_sequential(model, drafter, rule, max_batch_size)
     kind = SyntheticEngine if is_synthetic(drafter) else Engine
+    drafter = "none" if drafter == CONTROL else drafter
     return kind(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size, prefix_cache_mib=0)

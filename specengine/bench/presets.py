@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specengine.bench.contenders import CONTROL
 from specengine.bench.rule_sweep import exact_pair
 from specengine.bench.run import BASE
 
@@ -48,8 +49,11 @@ class Preset:
         return self.random if model.startswith(RANDOM) else self.shipped
 
     def contenders(self, model: str) -> list[tuple[str, str]]:
-        """(drafter, rule) of all: plain decoding, the entries, and where texts are judged what they are judged by."""
+        """(drafter, rule) of all: plain decoding, the entries, where texts are judged what they are judged by, and the
+        control where something should not be slower than plain decoding."""
         pairs = [(BASE, "match")]
+        if any(entry.never_slower for entry in self.entries(model)):
+            pairs.append((CONTROL, "match"))
         for entry in self.entries(model):
             pair = (entry.drafter, entry.rule)
             pairs += [exact_pair(*pair), pair] if self.quality else [pair]
@@ -187,14 +191,15 @@ def efficiency(speedup: Any, tau: Any) -> float | None:
 
 
 def side_by_side(preset: str, model: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What was published and what `run_dicts` says, per method; and the least speedup of those that should have one.
+    """What was published and what `run_dicts` says, per method; the least speedup of those that should have one; and
+    the least and the largest of the control.
 
     rows: of the result, each with `published` and `measured` (None where there is no such thing); every published row
     and every contender stands once, so that one beside a published row is the first of the same setting.
     """
     methods = {(entry.drafter, entry.rule): entry.method for entry in PRESETS[preset].entries(model)}
     adaptive = {entry.drafter for entry in PRESETS[preset].entries(model) if entry.never_slower}
-    waiting = [_measured(row) for row in rows if row["peer"] is None and row["drafter"] != BASE]
+    waiting = [_measured(row) for row in rows if row["peer"] is None and row["drafter"] not in (BASE, CONTROL)]
     lines = []
     for row in published(preset):
         same = (each for each in waiting if _fits(row, each, methods))
@@ -206,7 +211,9 @@ def side_by_side(preset: str, model: str, rows: Sequence[dict[str, Any]]) -> dic
         for each in waiting
     ]
     least = min((each for each in map(_measured, rows) if each["drafter"] in adaptive), key=_speed, default=None)
-    return {"name": preset, "about": PRESETS[preset].about, "rows": lines, "least": least}
+    control = sorted(row["speedup"] for row in rows if row["drafter"] == CONTROL)
+    about = {"name": preset, "about": PRESETS[preset].about, "rows": lines, "least": least}
+    return about | {"control": [control[0], control[-1]] if control else None}
 
 
 def _fits(row: dict[str, Any], measured: dict[str, Any], methods: dict[tuple[str, str], str]) -> bool:

@@ -104,7 +104,7 @@ def preset_table(found: dict[str, Any]) -> Table:
     out = Table(
         title=f"{found['name']}: {found['about']}",
         title_justify="left",
-        caption=PRESET_CAPTION + _least(found["least"]),
+        caption=PRESET_CAPTION + _least(found["least"], found["control"]),
         caption_justify="left",
     )
     for name in ("method", "published: model", "task"):
@@ -112,15 +112,28 @@ def preset_table(found: dict[str, Any]) -> Table:
     for name in ("T", "batch", "speedup", "tau", "efficiency"):
         out.add_column(name, justify="right", no_wrap=True)
     out.add_column("measured: drafter", overflow="fold", min_width=13)
-    for name in ("T", "batch", "speedup", "tau", "efficiency"):
+    judged = is_judged(found)
+    for name in ("T", "batch", "speedup", "tau", "efficiency", *(("agreement", "log-likelihood") if judged else ())):
         out.add_column(name, justify="right", no_wrap=True)
     for row in found["rows"]:
         theirs, ours = row["published"] or {}, row["measured"] or {}
         rule = ours.get("rule", "match")
         who = ours.get("label", "") + (f" under {rule}" if rule != "match" else "")
         what = (theirs.get("model") or "", ", ".join(theirs[key] for key in ("task", "quality") if theirs.get(key)))
-        out.add_row(row["method"], *what, *preset_figures(theirs), who, *preset_figures(ours))
+        quality = quality_figures(ours) if judged else []
+        out.add_row(row["method"], *what, *preset_figures(theirs), who, *preset_figures(ours), *quality)
     return out
+
+
+def is_judged(found: dict[str, Any]) -> bool:
+    """Whether texts of what `side_by_side` found were compared with the exact rule's."""
+    return any(row["measured"] and row["measured"].get("agreement") is not None for row in found["rows"])
+
+
+def quality_figures(side: dict[str, Any]) -> list[str]:
+    """Agreement with the exact rule's text and log-likelihood by the target, empty where there is no such figure."""
+    same, nats = side.get("agreement"), side.get("log_likelihood")
+    return ["" if same is None else f"{same:.1%}", "" if nats is None else f"{nats:.3f}"]
 
 
 def preset_figures(side: dict[str, Any]) -> list[str]:
@@ -136,10 +149,11 @@ def preset_figures(side: dict[str, Any]) -> list[str]:
     ]
 
 
-def _least(least: dict[str, Any] | None) -> str:
-    if least is None:
+def _least(least: dict[str, Any] | None, control: list[float] | None) -> str:
+    if least is None or control is None:
         return ""
     where = f"{least['label']} at temperature {least['temperature']:g}, batch {least['batch']}"
     return (
-        f" Least speedup of a tree that follows what pays: {least['speedup']:.2f}x, {where}; it should not be below 1."
+        f" Least speedup of a tree that follows what pays: {least['speedup']:.2f}x, {where}; it should not be below 1. "
+        f"Plain decoding in a second engine: {control[0]:.2f}x to {control[1]:.2f}x."
     )

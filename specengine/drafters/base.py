@@ -138,6 +138,11 @@ class Drafter(ABC):
             raise ValueError(f"drafter: {self.name} belongs to another engine; make one for each engine")
         self._attached = True
 
+    def leaves_unread(self, batch: int) -> bool:
+        """Whether a text that begins in a batch of so many sequences is to be `unread`: what is kept beside the
+        target's cache is not kept of it, and it has no drafts that need that. Asked once for each."""
+        return False
+
     def observe_prompt(self, sequence: TokenSequence, start: int, features: Features) -> None:
         """Told the features of a prompt's tokens from position `start` on, chunk by chunk.
 

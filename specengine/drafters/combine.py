@@ -143,6 +143,10 @@ class Combine(Drafter):
         for part in self.parts:
             part.check_tokenizer(tokenizer)
 
+    def leaves_unread(self, batch: int) -> bool:
+        keeping = [part.leaves_unread(batch) for part in self.parts if part.page_bytes]
+        return bool(keeping) and all(keeping)
+
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
             part.observe_prompt(view, start, features)

@@ -27,6 +27,7 @@ from specengine.drafting.pair_drafter import PairDrafter
 from specengine.drafting.rank_tree import RankTree
 from specengine.drafting.scored_trees import ScoredTree
 from specengine.drafting.static_tree import StaticTree
+from specengine.drafting.tree_choice import deeper_pays
 from specengine.kv_cache import CacheBatch
 from specengine.models.transformer import Transformer
 from specengine.ops.draft_backbone import BackboneDraft
@@ -161,7 +162,7 @@ class Eagle(PairDrafter):
         runs, picked = take_pairs(sequences, pairs, [own.count for own in pairs])
         self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
         levels = min(self.config.levels, max(s.draft_limit for s in sequences))
-        # a token more in every sequence saves at most a pass of all of them
+        # what another level takes, in passes
         least = 0.0 if self._costs is None else self._level_seconds.get(batch, 0.0) / self._costs(batch)
         features, cos_sin = self.network.backbone_features(picked), self.network.cos_sin
         tokens, scores = draft(runs, features, place, self._pool, cos_sin, levels, least)
@@ -204,11 +205,16 @@ class Eagle(PairDrafter):
     def _pays(self, trees: DynamicTrees, costs: CostModel) -> bool:
         """Whether one more level may save more time than it takes; leaves only nodes in the beam that may matter."""
         chances = [[exp(score) for score in row] for row in trees.reached.tolist()]
-        batch, width = len(chances), max(1, *(sum(chance >= UNLIKELY for chance in row) for row in chances))
+        batch, depth = len(chances), len(trees.ends)
+        # A node's token shortens a cycle's share in a token by less the more the cycle brings: above a node lie `depth`
+        # tokens, root included, each of which is reached as often at least.
+        row = costs(2 * batch) / costs(batch) - 1  # what a node more in every sequence takes
+        least = max(UNLIKELY, row)
+        width = max(1, *(sum(chance >= least * (1 + depth * chance) for chance in own) for own in chances))
         trees.beam = trees.beam[:, :width]
-        # a token more in every sequence saves at most a pass of all of them, and one of these nodes is reached at most
-        saved = sum(sum(row[:width]) for row in chances) / batch * costs(batch)
-        return saved > self._level_seconds.get(batch * width, 0.0)
+        reached = [min(1.0, sum(own[:width])) for own in chances]  # one of them at most
+        expected = [1 + depth * chance for chance in reached]
+        return deeper_pays(reached, expected, depth, costs(batch), self._level_seconds.get(batch * width, 0.0))
 
     def _took(self, rows: int, seconds: float) -> None:
         """The least of late: a level that was slow by chance must not keep others from being tried."""

@@ -12,6 +12,7 @@ import torch
 from specengine.drafting.cost_model import costs_of
 from specengine.drafting.feature_pairs import Pairs
 from specengine.drafting.features import Features
+from specengine.drafting.pauses import Newcomers
 from specengine.drafting.resident_pairs import ResidentPairs
 from specengine.drafting.scored_drafter import ScoredDrafter
 from specengine.drafting.scored_trees import ScoredTree
@@ -74,6 +75,7 @@ class PairDrafter(ScoredDrafter):
         self._kv_shape, self._kv_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
         self._costs = costs_of(target) if config.adaptive and not target.ops.resident else None
+        self._newcomers = Newcomers()
 
     @abstractmethod
     def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
@@ -103,15 +105,22 @@ class PairDrafter(ScoredDrafter):
             self.network.ensure_positions(self._positions + self.levels)
         self._pool = cache.companion(*self._kv_shape, self._kv_dtype)
 
+    def leaves_unread(self, batch: int) -> bool:
+        return self._newcomers.unread(batch)
+
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         if sequence.drafter_state is None:
-            sequence.drafter_state = State(Pairs(start))
+            sequence.drafter_state = State(Pairs(start), behind=sequence.unread)
+        if sequence.drafter_state.behind:
+            return
         pairs = sequence.drafter_state.pairs
         pairs.add(self.network.pick(features))
         if pairs.count > 1:
             self._read([sequence], [pairs.count - 1], drafting=False)  # the last one is drafted from
 
     def filled(self, sequence) -> int:
+        if sequence.unread:
+            return super().filled(sequence)  # nothing is kept of it
         return sequence.drafter_state.pairs.first if sequence.drafter_state else 0
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
@@ -130,6 +139,7 @@ class PairDrafter(ScoredDrafter):
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
+        self._newcomers.cycle(len(sequences), bool(ready))
         if ready:
             for i in ready:
                 self._state(sequences[i]).rests = 0
@@ -139,6 +149,7 @@ class PairDrafter(ScoredDrafter):
 
     def rest(self, sequences: Sequence) -> None:
         super().rest(sequences)
+        self._newcomers.cycle(len(sequences), False)
         late = []
         for sequence in sequences:
             state = self._state(sequence)
@@ -173,5 +184,5 @@ class PairDrafter(ScoredDrafter):
     @staticmethod
     def _state(sequence) -> State:
         if sequence.drafter_state is None:
-            sequence.drafter_state = State()
+            sequence.drafter_state = State(behind=sequence.unread)
         return sequence.drafter_state

@@ -12,6 +12,8 @@ from specengine.drafting.tree_choice import cycle_seconds
 SHARE = 100  # what loses takes a hundredth of the time, where pauses may be as long as that asks for
 SHORT, LONGEST = 15, 255  # cycles: a small loss is tried again soon, and none is never tried again
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
+SELDOM, RECENT = 0.1, 32  # share of the cycles of late that drafted, and how many those are
+ROUNDS = 16  # one in so many batches is read all the same
 
 
 @dataclass
@@ -49,17 +51,52 @@ class Pauses:
         pause.left = pause.cycles = min(most, 2 * pause.cycles + 1) if pause.saved < -self._bearable / sequences else 0
 
 
+@dataclass
+class _Use:
+    """share: of the cycles of late that drafted.  texts: that began while those were few."""
+
+    share: float = 1.0
+    texts: int = 0
+
+
+class Newcomers:
+    """Told which cycles drafted, says which texts are not worth being read for drafts from their beginning on.
+
+    Reading a prompt costs what a share of the target's layers does, drafted or not. Where hardly a cycle drafts, by
+    sizes of batch as for Pauses, whole batches are left unread, and now and then one is read, so that trials judge
+    what they would be of all. A single sequence always is: it may be of another kind than the last.
+    """
+
+    def __init__(self) -> None:
+        self._sizes = defaultdict[int, _Use](_Use)
+
+    def cycle(self, sequences: int, drafted: bool) -> None:
+        use = self._sizes[sequences.bit_length()]
+        use.share += (drafted - use.share) / RECENT
+
+    def unread(self, sequences: int) -> bool:
+        """Whether to leave out a text that begins in a batch of so many; to be asked once for each."""
+        use = self._sizes[sequences.bit_length()]
+        if use.share >= SELDOM:
+            use.texts = 0
+            return False
+        batch, rounds = use.texts // sequences, min(sequences, ROUNDS)
+        use.texts += 1
+        return batch % rounds < rounds - 1
+
+
 class Trial:
-    """Leaves a drafter's cycles out, for so long that what they lose stays a twentieth of the time.
+    """Leaves a drafter's cycles out, for so long that what they lose stays a fiftieth of the time.
 
     costs: of the target's passes.
     """
 
-    _SHARE, _MEMORY = 20, 8
+    _SHARE, _MEMORY = 50, 8
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._saved, self._uses = 0.0, 0  # of a plain cycle, by a drafted one, of late
+        self._read = 0.0  # plain cycles' time that prompts took, since the last draft that was judged
         self._left = 0
         self._open: tuple[int, float, float] | None = None
 
@@ -67,6 +104,10 @@ class Trial:
         """Whether to do without in this cycle; to be asked once a cycle."""
         self._left -= 1
         return self._left >= 0
+
+    def read(self, sequences: int, prefix: float, seconds: float) -> None:
+        """Notes a draft that read prompts: that is lost where drafts do not pay, but says nothing of the next one."""
+        self._read += seconds / cycle_seconds(self._costs, sequences, 0, prefix)
 
     def drafted(self, sequences: int, nodes: int, prefix: float, seconds: float) -> None:
         """Notes a draft. nodes: of all sequences, beside the roots.  seconds: that it took."""
@@ -82,4 +123,5 @@ class Trial:
         saved = tokens / sequences - taken / plain
         self._uses = min(self._uses + 1, self._MEMORY)
         self._saved += (saved - self._saved) / self._uses
-        self._left = ceil(-self._SHARE * self._saved) if self._saved < 0 else 0
+        self._left = ceil(self._SHARE * (self._read - self._saved)) if self._saved < 0 else 0
+        self._read = 0.0

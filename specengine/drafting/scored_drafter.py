@@ -71,8 +71,7 @@ class ScoredDrafter(Drafter):
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         begin = self._overhead.begin(sequences)
-        pauses = self._pauses.here(len(sequences))
-        if pauses:
+        if self._pauses.here(len(sequences)):
             self.rest(sequences)
             trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         else:
@@ -81,8 +80,9 @@ class ScoredDrafter(Drafter):
         cut = cut_trees(trees, self._costs, prefix)
         if self._costs is not None and count:
             seconds = cycle_seconds(self._costs, count, cut.nodes, prefix) + time.perf_counter() - begin
-            self._overhead.expect(sequences, not pauses, begin, seconds)
-            if any(len(tree.tokens) > 1 for tree in trees):
+            drafted = any(len(tree.tokens) > 1 for tree in trees)
+            self._overhead.expect(sequences, drafted, begin, seconds)
+            if drafted:
                 plain = cycle_seconds(self._costs, count, 0, prefix)
                 alone = (plain + self._overhead[False]) * cut.expected / count
                 self._pauses.weigh(count, alone - seconds - self._overhead[True], plain)

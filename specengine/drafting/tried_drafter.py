@@ -53,10 +53,15 @@ class TriedDrafter(Drafter):
             return trees
         # A prompt is read once, which says nothing of the next cycle; where every cycle has one, it does.
         self._judged = not (reads and self._judged)
+        prefix, seconds = (
+            sum(len(sequence.tokens) for sequence in sequences) / len(sequences),
+            time.perf_counter() - began,
+        )
         if self._judged:
-            prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
             nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
-            self._trial.drafted(len(sequences), nodes, prefix, time.perf_counter() - began)
+            self._trial.drafted(len(sequences), nodes, prefix, seconds)
+        else:
+            self._trial.read(len(sequences), prefix, seconds)
         return trees
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features) -> None:

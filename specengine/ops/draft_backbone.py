@@ -60,8 +60,9 @@ class BackboneDraft:
         """The likeliest tokens of every sequence's levels, the target's ids, top_k each, and their log-probabilities.
 
         runs: tokens of the true pairs of each sequence, at least one.  features: float32 [M, columns] of all of them.
-        place: the pairs before them.  levels: at most; there are fewer where the backbone is reached less often than
-        `least`. Raises ValueError as a decoder does, and for logits that are no distribution.
+        place: the pairs before them.  levels: at most; there are fewer where another one is thought to lengthen a
+        cycle's run by a smaller share than `least`. Raises ValueError as a decoder does, and for logits that are no
+        distribution.
         """
         starts = accumulate((len(run) for run in runs), initial=0)
         tokens, row_start = _ints(chain(*runs)), _ints(starts)

@@ -76,6 +76,7 @@ def test_published_and_measured_stand_side_by_side():
     entries = PRESETS["fasteagle-table1"].shipped
     theirs = next(entry.drafter for entry in entries if entry.method == "FastEagle")
     rows = [row("none"), row(theirs, speedup=1.5, tau=3.0), row("fasteagle", speedup=0.9, tau=1.2)]
+    rows += [row("control", speedup=speed) for speed in (1.02, 0.97, 1.0)]
     rows += [row("none", peer="llama.cpp"), row(theirs, temperature=1.0, speedup=1.2, tau=2.0)]
     found = side_by_side("fasteagle-table1", "smollm2-135m", rows)
     cells = [(r["method"], r["published"] and r["published"]["speedup"], r["measured"]) for r in found["rows"]]
@@ -95,6 +96,7 @@ def test_published_and_measured_stand_side_by_side():
     text = " ".join(capture.get().split())
     assert "FastEagle │ Llama-3.1-8B │ mean │ 0 │ 1 │ 4.74x │ 5.79 │ 0.82 │ fasteagle,top_k=10" in text
     assert "Least speedup" in text and "0.90x, fasteagle at temperature 0, batch 1" in text
+    assert "in a second engine: 0.97x to 1.02x" in text
 
 
 def test_a_published_batch_meets_that_batch_alone():
@@ -125,11 +127,16 @@ def test_every_preset_runs_on_random_weights(name, tmp_path):
     assert f"{name}: {PRESETS[name].about}" in " ".join(result.stdout.split())
     data = json.loads(path.read_text())
     measured = [each["measured"] for each in data["preset"]["rows"] if each["measured"]]
-    ours = [each for each in data["runs"] if each["drafter"] != "none"]
+    ours = [each for each in data["runs"] if each["drafter"] not in ("none", "control")]
     assert len(measured) == len(ours) and all(each["efficiency"] > 0 for each in measured if each["tau"])
     beside = [each for each in data["preset"]["rows"] if each["published"] and each["measured"]]
     assert beside
     assert {each["temperature"] for each in ours} == set(PRESETS[name].temperatures)
+    control = [each for each in data["runs"] if each["drafter"] == "control"]
+    assert bool(control) == any(entry.never_slower for entry in PRESETS[name].random)
+    assert all(each["tau"] == 1 for each in control)
+    quality = "agreement" in result.stdout.partition(f"{name}: ")[2]
+    assert quality == PRESETS[name].quality
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.pauses import LONGEST, SHARE, SHORT, Pauses, Trial
+from specengine.drafting.pauses import LONGEST, ROUNDS, SHARE, SHORT, Newcomers, Pauses, Trial
 from specengine.drafting.tree_choice import cycle_seconds
 
 COSTS = CostModel((1, 64), (0.01, 0.05))
@@ -28,9 +28,24 @@ def test_what_pays_is_always_used():
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1, 1.0])
-def test_what_does_not_pay_costs_a_twentieth(seconds):
-    used, relative = cycles(Trial(COSTS), 20_000, tokens=1, seconds=seconds)
-    assert used >= 5 and 1 < relative < 1.06
+def test_what_does_not_pay_costs_a_fiftieth(seconds):
+    used, relative = cycles(Trial(COSTS), 50_000, tokens=1, seconds=seconds)
+    assert used >= 5 and 1 < relative < 1.025
+
+
+def test_prompts_that_were_read_for_what_does_not_pay_count():
+    trial = Trial(COSTS)
+    plain = cycle_seconds(COSTS, 1, 0, 0.0)
+    for _ in range(20):
+        trial.drafted(1, 20, 0.0, 0.0)
+        trial.committed(1)
+    pauses = []
+    for prompts in (0, 10, 0):
+        trial.read(1, 0.0, prompts * plain)
+        trial.drafted(1, 20, 0.0, 0.0)
+        trial.committed(1)
+        pauses.append(next(i for i in range(10_000) if not trial.here()))
+    assert pauses[1] == pytest.approx(pauses[0] + 500, abs=1) and pauses[2] == pytest.approx(pauses[0], abs=1)
 
 
 def test_it_is_used_again_once_it_pays():
@@ -79,3 +94,32 @@ def test_what_pays_again_is_used_again_every_cycle():
     uses_of(pauses, 1, -1.0, 300)
     uses_of(pauses, 1, 1.0, 500)
     assert uses_of(pauses, 1, 1.0, 100) == 100
+
+
+def resting(batch, cycles=100):
+    newcomers = Newcomers()
+    for _ in range(cycles):
+        newcomers.cycle(batch, False)
+    return newcomers
+
+
+@pytest.mark.parametrize("batch", [2, 4, 16, 56])
+def test_where_nothing_is_drafted_one_whole_batch_in_several_is_read(batch):
+    newcomers, rounds = resting(batch), min(batch, ROUNDS)
+    whole = [{newcomers.unread(batch) for _ in range(batch)} for _ in range(2 * rounds)]
+    assert whole == 2 * ([{True}] * (rounds - 1) + [{False}])
+
+
+def test_a_single_sequence_is_always_read():
+    newcomers = resting(1)
+    assert not any(newcomers.unread(1) for _ in range(100))
+
+
+def test_newcomers_are_read_while_some_cycles_draft_and_once_they_do_again():
+    assert not any(resting(16, cycles=20).unread(16) for _ in range(100))
+    newcomers = resting(16)
+    assert newcomers.unread(16) and not newcomers.unread(4)  # of other sizes nothing is known
+    for cycle in range(1000):
+        newcomers.cycle(16, cycle % 5 == 0)
+        if cycle > 50:
+            assert not newcomers.unread(16)
