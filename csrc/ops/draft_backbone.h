@@ -23,10 +23,10 @@ struct DraftBackbone {
   TensorView lengths;           // [B] int32, pairs that are cached
   TensorView row_start;         // [B + 1] int32
   TensorView cos, sin;          // [positions, D/2] float32
-  float least;                  // no further where another level lengthens a cycle's run by less, the mean of the sequences
-  TensorView children;          // [B, T, k] int32, written: the likeliest tokens of each level
-  TensorView scores;            // [B, T, k] float32, written: their log-probabilities
-  TensorView levels;  // [B] int32, written: how many of the T there are, for all the same; others are not written
+  float least;          // no further where another level lengthens a cycle's run by less, the mean of the sequences
+  TensorView children;  // [B, T, k] int32, written: the likeliest tokens of each level
+  TensorView scores;    // [B, T, k] float32, written: their log-probabilities
+  TensorView levels;    // [B] int32, written: how many of the T there are, for all the same; others are not written
 
   Device validate() const;
 };
