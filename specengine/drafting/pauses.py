@@ -12,8 +12,9 @@ from specengine.drafting.tree_choice import cycle_seconds
 SHARE = 100  # what loses takes a hundredth of the time, where pauses may be as long as that asks for
 SHORT, LONGEST = 15, 255  # cycles: a small loss is tried again soon, and none is never tried again
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
-SELDOM, RECENT = 0.1, 32  # share of the cycles of late that drafted, and how many those are
-ROUNDS = 16  # one in so many batches is read all the same
+SELDOM = 0.1  # share of the cycles of late that drafted
+RECENT, SHORTEST = 512, 32  # tokens of plain cycles that are late, and how many cycles that is at least
+FEWEST, ROUNDS = 4, 16  # one in so many batches is read all the same, one in as many as a batch has texts between
 
 
 @dataclass
@@ -48,7 +49,8 @@ class Pauses:
         pause.uses = min(pause.uses + 1, MEMORY)
         pause.saved += (saved / plain - pause.saved) / pause.uses
         most = min(LONGEST, max(SHORT, ceil(-SHARE * pause.saved)))
-        pause.left = pause.cycles = min(most, 2 * pause.cycles + 1) if pause.saved < -self._bearable / sequences else 0
+        pause.cycles = min(most, 2 * pause.cycles + 1) if pause.saved < -self._bearable / sequences else 0
+        pause.left = 0 if saved > 0 else pause.cycles  # what gains once gains again soon: texts have such passages
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Newcomers:
 
     Reading a prompt costs what a share of the target's layers does, drafted or not. Where hardly a cycle drafts, by
     sizes of batch as for Pauses, whole batches are left unread, and now and then one is read, so that trials judge
-    what they would be of all. A single sequence always is: it may be of another kind than the last.
+    what they would be of all. It takes longer to find that out of few sequences, whose texts may be of other kinds.
     """
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class Newcomers:
 
     def cycle(self, sequences: int, drafted: bool) -> None:
         use = self._sizes[sequences.bit_length()]
-        use.share += (drafted - use.share) / RECENT
+        use.share += (drafted - use.share) / max(SHORTEST, RECENT // sequences)
 
     def unread(self, sequences: int) -> bool:
         """Whether to leave out a text that begins in a batch of so many; to be asked once for each."""
@@ -80,7 +82,7 @@ class Newcomers:
         if use.share >= SELDOM:
             use.texts = 0
             return False
-        batch, rounds = use.texts // sequences, min(sequences, ROUNDS)
+        batch, rounds = use.texts // sequences, min(max(FEWEST, sequences), ROUNDS)
         use.texts += 1
         return batch % rounds < rounds - 1
 

@@ -1,7 +1,7 @@
 import pytest
 
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.pauses import LONGEST, ROUNDS, SHARE, SHORT, Newcomers, Pauses, Trial
+from specengine.drafting.pauses import FEWEST, LONGEST, ROUNDS, SHARE, SHORT, Newcomers, Pauses, Trial
 from specengine.drafting.tree_choice import cycle_seconds
 
 COSTS = CostModel((1, 64), (0.01, 0.05))
@@ -96,30 +96,41 @@ def test_what_pays_again_is_used_again_every_cycle():
     assert uses_of(pauses, 1, 1.0, 100) == 100
 
 
-def resting(batch, cycles=100):
+def resting(batch, cycles=1200):
     newcomers = Newcomers()
     for _ in range(cycles):
         newcomers.cycle(batch, False)
     return newcomers
 
 
-@pytest.mark.parametrize("batch", [2, 4, 16, 56])
+@pytest.mark.parametrize("batch", [1, 2, 8, 16, 56])
 def test_where_nothing_is_drafted_one_whole_batch_in_several_is_read(batch):
-    newcomers, rounds = resting(batch), min(batch, ROUNDS)
+    newcomers, rounds = resting(batch), min(max(FEWEST, batch), ROUNDS)
     whole = [{newcomers.unread(batch) for _ in range(batch)} for _ in range(2 * rounds)]
     assert whole == 2 * ([{True}] * (rounds - 1) + [{False}])
 
 
-def test_a_single_sequence_is_always_read():
-    newcomers = resting(1)
-    assert not any(newcomers.unread(1) for _ in range(100))
+@pytest.mark.parametrize(("batch", "cycles"), [(1, 1100), (4, 280), (56, 60)])
+def test_it_takes_longer_to_leave_few_unread(batch, cycles):
+    assert not any(resting(batch, cycles).unread(batch) for _ in range(100))
+    assert resting(batch, 2 * cycles).unread(batch)
 
 
 def test_newcomers_are_read_while_some_cycles_draft_and_once_they_do_again():
-    assert not any(resting(16, cycles=20).unread(16) for _ in range(100))
     newcomers = resting(16)
     assert newcomers.unread(16) and not newcomers.unread(4)  # of other sizes nothing is known
     for cycle in range(1000):
         newcomers.cycle(16, cycle % 5 == 0)
         if cycle > 50:
             assert not newcomers.unread(16)
+
+
+def test_what_gains_once_is_used_again_at_once():
+    pauses = Pauses()
+    uses_of(pauses, 1, -1.0, 300)
+    while pauses.here(1):
+        pass
+    pauses.weigh(1, 0.1, 1.0)
+    assert not pauses.here(1)
+    pauses.weigh(1, -0.1, 1.0)
+    assert pauses.here(1)
