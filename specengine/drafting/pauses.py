@@ -12,6 +12,7 @@ from specengine.drafting.tree_choice import cycle_seconds
 SHARE = 100  # what loses takes a hundredth of the time, where pauses may be as long as that asks for
 SHORT, LONGEST = 15, 255  # cycles: a small loss is tried again soon, and none is never tried again
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
+TRIED = 8  # uses before the first pause: the first ones are slow, and nothing is known of what drafts are worth
 SELDOM = 0.1  # share of the cycles of late that drafted
 RECENT, SHORTEST = 512, 32  # tokens of plain cycles that are late, and how many cycles that is at least
 FEWEST, ROUNDS = 4, 16  # one in so many batches is read all the same, one in as many as a batch has texts between
@@ -49,7 +50,8 @@ class Pauses:
         pause.uses = min(pause.uses + 1, MEMORY)
         pause.saved += (saved / plain - pause.saved) / pause.uses
         most = min(LONGEST, max(SHORT, ceil(-SHARE * pause.saved)))
-        pause.cycles = min(most, 2 * pause.cycles + 1) if pause.saved < -self._bearable / sequences else 0
+        loses = pause.uses >= TRIED and pause.saved < -self._bearable / sequences
+        pause.cycles = min(most, 2 * pause.cycles + 1) if loses else 0
         pause.left = 0 if saved > 0 else pause.cycles  # what gains once gains again soon: texts have such passages
 
 

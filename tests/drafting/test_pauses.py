@@ -1,7 +1,7 @@
 import pytest
 
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.pauses import FEWEST, LONGEST, ROUNDS, SHARE, SHORT, Newcomers, Pauses, Trial
+from specengine.drafting.pauses import FEWEST, LONGEST, ROUNDS, SHARE, SHORT, TRIED, Newcomers, Pauses, Trial
 from specengine.drafting.tree_choice import cycle_seconds
 
 COSTS = CostModel((1, 64), (0.01, 0.05))
@@ -133,4 +133,12 @@ def test_what_gains_once_is_used_again_at_once():
     pauses.weigh(1, 0.1, 1.0)
     assert not pauses.here(1)
     pauses.weigh(1, -0.1, 1.0)
+    assert pauses.here(1)
+
+
+def test_nothing_pauses_before_it_was_tried():
+    pauses = Pauses()
+    for _ in range(TRIED):
+        assert not pauses.here(1)
+        pauses.weigh(1, -1.0, 1.0)
     assert pauses.here(1)
