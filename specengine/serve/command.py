@@ -1,0 +1,79 @@
+"""`specengine serve`: loads a model and serves it until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from specengine.console import note
+from specengine.models.loading import LoadedModel, load_model
+from specengine.serve.app import make_app
+from specengine.serve.settings import Settings, is_loopback
+
+
+def serve(model: str, device: str, dtype: str, settings: Settings) -> None:
+    """Serves a model until SIGTERM or Ctrl-C; texts under way are finished first.
+
+    Raises ValueError and what load_model raises; OSError where the port cannot be had.
+    """
+    with _listening(settings.host, settings.port) as listener:  # first: loading for minutes and then failing is no use
+        serve_model(load_model(model, device=device, dtype=dtype), settings, listener)
+
+
+def serve_model(model: LoadedModel, settings: Settings, listener: socket.socket) -> None:
+    """As serve(), of a loaded model on a socket."""
+    app = make_app(model, settings)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain)),
+    )
+    server = _Server(config, f"{settings.name} at http://{_shown(listener)}")
+    if not is_loopback(settings.host) and not settings.api_key:
+        note("whoever reaches this address can use the model: no API key is set")
+    # The server raises the signal that ended it once more: ended as it was told to, it has not failed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, about: str) -> None:
+        super().__init__(config)
+        self._about = about
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        note(f"serving {self._about}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        note("ending: texts under way are finished, new connections are refused")
+        await super().shutdown(sockets)
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"host: {host!r} is no address of this machine ({error})") from error
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            raise ValueError(f"port: cannot listen on {host} port {port} ({error.strerror})") from error
+        yield listener
+
+
+def _shown(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
