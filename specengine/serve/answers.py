@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ class Answers:
             ]
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
-            raise ApiError(400, str(error), param=field, code=code) from error
+            message = re.sub("^prompt: ", f"{field}: ", str(error))
+            raise ApiError(400, message, param=field, code=code) from error
         longest = max(map(len, prompts))
         if most and longest > most:
             message = f"{field}: has {longest} tokens, this server takes {most} at most"

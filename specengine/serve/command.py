@@ -19,30 +19,30 @@ from specengine.serve.settings import Settings, is_loopback
 def serve(model: str, device: str, dtype: str, settings: Settings) -> None:
     """Serves a model until SIGTERM or Ctrl-C; texts under way are finished first.
 
-    Raises ValueError and what load_model raises; OSError where the port cannot be had.
+    Raises ValueError where the port cannot be had, and what load_model and Engine raise.
     """
-    with _listening(settings.host, settings.port) as listener:  # first: loading for minutes and then failing is no use
-        serve_model(load_model(model, device=device, dtype=dtype), settings, listener)
+    with listening(settings.host, settings.port) as listener:  # first: loading for minutes and then failing is no use
+        server = server_of(load_model(model, device=device, dtype=dtype), settings, listener)
+        if not is_loopback(settings.host) and not settings.api_key:
+            note("whoever reaches this address can use the model: no API key is set")
+        # The server raises the signal that ended it once more: ended as it was told to, it has not failed.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        asyncio.run(server.serve(sockets=[listener]))
 
 
-def serve_model(model: LoadedModel, settings: Settings, listener: socket.socket) -> None:
-    """As serve(), of a loaded model on a socket."""
-    app = make_app(model, settings)
+def server_of(model: LoadedModel, settings: Settings, listener: socket.socket) -> uvicorn.Server:
+    """The server of a loaded model, not yet running. Raises ValueError for a model without a tokenizer, and what Engine
+    raises."""
     config = uvicorn.Config(
-        app,
+        make_app(model, settings),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(settings.drain)),
     )
-    server = _Server(config, f"{settings.name} at http://{_shown(listener)}")
-    if not is_loopback(settings.host) and not settings.api_key:
-        note("whoever reaches this address can use the model: no API key is set")
-    # The server raises the signal that ended it once more: ended as it was told to, it has not failed.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    asyncio.run(server.serve(sockets=[listener]))
+    return _Server(config, f"{settings.name} at http://{_shown(listener)}")
 
 
 class _Server(uvicorn.Server):
@@ -60,7 +60,8 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket bound to an address. Raises ValueError where that cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
