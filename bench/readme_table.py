@@ -23,6 +23,8 @@ KINDS = {  # results of other programs, by a key that they alone have
     "kernels": "the CUDA kernels against PyTorch, and the bytes they move",
     "nvcc": "registers and spills of the CUDA kernels, as compiled",
     "drafters": "memory of what drafters remember, after many tokens",
+    "clients": "{model}: the server under load, with clients that go away",
+    "servers": "{model}: the server beside llama.cpp's, by concurrency",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
 PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
