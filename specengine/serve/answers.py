@@ -57,7 +57,7 @@ class Answers:
             return Json(self._whole(task, outputs, parts))
         # What refuses a request, or fails at once, has a status of its own: nothing was sent so far.
         first = await while_connected(request.receive, anext(events))
-        return EventStream(self._chunks(task, first, events), self._settings.deadline + 30)
+        return EventStream(self._chunks(task, first, events), events, self._settings.deadline + 30)
 
     async def _task(self, body: Request) -> _Task:
         settings = self._settings
@@ -117,7 +117,7 @@ class Answers:
         except ValueError as error:
             raise of_request(error, task.body.prompt_field) from error
         except Overloaded as error:
-            raise refused(503, f"the queue is full: {error}", "overloaded") from error
+            raise refused(503, str(error), "overloaded") from error
         except Closed as error:
             raise refused(503, "this server is about to end", "closing") from error
         except GenerationFailed as error:
@@ -166,25 +166,24 @@ class Answers:
         def chunk(*choices: dict[str, Any]) -> dict[str, Any]:
             return task.envelope(form.part_object, [*choices], **more)
 
-        async with aclosing(events):
-            if form.opening is not None:
-                for index in range(len(pieces)):
-                    yield chunk(choice(index, form.opening))
-            try:
-                event: StreamEvent | None = first
-                while event is not None:
-                    part = pieces[event.index].part(event)
-                    told, logprobs = self._told(task, part), self._logprobs(task, part)
-                    if part.text or told or part.logprobs:
-                        yield chunk(choice(part.index, form.part(part.text), logprobs=logprobs, speculation=told))
-                    if output := part.output:
-                        outputs[part.index], stats = output, self._stats(task, part.index, output)
-                        reason = finish_reason(output)
-                        yield chunk(choice(part.index, form.closing, reason=reason, speculation=stats))
-                    event = await anext(events, None)
-            except ApiError as error:  # the status is sent: this is how clients learn of it
-                yield error.body
-                return
+        if form.opening is not None:
+            for index in range(len(pieces)):
+                yield chunk(choice(index, form.opening))
+        try:
+            event: StreamEvent | None = first
+            while event is not None:
+                part = pieces[event.index].part(event)
+                told, logprobs = self._told(task, part), self._logprobs(task, part)
+                if part.text or told or part.logprobs:
+                    yield chunk(choice(part.index, form.part(part.text), logprobs=logprobs, speculation=told))
+                if output := part.output:
+                    outputs[part.index], stats = output, self._stats(task, part.index, output)
+                    reason = finish_reason(output)
+                    yield chunk(choice(part.index, form.closing, reason=reason, speculation=stats))
+                event = await anext(events, None)
+        except ApiError as error:  # the status is sent: this is how clients learn of it
+            yield error.body
+            return
         if counted:
             ordered = [outputs[index] for index in range(len(pieces))]
             yield task.envelope(form.part_object, [], usage=usage(ordered, task.samples))

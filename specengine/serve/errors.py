@@ -14,7 +14,6 @@ RETRY_AFTER = 1  # seconds; whoever is refused may find a place as soon as anoth
 # What the engine calls a field by another name than the API does.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
-    "prompts": "prompt",
     "drafter": "speculation.drafter",
     "rule": "speculation.rule",
 }
@@ -63,8 +62,7 @@ def refused(status: int, message: str, code: str) -> ApiError:
 
 def of_request(error: ValueError, prompt: str) -> ApiError:
     """A ValueError of the engine, which begins with the name of what is wrong.  prompt: the field that has it."""
-    text = str(error)
-    name = match[1] if (match := re.match(r"(\w+)", text)) else None
-    param = prompt if name in ("prompt", "prompts", "messages", "text") else _FIELDS.get(name or "", name)
-    known = re.match(r"\w+(\[[^]]*\])*:? ", text)  # else it is about something that has no name there
-    return ApiError(400, text, param=param if known else None)
+    named = re.match(r"(\w+)(?:\[[^]]*\])*: ", str(error))
+    name = named[1] if named else None
+    param = prompt if name in ("prompt", "prompts") else _FIELDS.get(name or "", name)
+    return ApiError(400, str(error), param=param)

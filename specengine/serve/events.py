@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -18,8 +18,8 @@ class Left(Exception):
     """The client is gone: nobody will read the answer."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-    """What a coroutine returns; it is cancelled, and Left raised, if the client goes away or `seconds` are over."""
+async def while_connected(receive: Receive, work: Awaitable[T], seconds: float | None = None) -> T:
+    """What `work` gives; it is cancelled, and Left raised, if the client goes away or `seconds` are over."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({working, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -41,18 +41,19 @@ async def _gone(receive: Receive) -> None:
 class EventStream(Response):
     """The JSON values of a generator, which is closed whatever becomes of the client.
 
+    source: what it reads, closed too: a generator that never began closes nothing.
     seconds: that all of it may take; who reads no faster is cut off.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, values: AsyncGenerator[Any, None], seconds: float) -> None:
+    def __init__(self, values: AsyncGenerator[Any, None], source: AsyncGenerator[Any, None], seconds: float) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._values, self._seconds = values, seconds
+        self._values, self._source, self._seconds = values, source, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._values):
+        async with aclosing(self._source), aclosing(self._values):
             with suppress(Left):
                 await while_connected(receive, self._send_all(send), self._seconds)
 

@@ -61,7 +61,7 @@ def test_a_client_that_does_not_read_is_cut_off_in_the_end(monkeypatch):
     from specengine.serve import answers
 
     stream = answers.EventStream
-    monkeypatch.setattr(answers, "EventStream", lambda values, seconds: stream(values, 1.0))
+    monkeypatch.setattr(answers, "EventStream", lambda values, source, seconds: stream(values, source, 1.0))
     body = json.dumps(LONG | {"n": 100, "speculation": {"tokens": True, "stats": True}}).encode()
     with served() as address:
         host = urlsplit(address)
