@@ -112,7 +112,7 @@ def test_a_pass_that_fails_is_an_error_of_its_requests_alone(monkeypatch, when):
 
 
 def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new():
-    ask = LONG | {"n": 16, "max_tokens": 400}
+    ask = LONG | {"n": 8, "max_tokens": 300}
     with command("--model", str(chat_folder()), "--drafter", "none", "--device", "cpu") as (address, process):
         begun = threading.Barrier(4)
 
@@ -131,9 +131,9 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new
             begun.wait(30)
             time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
-            assert [future.result() for future in finished] == [16] * 3
+            assert [future.result() for future in finished] == [8] * 3
             answer = whole.result()
-            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 16 * 400
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8 * 300
         assert process.wait(30) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/health")
