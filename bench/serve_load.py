@@ -19,6 +19,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -222,6 +223,12 @@ async def load(seconds: float, clients: int, drafter: str) -> dict:
     return {"drafter": drafter, "clients": clients} | result
 
 
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 async def throughput(address: str, more: dict, concurrency: int, requests: int, tokens: int) -> dict[str, float]:
     """Tokens per second of so many requests, so many at a time; every answer has as many tokens."""
     turns = itertools.cycle([question.turns[0] for question in load_files()])
@@ -252,7 +259,19 @@ async def throughput(address: str, more: dict, concurrency: int, requests: int, 
 async def race(server: str, concurrencies: list[int], rounds: int, tokens: int, drafter: str) -> dict:
     most, threads = max(concurrencies), os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     model = fetch_embedded(MODEL)
-    theirs = [server, "-m", str(model), "--host", "127.0.0.1", "--port", "8089", "-t", threads, "-np", str(most)]
+    theirs = [
+        server,
+        "-m",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(free_port()),
+        "-t",
+        threads,
+        "-np",
+        str(most),
+    ]
     theirs += ["-c", str(2048 * most), "--jinja"]
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     async with AsyncExitStack() as stack:
