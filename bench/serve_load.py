@@ -235,7 +235,8 @@ async def throughput(address: str, more: dict, concurrency: int, requests: int, 
     waiting, first = [next(turns) for _ in range(requests)], []
 
     async def client() -> None:
-        async with httpx.AsyncClient(timeout=None) as one:
+        # A connection each: llama.cpp's server closes them behind a stream, at a moment of its choice.
+        async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0)) as one:
             while waiting:
                 messages = [{"role": "user", "content": waiting.pop()}]
                 body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "temperature": 0}
