@@ -24,8 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -74,7 +74,7 @@ def ours(drafter: str, *options: str) -> list[str]:
 OURS_READY = r"serving .* at (http://\S+)"
 
 
-async def events(client: httpx.AsyncClient, address: str, body: dict) -> AsyncIterator[dict]:
+async def events(client: httpx.AsyncClient, address: str, body: dict) -> AsyncGenerator[dict, None]:
     """The values of a streamed chat. Raises HTTPStatusError for a status other than 200."""
     async with client.stream("POST", f"{address}/v1/chat/completions", json=body | {"stream": True}) as response:
         if response.status_code != 200:
@@ -150,19 +150,20 @@ class Load:
         """The text of a stream; None where the client went away after so many parts."""
         asked_at = last = time.perf_counter()
         text, parts, spoken, reason = "", 0, False, None
-        async for value in events(client, self.address, body | {"speculation": {"tokens": True}}):
-            choice = value["choices"][0]
-            now, text = time.perf_counter(), text + choice["delta"].get("content", "")
-            new = sum(cycle["accepted"] + 1 for cycle in choice.get("speculation", {}).get("cycles", ()))
-            reason = choice["finish_reason"]
-            if new and spoken:
-                self.between += [(now - last) / new] * new
-            elif new:
-                self.first.append(now - asked_at)
-            last, spoken, parts = now if new else last, spoken or bool(new), parts + 1
-            self.tokens += new
-            if patience is not None and parts > patience and not reason:
-                return None
+        async with aclosing(events(client, self.address, body | {"speculation": {"tokens": True}})) as values:
+            async for value in values:
+                choice = value["choices"][0]
+                now, text = time.perf_counter(), text + choice["delta"].get("content", "")
+                new = sum(cycle["accepted"] + 1 for cycle in choice.get("speculation", {}).get("cycles", ()))
+                reason = choice["finish_reason"]
+                if new and spoken:
+                    self.between += [(now - last) / new] * new
+                elif new:
+                    self.first.append(now - asked_at)
+                last, spoken, parts = now if new else last, spoken or bool(new), parts + 1
+                self.tokens += new
+                if patience is not None and parts > patience and not reason:
+                    return None
         if reason is None:
             raise SystemExit(f"a stream has ended without an end: {text!r}")
         return text
@@ -260,20 +261,8 @@ async def throughput(address: str, more: dict, concurrency: int, requests: int, 
 async def race(server: str, concurrencies: list[int], rounds: int, tokens: int, drafter: str) -> dict:
     most, threads = max(concurrencies), os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     model = fetch_embedded(MODEL)
-    theirs = [
-        server,
-        "-m",
-        str(model),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(free_port()),
-        "-t",
-        threads,
-        "-np",
-        str(most),
-    ]
-    theirs += ["-c", str(2048 * most), "--jinja"]
+    theirs = [server, "-m", str(model), "-t", threads, "-np", str(most), "-c", str(2048 * most), "--jinja"]
+    theirs += ["--host", "127.0.0.1", "--port", str(free_port())]
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
     async with AsyncExitStack() as stack:
         command = ours(drafter, "--max-batch-size", str(most), "--prefix-cache-mib", "0")

@@ -97,12 +97,12 @@ class Answers:
     def _limit(self, body: Request, prompt: int) -> int:
         """Tokens that a text may have behind a prompt of so many."""
         context, most = self._engines.model.config.max_position, self._settings.max_new_tokens
-        asked = body.asked_tokens
+        asked, field = body.asked_tokens, body.asked_field
         if asked is not None and prompt + asked > context:
-            message = f"max_tokens: {asked} behind a prompt of {prompt} are more than the model's context of {context}"
-            raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
+            message = f"{field}: {asked} behind a prompt of {prompt} are more than the model's context of {context}"
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
         if asked is not None and most and asked > most:
-            raise ApiError(400, f"max_tokens: this server takes {most} at most, got {asked}", param="max_tokens")
+            raise ApiError(400, f"{field}: this server takes {most} at most, got {asked}", param=field)
         room = context - prompt
         return min(asked or body.default_tokens or room, room, most or room)
 

@@ -36,6 +36,8 @@ def server_of(model: LoadedModel, settings: Settings, listener: socket.socket) -
     raises."""
     config = uvicorn.Config(
         make_app(model, settings),
+        http="h11",  # the others set no limit to a request's head
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

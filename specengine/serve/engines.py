@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from specengine.async_engine import AsyncEngine
 from specengine.drafters import best_drafter, drafter_kind
@@ -82,19 +81,20 @@ class Engines:
     def _with_nodes(self, drafter: str, most: int) -> str:
         spec = Spec.parse(drafter, "drafter")
         name = best_drafter(self.model.target).name if spec.name == "auto" else spec.name
-        sizes: dict[str, Any] = {f.name: f.default for f in fields(drafter_kind(name).config_type)}
-        if "nodes" not in sizes:
+        config = spec.build(drafter_kind(name).config_type, "drafter")
+        if all(option.name != "nodes" for option in fields(config)):
             field = "speculation.max_nodes"
             raise ApiError(400, f"{field}: drafter {name} has no such limit (no option `nodes`)", param=field)
-        nodes = int(spec.options.get("nodes", sizes["nodes"]))
-        if most >= nodes:
+        if most >= config.nodes:
             return drafter
         return str(replace(spec, options={**spec.options, "nodes": str(most)}))
 
     @asynccontextmanager
     async def leased(self, choice: Choice) -> AsyncIterator[AsyncEngine]:
         """The engine of a choice, which stays as long as it is used. Raises ApiError where there can be none."""
-        kept = self._kept.get(choice) or await self._make(choice)
+        while (kept := self._kept.get(choice)) is None:
+            # Who asked may leave meanwhile: the thread that makes it goes on, and the next one must wait for its end.
+            await asyncio.shield(self._make(choice))
         kept.users += 1  # nothing was awaited since it was found
         self._kept.move_to_end(choice)
         try:
@@ -102,16 +102,16 @@ class Engines:
         finally:
             kept.users -= 1
 
-    async def _make(self, choice: Choice) -> _Kept:
+    async def _make(self, choice: Choice) -> None:
         async with self._making:
-            if kept := self._kept.get(choice):
-                return kept
+            if choice in self._kept:
+                return
             if self._closed:
                 raise refused(503, "this server is about to end", "closing")
             if len(self._kept) >= self._settings.max_engines:
                 await self._drop_one()
             try:
-                kept = self._kept[choice] = await asyncio.to_thread(self._serving, choice)
+                self._kept[choice] = await asyncio.to_thread(self._serving, choice)
             except ValueError as error:
                 raise of_request(error, "prompt") from error
             except (OSError, MemoryError) as error:
@@ -119,7 +119,6 @@ class Engines:
                 raise ApiError(
                     500, f"speculation.drafter: {choice.drafter} cannot be loaded", code="drafter"
                 ) from error
-            return kept
 
     async def _drop_one(self) -> None:
         idle = (choice for choice, kept in self._kept.items() if not kept.users and choice != self._default)

@@ -13,7 +13,6 @@ RETRY_AFTER = 1  # seconds; whoever is refused may find a place as soon as anoth
 
 # What the engine calls a field by another name than the API does.
 _FIELDS = {
-    "max_new_tokens": "max_tokens",
     "drafter": "speculation.drafter",
     "rule": "speculation.rule",
 }

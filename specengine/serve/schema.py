@@ -109,6 +109,11 @@ class Request(_Body):
         return self.max_tokens
 
     @property
+    def asked_field(self) -> str:
+        """Where it says so."""
+        return "max_tokens"
+
+    @property
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are reported beside each; None: no log-probabilities."""
         raise NotImplementedError
@@ -202,6 +207,10 @@ class ChatRequest(Request):
     @property
     def asked_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def asked_field(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
     def likeliest(self) -> int | None:

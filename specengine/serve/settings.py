@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from specengine.drafters import drafter_kind
 from specengine.options import Spec, check_range
 from specengine.rules import parse_rule
 
@@ -33,7 +34,7 @@ class Settings:
     rules: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     hosts: tuple[str, ...] = ()
     max_batch_size: int = 16
     prefix_cache_mib: int = 256
@@ -59,7 +60,9 @@ class Settings:
         for rule in self.rules:
             parse_rule(rule)
         for drafter in self.drafters:
-            Spec.parse(drafter, "drafter")
+            spec = Spec.parse(drafter, "drafter")
+            if spec.name != "auto":  # which has the options of what it stands for
+                spec.build(drafter_kind(spec.name).config_type, "drafter")
         if not self.name:
             raise ValueError("name: expected the model's name in the API, got an empty one")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable() and " " not in self.api_key):

@@ -125,7 +125,7 @@ def parse_drafter(text: str) -> None:
     spec = Spec.parse(text, "drafter")
     if spec.name == "auto":
         return
-    spec.build(drafter_kind(spec.name.replace("-", "_")).config_type, "drafter")
+    spec.build(drafter_kind(spec.name).config_type, "drafter")
     for part in spec.path.split("+") if spec.name == "combine" else ():
         parse_drafter(part.replace(";", ","))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from tests.service.exposition import Family, parsed
 
 LIMIT = 60  # seconds after which a test has failed; nothing takes that long
 HELLO = [{"role": "user", "content": "hello"}]
+ASK = {"model": "tiny", "messages": HELLO, "max_tokens": 5}
+LONG = {"model": "tiny", "messages": HELLO, "ignore_eos": True, "stream": True}
 SETTINGS = {"name": "tiny", "drafters": ("prompt_lookup,adaptive=false", *DRAFTERS), "rules": RULES, "port": 0}
 
 
@@ -77,6 +80,36 @@ def command(*options: str) -> Iterator[tuple[str, subprocess.Popen]]:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def chat(address: str, body=ASK, path: str = "/v1/chat/completions", **options) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"content-type": "application/json"} | options.pop("headers", {})
+    return httpx.post(address + path, content=content, headers=headers, timeout=30, **options)
+
+
+def problem(response: httpx.Response) -> dict:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def streaming(address: str, body: dict, stop: threading.Event) -> threading.Thread:
+    """A client that has begun to hear a text, and hears it until it is told to stop."""
+    heard = threading.Event()
+
+    def listen() -> None:
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as response:
+            assert response.status_code == 200, response.read()
+            for _ in response.iter_lines():
+                heard.set()
+                if stop.is_set():
+                    return
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    assert heard.wait(30)
+    return thread
 
 
 def until(condition, seconds: float = LIMIT) -> None:

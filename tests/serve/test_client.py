@@ -287,6 +287,8 @@ PICTURE = [{"type": "image_url", "image_url": {"url": "https://example.org/x.png
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 451}, "max_tokens"),
         ({"max_tokens": 600}, "max_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": 451}, "max_completion_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": 600}, "max_completion_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**63}, "seed"),

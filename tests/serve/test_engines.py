@@ -12,8 +12,7 @@ from specengine.serve.schema import Speculation
 from specengine.serve.settings import Settings
 from specengine.types import GenerationOutput
 from tests.engines import tiny_model
-from tests.serve.servers import SETTINGS, chat_model, served, total
-from tests.serve.test_limits import LONG, chat, problem, slow, streaming  # noqa: F401  (a fixture)
+from tests.serve.servers import LONG, SETTINGS, chat, chat_model, problem, served, streaming, total
 
 PARAMS = SamplingParams(max_new_tokens=12)
 DEFAULT = Choice("prompt_lookup,adaptive=false", "match")
@@ -38,10 +37,12 @@ def asked(**speculation) -> Speculation:
         ({"max_nodes": 500}, DEFAULT),
         ({"max_nodes": 5}, Choice(f"{DEFAULT.drafter},nodes=5", "match")),
         ({"drafter": "prompt_lookup", "max_nodes": 2}, Choice("prompt_lookup,nodes=2", "match")),
+        ({"drafter": "prompt-lookup", "max_nodes": 3}, Choice("prompt-lookup,nodes=3", "match")),
     ],
 )
 def test_a_request_gets_the_drafter_and_the_rule_it_asks_for(speculation, choice):
-    assert engines_of().choice(asked(**speculation)) == choice
+    engines = engines_of(drafters=(*SETTINGS["drafters"], "prompt-lookup"))
+    assert engines.choice(asked(**speculation)) == choice
 
 
 def test_max_nodes_holds_for_every_drafter_that_takes_it():
@@ -116,7 +117,40 @@ def test_many_that_ask_at_once_get_one_engine():
     asyncio.run(main())
 
 
-def test_requests_of_different_engines_run_side_by_side(slow):  # noqa: F811
+def test_an_engine_whose_asker_left_meanwhile_is_there_for_the_next():
+    async def main() -> None:
+        engines = engines_of()
+        made, begun, go_on = [], threading.Event(), threading.Event()
+        original = engines._serving
+
+        def slowly(choice):
+            made.append(choice)
+            begun.set()
+            assert go_on.wait(30)
+            return original(choice)
+
+        engines._serving = slowly
+
+        async def one():
+            async with engines.leased(Choice("none", "match")) as serving:
+                return serving
+
+        leaving = asyncio.create_task(one())
+        await asyncio.to_thread(begun.wait, 30)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        others = [asyncio.create_task(one()) for _ in range(2)]
+        await asyncio.sleep(0)
+        go_on.set()
+        first, second = await asyncio.gather(*others)
+        assert first is second and len(made) == 1
+        await engines.close()
+
+    asyncio.run(main())
+
+
+def test_requests_of_different_engines_run_side_by_side(slow):
     stop = threading.Event()
     with served() as address:
         bodies = [LONG | {"speculation": each} for each in ({}, {"off": True}, {"rule": "rejection"})]

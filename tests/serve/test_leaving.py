@@ -5,15 +5,13 @@ import json
 import signal
 import socket
 import threading
-import time
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from specengine.engine import Engine
-from tests.serve.servers import chat_folder, command, metrics, served, settled, total, until
-from tests.serve.test_limits import LONG, chat, slow, streaming  # noqa: F401  (a fixture)
+from tests.serve.servers import LONG, chat, chat_folder, command, metrics, served, settled, streaming, total, until
 
 
 def lines(response: httpx.Response) -> list[dict]:
@@ -23,7 +21,7 @@ def lines(response: httpx.Response) -> list[dict]:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_a_stream_frees_its_place_and_its_pages(slow, n):  # noqa: F811
+def test_a_client_that_leaves_a_stream_frees_its_place_and_its_pages(slow, n):
     stop = threading.Event()
     with served() as address:
         threads = [streaming(address, LONG | {"n": n}, stop) for _ in range(3)]
@@ -40,7 +38,7 @@ LABELS = (("drafter", "prompt_lookup,adaptive=false"), ("rule", "match"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_before_it_hears_anything_is_noticed(slow, stream):  # noqa: F811
+def test_a_client_that_leaves_before_it_hears_anything_is_noticed(slow, stream):
     stop = threading.Event()
     with served(max_batch_size=1) as address:
         first = streaming(address, LONG, stop)
@@ -73,7 +71,7 @@ def test_a_client_that_does_not_read_is_cut_off_in_the_end(monkeypatch):
             settled(address)
 
 
-def test_a_deadline_ends_a_text_where_it_is(slow):  # noqa: F811
+def test_a_deadline_ends_a_text_where_it_is(slow):
     with served(deadline=0.5) as address:
         ask = LONG | {"speculation": {"stats": True}, "n": 2}
         with httpx.stream("POST", f"{address}/v1/chat/completions", json=ask, timeout=30) as response:
@@ -112,7 +110,7 @@ def test_a_pass_that_fails_is_an_error_of_its_requests_alone(monkeypatch, when):
 
 
 def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new():
-    ask = LONG | {"n": 8, "max_tokens": 300}
+    ask = LONG | {"n": 4, "max_tokens": 450}  # the four fill a batch
     with command("--model", str(chat_folder()), "--drafter", "none", "--device", "cpu") as (address, process):
         begun = threading.Barrier(4)
 
@@ -126,20 +124,20 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new
                 return sum(choice["finish_reason"] == "length" for chunk in data for choice in chunk["choices"])
 
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            finished = [pool.submit(listen, number) for number in range(3)]
             whole = pool.submit(chat, address, ask | {"stream": False})
+            until(lambda: total(address, "http_streams") == 1 or whole.done())
+            finished = [pool.submit(listen, number) for number in range(3)]
             begun.wait(30)
-            time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
-            assert [future.result() for future in finished] == [8] * 3
+            assert [future.result() for future in finished] == [4] * 3
             answer = whole.result()
-            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8 * 300
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4 * 450
         assert process.wait(30) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{address}/health")
 
 
-def test_what_takes_longer_than_the_drain_is_dropped(slow):  # noqa: F811
+def test_what_takes_longer_than_the_drain_is_dropped(slow):
     heard: list[str] = []
     begun = threading.Event()
 

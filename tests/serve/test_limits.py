@@ -1,9 +1,7 @@
 """What a request must pass: host, key, kind, size, a free place; and what overload answers."""
 
-import json
 import socket
 import threading
-import time
 from urllib.parse import urlsplit
 
 import httpx
@@ -11,42 +9,13 @@ import pytest
 
 from specengine.serve import limits
 from specengine.serve.settings import Settings
-from tests.serve.servers import HELLO, SETTINGS, metrics, served, settled, total, until
-
-ASK = {"model": "tiny", "messages": HELLO, "max_tokens": 5}
-LONG = {"model": "tiny", "messages": HELLO, "ignore_eos": True, "stream": True}
+from tests.serve.servers import ASK, LONG, SETTINGS, chat, metrics, problem, served, settled, streaming, total, until
 
 
 @pytest.fixture(scope="module")
 def address():
     with served(max_body_bytes=2000, max_prompt_tokens=100) as address:
         yield address
-
-
-@pytest.fixture
-def slow(monkeypatch):
-    """Cycles that take a while: texts last until they are left."""
-    from specengine.engine import Engine
-
-    cycle = Engine._cycle
-
-    def slowly(self, batch):
-        time.sleep(0.02)
-        return cycle(self, batch)
-
-    monkeypatch.setattr(Engine, "_cycle", slowly)
-
-
-def chat(address: str, body=ASK, path: str = "/v1/chat/completions", **options) -> httpx.Response:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"content-type": "application/json"} | options.pop("headers", {})
-    return httpx.post(address + path, content=content, headers=headers, timeout=30, **options)
-
-
-def problem(response: httpx.Response) -> dict:
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 @pytest.mark.parametrize(
@@ -86,6 +55,13 @@ def test_a_large_body_is_refused_before_it_is_read(address):
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         connection.sendall(b"400\r\n" + b"x" * 1024 + b"\r\n" + b"400\r\n" + b"x" * 1024 + b"\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_the_head_of_a_request_is_bounded(address):
+    host = urlsplit(address)
+    with socket.create_connection((host.hostname, host.port), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (1 << 16))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
 
 
 def test_a_long_prompt_is_refused(address):
@@ -151,6 +127,7 @@ def test_names_of_the_server_can_be_given(settings, known, unknown):
 
 
 def test_a_key_is_asked_for_where_there_is_one():
+    assert "secret-1" not in repr(Settings(**SETTINGS, api_key="secret-1"))
     with served(api_key="secret-1") as address:
         right = {"authorization": "Bearer secret-1"}
         for headers in ({}, {"authorization": "Bearer secret-2"}, {"authorization": "secret-1"}):
@@ -165,24 +142,6 @@ def test_a_key_is_asked_for_where_there_is_one():
         assert httpx.get(f"{address}/health").status_code == httpx.get(f"{address}/").status_code == 200
         latin = httpx.get(f"{address}/v1/models", headers={"authorization": "Bearer \xe4".encode("latin-1")})
         assert latin.status_code == 401
-
-
-def streaming(address: str, body: dict, stop: threading.Event) -> threading.Thread:
-    """A client that has begun to hear a text, and hears it until it is told to stop."""
-    heard = threading.Event()
-
-    def listen() -> None:
-        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as response:
-            assert response.status_code == 200, response.read()
-            for _ in response.iter_lines():
-                heard.set()
-                if stop.is_set():
-                    return
-
-    thread = threading.Thread(target=listen)
-    thread.start()
-    assert heard.wait(30)
-    return thread
 
 
 def test_more_requests_than_places_get_429_and_a_time_to_come_again(slow):
@@ -240,6 +199,8 @@ def test_a_request_larger_than_the_queue_is_its_own_fault():
         ({"name": ""}, "name: expected"),
         ({"rules": ("match", "guess")}, "rule: expected one of"),
         ({"drafters": ("none", "")}, "drafter: expected"),
+        ({"drafters": ("none", "magic")}, "drafter: expected auto or one of"),
+        ({"drafters": ("none", "suffix,nodes=few")}, "drafter: nodes: expected int"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(settings, message):

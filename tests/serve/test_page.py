@@ -8,7 +8,6 @@ import pytest
 from specengine import SamplingParams
 from tests.serve.browsers import MISSING, SIZES, ask, browser, opened
 from tests.serve.servers import plain_engine, served, settled, total, until
-from tests.serve.test_limits import slow  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the page's tests need {' and '.join(MISSING)}")
 
@@ -110,7 +109,7 @@ def test_the_switches_decide_what_is_asked_for_and_the_conversation_goes_on(chro
     ]
 
 
-def test_an_answer_can_be_stopped(chromium, slow):  # noqa: F811
+def test_an_answer_can_be_stopped(chromium, slow):
     with served() as address:
         with opened(chromium, address) as page:
             page.fill("#tokens", "400")
@@ -122,6 +121,20 @@ def test_an_answer_can_be_stopped(chromium, slow):  # noqa: F811
             assert page.locator(".verdict").inner_text() == "stopped" and shown(page)
             until(lambda: total(address, "sequences_running") == 0)
         settled(address)
+
+
+def test_what_is_forgotten_while_it_speaks_is_not_said_again(chromium, slow):
+    with served() as address, opened(chromium, address) as page:
+        bodies = []
+        page.on("request", lambda request: bodies.append(request.post_data_json) if request.post_data else None)
+        page.fill("#tokens", "400")
+        ask(page, "one")
+        page.wait_for_selector(".text span", state="attached")
+        page.click("#forget")
+        page.fill("#tokens", "2")
+        ask(page, "two")
+        page.wait_for_selector(".text span", state="attached")
+        assert [message["content"] for message in bodies[-1]["messages"]] == ["two"]
 
 
 def test_what_goes_wrong_is_said(chromium, address):
