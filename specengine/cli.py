@@ -211,11 +211,10 @@ def serve(
         if str(error.name).startswith("specengine"):
             raise
         raise ValueError(f"serve: needs {error.name}; pip install 'specengine[serve]'") from error
-    from specengine.serve.settings import DRAFTERS, RULES, Settings
+    from specengine.serve.settings import Settings, offered
 
-    given = {**locals(), "name": name or Path(model).name, "hosts": tuple(allow_host or ())}
-    given["drafters"] = tuple(dict.fromkeys((drafter, *(allow_drafter or ()), *DRAFTERS)))
-    given["rules"] = tuple(dict.fromkeys((rule, *(allow_rule or ()), *RULES)))
+    given = {**locals(), "hosts": tuple(allow_host or ())}
+    given |= offered(model, drafter, rule, allow_drafter or (), allow_rule or ()) | ({"name": name} if name else {})
     run(model, device, dtype, Settings(**{f.name: given[f.name] for f in fields(Settings)}))
 
 

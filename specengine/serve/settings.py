@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from specengine.drafters import drafter_kind
 from specengine.options import Spec, check_range
@@ -81,6 +84,18 @@ class Settings:
         if is_loopback(self.host):
             return is_loopback(name)
         return not self.hosts or _is_address(name)
+
+
+def offered(
+    model: str, drafter: str, rule: str, allow_drafters: Iterable[str] = (), allow_rules: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Settings of a server that is started with a drafter and a rule and allows others besides; its name is the last
+    part of the model's."""
+    return {
+        "name": Path(model).name,
+        "drafters": tuple(dict.fromkeys((drafter, *allow_drafters, *DRAFTERS))),
+        "rules": tuple(dict.fromkeys((rule, *allow_rules, *RULES))),
+    }
 
 
 def is_loopback(host: str) -> bool:
