@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from specengine import Engine, SamplingParams, api, generate
+from specengine import _C, Engine, SamplingParams, api, generate
 from specengine import kv_cache as cache_module
 from specengine.models.loading import load_model
 from specengine.ops import native
-from tests.engines import tiny_engine, tiny_model
+from tests.engines import SAMPLED, ids, tiny_engine, tiny_model
+from tests.threads import at_once
 
 PARAMS = SamplingParams(max_new_tokens=40)
 
@@ -94,6 +95,24 @@ def test_engines_that_share_a_model_may_grow_its_rotary_tables_at_once():
         for thread in threads:
             thread.join()
     assert not failures
+
+
+def test_engines_that_share_a_model_say_at_once_what_they_say_alone():
+    prompts = [[5, 9, 13, 5, 9], [200] * 9]
+    drafters = ["suffix", "lookahead", "ouroboros:self,layers=1", "draft-model:self,layers=1"]
+    before = _C.num_threads()
+    expected = [tiny_engine("none").generate(prompts, params) for params in (PARAMS, SAMPLED)]
+
+    def work(caller: int) -> None:
+        _C.set_num_threads(1 + caller)
+        engine = tiny_engine(f"{drafters[caller]},adaptive=false", max_batch_size=2)
+        for params, outputs in zip((PARAMS, SAMPLED), expected, strict=True):
+            assert ids(engine.generate(prompts, params)) == ids(outputs)
+
+    try:
+        at_once(work, len(drafters))
+    finally:
+        _C.set_num_threads(before)
 
 
 def test_a_large_cache_is_let_go_when_nobody_uses_it(monkeypatch):

@@ -2,6 +2,7 @@
 // here at run time, so that one build runs on every machine of the architecture. Wide ops, whose arithmetic gains by
 // it, have an implementation for every set; the others for the portable one and AVX2.
 #pragma once
+#include <atomic>
 #include <stdexcept>
 
 namespace specengine {
@@ -59,8 +60,9 @@ inline Isa best_isa() {
   return best;
 }
 
-inline Isa& active_isa() {  // tests switch it to compare the implementations
-  static Isa isa = best_isa();
+// Tests switch it to compare the implementations, maybe while another thread's op reads it without the GIL.
+inline std::atomic<Isa>& active_isa() {
+  static std::atomic<Isa> isa = best_isa();
   return isa;
 }
 

@@ -152,8 +152,9 @@ void forget_pool_after_fork() {
 
 int num_threads() {
   int n = wanted_threads.load();
-  if (n == 0) wanted_threads.store(n = default_threads());
-  return n;
+  if (n != 0) return n;
+  const int found = default_threads();
+  return wanted_threads.compare_exchange_strong(n, found) ? found : n;  // n: what another thread has set meanwhile
 }
 
 void set_num_threads(int n) {

@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -82,8 +83,9 @@ inline int multiprocessors(int device) {
 }
 
 // Whether kernels start before their predecessor ends (programmatic dependent launch); see wait_for_previous_kernel().
-inline bool& programmatic_launch() {
-  static bool enabled = false;
+// One engine may set it while another one's thread launches.
+inline std::atomic<bool>& programmatic_launch() {
+  static std::atomic<bool> enabled = false;
   return enabled;
 }
 

@@ -42,6 +42,22 @@ def test_registers_shared_memory_and_spills_are_read(script):
         script.kernels_in("ptxas info    : Compiling entry function '_Zk1' for 'sm_90a'\n")
 
 
+def test_what_a_build_kept_is_read_by_file_and_architecture(script, tmp_path, monkeypatch):
+    other = LOG.replace("sm_90a", "sm_80").replace("_Z", "_Y")
+    (tmp_path / "csrc" / "cuda").mkdir(parents=True)
+    (tmp_path / "csrc" / "cuda" / "linear.cu").write_text("__global__ void kernel() {}", encoding="utf-8")
+    (tmp_path / "csrc" / "cuda" / "launch_mode.cu").write_text("void host() {}", encoding="utf-8")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    (tmp_path / "launch_mode.log").write_text("ptxas info    : 0 bytes gmem\n" * 2, encoding="utf-8")
+    (tmp_path / "linear.log").write_text(LOG + other, encoding="utf-8")
+    found = script.kept(tmp_path)
+    assert set(found) == {("linear", "sm_90a"), ("linear", "sm_80")}
+    assert [each["kernel"] for each in found["linear", "sm_80"]] == ["_Yk1", "_Yk2", "_Yhelper"]
+    (tmp_path / "linear.log").write_text(LOG, encoding="utf-8")
+    with pytest.raises(ValueError, match="nothing is said of linear for sm_80"):
+        script.kept(tmp_path)
+
+
 def test_spills_and_stack_frames_count_in_the_four_kernels_only(script):
     first, second, helper = script.kernels_in(LOG)
     assert script.offences({"files": {"verify_tree_walk": {"sm_80": [first]}, "linear": {"sm_80": [second]}}}) == []

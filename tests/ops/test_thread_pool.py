@@ -27,7 +27,7 @@ def works():
     return bool((out == {COLUMNS}).all())
 """
 
-SANITIZED = "asan" in os.environ.get("LD_PRELOAD", "")
+ADDRESS, THREAD = (name in os.environ.get("LD_PRELOAD", "") for name in ("libasan", "libtsan"))  # the sanitizers
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -99,8 +99,9 @@ def test_an_omp_num_threads_that_is_no_number_means_the_cores_of_the_process(val
 
 
 @pytest.mark.skipif(
-    SANITIZED,
-    reason="AddressSanitizer's allocator does not survive a fork in the middle of another thread's allocation",
+    ADDRESS or THREAD,
+    reason="AddressSanitizer's allocator does not survive a fork in the middle of another thread's allocation, "
+    "ThreadSanitizer starts no threads in the child of a process that had several",
 )
 def test_ops_work_in_the_child_of_a_fork_and_still_in_the_parent():
     code = """
@@ -128,7 +129,7 @@ print("done")
     assert run_python(code) == "done\n"
 
 
-@pytest.mark.skipif(SANITIZED, reason="a sanitized process needs all address space")
+@pytest.mark.skipif(ADDRESS, reason="a sanitized process needs all address space")
 def test_a_system_that_gives_no_more_threads_slows_the_ops_and_does_not_stop_them():
     code = """
 import resource
