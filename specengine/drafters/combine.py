@@ -1,8 +1,8 @@
 """Several drafters in one tree: `combine:prompt_lookup+eagle3` copies where text repeats itself and drafts elsewhere.
 
-The first drafter is always asked. Each other one is asked in cycles where it has paid of late, which is learned by how
-much the tree so far promises: behind a long copy a network has nothing to add. A part's options follow it, separated by
-semicolons: `combine:prompt_lookup+eagle3:PATH;levels=5;beam=1,nodes=16`.
+Each drafter is asked in cycles where it has paid of late, which is learned by how much the tree so far promises: behind
+a long copy a network has nothing to add. The first one is cheap, and asked wherever it loses little. A part's options
+follow it, separated by semicolons: `combine:prompt_lookup+eagle3:PATH;levels=5;beam=1,nodes=16`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from specengine.ops.weight import Projection
     from specengine.text import Tokenizer
 
+# Copies cost little, and who is not asked misses where one begins.
+BEARABLE = 0.05
 PROMISES = (1.05, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)  # tokens of a cycle by the tree so far
 
 
@@ -108,7 +110,8 @@ class Combine(Drafter):
         self._costs = (costs or costs_of(target)) if measured else None
         self._overhead = Overhead()
         self._agreements = [Agreement() for _ in self.parts]  # of a part with those before it
-        self._pauses = [[Pauses() for _ in (0, *PROMISES)] for _ in self.parts]
+        bearable = [BEARABLE] + [0.0] * (len(self.parts) - 1)
+        self._pauses = [[Pauses(loss) for _ in (0, *PROMISES)] for loss in bearable]
         kinds = [part.name for part in self.parts]
         self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 
@@ -168,38 +171,38 @@ class Combine(Drafter):
             return []
         began = self._overhead.begin(sequences)
         parts = zip(self._names, self.parts, self._views(sequences), self._pauses, self._agreements, strict=True)
-        (name, first, views, *_), *others = parts
         count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        trees, asked = first.propose(views), isinstance(first, ScoredDrafter)
+        trees, asked, network = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences], False, False
         best = self._cut(trees, prefix)
-        for sequence, tree in zip(sequences, trees, strict=True):
-            sequence.drafter_state.sources, sequence.drafter_state.joints = [(name, tree)], []
-        for name, part, views, pauses, agreement in others:
+        for sequence in sequences:
+            sequence.drafter_state.sources, sequence.drafter_state.joints = [], []
+        for number, (name, part, views, pauses, agreement) in enumerate(parts):
             promised = pauses[bisect_right(PROMISES, best.expected / count)]
-            if self._costs is not None and promised.here():
+            if self._costs is not None and promised.here(count):
                 part.rest(views)
                 continue
             begin = time.perf_counter()
             more = part.propose(views)
-            if all(len(tree.tokens) == 1 for tree in more):
+            if number and all(len(tree.tokens) == 1 for tree in more):
                 continue  # there was nothing to draft from
-            joints = [agreement.joined(*pair) for pair in zip(trees, more, strict=True)]
-            for sequence, tree, joint in zip(sequences, more, joints, strict=True):
+            if asked:
+                joints = [agreement.joined(*pair) for pair in zip(trees, more, strict=True)]
+                for sequence, joint in zip(sequences, joints, strict=True):
+                    sequence.drafter_state.joints.append((agreement, joint))
+            for sequence, tree in zip(sequences, more, strict=True):
                 sequence.drafter_state.sources.append((name, tree))
-                sequence.drafter_state.joints.append((agreement, joint))
-            trees = [joint.tree for joint in joints]
+            trees = [joint.tree for joint in joints] if asked else more
             without, best = best, self._cut(trees, prefix)
+            before = self._overhead[network]
+            network = network or isinstance(part, ScoredDrafter)
             if self._costs is not None:
-                before, after = (
-                    cycle_seconds(self._costs, count, cut.nodes, prefix) + self._overhead[drafted]
-                    for cut, drafted in ((without, asked), (best, True))
-                )
-                spent = time.perf_counter() - begin
-                promised.weigh(before * best.expected / without.expected - after - spent)
+                plain, drafted = (cycle_seconds(self._costs, count, cut.nodes, prefix) for cut in (without, best))
+                spent = drafted + self._overhead[network] + time.perf_counter() - begin
+                promised.weigh(count, (plain + before) * best.expected / without.expected - spent, plain)
             asked = True
         if self._costs is not None:
             seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began
-            self._overhead.expect(sequences, asked, began, seconds)
+            self._overhead.expect(sequences, network, began, seconds)
         for sequence, cut in zip(sequences, best.trees, strict=True):
             sequence.drafter_state.tree = cut
         return best.trees

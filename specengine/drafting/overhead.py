@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 
 class Overhead:
-    """Seconds of a cycle, of late, of cycles with a network's draft and of those without."""
+    """Seconds of a cycle, of late, of cycles with a network's draft and of those without, for the size of batch of the
+    cycle that has begun (by powers of two)."""
 
     def __init__(self) -> None:
-        self._seconds = {False: 0.0, True: 0.0}
+        self._sizes = defaultdict[int, dict[bool, float]](lambda: {False: 0.0, True: 0.0})
+        self._seconds = self._sizes[0]
         self._open: tuple[list[weakref.ref], bool, float, float] | None = None
 
     def __getitem__(self, drafted: bool) -> float:
@@ -22,6 +25,7 @@ class Overhead:
     def begin(self, sequences: Sequence[Any]) -> float:
         """A cycle begins, and the one before is over if it was these sequences'; returns when."""
         now, last, self._open = time.perf_counter(), self._open, None
+        self._seconds = self._sizes[len(sequences).bit_length()]
         if last is not None and _are(sequences, last[0]):
             _, drafted, began, predicted = last
             # no more than double: what waited for somebody else says nothing

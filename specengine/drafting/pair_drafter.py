@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specengine.resident import Slots
 
 
-MOST_WAITING = 64  # pairs
+MOST_WAITING = 64  # pairs, and cycles without a draft
 
 
 class PairNetwork(Protocol):
@@ -46,10 +46,16 @@ class PairNetwork(Protocol):
 
 @dataclass
 class State:
-    """What the drafter remembers of one sequence."""
+    """What the drafter remembers of one sequence. rests: cycles in a row that drafted nothing of it.
+    behind: it has missed pairs, and nothing is drafted of it any more."""
 
     pairs: Pairs = field(default_factory=Pairs)
     drafted: ScoredTree | None = None
+    rests: int = 0
+    behind: bool = False
+
+    def leave_behind(self) -> None:
+        self.pairs, self.behind = Pairs(self.pairs.first), True
 
 
 class PairDrafter(ScoredDrafter):
@@ -110,26 +116,40 @@ class PairDrafter(ScoredDrafter):
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
         assert features is not None  # it reads them
+        states = [self._state(sequence) for sequence in sequences]
+        if all(state.behind for state in states):
+            return
         picked = self.network.pick(features)
         parts = [picked] if len(sequences) == 1 else picked.split([len(tokens) for tokens in committed])
-        for sequence, tokens, part in zip(sequences, committed, parts, strict=True):
-            self._state(sequence).pairs.add(part)
-            self._learn(sequence, tokens)
+        for sequence, state, tokens, part in zip(sequences, states, committed, parts, strict=True):
+            if not state.behind:
+                state.pairs.add(part)
+                self._learn(sequence, tokens)
 
     def grow(self, sequences: Sequence) -> list[ScoredTree]:
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
         if ready:
+            for i in ready:
+                self._state(sequences[i]).rests = 0
             for i, tree in zip(ready, self._trees([sequences[i] for i in ready]), strict=True):
                 trees[i] = tree
         return trees
 
     def rest(self, sequences: Sequence) -> None:
         super().rest(sequences)
-        # What is not read now is read with the next draft, which should not become a long one.
-        late = [sequence for sequence in sequences if self._state(sequence).pairs.count > MOST_WAITING]
-        if late:
+        late = []
+        for sequence in sequences:
+            state = self._state(sequence)
+            state.rests += 1
+            if state.pairs.count > MOST_WAITING:
+                # Where drafts do not pay, reading what they would need does not either, unless later texts share it.
+                if state.rests > MOST_WAITING and not (sequence.sharing and sequence.sharing.answers):
+                    state.leave_behind()
+                else:
+                    late.append(sequence)
+        if late:  # what is not read now is read with the next draft, which should not become a long one
             self._read(late, [self._state(sequence).pairs.count - 1 for sequence in late], drafting=False)
 
     def new_device_state(self, slots: int) -> ResidentPairs:

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
 from math import ceil
 
 from specengine.drafting.cost_model import CostModel
 from specengine.drafting.tree_choice import cycle_seconds
 
-LONGEST = 15  # cycles: what never pays costs a sixteenth of what it takes
+SHARE = 100  # what loses takes a hundredth of the time, where pauses may be as long as that asks for
+SHORT, LONGEST = 15, 255  # cycles: a small loss is tried again soon, and none is never tried again
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
 
 
+@dataclass
+class _Pause:
+    """saved: of a plain cycle, by a use, of late.  cycles: of the last pause, and left of it."""
+
+    saved: float = 0.0
+    uses: int = 0
+    cycles: int = 0
+    left: int = 0
+
+
 class Pauses:
-    """Told what each use saved, says when to do without."""
+    """Told what each use saved, says when to do without. Every size of batch, by powers of two, has its own: rows that
+    are nearly free for one sequence are not for many.
 
-    def __init__(self) -> None:
-        self._saved, self._uses = 0.0, 0  # seconds of a cycle, of late
-        self._pause = self._left = 0  # cycles
+    bearable: loss of one sequence's plain cycle that is no reason to do without.
+    """
 
-    def here(self) -> bool:
+    def __init__(self, bearable: float = 0.0) -> None:
+        self._bearable, self._sizes = bearable, defaultdict[int, _Pause](_Pause)
+
+    def here(self, sequences: int) -> bool:
         """Whether to do without in this cycle; to be asked once a cycle."""
-        self._left -= 1
-        return self._left >= 0
+        pause = self._sizes[sequences.bit_length()]
+        pause.left -= 1
+        return pause.left >= 0
 
-    def weigh(self, saved: float) -> None:
-        """saved: seconds of a cycle, against one without; less than 0 is a loss."""
-        self._uses = min(self._uses + 1, MEMORY)
-        self._saved += (saved - self._saved) / self._uses
-        self._pause = min(LONGEST, 2 * self._pause + 1) if self._saved < 0 else 0
-        self._left = self._pause
+    def weigh(self, sequences: int, saved: float, plain: float) -> None:
+        """saved: seconds of a cycle, against one without, which takes `plain`; less than 0 is a loss."""
+        pause = self._sizes[sequences.bit_length()]
+        pause.uses = min(pause.uses + 1, MEMORY)
+        pause.saved += (saved / plain - pause.saved) / pause.uses
+        most = min(LONGEST, max(SHORT, ceil(-SHARE * pause.saved)))
+        pause.left = pause.cycles = min(most, 2 * pause.cycles + 1) if pause.saved < -self._bearable / sequences else 0
 
 
 class Trial:

@@ -71,7 +71,7 @@ class ScoredDrafter(Drafter):
 
     def draft(self, sequences: Sequence) -> list[DraftTree]:
         begin = self._overhead.begin(sequences)
-        pauses = self._pauses.here()
+        pauses = self._pauses.here(len(sequences))
         if pauses:
             self.rest(sequences)
             trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
@@ -83,8 +83,9 @@ class ScoredDrafter(Drafter):
             seconds = cycle_seconds(self._costs, count, cut.nodes, prefix) + time.perf_counter() - begin
             self._overhead.expect(sequences, not pauses, begin, seconds)
             if any(len(tree.tokens) > 1 for tree in trees):
-                alone = cycle_seconds(self._costs, count, 0, prefix) + self._overhead[False]
-                self._pauses.weigh(alone * cut.expected / count - seconds - self._overhead[True])
+                plain = cycle_seconds(self._costs, count, 0, prefix)
+                alone = (plain + self._overhead[False]) * cut.expected / count
+                self._pauses.weigh(count, alone - seconds - self._overhead[True], plain)
         return cut.trees
 
     def rest(self, sequences: Sequence) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import time
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
@@ -104,10 +105,23 @@ def test_a_part_is_asked_where_it_pays(useful):
     spec, model = "prompt_lookup+prompt_lookup", tiny_model()
     drafter = Combine(Config(), spec, model.target, CostModel((1, 2, 64), (1.0, 1.001, 1.1)))
     drafter.parts = parts = [Part(sure), Part(other)]
-    sequence = sequence_of([1])
-    sizes = [len(drafter.draft([sequence])[0].tokens) for _ in range(320)]
+    # each another sequence's: between two cycles of one, a pass would take what is predicted
+    sizes = [len(drafter.draft([sequence_of([1])])[0].tokens) for _ in range(320)]
     assert parts[0].asked == 320 and parts[1].asked + parts[1].rested == 320
     assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
+
+
+def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
+    class Slow(Part):
+        def propose(self, sequences):
+            time.sleep(0.002)
+            return super().propose(sequences)
+
+    drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1e-4, 1e-2)))
+    drafter.parts = parts = [Slow(ScoredTree([1, 2], [-1, 0], [1.0, 0.5])) for _ in range(2)]
+    trees = [drafter.draft([sequence_of([1]) for _ in range(4)]) for _ in range(320)]
+    assert all(part.asked < 30 and part.asked + part.rested == 320 for part in parts)
+    assert [len(tree.tokens) for tree in trees[-1]] == [1, 1, 1, 1]
 
 
 class Fixed(Part):

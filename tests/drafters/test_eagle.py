@@ -218,6 +218,35 @@ def test_no_token_changes(tmp_path, name, options, params, batch):
         assert max(output.stats.tau for output in outputs) > 1
 
 
+@pytest.mark.parametrize("sharing", [0, 8], ids=["alone", "shared prefixes"])
+@pytest.mark.filterwarnings("ignore:drafter")
+def test_what_nothing_was_drafted_of_for_long_is_not_read_unless_it_is_shared(tmp_path, monkeypatch, sharing):
+    engine, params = tiny_engine(spec_of(tmp_path), prefix_cache_mib=sharing), SamplingParams(max_new_tokens=150)
+    drafter, calls = engine.drafter, []
+
+    def spied(name: str, own) -> None:
+        monkeypatch.setattr(drafter, name, lambda *given, **more: (calls.append(name), own(*given, **more))[1])
+
+    spied("_read", drafter._read)
+    spied("_trees", drafter._trees)
+
+    def cycles(prompts: list[list[int]], pauses) -> list:
+        calls.clear()
+        asked = iter(range(1 << 20))
+        monkeypatch.setattr(drafter._pauses, "here", lambda sequences: pauses(next(asked)))
+        outputs = engine.generate(prompts, params)
+        assert ids(outputs) == ids(tiny_engine("none").generate(prompts, params))
+        return outputs
+
+    (said,) = cycles([PROMPTS[2]], lambda cycle: True)
+    assert calls == ["_read"] * (3 if sharing else 1)  # the prompt; where texts are shared, 64 pairs and again
+    (again,) = cycles([PROMPTS[2] + said.token_ids], lambda cycle: cycle % 3)
+    assert "_trees" in calls
+    assert (again.stats.prefix_hit_tokens > len(PROMPTS[2])) == bool(sharing)
+    cycles([PROMPTS[2], PROMPTS[3]], lambda cycle: 5 < cycle < 80)
+    assert (calls.count("_trees") > 6) == bool(sharing)  # who was left behind is drafted no more
+
+
 def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS, "levels=5,top_k=3,nodes=40,adaptive=false")
     assert bench.drafter.max_nodes == 40 and bench.drafter.spare_slots == 40

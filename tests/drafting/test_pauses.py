@@ -1,7 +1,7 @@
 import pytest
 
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.pauses import Trial
+from specengine.drafting.pauses import LONGEST, SHARE, SHORT, Pauses, Trial
 from specengine.drafting.tree_choice import cycle_seconds
 
 COSTS = CostModel((1, 64), (0.01, 0.05))
@@ -43,3 +43,39 @@ def test_a_cycle_of_others_says_nothing():
     trial = Trial(COSTS)
     trial.committed(1)
     assert not trial.here()
+
+
+def uses_of(pauses, sequences, saved, cycles=4000) -> int:
+    """How many of so many cycles used what saves so much of a plain one."""
+    uses = 0
+    for _ in range(cycles):
+        if not pauses.here(sequences):
+            pauses.weigh(sequences, saved, 1.0)
+            uses += 1
+    return uses
+
+
+@pytest.mark.parametrize("saved, pause", [(-0.001, SHORT), (-1.0, SHARE), (-1000.0, LONGEST)])
+def test_pauses_are_as_long_as_what_they_save_is_large(saved, pause):
+    pauses = Pauses()
+    uses_of(pauses, 1, saved)  # they grow
+    assert uses_of(pauses, 1, saved) == pytest.approx(4000 / (pause + 1), abs=1)
+
+
+def test_what_loses_at_one_size_of_batch_is_used_at_another():
+    pauses = Pauses()
+    assert uses_of(pauses, 16, -1.0) < 100
+    assert uses_of(pauses, 1, 0.1) == 4000
+
+
+def test_what_is_bearable_for_one_sequence_is_not_for_many():
+    pauses = Pauses(bearable=0.05)
+    assert uses_of(pauses, 1, -0.04) == 4000
+    assert uses_of(pauses, 16, -0.04) < 400
+
+
+def test_what_pays_again_is_used_again_every_cycle():
+    pauses = Pauses()
+    uses_of(pauses, 1, -1.0, 300)
+    uses_of(pauses, 1, 1.0, 500)
+    assert uses_of(pauses, 1, 1.0, 100) == 100

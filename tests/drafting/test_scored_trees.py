@@ -4,7 +4,6 @@ import pytest
 
 from specengine.drafting.acceptance_watch import CYCLES, AcceptanceWatch
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.pauses import LONGEST, Pauses
 from specengine.drafting.scored_drafter import Calibration
 from specengine.drafting.scored_trees import ScoredTree, cut_trees, judged
 
@@ -48,25 +47,6 @@ def test_judged_are_the_children_of_what_was_accepted():
     assert list(judged(tree, [2, 9])) == [(1, False), (2, True), (4, False)]
     assert list(judged(tree, [1, 3])) == [(1, True), (2, False), (3, True)]
     assert list(judged(tree, [])) == []
-
-
-@pytest.mark.parametrize("saved, share", [(0.1, 1.0), (-0.1, 1 / (LONGEST + 1))])
-def test_what_never_pays_is_hardly_used(saved, share):
-    pauses, uses = Pauses(), 0
-    for _ in range(800):
-        if not pauses.here():
-            pauses.weigh(saved)
-            uses += 1
-    assert uses / 800 == pytest.approx(share, abs=0.06)
-
-
-def test_what_pays_again_is_used_again_every_cycle():
-    pauses, of_late = Pauses(), 0
-    for cycle in range(900):
-        if not pauses.here():
-            pauses.weigh(-1.0 if cycle < 300 else 1.0)
-            of_late += cycle >= 800
-    assert of_late == 100
 
 
 def watched(guesses):
