@@ -1,0 +1,239 @@
+"""The other ranks as the first one sees them: processes that it starts, tells what to do, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+
+import torch
+
+from specengine import _C
+from specengine.parallel.exchange import Exchange
+from specengine.parallel.messages import Failed, Forget, Ready, Start, framed, receive
+
+PATIENCE = 30.0  # seconds in which a rank must answer; its requests end with an error then
+LOADING = 600.0  # seconds in which it must have read its part
+_ENDING = 1.0  # seconds in which the system tells how a process ended whose connection is closed
+
+_COMMAND = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from specengine.parallel.worker import main; main(int(sys.argv[2]))"
+)
+
+
+class RankFailed(RuntimeError):
+    """A process of a tensor-parallel engine ended or did not answer: the engine serves no more requests."""
+
+
+class Group:
+    """The ranks from 1 on. Every message is one to all of them, in one order, whoever sends it.
+
+    What fails between them leaves them out of step, so it ends the group for good; `failure` says why.
+    """
+
+    def __init__(self, size: int, path: str, dtype: str) -> None:
+        self.failure: str | None = None
+        self._patience = PATIENCE
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._forgotten: deque[int] = deque()
+        self._ranks = _Ranks(size)
+        self._end = weakref.finalize(self, self._ranks.close)
+        with self._failing():
+            self._ranks.start(path, dtype)
+
+    def join(self) -> None:
+        """Waits until all have read their part, and connects them. Raises RankFailed."""
+        with self._failing():
+            self._ranks.join(self._patience)
+
+    def close(self) -> None:
+        """Ends the other processes."""
+        self.failure = self.failure or "it was closed"
+        self._end()
+
+    @property
+    def healthy(self) -> bool:
+        return self.failure is None and self._ranks.alive
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """As Exchange.total, in a `together`."""
+        assert self._ranks.exchange is not None  # since join()
+        return self._ranks.exchange.total(x)
+
+    @contextmanager
+    def together(self, message: object) -> Iterator[None]:
+        """All ranks act on a message; what this one does is done inside. Raises RankFailed."""
+        with self._lock:
+            self._check()
+            with self._failing():
+                self._tell_forgotten()
+                self._ranks.tell(message)
+                yield
+
+    def new_cache(self) -> int:
+        """The number of a cache of all ranks."""
+        return next(self._numbers)
+
+    def forget(self, cache: int) -> None:
+        """Nobody uses a cache any more. The garbage collector may say so at any moment, so it takes no lock."""
+        self._forgotten.append(cache)
+
+    def _tell_forgotten(self) -> None:
+        caches = tuple(self._forgotten.popleft() for _ in range(len(self._forgotten)))
+        if caches:
+            self._ranks.tell(Forget(caches))
+
+    def _check(self) -> None:
+        if os.getpid() != self._ranks.owner:
+            raise RankFailed("tensor_parallel: the engine's processes belong to the process that made it, not to a fork")
+        if self.failure is not None:
+            raise RankFailed(f"tensor_parallel: {self.failure}; make a new engine")
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            # A rank's end is the cause of what this one met, or else this one's own error is.
+            self.failure = self._ranks.what_happened() or self._what_this_rank_met(error)
+            self._end()
+            if not isinstance(error, Exception):
+                raise
+            raise RankFailed(f"tensor_parallel: {self.failure}") from error
+
+    def _what_this_rank_met(self, error: BaseException) -> str:
+        if isinstance(error, OSError):
+            return f"a process did not answer within {self._patience:g} s ({error})"
+        return f"rank 0 failed: {type(error).__name__}: {error}"
+
+
+class _Ranks:
+    """What has to be let go of. It knows no Group, which may be collected while this one ends the processes."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.owner = size, os.getpid()
+        self.exchange: Exchange | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[socket.socket] = []
+        self._said: dict[int, str] = {}  # their last words
+        self._folder = tempfile.mkdtemp(prefix="specengine-")  # nobody else can enter it
+        _threads.share(size)
+
+    @property
+    def alive(self) -> bool:
+        return all(process.poll() is None for process in self._processes)
+
+    def start(self, path: str, dtype: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(_C.num_threads())}
+        for rank in range(1, self.size):
+            ours, theirs = socket.socketpair()
+            self._connections.append(ours)
+            with theirs:
+                command = [sys.executable, "-c", _COMMAND, json.dumps(sys.path), str(theirs.fileno())]
+                self._processes.append(
+                    subprocess.Popen(  # in a session of its own: Ctrl-C in a terminal is for us
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        pass_fds=[theirs.fileno()],
+                        start_new_session=True,
+                    )
+                )
+            ours.settimeout(LOADING)
+            start = Start(rank, self.size, path, dtype, f"{self._folder}/store", _C.instruction_set())
+            ours.sendall(framed(start))
+
+    def join(self, patience: float) -> None:
+        for rank, connection in enumerate(self._connections, start=1):
+            answer = receive(connection)
+            if not isinstance(answer, Ready):
+                self._said[rank] = answer.why if isinstance(answer, Failed) else "it was not ready yet"
+                raise ConnectionError(self._said[rank])
+            connection.settimeout(patience)
+        self.exchange = Exchange(f"{self._folder}/store", 0, self.size, patience)
+
+    def tell(self, message: object) -> None:
+        data = framed(message)
+        for connection in self._connections:
+            connection.sendall(data)
+
+    def what_happened(self) -> str | None:
+        """How ranks ended; None: all are alive, as far as can be seen."""
+        deadline = time.monotonic() + _ENDING
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ends = [(rank, process, process.poll()) for rank, process in enumerate(self._processes, start=1)]
+        # A rank that ended because another one did says nothing and has status 0.
+        told = [
+            f"rank {rank} (process {process.pid}) {_how(status)}{self._last_word(rank)}"
+            for rank, process, status in sorted(ends, key=lambda end: end[2] == 0)
+            if status is not None
+        ]
+        return told[0] if told else None
+
+    def _last_word(self, rank: int) -> str:
+        connection = self._connections[rank - 1]
+        with contextlib.suppress(OSError):
+            connection.settimeout(_ENDING)
+            if isinstance(answer := receive(connection), Failed):
+                self._said[rank] = answer.why
+        return f": {self._said[rank]}" if rank in self._said else ""
+
+    def close(self) -> None:
+        if os.getpid() != self.owner:  # a fork's child: none of this is its own
+            return
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+        for connection in self._connections:
+            connection.close()
+        if self.exchange is not None:
+            self.exchange.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        _threads.unshare(self.size)
+
+
+def _how(status: int) -> str:
+    return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+class _Threads:
+    """This process's share of its threads, as long as it shares the machine with other ranks."""
+
+    def __init__(self) -> None:
+        self._whole, self._sizes = 0, list[int]()
+
+    def share(self, size: int) -> None:
+        if not self._sizes:
+            self._whole = _C.num_threads()
+        self._sizes.append(size)
+        self._set()
+
+    def unshare(self, size: int) -> None:
+        self._sizes.remove(size)
+        self._set()
+
+    def _set(self) -> None:
+        _C.set_num_threads(max(1, self._whole // max(self._sizes, default=1)))
+
+
+_threads = _Threads()
+
+
+__all__: Sequence[str] = ("PATIENCE", "Group", "RankFailed")
