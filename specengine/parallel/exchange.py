@@ -1,18 +1,21 @@
-"""The sum over all ranks, in one order."""
+"""What ranks tell each other in the midst of a pass."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
+import torch.nn.functional as F
 from torch import distributed
 
 
 class Exchange:
-    """What ranks on this machine tell each other, over gloo on its loopback; a group of its own, so that the program
-    may use torch.distributed for itself.
+    """Gathers over gloo on this machine's loopback; a group of its own, so that the program may use torch.distributed
+    for itself.
 
     store: a file that all ranks name.  patience: seconds to wait for another rank.
+    Raises ConnectionError where a rank is gone or does not answer in time.
     """
 
     def __init__(self, store: str, rank: int, size: int, patience: float) -> None:
@@ -22,28 +25,22 @@ class Exchange:
         options._timeout = limit
         where = distributed.FileStore(store, size)
         where.set_timeout(limit)
-        self._size = size
         try:
             self._group = gloo(where, rank, size, options)
         except RuntimeError as error:
             raise ConnectionError(str(error)) from error
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' x [M, C].
-
-        Everyone gets all summands and adds them in the order of the ranks: an all-reduce may add in an order that
-        depends on the place of a number among all, and a row's bits would depend on the rows beside it.
-        Raises ConnectionError where a rank is gone or does not answer in time.
-        """
-        summands = [torch.empty_like(x) for _ in range(self._size)]
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """All ranks' x [M, widths[rank]] side by side, [M, sum of widths]."""
+        rows, most = len(x), max(widths)
+        if x.shape[1] < most:  # gloo takes equal sizes
+            x = F.pad(x, (0, most - x.shape[1]))
+        every = [torch.empty(rows, most) for _ in widths]
         try:
-            self._group.allgather([summands], [x]).wait()
+            self._group.allgather([every], [x]).wait()
         except RuntimeError as error:
             raise ConnectionError(str(error)) from error
-        total = summands[0].add_(summands[1])
-        for summand in summands[2:]:
-            total.add_(summand)
-        return total
+        return torch.cat([part[:, :width] for part, width in zip(every, widths, strict=True)], dim=1)
 
     def close(self) -> None:
         """Before the interpreter ends: gloo's threads would abort it."""

@@ -69,10 +69,10 @@ class Group:
     def healthy(self) -> bool:
         return self.failure is None and self._ranks.alive
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
-        """As Exchange.total, in a `together`."""
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """As Exchange's, in a `together`."""
         assert self._ranks.exchange is not None  # since join()
-        return self._ranks.exchange.total(x)
+        return self._ranks.exchange.gather(x, widths)
 
     @contextmanager
     def together(self, message: object) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The layers of one rank's part, with the sum over all ranks after attention and after the MLP."""
+"""The layers of one rank's part, which tell the other ranks what they found."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from specengine.models.config import ModelConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer, LayerwiseDecoder
 from specengine.ops.weight import Projection
-from specengine.parallel.shards import Summand
+from specengine.parallel.shards import Joint
+
+Gather = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 
 def part_decoder(
     ops: Ops,
-    total: Callable[[torch.Tensor], torch.Tensor],
+    gather: Gather,
     config: ModelConfig,
     layers: Sequence[Layer],
     final_norm: torch.Tensor,
     taps: Sequence[int] = (),
 ) -> LayerwiseDecoder:
-    """Op by op, so that the ranks can meet in between; takes its rows as `inputs`.  total: the sum over all ranks."""
+    """Op by op, so that the ranks can meet in between; takes its rows as `inputs`.  gather: Exchange's."""
 
     def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
-        out = ops.layer.linear(x, layer)
-        return total(out) if isinstance(layer, Summand) else out
+        if not isinstance(layer, Joint):
+            return ops.layer.linear(x, layer)
+        return gather(ops.layer.linear(gather(x, layer.columns_of), layer), layer.rows_of)
 
     return LayerwiseDecoder(replace(ops.layer, linear=linear), config, None, layers, final_norm, taps)

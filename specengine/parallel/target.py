@@ -21,7 +21,7 @@ from specengine.page_pool import page_bytes
 from specengine.parallel.group import Group
 from specengine.parallel.layers import part_decoder
 from specengine.parallel.messages import Compact, Pass, Resize
-from specengine.parallel.shards import ShardLoader, parts_of
+from specengine.parallel.shards import Parts, ShardLoader
 from specengine.tree import TreeBatch
 
 
@@ -35,7 +35,7 @@ class ParallelTransformer(Transformer):
 
     def __init__(self, checkpoint: Checkpoint, path: str, dtype: str, size: int) -> None:
         self.tensor_parallel = size
-        self._part = parts_of(checkpoint.config, size)[0]
+        self._parts = Parts.of(checkpoint.config, size)
         self._group = Group(size, path, dtype)
         try:
             super().__init__(checkpoint, dtype, CPU, native)
@@ -49,11 +49,11 @@ class ParallelTransformer(Transformer):
         return self._group.healthy
 
     def _new_loader(self, checkpoint: Checkpoint, dtype: str) -> WeightLoader:
-        return ShardLoader(checkpoint, dtype, CPU, native, self._part)
+        return ShardLoader(checkpoint, dtype, CPU, native, self._parts, rank=0)
 
     def _new_decoder(self, taps=()):
-        config = self._part.config(self.config)
-        return part_decoder(native, self._group.total, config, self._layers, self.final_norm, taps)
+        part = self._parts.config(0, self.config)
+        return part_decoder(native, self._group.gather, part, self._layers, self.final_norm, taps)
 
     def first_layers(self, count: int) -> Transformer:
         raise ValueError("drafter: a target under tensor_parallel has no layers of its own to draft with")
@@ -66,7 +66,7 @@ class ParallelTransformer(Transformer):
     def new_cache(self, pages: int | None = None) -> KVCache:
         if pages is not None:
             raise ValueError("pages: under tensor_parallel caches grow with the need, got a fixed number")
-        return ParallelCache(self._group, self.config, self._part.config(self.config), self.cache_dtype)
+        return ParallelCache(self._group, self.config, self._parts.config(0, self.config), self.cache_dtype)
 
     def features(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> Features:
         assert isinstance(cache, ParallelCache)  # new_cache() makes no others

@@ -18,7 +18,7 @@ from specengine.page_pool import PagePool
 from specengine.parallel.exchange import Exchange
 from specengine.parallel.layers import part_decoder
 from specengine.parallel.messages import Compact, Failed, Forget, Pass, Ready, Resize, Start, framed, receive
-from specengine.parallel.shards import ShardLoader, parts_of
+from specengine.parallel.shards import Parts, ShardLoader
 
 # Only the first rank loses patience: it ends the others, and when it goes they see that.
 _PATIENCE = 24 * 3600.0
@@ -38,17 +38,17 @@ class Rank:
     def __init__(self, start: Start) -> None:
         _C.set_instruction_set(start.instruction_set)
         checkpoint = open_checkpoint(start.path)
-        part = parts_of(checkpoint.config, start.size)[start.rank]
-        self._config = part.config(checkpoint.config)
-        loader = ShardLoader(checkpoint, start.dtype, CPU, native, part)
+        parts = Parts.of(checkpoint.config, start.size)
+        self._config = parts.config(start.rank, checkpoint.config)
+        loader = ShardLoader(checkpoint, start.dtype, CPU, native, parts, start.rank)
         self._layers = [loader.layer(i) for i in range(self._config.num_layers)]
         self._final_norm = loader.vector("model.norm.weight")
         self._rope = RopeTables(checkpoint.config, CPU)
         self._caches: dict[int, PagePool] = {}
 
     def meet(self, exchange: Exchange) -> None:
-        """The ranks that its sums are with."""
-        self._decoder = part_decoder(native, exchange.total, self._config, self._layers, self._final_norm)
+        """The others."""
+        self._decoder = part_decoder(native, exchange.gather, self._config, self._layers, self._final_norm)
 
     def obey(self, message: object) -> None:
         if isinstance(message, Pass):
