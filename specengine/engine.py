@@ -76,9 +76,7 @@ class Engine:
             model.check_place(device, dtype, strict, tensor_parallel)
             self.model = model
         else:
-            self.model = load_model(
-                model, device=device, dtype=dtype, strict=strict, tensor_parallel=tensor_parallel
-            )
+            self.model = load_model(model, device=device, dtype=dtype, strict=strict, tensor_parallel=tensor_parallel)
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
         self.drafter.check_tokenizer(self.tokenizer)

@@ -99,7 +99,9 @@ class Group:
 
     def _check(self) -> None:
         if os.getpid() != self._ranks.owner:
-            raise RankFailed("tensor_parallel: the engine's processes belong to the process that made it, not to a fork")
+            raise RankFailed(
+                "tensor_parallel: the engine's processes belong to the process that made it, not to a fork"
+            )
         if self.failure is not None:
             raise RankFailed(f"tensor_parallel: {self.failure}; make a new engine")
 
@@ -117,7 +119,7 @@ class Group:
 
     def _what_this_rank_met(self, error: BaseException) -> str:
         if isinstance(error, OSError):
-            return f"a process did not answer within {self._patience:g} s ({error})"
+            return f"a process did not answer within {self._patience:g} s"
         return f"rank 0 failed: {type(error).__name__}: {error}"
 
 

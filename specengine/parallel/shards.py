@@ -10,6 +10,7 @@ reach the int8 activations of quantised weights, which amplify it until one toke
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -107,7 +108,7 @@ def _divided(count: int, size: int, unit: int) -> tuple[int, ...]:
 
 
 def _sizes(bounds: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(end - begin for begin, end in zip(bounds, bounds[1:], strict=False))
+    return tuple(end - begin for begin, end in pairwise(bounds))
 
 
 def _kind(name: str) -> str:

@@ -1,0 +1,159 @@
+"""Several processes say what one says, bit for bit, whatever drafts."""
+
+import asyncio
+import dataclasses
+import gc
+import weakref
+
+import psutil
+import pytest
+import torch
+
+from specengine import _C, AsyncEngine, Engine, SamplingParams
+from specengine.models.loading import load_model
+from tests.drafters.eagle_files import layouts, write_drafter
+from tests.engines import GREEDY, SAMPLED, SHAPED, ids
+from tests.parallel.odd import odd_folder
+
+PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 150)), [11, 12, 11, 12, 11, 12, 11]]
+ALL = (GREEDY, SAMPLED, dataclasses.replace(SHAPED, logprobs=3))
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    return odd_folder(tmp_path_factory.mktemp("odd"))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """One model in one process and in two."""
+    return [load_model("random:tiny-llama", device="cpu", tensor_parallel=size) for size in (1, 2)]
+
+
+def texts(model, drafter="none", every=ALL, prompts=PROMPTS, **options):
+    engine = Engine(model, drafter=drafter, **options)
+    outputs = [output for params in every for output in engine.generate(prompts, params)]
+    return [(output.token_ids, output.logprobs) for output in outputs]
+
+
+def same(models, drafter, **options):
+    one, several = models
+    spoken = texts(several, drafter, **options)
+    assert spoken == texts(one)
+    return spoken
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
+def test_every_family_has_the_bits_of_one_process(name):
+    models = [load_model(f"random:{name}", device="cpu", tensor_parallel=size) for size in (1, 2)]
+    same(models, "prompt_lookup,nodes=12,adaptive=false")
+
+
+@pytest.mark.parametrize("dtype, size", [("float32", 3), ("int8", 2)])
+def test_uneven_parts_and_biases_have_the_bits_of_one_process(odd, dtype, size):
+    models = [load_model(odd, device="cpu", dtype=dtype, tensor_parallel=n) for n in (1, size)]
+    same(models, "prompt_lookup,adaptive=false")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    "drafter", ["none", "prompt_lookup", "suffix,adaptive=false", "lookahead,adaptive=false", "draft-model"]
+)
+def test_no_drafter_changes_a_bit(pair, drafter, batch):
+    spec = "draft-model:random:tiny-llama,adaptive=false" if drafter == "draft-model" else drafter
+    same(pair, spec, max_batch_size=batch)
+
+
+@pytest.mark.parametrize("case", ["official", "a norm per feature"])
+def test_a_drafter_that_reads_features_changes_no_bit(pair, case, tmp_path):
+    name, config, state, *_ = layouts()[case]
+    write_drafter(tmp_path, config, state)
+    same(pair, f"{name}:{tmp_path},adaptive=false", max_batch_size=3)
+
+
+def test_the_right_draft_is_accepted(pair):
+    output = Engine(pair[1], drafter="draft-model:random:tiny-llama,length=4,adaptive=false").generate(
+        [7, 8, 9], GREEDY
+    )
+    assert output.stats.tau > 4  # trees are written, cached and compacted alike by all ranks
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup,adaptive=false", "draft-model:random:tiny-llama"])
+def test_cached_prefixes_change_no_bit(pair, drafter):
+    story = [*range(3, 200)]
+    prompts = [[*story, 5], [*story, 6, 7], [*story[:130], 9]]
+    one, several = (Engine(model, drafter=drafter) for model in pair)
+    for prompt in prompts:
+        expected, output = one.generate(prompt, SAMPLED), several.generate(prompt, SAMPLED)
+        assert output.token_ids == expected.token_ids
+        assert output.stats.prefix_hit_tokens == expected.stats.prefix_hit_tokens
+    assert output.stats.prefix_hit_tokens == 128
+    assert several.cache.page_bytes == one.cache.page_bytes and several.cache.k.nbytes == one.cache.k.nbytes // 2
+
+
+def test_a_cache_that_is_let_go_and_grows_changes_no_bit(pair, monkeypatch):
+    monkeypatch.setattr("specengine.kv_cache.IDLE_BYTES", 1)
+    one, several = (
+        Engine(model, drafter="none", prefix_cache_mib=prefix) for model, prefix in zip(pair, (0, 1), strict=True)
+    )
+    long = [*range(3, 300)]
+    pages = []
+    for prompts in ([long] * 6, [[5, 6]], [long, [7]]):
+        assert ids(several.generate(prompts, GREEDY)) == ids(one.generate(prompts, GREEDY))
+        pages.append(several.cache.k.shape[1])
+    assert pages[1] < pages[0]
+
+
+def test_async_requests_say_the_same(pair):
+    expected = ids(Engine(pair[0], drafter="none").generate(PROMPTS, SAMPLED))
+
+    async def main():
+        async with AsyncEngine(Engine(pair[1], drafter="prompt_lookup,adaptive=false", max_batch_size=3)) as serving:
+            return await asyncio.gather(*(serving.generate(prompt, SAMPLED) for prompt in PROMPTS))
+
+    assert ids(asyncio.run(main())) == expected
+
+
+def test_engines_share_the_processes_of_a_model_and_the_last_one_ends_them():
+    threads, before = _C.num_threads(), {child.pid for child in psutil.Process().children()}
+    model = load_model("random:tiny-llama", device="cpu", tensor_parallel=2)
+    engines = [Engine(model, drafter="none") for _ in range(2)]
+    (process,) = [child for child in psutil.Process().children() if child.pid not in before]
+    assert _C.num_threads() == max(1, threads // 2)
+    assert (
+        ids([engine.generate([5, 6], GREEDY) for engine in engines])
+        == [engines[0].generate([5, 6], GREEDY).token_ids] * 2
+    )
+    assert all(engine.healthy for engine in engines)
+    alive = weakref.ref(model.target)
+    del model, engines[0]
+    gc.collect()
+    assert process.is_running() and alive() is not None
+    engines.clear()
+    gc.collect()
+    assert alive() is None and not process.is_running() and _C.num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    "drafter, why", [("draft-model:self,layers=1", "layers of its own"), ("glide:x", "glide reads")]
+)
+def test_drafters_that_need_the_whole_target_are_refused(pair, drafter, why):
+    with pytest.raises(ValueError, match=f"^drafter: .*{why}"):
+        Engine(pair[1], drafter=drafter)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_the_real_model_says_the_same(smollm2_path, dtype):
+    models = [load_model(smollm2_path, device="cpu", dtype=dtype, tensor_parallel=size) for size in (1, 2)]
+    assert models[1].target._parts.heads == (0, 1, 3)  # of three
+    chats = [[{"role": "user", "content": text}] for text in ("Name three colours.", "Write a line about the sea.")]
+    for params in (SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=0.8, seed=3)):
+        plain = Engine(models[0], drafter="none").generate(chats, params)
+        for drafter in ("none", "eagle3,adaptive=false", "auto"):
+            if dtype == "auto" or drafter != "none":
+                assert ids(Engine(models[1], drafter=drafter).generate(chats, params)) == ids(plain)
+
+
+def test_the_program_s_own_process_group_stays_its_own(pair):
+    assert pair[1].target.healthy and not torch.distributed.is_initialized()
