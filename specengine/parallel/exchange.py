@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,8 @@ class Exchange:
     """
 
     def __init__(self, store: str, rank: int, size: int, patience: float) -> None:
-        gloo, limit = distributed.ProcessGroupGloo, timedelta(seconds=patience)
+        gloo: Any = distributed.ProcessGroupGloo  # whose types torch does not tell
+        limit = timedelta(seconds=patience)
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = limit

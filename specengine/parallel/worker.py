@@ -26,6 +26,8 @@ _PATIENCE = 24 * 3600.0
 
 @dataclass
 class _Rows:
+    """tokens: only their number counts, as the embedded ones are given."""
+
     tokens: torch.Tensor
     depths: torch.Tensor
     row_start: torch.Tensor
@@ -73,14 +75,12 @@ class Rank:
 
     def _pass(self, message: Pass) -> None:
         self._rope.ensure(message.positions)
-        depths, row_start, inputs, *place = map(
-            torch.from_numpy,
-            (message.depths, message.row_start, message.inputs, message.block_table, message.lengths),
-        )
+        cache, depths = self._caches[message.cache], torch.from_numpy(message.depths)
         ancestors = None if message.ancestors is None else torch.from_numpy(message.ancestors)
-        cache, tokens = self._caches[message.cache], torch.zeros_like(depths)
-        rows = _Rows(tokens, depths, row_start, ancestors)
-        self._decoder(rows, cache.k, cache.v, *place, *self._rope.cos_sin, inputs=inputs)
+        rows = _Rows(torch.zeros_like(depths), depths, torch.from_numpy(message.row_start), ancestors)
+        block_table, lengths = torch.from_numpy(message.block_table), torch.from_numpy(message.lengths)
+        inputs = torch.from_numpy(message.inputs)
+        self._decoder(rows, cache.k, cache.v, block_table, lengths, *self._rope.cos_sin, inputs=inputs)
 
 
 def main(handle: int) -> None:

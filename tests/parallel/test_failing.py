@@ -18,7 +18,7 @@ from specengine.parallel.messages import Start
 from tests.engines import ids, tiny_model
 from tests.parallel.odd import odd_folder
 
-LONG = SamplingParams(max_new_tokens=300, temperature=0.8, seed=5, ignore_eos=True)
+LONG = SamplingParams(max_new_tokens=120, temperature=0.8, seed=5, ignore_eos=True)
 PROMPTS = [[5, 9, 13], [*range(3, 200)]]
 SOON = 10.0  # seconds; a dead rank is seen at once, but the machine may be busy
 
@@ -78,8 +78,9 @@ def test_a_rank_killed_between_requests_is_seen_without_one(others):
     assert failing.healthy and len(first.token_ids) == 4
     (rank,) = own(others)
     rank.kill()
-    rank.wait(SOON)
-    assert not failing.healthy
+    begin = time.monotonic()
+    while failing.healthy:
+        assert time.monotonic() - begin < SOON
     with pytest.raises(RankFailed):
         failing.generate([5, 6], LONG)
     check_over(failing, others)
@@ -137,6 +138,7 @@ def test_an_error_in_a_rank_is_told_by_the_first_one(others):
 
 
 def test_an_error_or_an_interrupt_in_the_first_rank_s_own_part_ends_the_group(others, monkeypatch):
+    monkeypatch.setattr(group, "_ENDING", 0.1)
     for error, raised in ((ValueError("planted"), RankFailed), (KeyboardInterrupt(), KeyboardInterrupt)):
         failing = engine()
 
@@ -144,8 +146,9 @@ def test_an_error_or_an_interrupt_in_the_first_rank_s_own_part_ends_the_group(ot
             raise error
 
         monkeypatch.setattr(failing.model.target._group._ranks.exchange, "gather", fail)
-        with pytest.raises(raised, match="rank 0 failed: ValueError: planted" if raised is RankFailed else ""):
+        with pytest.raises(raised) as caught:
             failing.generate([5, 6], LONG)
+        assert raised is KeyboardInterrupt or "rank 0 failed: ValueError: planted" in str(caught.value)
         check_over(failing, others)
 
 
@@ -186,7 +189,7 @@ def test_ranks_end_when_the_first_one_is_killed():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment, text=True)
     (rank,) = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
-    time.sleep(random.random())
+    time.sleep(random.random() / 2)
     process.kill()
     process.wait()
     assert not psutil.wait_procs([rank], timeout=SOON)[1]
@@ -248,8 +251,7 @@ class Killer:
             time.sleep(0.001)
         self.killed = time.monotonic()
         with contextlib.suppress(psutil.NoSuchProcess):
-            found[0].kill()
-            found[0].wait(SOON)
+            found[0].kill()  # and no wait: how it ended is for the engine to learn
 
     def seconds_since(self):
         return time.monotonic() - self.killed if self.killed else 0.0

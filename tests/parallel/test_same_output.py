@@ -11,12 +11,14 @@ import torch
 
 from specengine import _C, AsyncEngine, Engine, SamplingParams
 from specengine.models.loading import load_model
+from tests import engines
 from tests.drafters.eagle_files import layouts, write_drafter
-from tests.engines import GREEDY, SAMPLED, SHAPED, ids
+from tests.engines import ids
 from tests.parallel.odd import odd_folder
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 150)), [11, 12, 11, 12, 11, 12, 11]]
-ALL = (GREEDY, SAMPLED, dataclasses.replace(SHAPED, logprobs=3))
+GREEDY, SAMPLED = (dataclasses.replace(params, max_new_tokens=20) for params in (engines.GREEDY, engines.SAMPLED))
+ALL = (GREEDY, SAMPLED, dataclasses.replace(engines.SHAPED, max_new_tokens=20, logprobs=3))
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +57,16 @@ def test_uneven_parts_and_biases_have_the_bits_of_one_process(odd, dtype, size):
     same(models, "prompt_lookup,adaptive=false")
 
 
-@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    "drafter", ["none", "prompt_lookup", "suffix,adaptive=false", "lookahead,adaptive=false", "draft-model"]
+    "drafter, batch",
+    [
+        ("none", 1),
+        ("none", 4),
+        ("prompt_lookup", 3),
+        ("suffix,adaptive=false", 3),
+        ("lookahead,adaptive=false", 4),
+        ("draft-model", 2),
+    ],
 )
 def test_no_drafter_changes_a_bit(pair, drafter, batch):
     spec = "draft-model:random:tiny-llama,adaptive=false" if drafter == "draft-model" else drafter
@@ -91,17 +100,18 @@ def test_cached_prefixes_change_no_bit(pair, drafter):
     assert several.cache.page_bytes == one.cache.page_bytes and several.cache.k.nbytes == one.cache.k.nbytes // 2
 
 
-def test_a_cache_that_is_let_go_and_grows_changes_no_bit(pair, monkeypatch):
+def test_a_cache_that_is_let_go_but_for_some_pages_and_grows_again_changes_no_bit(pair, monkeypatch):
     monkeypatch.setattr("specengine.kv_cache.IDLE_BYTES", 1)
-    one, several = (
-        Engine(model, drafter="none", prefix_cache_mib=prefix) for model, prefix in zip(pair, (0, 1), strict=True)
-    )
-    long = [*range(3, 300)]
-    pages = []
-    for prompts in ([long] * 6, [[5, 6]], [long, [7]]):
-        assert ids(several.generate(prompts, GREEDY)) == ids(one.generate(prompts, GREEDY))
+    one, several = (Engine(model, drafter="none") for model in pair)
+    several.cache.kept_bytes = 2 * several.cache.page_bytes
+    long = [[start, *range(3, 300)] for start in range(6)]
+    pages, hits = [], []
+    for prompts in (long, [[5, 6]], long):
+        outputs = several.generate(prompts, GREEDY)
+        assert ids(outputs) == ids(one.generate(prompts, GREEDY))
         pages.append(several.cache.k.shape[1])
-    assert pages[1] < pages[0]
+        hits.append(sum(output.stats.prefix_hit_tokens for output in outputs))
+    assert pages[1] < pages[0] <= pages[2] and hits == [0, 0, 128]
 
 
 def test_async_requests_say_the_same(pair):
@@ -142,17 +152,31 @@ def test_drafters_that_need_the_whole_target_are_refused(pair, drafter, why):
         Engine(pair[1], drafter=drafter)
 
 
+CHATS = [[{"role": "user", "content": text}] for text in ("Name three colours.", "Write a line about the sea.")]
+
+
+def check_real(path, dtype, size, tokens):
+    models = [load_model(path, device="cpu", dtype=dtype, tensor_parallel=n) for n in (1, size)]
+    for params in (
+        SamplingParams(max_new_tokens=tokens),
+        SamplingParams(max_new_tokens=tokens, temperature=0.8, seed=3),
+    ):
+        plain = ids(Engine(models[0], drafter="none").generate(CHATS, params))
+        for drafter in ("none", "auto,adaptive=false"):
+            assert ids(Engine(models[1], drafter=drafter).generate(CHATS, params)) == plain
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_the_real_model_says_the_same(smollm2_path, dtype):
-    models = [load_model(smollm2_path, device="cpu", dtype=dtype, tensor_parallel=size) for size in (1, 2)]
-    assert models[1].target._parts.heads == (0, 1, 3)  # of three
-    chats = [[{"role": "user", "content": text}] for text in ("Name three colours.", "Write a line about the sea.")]
-    for params in (SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=0.8, seed=3)):
-        plain = Engine(models[0], drafter="none").generate(chats, params)
-        for drafter in ("none", "eagle3,adaptive=false", "auto"):
-            if dtype == "auto" or drafter != "none":
-                assert ids(Engine(models[1], drafter=drafter).generate(chats, params)) == ids(plain)
+def test_the_real_model_says_the_same(smollm2_path):
+    check_real(smollm2_path, "auto", size=2, tokens=12)  # 3 key/value heads: 1 and 2
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "int8", "int4"])
+def test_the_real_model_says_the_same_in_every_dtype(smollm2_path, dtype, size):
+    check_real(smollm2_path, dtype, size, tokens=64)
 
 
 def test_the_program_s_own_process_group_stays_its_own(pair):
