@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -21,8 +19,7 @@ from itertools import count
 import torch
 
 from specengine import _C
-from specengine.parallel.exchange import Exchange
-from specengine.parallel.messages import Failed, Forget, Ready, Start, framed, receive
+from specengine.parallel.connection import Connection, Forget, Ready, Start, framed, framed_rows
 
 PATIENCE = 30.0  # seconds in which a rank must answer; its requests end with an error then
 LOADING = 600.0  # seconds in which it must have read its part
@@ -56,7 +53,7 @@ class Group:
             self._ranks.start(path, dtype)
 
     def join(self) -> None:
-        """Waits until all have read their part, and connects them. Raises RankFailed."""
+        """Waits until all have read their part. Raises RankFailed."""
         with self._failing():
             self._ranks.join(self._patience)
 
@@ -70,9 +67,8 @@ class Group:
         return self.failure is None and self._ranks.alive
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """As Exchange's, in a `together`."""
-        assert self._ranks.exchange is not None  # since join()
-        return self._ranks.exchange.gather(x, widths)
+        """All ranks' x [M, widths[rank]] side by side; in a `together`."""
+        return self._ranks.gather(x, widths)
 
     @contextmanager
     def together(self, message: object) -> Iterator[None]:
@@ -118,7 +114,7 @@ class Group:
             raise RankFailed(f"tensor_parallel: {self.failure}") from error
 
     def _what_this_rank_met(self, error: BaseException) -> str:
-        if isinstance(error, OSError):
+        if isinstance(error, BlockingIOError):
             return f"a process did not answer within {self._patience:g} s"
         return f"rank 0 failed: {type(error).__name__}: {error}"
 
@@ -128,11 +124,8 @@ class _Ranks:
 
     def __init__(self, size: int) -> None:
         self.size, self.owner = size, os.getpid()
-        self.exchange: Exchange | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._connections: list[socket.socket] = []
-        self._said: dict[int, str] = {}  # their last words
-        self._folder = tempfile.mkdtemp(prefix="specengine-")  # nobody else can enter it
+        self._connections: list[Connection] = []
         _threads.share(size)
 
     @property
@@ -143,7 +136,8 @@ class _Ranks:
         environment = {**os.environ, "OMP_NUM_THREADS": str(_C.num_threads())}
         for rank in range(1, self.size):
             ours, theirs = socket.socketpair()
-            self._connections.append(ours)
+            connection = Connection(ours)
+            self._connections.append(connection)
             with theirs:
                 command = [sys.executable, "-c", _COMMAND, json.dumps(sys.path), str(theirs.fileno())]
                 self._processes.append(
@@ -156,23 +150,28 @@ class _Ranks:
                         start_new_session=True,
                     )
                 )
-            ours.settimeout(LOADING)
-            start = Start(rank, self.size, path, dtype, f"{self._folder}/store", _C.instruction_set())
-            ours.sendall(framed(start))
+            connection.limit(LOADING)
+            connection.send(framed(Start(rank, self.size, path, dtype, _C.instruction_set())))
 
     def join(self, patience: float) -> None:
-        for rank, connection in enumerate(self._connections, start=1):
-            answer = receive(connection)
-            if not isinstance(answer, Ready):
-                self._said[rank] = answer.why if isinstance(answer, Failed) else "it was not ready yet"
-                raise ConnectionError(self._said[rank])
-            connection.settimeout(patience)
-        self.exchange = Exchange(f"{self._folder}/store", 0, self.size, patience)
+        for connection in self._connections:
+            if not isinstance(connection.receive(), Ready):
+                raise TypeError("a rank said something else than that it is ready")
+            connection.limit(patience)
 
     def tell(self, message: object) -> None:
         data = framed(message)
         for connection in self._connections:
-            connection.sendall(data)
+            connection.send(data)
+
+    def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        # Nobody sends to one who sends: the others wait for the whole when their part is gone.
+        others = [end.receive_rows(len(x), width) for end, width in zip(self._connections, widths[1:], strict=True)]
+        whole = torch.cat([x, *others], dim=1)
+        data = framed_rows(whole)
+        for connection in self._connections:
+            connection.send(data)
+        return whole
 
     def what_happened(self) -> str | None:
         """How ranks ended; None: all are alive, as far as can be seen."""
@@ -191,10 +190,9 @@ class _Ranks:
     def _last_word(self, rank: int) -> str:
         connection = self._connections[rank - 1]
         with contextlib.suppress(OSError):
-            connection.settimeout(_ENDING)
-            if isinstance(answer := receive(connection), Failed):
-                self._said[rank] = answer.why
-        return f": {self._said[rank]}" if rank in self._said else ""
+            connection.limit(_ENDING)
+            connection.receive()  # unless it was heard already
+        return f": {connection.last_word}" if connection.last_word else ""
 
     def close(self) -> None:
         if os.getpid() != self.owner:  # a fork's child: none of this is its own
@@ -205,9 +203,6 @@ class _Ranks:
             process.wait()
         for connection in self._connections:
             connection.close()
-        if self.exchange is not None:
-            self.exchange.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
         _threads.unshare(self.size)
 
 

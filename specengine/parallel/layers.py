@@ -24,7 +24,8 @@ def part_decoder(
     final_norm: torch.Tensor,
     taps: Sequence[int] = (),
 ) -> LayerwiseDecoder:
-    """Op by op, so that the ranks can meet in between; takes its rows as `inputs`.  gather: Exchange's."""
+    """Op by op, so that the ranks can meet in between; takes its rows as `inputs`.  gather: all ranks' x
+    side by side, of a rank's own x and how many columns each has."""
 
     def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
         if not isinstance(layer, Joint):

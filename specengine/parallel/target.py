@@ -18,9 +18,9 @@ from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, native
 from specengine.ops.verify_tree import Accepted
 from specengine.page_pool import page_bytes
+from specengine.parallel.connection import Compact, Pass, Resize
 from specengine.parallel.group import Group
 from specengine.parallel.layers import part_decoder
-from specengine.parallel.messages import Compact, Pass, Resize
 from specengine.parallel.shards import Parts, ShardLoader
 from specengine.tree import TreeBatch
 

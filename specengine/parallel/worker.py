@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +16,20 @@ from specengine.models.checkpoint_base import CPU
 from specengine.models.rope import RopeTables
 from specengine.ops import native
 from specengine.page_pool import PagePool
-from specengine.parallel.exchange import Exchange
+from specengine.parallel.connection import (
+    Compact,
+    Connection,
+    Failed,
+    Forget,
+    Pass,
+    Ready,
+    Resize,
+    Start,
+    framed,
+    framed_rows,
+)
 from specengine.parallel.layers import part_decoder
-from specengine.parallel.messages import Compact, Failed, Forget, Pass, Ready, Resize, Start, framed, receive
 from specengine.parallel.shards import Parts, ShardLoader
-
-# Only the first rank loses patience: it ends the others, and when it goes they see that.
-_PATIENCE = 24 * 3600.0
 
 
 @dataclass
@@ -37,20 +45,17 @@ class _Rows:
 class Rank:
     """One rank's layers and its part of every cache."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, first: Connection) -> None:
+        self._first = first
         _C.set_instruction_set(start.instruction_set)
         checkpoint = open_checkpoint(start.path)
         parts = Parts.of(checkpoint.config, start.size)
         self._config = parts.config(start.rank, checkpoint.config)
         loader = ShardLoader(checkpoint, start.dtype, CPU, native, parts, start.rank)
-        self._layers = [loader.layer(i) for i in range(self._config.num_layers)]
-        self._final_norm = loader.vector("model.norm.weight")
+        layers = [loader.layer(i) for i in range(self._config.num_layers)]
+        self._decoder = part_decoder(native, self._gather, self._config, layers, loader.vector("model.norm.weight"))
         self._rope = RopeTables(checkpoint.config, CPU)
         self._caches: dict[int, PagePool] = {}
-
-    def meet(self, exchange: Exchange) -> None:
-        """The others."""
-        self._decoder = part_decoder(native, exchange.gather, self._config, self._layers, self._final_norm)
 
     def obey(self, message: object) -> None:
         if isinstance(message, Pass):
@@ -69,6 +74,10 @@ class Rank:
         else:
             raise TypeError(f"message: {type(message).__name__} is none for a rank")
 
+    def _gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        self._first.send(framed_rows(x))
+        return self._first.receive_rows(len(x), sum(widths))
+
     def _new_cache(self, dtype: str) -> PagePool:
         c = self._config
         return PagePool(c.num_layers, c.num_kv_heads, c.head_dim, getattr(torch, dtype), CPU, 0)
@@ -85,20 +94,17 @@ class Rank:
 
 def main(handle: int) -> None:
     """Serves over the socket of this number until its other end is closed, which is so when that process ends."""
-    connection = socket.socket(fileno=handle)
-    status = 0
+    first = Connection(socket.socket(fileno=handle))
     try:
-        start = receive(connection)
-        if isinstance(start, Start):
-            rank = Rank(start)
-            connection.sendall(framed(Ready()))
-            rank.meet(Exchange(start.store, start.rank, start.size, _PATIENCE))
-            while (message := receive(connection)) is not None:
-                rank.obey(message)
-    except ConnectionError:  # the first rank is gone, or another one, which is not this one's failure
-        pass
+        start = first.receive()
+        assert isinstance(start, Start)
+        rank = Rank(start, first)
+        first.send(framed(Ready()))
+        while True:
+            rank.obey(first.receive())
+    except ConnectionError:  # the first rank is gone, or has enough of this one
+        sys.exit(0)
     except BaseException as error:
-        status = 1
         with contextlib.suppress(OSError):
-            connection.sendall(framed(Failed(f"{type(error).__name__}: {error}")))
-    os._exit(status)  # gloo's threads would abort an ordinary end
+            first.send(framed(Failed(f"{type(error).__name__}: {error}")))
+        sys.exit(1)

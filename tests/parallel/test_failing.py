@@ -14,7 +14,7 @@ import pytest
 
 from specengine import AsyncEngine, Engine, GenerationFailed, RankFailed, SamplingParams
 from specengine.parallel import group
-from specengine.parallel.messages import Start
+from specengine.parallel.connection import Start
 from tests.engines import ids, tiny_model
 from tests.parallel.odd import odd_folder
 
@@ -145,7 +145,7 @@ def test_an_error_or_an_interrupt_in_the_first_rank_s_own_part_ends_the_group(ot
         def fail(*_, error=error):
             raise error
 
-        monkeypatch.setattr(failing.model.target._group._ranks.exchange, "gather", fail)
+        monkeypatch.setattr(failing.model.target._group._ranks, "gather", fail)
         with pytest.raises(raised) as caught:
             failing.generate([5, 6], LONG)
         assert raised is KeyboardInterrupt or "rank 0 failed: ValueError: planted" in str(caught.value)
