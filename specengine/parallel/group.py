@@ -106,11 +106,13 @@ class Group:
         try:
             yield
         except BaseException as error:
-            # A rank's end is the cause of what this one met, or else this one's own error is.
-            self.failure = self._ranks.what_happened() or self._what_this_rank_met(error)
-            self._end()
-            if not isinstance(error, Exception):
-                raise
+            self.failure = self._what_this_rank_met(error)  # at once: a second interrupt may come
+            try:
+                if not isinstance(error, Exception):
+                    raise
+                self.failure = self._ranks.what_happened() or self.failure  # a rank's end is the cause of all else
+            finally:
+                self._end()
             raise RankFailed(f"tensor_parallel: {self.failure}") from error
 
     def _what_this_rank_met(self, error: BaseException) -> str:
@@ -139,7 +141,7 @@ class _Ranks:
             connection = Connection(ours)
             self._connections.append(connection)
             with theirs:
-                command = [sys.executable, "-c", _COMMAND, json.dumps(sys.path), str(theirs.fileno())]
+                command = [sys.executable, "-c", _COMMAND, json.dumps([*map(str, sys.path)]), str(theirs.fileno())]
                 self._processes.append(
                     subprocess.Popen(  # in a session of its own: Ctrl-C in a terminal is for us
                         command,
@@ -231,6 +233,3 @@ class _Threads:
 
 
 _threads = _Threads()
-
-
-__all__: Sequence[str] = ("PATIENCE", "Group", "RankFailed")
