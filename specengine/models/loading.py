@@ -37,7 +37,7 @@ class LoadedModel:
     def config(self) -> ModelConfig:
         return self.target.config
 
-    def check_place(self, device: str, dtype: str, strict: bool, tensor_parallel: int) -> None:
+    def check_place(self, device: str, dtype: str, strict: bool, tensor_parallel: int = 1) -> None:
         """Raises ValueError where an engine asks for something else than this model was loaded with."""
         if strict and not self.target.ops.strict:
             raise ValueError("strict: this model was loaded without it")

@@ -122,6 +122,8 @@ class Connection:
         if kind != _ROWS:
             self._heed(data)
             raise ConnectionError("a message came where rows were due")
+        if length != 4 * rows * columns:
+            raise ConnectionError(f"{length} bytes of rows, expected {4 * rows * columns}")
         return torch.frombuffer(data, dtype=torch.float32).view(rows, columns)
 
     def _heed(self, data: bytearray) -> object:
