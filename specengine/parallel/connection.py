@@ -39,7 +39,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Pass:
+class Forward:
     """A pass of the layers over rows of a TreeBatch.
 
     inputs: float32 [M, hidden], the embedded tokens.  ancestors: None for chains.  positions: that the rotary tables

@@ -16,9 +16,10 @@ from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, native
+from specengine.ops.decoder import Pass
 from specengine.ops.verify_tree import Accepted
 from specengine.page_pool import page_bytes
-from specengine.parallel.connection import Compact, Pass, Resize
+from specengine.parallel.connection import Compact, Forward, Resize
 from specengine.parallel.group import Group
 from specengine.parallel.layers import part_decoder
 from specengine.parallel.shards import Parts, ShardLoader
@@ -51,7 +52,7 @@ class ParallelTransformer(Transformer):
     def _new_loader(self, checkpoint: Checkpoint, dtype: str) -> WeightLoader:
         return ShardLoader(checkpoint, dtype, CPU, native, self._parts, rank=0)
 
-    def _new_decoder(self, taps=()):
+    def _new_decoder(self, taps: tuple[int, ...] = ()) -> Pass:
         part = self._parts.config(0, self.config)
         return part_decoder(native, self._group.gather, part, self._layers, self.final_norm, taps)
 
@@ -60,7 +61,7 @@ class ParallelTransformer(Transformer):
 
     def with_layers(self, checkpoint: DraftCheckpoint, dtype: str) -> Transformer:
         alone = Transformer.__new__(Transformer)  # what is drafted with is whole, in this process
-        vars(alone).update(vars(self))
+        vars(alone).update(vars(self), tensor_parallel=1)
         return alone.with_layers(checkpoint, dtype)
 
     def new_cache(self, pages: int | None = None) -> KVCache:
@@ -78,7 +79,7 @@ class ParallelTransformer(Transformer):
         cos, sin = self._rope.cos_sin
         ancestors = None if tree.ancestors is None else tree.ancestors.numpy()
         place = (batch.block_table, batch.lengths)
-        message = Pass(
+        message = Forward(
             cache=cache.number,
             inputs=inputs.numpy(),
             depths=tree.depths.numpy(),

@@ -21,7 +21,7 @@ from specengine.parallel.connection import (
     Connection,
     Failed,
     Forget,
-    Pass,
+    Forward,
     Ready,
     Resize,
     Start,
@@ -58,7 +58,7 @@ class Rank:
         self._caches: dict[int, PagePool] = {}
 
     def obey(self, message: object) -> None:
-        if isinstance(message, Pass):
+        if isinstance(message, Forward):
             self._pass(message)
         elif isinstance(message, Compact):
             cache = self._caches[message.cache]
@@ -82,7 +82,7 @@ class Rank:
         c = self._config
         return PagePool(c.num_layers, c.num_kv_heads, c.head_dim, getattr(torch, dtype), CPU, 0)
 
-    def _pass(self, message: Pass) -> None:
+    def _pass(self, message: Forward) -> None:
         self._rope.ensure(message.positions)
         cache, depths = self._caches[message.cache], torch.from_numpy(message.depths)
         ancestors = None if message.ancestors is None else torch.from_numpy(message.ancestors)

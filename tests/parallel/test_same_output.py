@@ -13,6 +13,7 @@ from specengine import _C, AsyncEngine, Engine, SamplingParams
 from specengine.models.loading import load_model
 from tests import engines
 from tests.drafters.eagle_files import layouts, write_drafter
+from tests.drafters.test_shared_draft_model import write_layers
 from tests.engines import ids
 from tests.parallel.odd import odd_folder
 
@@ -78,6 +79,11 @@ def test_a_drafter_that_reads_features_changes_no_bit(pair, case, tmp_path):
     name, config, state, *_ = layouts()[case]
     write_drafter(tmp_path, config, state)
     same(pair, f"{name}:{tmp_path},adaptive=false", max_batch_size=3)
+
+
+def test_a_drafter_between_the_target_s_embedding_and_head_changes_no_bit(pair, tmp_path):
+    folder = write_layers(tmp_path / "layers", pair[0], [0, 1])
+    same(pair, f"draft-model:{folder},adaptive=false")
 
 
 def test_the_right_draft_is_accepted(pair):
