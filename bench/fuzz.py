@@ -1,8 +1,9 @@
-"""Damaged inputs by the thousand, guided by the lines of the package they reach: python bench/fuzz.py SECONDS.
+"""Damaged inputs by the thousand, guided by the lines of the package they reach: python bench/fuzz.py SECONDS
+[--inputs COUNT], of each kind as many as either allows.
 
 Each harness of tests/fuzz runs in a process of its own, which a crash or a hang ends. The guide is atheris where that
-is installed, else the lines that a trace sees. Writes {harness: {"inputs": .., "findings": {..}}} as JSON, with the
-input of each finding in base64.
+is installed, else the lines that a trace sees. Writes {"inputs": .., "harnesses": {name: {"inputs": .., "findings":
+{..}}}} as JSON, with the input of each finding in base64.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Record:
         (self.folder / "record.part").replace(self.folder / "record.json")
 
 
-def traced(record: Record, seconds: float, seed: int) -> None:
+def traced(record: Record, seconds: float, inputs: int, seed: int) -> None:
     """Keeps an input that reaches a line of the package which none before did."""
     seen: set[tuple[str, int]] = set()
 
@@ -83,13 +84,13 @@ def traced(record: Record, seconds: float, seed: int) -> None:
     kept, draw, end = list(record.harness.seeds()), Random(seed), time.monotonic() + seconds
     for data in kept[:]:
         attempt(data)
-    while time.monotonic() < end:
+    while time.monotonic() < end and record.inputs < inputs:
         data = record.harness.mutation(kept, draw)
         if len(data) <= LONGEST and attempt(data):
             kept.append(data)
 
 
-def guided_by_atheris(atheris: Any, record: Record, seconds: float, seed: int) -> None:
+def guided_by_atheris(atheris: Any, record: Record, seconds: float, inputs: int, seed: int) -> None:
     """Ends the process."""
     corpus = record.folder / "corpus"
     corpus.mkdir()
@@ -100,12 +101,13 @@ def guided_by_atheris(atheris: Any, record: Record, seconds: float, seed: int) -
     def mutate(data: bytes, most: int, number: int) -> bytes:
         return record.harness.mutation([data, *seeds] if data else seeds, Random(number))[:most]
 
-    limits = (f"-max_total_time={seconds:.0f}", f"-max_len={LONGEST}", "-timeout=0", "-rss_limit_mb=0", f"-seed={seed}")
-    atheris.Setup([sys.argv[0], *limits, str(corpus)], record.attempt, custom_mutator=mutate)
+    ends = (f"-max_total_time={seconds:.0f}", f"-runs={inputs}")
+    limits = (f"-max_len={LONGEST}", "-timeout=1000000", "-rss_limit_mb=0", f"-seed={seed}")
+    atheris.Setup([sys.argv[0], *ends, *limits, str(corpus)], record.attempt, custom_mutator=mutate)
     atheris.Fuzz()
 
 
-def child(name: str, seconds: float, folder: Path, seed: int) -> None:
+def child(name: str, seconds: float, inputs: int, folder: Path, seed: int) -> None:
     sys.path.insert(0, str(ROOT))
     try:
         import atheris
@@ -122,21 +124,22 @@ def child(name: str, seconds: float, folder: Path, seed: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM,) * 2)
     if atheris:
-        guided_by_atheris(atheris, record, max(1, seconds), seed)
+        guided_by_atheris(atheris, record, max(1, seconds), inputs, seed)
     else:
-        traced(record, seconds, seed)
+        traced(record, seconds, inputs, seed)
 
 
-def run(name: str, seconds: float, seed: int) -> dict[str, Any]:
+def run(name: str, seconds: float, inputs: int, seed: int) -> dict[str, Any]:
     """What a process found; where it died or hung, another goes on for the rest of the time."""
     total: dict[str, Any] = {"inputs": 0, "findings": {}}
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0.5 and len(total["findings"]) < 20:
+    while (left := end - time.monotonic()) > 0.5 and total["inputs"] < inputs and len(total["findings"]) < 20:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            command = [sys.executable, __file__, str(left), "--child", name, str(folder), "--seed", str(seed)]
+            limits = [str(left), "--inputs", str(inputs - total["inputs"]), "--seed", str(seed)]
+            command = [sys.executable, __file__, *limits, "--child", name, str(folder)]
             with (folder / "errors").open("wb") as errors:
-                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+                process = subprocess.Popen(command, stdout=errors, stderr=errors)
             current, last, quiet, hangs = folder / "current", None, 0, False
             while process.poll() is None:
                 time.sleep(0.2)
@@ -162,28 +165,28 @@ def run(name: str, seconds: float, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seconds", type=float, help="for all harnesses together")
+    parser.add_argument("--inputs", type=int, default=1 << 30, help="for each harness")
     parser.add_argument("--only", action="append", help="name of a harness; may be given again")
     parser.add_argument("--out", type=Path, help="file of the result; without it, it is printed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        child(asked.child[0], asked.seconds, Path(asked.child[1]), asked.seed)
+        child(asked.child[0], asked.seconds, asked.inputs, Path(asked.child[1]), asked.seed)
         return
     sys.path.insert(0, str(ROOT))
     from tests.fuzz.harnesses import HARNESSES
 
     names = [each.name for each in HARNESSES if not asked.only or each.name in asked.only]
-    results = {name: run(name, asked.seconds / len(names), asked.seed) for name in names}
-    text = json.dumps(results, indent=1)
-    print(
-        "\n".join(
-            f"{name}: {each['inputs']} inputs, {len(each['findings'])} findings" for name, each in results.items()
-        )
-    )
-    if asked.out:
-        asked.out.write_text(text + "\n", encoding="utf-8")
-    elif any(each["findings"] for each in results.values()):
+    results = {}
+    for name in names:
+        found = results[name] = run(name, asked.seconds / len(names), asked.inputs, asked.seed)
+        print(f"{name}: {found['inputs']} inputs, {len(found['findings'])} findings", flush=True)
+        total = sum(each["inputs"] for each in results.values())
+        text = json.dumps({"inputs": total, "harnesses": results}, indent=1)
+        if asked.out:
+            asked.out.write_text(text + "\n", encoding="utf-8")
+    if not asked.out and any(each["findings"] for each in results.values()):
         print(text)
     sys.exit(any(each["findings"] for each in results.values()))
 

@@ -1,7 +1,8 @@
 """Many streams at once, some of them cancelled: python bench/load.py SECONDS OUT.json [MODEL] [DRAFTER]
 
 Each of 64 clients asks again as soon as it has an answer. Every text that was finished is compared with what an engine
-says that serves one request at a time; a difference ends the run. At the end nobody may hold a page of the cache.
+says that serves one request at a time; a difference ends the run. At the end nobody may hold a page of the cache, and
+`growth` says how much larger the process was in the last minute than in the second (the first fills the caches).
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ import asyncio
 import json
 import platform
 import random
+import shlex
 import sys
 import time
+from bisect import bisect_right
+from collections import Counter
 from contextlib import aclosing
+from itertools import accumulate
 from pathlib import Path
+from statistics import mean
 
 from soak import resident_bytes
 
@@ -24,11 +30,11 @@ STREAMS, REQUESTS, CANCELLED = 64, 32, 0.25
 
 
 def requests(vocab: int) -> list[tuple[list[int], SamplingParams]]:
-    """What clients ask for: some prompts longer than a pass, some texts greedy, some sampled."""
+    """What clients ask for: some prompts repeat themselves, some texts are greedy, some sampled."""
     draw = random.Random(1)
     return [
         (
-            [draw.randrange(3, vocab) for _ in range(draw.choice((5, 20, 80, 300)))],
+            [draw.randrange(3, vocab) for _ in range(draw.choice((5, 20, 100)))] * draw.choice((1, 3)),
             SamplingParams(
                 max_new_tokens=draw.randrange(8, 64), temperature=0.8 * (i % 2), seed=i, ignore_eos=i % 3 == 0
             ),
@@ -45,8 +51,8 @@ class Load:
         self.began = time.perf_counter()
         self.until = self.began + seconds
         self.finished = self.cancelled = self.tokens = 0
-        self.first: list[float] = []
-        self.between: list[float] = []
+        self.first: Counter[int] = Counter()  # by tenths of a millisecond: a list would be the growth it looks for
+        self.between: Counter[int] = Counter()
         self.memory: list[tuple[float, int]] = []
 
     async def run(self) -> None:
@@ -76,9 +82,9 @@ class Load:
             async for event in stream:
                 now, new = time.perf_counter(), len(event.token_ids)
                 if tokens:
-                    self.between += [(now - last) / new] * new
+                    self.between[round(1e4 * (now - last) / new)] += new
                 else:
-                    self.first.append(now - last)
+                    self.first[round(1e4 * (now - last))] += 1
                 last, heard = now, heard + 1
                 tokens += event.token_ids
                 self.tokens += new
@@ -87,9 +93,23 @@ class Load:
         return tokens
 
 
-def milliseconds(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    return {f"p{p}": round(1e3 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 2) for p in (50, 99)}
+def milliseconds(counts: Counter[int]) -> dict[str, float]:
+    """Percentiles of times that are counted by tenths of a millisecond."""
+    found, ordered = {}, sorted(counts.items())
+    sums = list(accumulate(count for _, count in ordered))
+    for percent in (50, 99):
+        at = bisect_right(sums, sums[-1] * percent // 100 - 1)
+        found[f"p{percent}"] = ordered[at][0] / 10
+    return found
+
+
+def growth(memory: list[tuple[float, int]]) -> float | None:
+    """Of the mean of the last minute over that of the second one; None for runs of less than three minutes."""
+    end = memory[-1][0]
+    if end < 180:
+        return None
+    early, late = ([size for at, size in memory if begin <= at < begin + 60] for begin in (60, end - 60))
+    return round(mean(late) / mean(early) - 1, 4)
 
 
 async def loaded(engine: Engine, asked: list, alone: list[list[int]], seconds: float) -> dict:
@@ -109,7 +129,8 @@ async def loaded(engine: Engine, asked: list, alone: list[list[int]], seconds: f
         "tau": round(counts.tau, 3),
         "seconds_by_phase": {phase: round(value, 2) for phase, value in counts.seconds_by_phase.items()},
         "finished": counts.finished,
-        "resident_bytes": load.memory,
+        "growth": growth(load.memory),
+        "resident_bytes": load.memory[::10],
     }
 
 
@@ -119,7 +140,13 @@ def main(seconds: float, out: Path, name: str = "smollm2-135m", drafter: str = "
     single = Engine(model, drafter=drafter, max_batch_size=1)
     alone = [single.generate(prompt, params).token_ids for prompt, params in asked]
     result = asyncio.run(loaded(Engine(model, drafter=drafter), asked, alone, seconds))
-    about = {"model": name, "drafter": drafter, "streams": STREAMS, "machine": platform.machine()}
+    about = {
+        "command": shlex.join(["python", *sys.argv]),
+        "model": name,
+        "drafter": drafter,
+        "streams": STREAMS,
+        "machine": platform.machine(),
+    }
     out.write_text(json.dumps(about | result, indent=1) + "\n")
     print(json.dumps(about | result, indent=1))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -73,18 +74,20 @@ def rows(found: dict[str, Counts]) -> list[dict]:
                 row["saved_over_suffixes"] = saved(found[label], found[base])
             if label != name:
                 row["saved_over_first_pass"] = saved(found[label], found[name])
-            table.append(row | {"questions": found[label]})
+            table.append(row | {"counts": found[label]})
     return table
 
 
 def main(files: str, limit: int, out: Path) -> None:
-    about = {"model": "smollm2-135m", "drafter": BASE, "temperature": PARAMS.temperature, "seed": PARAMS.seed}
+    about = {"command": shlex.join(["python", *sys.argv]), "model": "smollm2-135m", "drafter": BASE}
+    about |= {"temperature": PARAMS.temperature, "seed": PARAMS.seed}
     found: dict[str, Counts] = {}
     with ProcessPoolExecutor(os.cpu_count()) as workers:
         jobs = {workers.submit(passes, name, files, limit): name for name in VARIANTS}
         for job in as_completed(jobs):
             for turn, counts in enumerate(job.result()):
                 found[f"{jobs[job]}, again" if turn else jobs[job]] = counts
+            about["questions"] = len(found[jobs[job]])
             out.write_text(json.dumps(about | {"variants": rows(found)}) + "\n")
             print(jobs[job], flush=True)
 

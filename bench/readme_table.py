@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and results/rules.md from recorded runs, and the index of these runs in
+"""Writes the tables of README.md and of the pages in results/ from recorded runs, and the index of these runs in
 results/README.md: python bench/readme_table.py [RESULT.json]
 
 A table stands between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`, the index between
@@ -14,20 +14,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specengine.bench.tables import preset_figures
+
 HERE = Path(__file__).resolve().parent
-README, RULES, INDEX = HERE.parent / "README.md", HERE / "results" / "rules.md", HERE / "results" / "README.md"
+README, INDEX = HERE.parent / "README.md", HERE / "results" / "README.md"
+PAGES = (README, *(HERE / "results" / f"{name}.md" for name in ("rules", "published", "kernels")))
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
 KINDS = {  # results of other programs, by a key that they alone have
     "perplexity": "perplexity of {model} in every dtype",
-    "kernels": "the CUDA kernels against PyTorch, and the bytes they move",
+    "kernels": "every op against PyTorch, and the bytes it moves",
     "nvcc": "registers and spills of the CUDA kernels, as compiled",
     "drafters": "memory of what drafters remember, after many tokens",
+    "streams": "{model}: many concurrent streams, some cancelled",
+    "inputs": "damaged files and arguments: how many were tried, and what was found",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
 PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
 PHASES = ("draft", "verify", "accept", "compact", "host")
 DEPTHS = 6
+FIGURES = ("T", "batch", "speedup", "tau", "speedup / tau")
 
 
 def rewritten(text: str) -> str:
@@ -44,7 +50,12 @@ def with_file(text: str, name: str) -> str:
 
 def _block(name: str) -> str:
     data = json.loads((HERE / name).read_text(encoding="utf-8"))
-    lines = _rule_lines if "family" in data["runs"][0] else _lines
+    if "kernels" in data:
+        lines = _kernel_lines
+    elif data.get("preset"):
+        lines = _preset_lines
+    else:
+        lines = _rule_lines if "family" in data["runs"][0] else _lines
     return "\n".join([f"<!-- bench: {name} -->", *lines(data, name), "<!-- bench end -->"])
 
 
@@ -167,6 +178,44 @@ def _rule_lines(data: dict[str, Any], name: str) -> list[str]:
     return lines[:-1]
 
 
+def _preset_lines(data: dict[str, Any], name: str) -> list[str]:
+    """Published and measured figures side by side, as the run printed them."""
+    preset, runs = data["preset"], data["runs"]
+    what = f"{Path(data['model']).name}, {data['questions']} questions, {data['max_new_tokens']} new tokens"
+    heads = ("method", "published: model, task", *FIGURES, "measured: drafter", *FIGURES)
+    lines = [f"{_where(data)}, {what}, {data['repetitions']} repetitions (`bench/{name}`):", "", "```"]
+    lines += [data["command"], "```", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in preset["rows"]:
+        theirs, ours = row["published"] or {}, row["measured"] or {}
+        what = ", ".join(theirs[key] for key in ("model", "task", "quality") if theirs.get(key))
+        who = f"`{ours['label']}`" if ours else ""
+        if ours.get("rule", "match") != "match":
+            who += f" under `{ours['rule']}`"
+        cells = (row["method"] or "", what, *preset_figures(theirs), who, *preset_figures(ours))
+        lines.append(f"| {' | '.join(cells)} |")
+    if least := preset["least"]:
+        where = f"`{least['label']}`, temperature {least['temperature']:g}, batch {least['batch']}"
+        lines += ["", f"Least speedup of a tree that follows what pays: {least['speedup']:.2f}x ({where})."]
+    different = [_who(row) for row in runs if row["rule"] == "match" and not _all_identical(row)]
+    return [*lines, "", f"Outputs that should be plain decoding's and are not: {', '.join(different) or 'none'}."]
+
+
+def _all_identical(row: dict[str, Any]) -> bool:
+    same, _, turns = row["identical"].partition("/")
+    return same == turns
+
+
+def _kernel_lines(data: dict[str, Any], name: str) -> list[str]:
+    lines = [f"{_where(data)}, memory gives {data['bytes_per_second'] / 1e9:.0f} GB/s (`bench/{name}`):", ""]
+    lines += ["| op | size | us | PyTorch us | speedup | floor, MB | of memory | error |", "|---" * 8 + "|"]
+    for row in data["kernels"]:
+        error = "" if row["error"] is None else f"{row['error']:.0e}"
+        times = f"{row['us']:.1f} | {row['torch_us']:.1f} | {row['speedup']:.2f}x"
+        share = f"{row['floor_bytes'] / 1e6:.3f} | {row['bandwidth_fraction']:.0%}"
+        lines.append(f"| {row['kernel']} | {row['size']} | {times} | {share} | {error} |")
+    return lines
+
+
 def _rule_row(row: dict[str, Any]) -> str:
     tau = f"{row['tau']:.2f}" if row["tau"] else ""
     relaxed = "" if row["relaxed"] is None else f"{row['relaxed']:.1%}"
@@ -211,11 +260,11 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    text = README.read_text(encoding="utf-8")
     if arguments:
-        text = with_file(text, Path(arguments[0]).resolve().relative_to(HERE).as_posix())
-    README.write_text(rewritten(text), encoding="utf-8")
-    RULES.write_text(rewritten(RULES.read_text(encoding="utf-8")), encoding="utf-8")
+        text = with_file(README.read_text(encoding="utf-8"), Path(arguments[0]).resolve().relative_to(HERE).as_posix())
+        README.write_text(text, encoding="utf-8")
+    for page in PAGES:
+        page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
     INDEX.write_text(indexed(INDEX.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ from tests.engines import Oracle, ids
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [11, 12, 11, 12, 11, 12, 11]]
 GREEDY, SAMPLED, SHAPED = (
-    dataclasses.replace(each, max_new_tokens=16) for each in (engines.GREEDY, engines.SAMPLED, engines.SHAPED)
+    dataclasses.replace(each, max_new_tokens=8) for each in (engines.GREEDY, engines.SAMPLED, engines.SHAPED)
 )
 LOOKUP = "prompt_lookup,nodes=6,adaptive=false"
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specengine.bench.kernels import gpu, kernels_table, time_kernels
+from specengine.bench.kernels import kernels_table, time_kernels
 from specengine.bench.latency import latency_table
 from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
@@ -125,7 +125,7 @@ def bench(
     ] = False,
     kernels: Annotated[
         bool,
-        typer.Option("--kernels", help="Only this, on a GPU: every kernel against PyTorch and the bytes it moves."),
+        typer.Option("--kernels", help="Only this: every op of the device against PyTorch and the bytes it moves."),
     ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")] = None,
 ) -> None:
@@ -145,8 +145,9 @@ def bench(
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         results: dict[str, Any] = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
         if kernels:
-            speed = bandwidth(gpu())
-            results |= {"copy_bytes_per_second": speed, "kernels": time_kernels(gpu(), speed)}
+            place = resolve_device(device)
+            speed = bandwidth(place)
+            results |= {"device": place.type, "bytes_per_second": speed, "kernels": time_kernels(place, speed)}
             tables = [kernels_table(results["kernels"], speed)]
         elif perplexity:
             results["model"] = model

@@ -7,17 +7,16 @@ folded into rows. Weights, caches and logits come from several sets of buffers i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import fields
 
 import torch
 import torch.nn.functional as F
 
 from specengine import ops
-from specengine._C import LINEAR_VARIANTS, PAGE_SIZE
-from specengine.bench.timers import Call
+from specengine._C import PAGE_SIZE
+from specengine.bench.kernel_case import Case, Kernels, Shapes, each, writing
+from specengine.bench.kernel_linears import linear_cases
 from specengine.bench.torch_kernels import rope_and_write, verify
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
@@ -25,88 +24,22 @@ from specengine.ops.verify_tree import SamplingTable, TokenHistory, VerifyWorksp
 from specengine.tree import DraftTree, TreeBatch
 from specengine.types import SamplingParams
 
-MOST_SETS = 64
 
-
-@dataclass(frozen=True)
-class Shapes:
-    """Of a model and of what is asked of it. cold_bytes: that buffers in turn have together."""
-
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    hidden: int = 4096
-    intermediate: int = 14336
-    vocab: int = 128256
-    layers: int = 32
-    prefixes: tuple[int, ...] = (1024, 4096, 32768)
-    trees: tuple[int, ...] = (1, 8, 16, 60)
-    rows: tuple[int, ...] = (1, 8, 16, 32, 64)
-    levels: int = 7
-    k: int = 10
-    accepted: int = 8
-    cold_bytes: int = 192 << 20
-
-    def sets(self, nbytes: int) -> int:
-        """How many sets of buffers of so many bytes to take in turn."""
-        return max(1, min(MOST_SETS, -(-self.cold_bytes // nbytes)))
-
-    @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """Output and input columns of every linear layer."""
-        return {
-            "qkv": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
-            "o": (self.hidden, self.heads * self.head_dim),
-            "gate_up": (2 * self.intermediate, self.hidden),
-            "down": (self.hidden, self.intermediate),
-            "head": (self.vocab, self.hidden),
-        }
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kernel at one size. nbytes: read and written at least.  ours: calls by variant of the kernel.  torch: the
-    calls of PyTorch. A call gives what it computed, or None where there is nothing to compare."""
-
-    kernel: str
-    size: str
-    nbytes: int
-    ours: dict[str, list[Call]]
-    torch: list[Call]
-
-
-def cases(shapes: Shapes, device: torch.device) -> Iterator[Case]:
+def cases(shapes: Shapes, device: torch.device, kernels: Kernels) -> Iterator[Case]:
     """Made one by one, as they are large."""
     for nodes in shapes.trees:
         for prefix in shapes.prefixes:
-            yield _attention(shapes, device, nodes, prefix)
-    yield _compact(shapes, device)
+            yield _attention(shapes, device, kernels, nodes, prefix)
+    yield _compact(shapes, device, kernels)
     yield _expand(shapes, device)
     yield _select(shapes, device)
     yield _verify(shapes, device, SamplingParams())
     yield _verify(shapes, device, SamplingParams(temperature=0.8, top_p=0.95))
-    for name in shapes.linears:
-        for rows in shapes.rows:
-            yield _linear(shapes, device, name, rows)
+    yield from linear_cases(shapes, device, kernels)
     for rows in (shapes.rows[0], shapes.rows[-1]):
-        yield _rms_norm(shapes, device, rows)
-        yield _silu_mul(shapes, device, rows)
-        yield _rope_cache(shapes, device, rows)
-
-
-def _call(out: torch.Tensor | None, function: Callable[..., object], *arguments: object) -> Call:
-    """A call that gives a tensor which the function writes."""
-
-    def run() -> torch.Tensor | None:
-        function(*arguments)
-        return out
-
-    return run
-
-
-def _each(function: Callable[[Any], object], items: Iterable[Any]) -> list[Call]:
-    """A call of the function per item."""
-    return [partial(function, item) for item in items]
+        yield _rms_norm(shapes, device, kernels, rows)
+        yield _silu_mul(shapes, device, kernels, rows)
+        yield _rope_cache(shapes, device, kernels, rows)
 
 
 def _ints(values, device: torch.device) -> torch.Tensor:
@@ -118,19 +51,19 @@ def _tree(nodes: int, device: torch.device) -> TreeBatch:
     return TreeBatch.of([DraftTree([1] * nodes, [(node - 1) // 2 for node in range(nodes)])], device, masked=True)
 
 
-def _attention(s: Shapes, device: torch.device, nodes: int, prefix: int) -> Case:
+def _attention(s: Shapes, device: torch.device, kernels: Kernels, nodes: int, prefix: int) -> Case:
     slots, group, tree = prefix + nodes, s.heads // s.kv_heads, _tree(nodes, device)
     nbytes = 2 * 2 * slots * s.kv_heads * s.head_dim
     count, pages = s.sets(nbytes), -(-slots // PAGE_SIZE)
     shape = (count, pages, s.kv_heads, PAGE_SIZE, s.head_dim)
-    k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    k, v = (torch.randn(shape, device=device).to(kernels.cache) for _ in range(2))
     table = torch.randperm(pages, device=device, dtype=torch.int32)[None]
     q = torch.randn(nodes, s.heads, s.head_dim, device=device)
-    out = torch.empty(nodes, s.heads, s.head_dim, dtype=torch.bfloat16, device=device)
+    out = torch.empty(nodes, s.heads, s.head_dim, dtype=kernels.rows, device=device)
     lengths, scale = _ints([prefix], device), s.head_dim**-0.5
     attention = ops.tree_attention
     ours = [
-        _call(
+        writing(
             *(out, attention.tree_attention, q, k[i], v[i], table, lengths, tree.row_start),
             *(tree.ancestors, out, scale, 0),
         )
@@ -139,35 +72,36 @@ def _attention(s: Shapes, device: torch.device, nodes: int, prefix: int) -> Case
 
     # The query heads that share a key head become rows of it, so that keys need not be repeated.
     folded = q.view(nodes, s.kv_heads, group, -1).permute(1, 2, 0, 3).reshape(1, s.kv_heads, group * nodes, -1)
-    folded, mask = folded.bfloat16(), None
+    folded, mask = folded.to(kernels.torch), None
     if nodes > 1:
         assert tree.ancestors is not None  # masked
         node = torch.arange(nodes, device=device)
         seen = tree.ancestors[:, node // 32] >> (node % 32).int() & 1 == 1
         aligned = -(-slots // 16) * 16  # the length of a row, which else is copied in every call
-        mask = torch.zeros(group * nodes, aligned, dtype=torch.bfloat16, device=device)[:, :slots]
+        mask = torch.zeros(group * nodes, aligned, dtype=kernels.torch, device=device)[:, :slots]
         mask[:, prefix:].masked_fill_(~seen.repeat(group, 1), -math.inf)
     gathered = [attention.gather_slots(k[i], v[i], table[0], slots) for i in range(count)]
-    contiguous = [tuple(x.transpose(0, 1).contiguous()[None] for x in pair) for pair in gathered]
+    contiguous = [tuple(x.to(kernels.torch).transpose(0, 1).contiguous()[None] for x in pair) for pair in gathered]
 
     def torch_attention(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
         return found.view(s.kv_heads, group, nodes, -1).permute(2, 0, 1, 3).flatten(1, 2)
 
-    torchs = _each(lambda pair: torch_attention(*pair), contiguous)
-    return Case("tree_attention", f"N={nodes}, {prefix} tokens", nbytes + 6 * q.numel(), {"": ours}, torchs)
+    torchs = each(lambda pair: torch_attention(*pair), contiguous)
+    return Case("tree_attention", f"N={nodes}, {prefix} tokens", nbytes + q.nbytes + out.nbytes, {"": ours}, torchs)
 
 
-def _compact(s: Shapes, device: torch.device) -> Case:
+def _compact(s: Shapes, device: torch.device, kernels: Kernels) -> Case:
     nbytes = 2 * 2 * 2 * s.accepted * s.layers * s.kv_heads * s.head_dim  # read and written
     length, path = PAGE_SIZE // 2, [7 * (i + 1) % PAGE_SIZE for i in range(s.accepted)]
     count = s.sets(nbytes)
     shape = (s.layers, 2 * count, s.kv_heads, PAGE_SIZE, s.head_dim)
-    k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    k, v = (torch.randn(shape, device=device).to(kernels.cache) for _ in range(2))
     kept = _ints([sorted(path)], device)
     place = (_ints([length], device), kept, _ints([s.accepted], device))
     ours = [
-        _call(None, ops.compact_kv.compact_kv, k, v, _ints([[2 * i, 2 * i + 1]], device), *place) for i in range(count)
+        writing(None, ops.compact_kv.compact_kv, k, v, _ints([[2 * i, 2 * i + 1]], device), *place)
+        for i in range(count)
     ]
     flat = (count, s.layers, s.kv_heads, 2 * PAGE_SIZE, s.head_dim)
     source, target = kept[0].long() + length, torch.arange(s.accepted, device=device) + length
@@ -176,7 +110,7 @@ def _compact(s: Shapes, device: torch.device) -> Case:
         for cache in (keys, values):
             cache.index_copy_(2, target, cache.index_select(2, source))
 
-    torchs = _each(lambda i: copy(k.view(flat)[i], v.view(flat)[i]), range(count))
+    torchs = each(lambda i: copy(k.view(flat)[i], v.view(flat)[i]), range(count))
     return Case("compact_kv", f"{s.layers} layers, {s.accepted} rows", nbytes, {"": ours}, torchs)
 
 
@@ -184,8 +118,8 @@ def _expand(s: Shapes, device: torch.device) -> Case:
     nbytes = 4 * s.levels * s.vocab
     logits = torch.randn(s.sets(nbytes), 1, s.levels, s.vocab, device=device)
     expand, root = BackboneExpander(1, s.levels, s.vocab, [s.k], device=device), _ints([3], device)
-    ours = _each(lambda x: expand(x, root).tokens[0, 1:], logits)
-    torchs = _each(lambda x: torch.log_softmax(x, dim=-1).topk(s.k).indices.flatten(), logits)
+    ours = each(lambda x: expand(x, root).tokens[0, 1:], logits)
+    torchs = each(lambda x: torch.log_softmax(x, dim=-1).topk(s.k).indices.flatten(), logits)
     return Case("expand_backbone", f"{s.levels} levels, k={s.k}", nbytes, {"": ours}, torchs)
 
 
@@ -198,8 +132,8 @@ def _select(s: Shapes, device: torch.device) -> Case:
     scores = -torch.rand(s.sets(nbytes), 1, candidates, device=device)
     scores[:, :, 0] = 0
     trees = SelectedTrees.empty(1, nodes, device)
-    ours = [_call(trees.kept[0, 1:], select_nodes, parents, parents, parents + 1, x, limits, trees) for x in scores]
-    torchs = _each(lambda x: x[0, 1:].topk(nodes - 1, sorted=False).indices.sort().values + 1, scores)
+    ours = [writing(trees.kept[0, 1:], select_nodes, parents, parents, parents + 1, x, limits, trees) for x in scores]
+    torchs = each(lambda x: x[0, 1:].topk(nodes - 1, sorted=False).indices.sort().values + 1, scores)
     return Case("select_nodes", f"{nodes} of {candidates}", nbytes, {"": ours}, torchs)
 
 
@@ -217,58 +151,45 @@ def _verify(s: Shapes, device: torch.device, params: SamplingParams) -> Case:
     host = SamplingTable.of([params], [0])
     table = SamplingTable(**{f.name: getattr(host, f.name).to(device) for f in fields(SamplingTable)})
     workspace, depth = VerifyWorkspace(1, s.vocab, device=device, rows=nodes), nodes.bit_length()
-    ours = _each(lambda x: ops.verify_tree.verify_tree(x, tree, table, history, workspace).path[0, :depth], logits)
-    torchs = _each(lambda x: verify(x, tree.tokens, tree.parents, params, depth), logits)
+    ours = each(lambda x: ops.verify_tree.verify_tree(x, tree, table, history, workspace).path[0, :depth], logits)
+    torchs = each(lambda x: verify(x, tree.tokens, tree.parents, params, depth), logits)
     how = f"T={params.temperature:g}" + (f", top-p {params.top_p:g}" if params.top_p < 1 else "")
     return Case("verify_tree", f"N={nodes}, {how}", nbytes, {"": ours}, torchs)
 
 
-def _linear(s: Shapes, device: torch.device, name: str, rows: int) -> Case:
-    n, c = s.linears[name]
-    weight_bytes = 2 * n * c
-    weights = torch.randn(s.sets(weight_bytes), n, c, dtype=torch.bfloat16, device=device)
-    x = torch.randn(rows, c, dtype=torch.bfloat16, device=device)
-    out = torch.empty(rows, n, device=device)
-    ours = {
-        f"{most}x{warps}": [_call(out, ops.linear.multiply, x, weight, None, out, 0, variant) for weight in weights]
-        for variant, (most, warps) in enumerate(LINEAR_VARIANTS, start=1)
-    }
-    torchs = _each(lambda weight: torch.mm(x, weight.T), weights)
-    return Case("linear", f"{name} {n}x{c}, M={rows}", weight_bytes + rows * (2 * c + 4 * n), ours, torchs)
-
-
-def _rms_norm(s: Shapes, device: torch.device, rows: int) -> Case:
+def _rms_norm(s: Shapes, device: torch.device, kernels: Kernels, rows: int) -> Case:
     residual, delta = (torch.randn(rows, s.hidden, device=device) for _ in range(2))
-    weight, out = torch.rand(s.hidden, device=device), torch.empty(rows, s.hidden, dtype=torch.bfloat16, device=device)
+    weight = torch.rand(s.hidden, device=device)
+    out = torch.empty(rows, s.hidden, dtype=kernels.rows, device=device)
     other = residual.clone()
 
     def torch_norm() -> torch.Tensor:
-        return F.rms_norm(other.add_(delta), (s.hidden,), weight, 1e-5).bfloat16()
+        return F.rms_norm(other.add_(delta), (s.hidden,), weight, 1e-5).to(out.dtype)
 
-    nbytes = rows * s.hidden * (4 + 4 + 4 + 2) + 4 * s.hidden
-    ours = _call(out, ops.layer.rms_norm, residual, delta, weight, out, 1e-5)
+    nbytes = rows * s.hidden * (4 + 4 + 4) + out.nbytes + 4 * s.hidden
+    ours = writing(out, ops.layer.rms_norm, residual, delta, weight, out, 1e-5)
     return Case("rms_norm", f"M={rows}", nbytes, {"": [ours]}, [torch_norm])
 
 
-def _silu_mul(s: Shapes, device: torch.device, rows: int) -> Case:
+def _silu_mul(s: Shapes, device: torch.device, kernels: Kernels, rows: int) -> Case:
     x = torch.randn(rows, 2 * s.intermediate, device=device)
-    out = torch.empty(rows, s.intermediate, dtype=torch.bfloat16, device=device)
+    out = torch.empty(rows, s.intermediate, dtype=kernels.rows, device=device)
     gate, up = x.chunk(2, dim=1)
-    ours = _call(out, ops.layer.silu_mul, x, out)
-    nbytes = rows * s.intermediate * (4 + 4 + 2)
-    return Case("silu_mul", f"M={rows}", nbytes, {"": [ours]}, [lambda: (F.silu(gate) * up).bfloat16()])
+    ours = writing(out, ops.layer.silu_mul, x, out)
+    nbytes = x.nbytes + out.nbytes
+    return Case("silu_mul", f"M={rows}", nbytes, {"": [ours]}, [lambda: (F.silu(gate) * up).to(out.dtype)])
 
 
-def _rope_cache(s: Shapes, device: torch.device, rows: int) -> Case:
+def _rope_cache(s: Shapes, device: torch.device, kernels: Kernels, rows: int) -> Case:
     width, prefix = (s.heads + 2 * s.kv_heads) * s.head_dim, s.prefixes[0]
     qkv = torch.randn(rows, width, device=device)
     cos, sin = (torch.rand(prefix + rows, s.head_dim // 2, device=device) for _ in range(2))
     pages, tree = -(-(prefix + rows) // PAGE_SIZE), _tree(rows, device)
     shape = (pages, s.kv_heads, PAGE_SIZE, s.head_dim)
-    k, v = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    k, v = (torch.zeros(shape, dtype=kernels.cache, device=device) for _ in range(2))
     table, lengths = torch.arange(pages, dtype=torch.int32, device=device)[None], _ints([prefix], device)
     q = torch.empty(rows, s.heads, s.head_dim, device=device)
-    ours = _call(
+    ours = writing(
         *(q, ops.layer.rope_cache, qkv, cos, sin, None, None, tree.depths, k, v, table, lengths, tree.row_start),
         *(q, 1e-5),
     )

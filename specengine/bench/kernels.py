@@ -1,4 +1,4 @@
-"""Every kernel against PyTorch and against the bytes it cannot avoid: `python -m specengine.bench --kernels`."""
+"""Every op against PyTorch and against the bytes it cannot avoid: `python -m specengine.bench --kernels`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from specengine.bench.kernel_cases import Case, Shapes, cases
-from specengine.bench.timers import GraphTimer, Timer, medians
+from specengine.bench.kernel_case import CPU, CUDA, LLAMA_8B, SMOLLM2, Case, Kernels, Shapes
+from specengine.bench.kernel_cases import cases
+from specengine.bench.timers import Timer, medians, timer_for
 
 ROUNDS = 15
-LEAST_CALLS = 24  # in a graph, whose begin and end cost a little
-
-
-def gpu() -> torch.device:
-    """Raises ValueError where there is none."""
-    if not torch.cuda.is_available():
-        raise ValueError("kernels: they are measured on a GPU, but PyTorch sees no CUDA device here")
-    return torch.device("cuda", torch.cuda.current_device())
+LEAST_CALLS = 24  # between two looks at the clock
 
 
 @torch.inference_mode()
@@ -27,18 +21,21 @@ def time_kernels(
     device: torch.device,
     speed: float,
     shapes: Shapes | None = None,
+    kernels: Kernels | None = None,
     *,
-    timer: Timer = GraphTimer,
+    timer: Timer | None = None,
     rounds: int = ROUNDS,
     least_calls: int = LEAST_CALLS,
 ) -> list[dict[str, Any]]:
-    """One entry per case. speed: bytes per second that a copy moves.
+    """One entry per case. speed: bytes per second that the device's memory gives.
 
     us, torch_us: median microseconds of a call, ours of the fastest variant.  speedup: PyTorch's over ours.
     floor_bytes: what must be read and written; gb_per_second, bandwidth_fraction: ours, by these bytes.
     error: of our result against PyTorch's: relative norm of the difference, or the share of unequal integers.
     """
-    return [_time(case, speed, timer, rounds, least_calls) for case in cases(shapes or Shapes(), device)]
+    timer, on_cuda = timer or timer_for(device), device.type == "cuda"
+    shapes, kernels = shapes or (LLAMA_8B if on_cuda else SMOLLM2), kernels or (CUDA if on_cuda else CPU)
+    return [_time(case, speed, timer, rounds, least_calls) for case in cases(shapes, device, kernels)]
 
 
 def _time(case: Case, speed: float, timer: Timer, rounds: int, least_calls: int) -> dict[str, Any]:
@@ -75,12 +72,13 @@ def kernels_table(rows: Sequence[dict[str, Any]], speed: float) -> Table:
     """The entries of `time_kernels` for reading."""
     caption = (
         "us: median of calls over buffers that no cache holds together. floor: bytes that must be read and written. "
-        f"of copy: share of the {speed / 1e9:.0f} GB/s that a copy moves. error: difference to PyTorch's result."
+        f"of memory: share of the {speed / 1e9:.0f} GB/s that it gives a plain copy (on a CPU a plain sum). "
+        "error: difference to PyTorch's result."
     )
     out = Table(title="kernels", title_justify="left", caption=caption, caption_justify="left")
     out.add_column("kernel", no_wrap=True)
     out.add_column("size", no_wrap=True)
-    for name in ("us", "PyTorch us", "speedup", "floor, MB", "GB/s", "of copy", "error"):
+    for name in ("us", "PyTorch us", "speedup", "floor, MB", "GB/s", "of memory", "error"):
         out.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         out.add_row(

@@ -37,7 +37,9 @@ def rules_figure(results: dict[str, Any]) -> Figure | None:
         for (drafter, temperature), panel in zip(columns, line, strict=True):
             for number, family in enumerate(families):
                 rows = [row for row in runs if (row["family"], row["temperature"]) == (family, temperature)]
-                _draw(panel, [row for row in rows if row["drafter"] in (BASE, drafter)], measure, number, family)
+                _draw(panel, [row for row in rows if row["drafter"] == drafter != BASE], measure, number, family)
+            plain = next(row for row in runs if (row["drafter"], row["temperature"]) == (BASE, temperature))
+            panel.plot(plain["speedup"], plain[measure], "k*", markersize=9, label=BASE)
             panel.grid(alpha=0.3)
             panel.margins(0.08)
         line[0].set_ylabel(label)

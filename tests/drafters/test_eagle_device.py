@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")
 def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, name, options, params):  # noqa: F811
     drafter, config, state = LAYOUTS[name]
     spec = f"{drafter}:{write_drafter(tmp_path / 'draft', config, state)},adaptive=false,{options}"
-    traced = dataclasses.replace(params, trace=True)
+    traced = dataclasses.replace(params, max_new_tokens=6, trace=True)
     expected = on_the_cpu(traced, drafter=spec)
     outputs = device_engine(spec, max_batch_size=3).generate(PROMPTS, traced)
     assert ids(outputs) == ids(expected)

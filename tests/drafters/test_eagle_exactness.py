@@ -48,8 +48,8 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(max_new_tokens=32),
-        SamplingParams(max_new_tokens=32, temperature=0.8, seed=17),
+        SamplingParams(max_new_tokens=8),
+        SamplingParams(max_new_tokens=8, temperature=0.8, seed=17),
     ],
     ids=["greedy", "sampled"],
 )

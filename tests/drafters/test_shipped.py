@@ -45,7 +45,7 @@ def plain(model):
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(max_new_tokens=40), SamplingParams(max_new_tokens=40, temperature=0.8, seed=5)],
+    [SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=0.8, seed=5)],
     ids=["greedy", "sampled"],
 )
 @pytest.mark.parametrize("batch", [1, 4])

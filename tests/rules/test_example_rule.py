@@ -1,4 +1,4 @@
-"""The worked examples of a new rule, in the README and in docs/adding-your-own.md: built as they stand, and run."""
+"""The worked example of a new rule in docs/adding-your-own.md: built as it stands, and run."""
 
 import os
 import re
@@ -24,13 +24,13 @@ from tests.engines import tiny_engine
 from tests.ops.verifying import CPU, PARAMS, history_of, make_batch
 
 ROOT = Path(__file__).resolve().parents[2]
-README, PAGE = "README.md", "docs/adding-your-own.md"
+PAGE = ROOT / "docs/adding-your-own.md"
 PROBABLE = [0.5, 0.3, 0.2]  # of tokens 0, 1, 2: 1 is near the best one at share = 0.5, 2 is not
 
 
-def example(page: str) -> dict[str, str]:
-    """A page's fenced blocks that follow a line with the name of a file, by that name."""
-    blocks = re.findall(r"^`([\w/.]+)`:[^\n]*\n\n```\w+\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+def example() -> dict[str, str]:
+    """The page's fenced blocks that follow a line with the name of a file, by that name."""
+    blocks = re.findall(r"^`([\w/.]+)`:[^\n]*\n\n```\w+\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     return dict(blocks)
 
 
@@ -45,13 +45,13 @@ def add_lines(header: Path, lines: str) -> None:
 
 
 def build(csrc: Path, folder: Path) -> Path:
-    """The extension `_readme` from the sources in csrc, for one instruction set and quick to compile."""
+    """The extension `_example` from the sources in csrc, for one instruction set and quick to compile."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     options = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi"]
     options += [f"-I{path}" for path in (csrc, pybind11.get_include(), sysconfig.get_path("include"))]
-    options += ["-DSPECENGINE_ISA=portable", "-DSPECENGINE_MODULE=_readme", '-DSPECENGINE_COMPILER="any"']
+    options += ["-DSPECENGINE_ISA=portable", "-DSPECENGINE_MODULE=_example", '-DSPECENGINE_COMPILER="any"']
     options += ["-DSPECENGINE_OPS_ONLY"]
 
     def compiled(source: Path) -> str:
@@ -61,8 +61,8 @@ def build(csrc: Path, folder: Path) -> Path:
     sources = [path for part in (".", "base", "cpu") for path in sorted((csrc / part).glob("*.cpp"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources))
-    run(compiler, "-shared", "-pthread", *objects, "-o", str(folder / "_readme.so"))
-    return folder / "_readme.so"
+    run(compiler, "-shared", "-pthread", *objects, "-o", str(folder / "_example.so"))
+    return folder / "_example.so"
 
 
 def run(*command: str) -> None:
@@ -79,35 +79,22 @@ def load(name: str, path: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory) -> ModuleType:
-    """The core with both rules in it."""
-    folder = tmp_path_factory.mktemp("readme_rule")
-    csrc = shutil.copytree(ROOT / "csrc", folder / "csrc")
-    for page, name in ((README, "near"), (PAGE, "likely")):
-        blocks = example(page)
-        (csrc / "rules" / f"{name}.h").write_text(blocks[f"csrc/rules/{name}.h"])
-        add_lines(csrc / "rules" / "rules.h", blocks["csrc/rules/rules.h"])
-    return load("_readme", build(csrc, folder))
-
-
-@pytest.fixture
-def near(core, monkeypatch, tmp_path) -> type[Rule]:
-    """The README's dataclass, registered, over that core."""
-    use_core(core, monkeypatch)
-    return registered(README, "near", monkeypatch, tmp_path)
+    """The core with the rule in it."""
+    folder = tmp_path_factory.mktemp("example_rule")
+    csrc, blocks = shutil.copytree(ROOT / "csrc", folder / "csrc"), example()
+    (csrc / "rules" / "likely.h").write_text(blocks["csrc/rules/likely.h"])
+    add_lines(csrc / "rules" / "rules.h", blocks["csrc/rules/rules.h"])
+    return load("_example", build(csrc, folder))
 
 
 @pytest.fixture
 def likely(core, monkeypatch, tmp_path) -> type[Rule]:
     """The page's dataclass, registered, over that core."""
     use_core(core, monkeypatch)
-    return registered(PAGE, "likely", monkeypatch, tmp_path)
-
-
-def registered(page: str, name: str, monkeypatch, folder: Path) -> type[Rule]:
-    path = folder / f"{name}.py"
-    path.write_text(example(page)[f"specengine/rules/{name}.py"])
-    kind = getattr(load(name, path), name.capitalize())
-    monkeypatch.setitem(rules.RULES, name, kind)
+    path = tmp_path / "likely.py"
+    path.write_text(example()["specengine/rules/likely.py"])
+    kind = load("likely", path).Likely
+    monkeypatch.setitem(rules.RULES, "likely", kind)
     return kind
 
 
@@ -121,25 +108,6 @@ def accepted(rule: Rule, children: list[int], params: SamplingParams) -> tuple[l
 
 
 @pytest.mark.parametrize(
-    ("share", "children", "expected"),
-    [
-        (0.5, [1], ([1], 0, 1)),
-        (0.5, [2, 1], ([1], 0, 1)),
-        (0.5, [1, 0], ([0], 0, 0)),
-        (0.5, [2], ([], 0, 0)),
-        (0.3, [2, 1], ([2], 0, 1)),
-        (0.7, [1], ([], 0, 0)),
-    ],
-)
-def test_the_example_accepts_what_is_near_the_best_token_and_prefers_the_target_s_own(near, share, children, expected):
-    assert accepted(near(share), children, SamplingParams()) == expected
-
-
-def test_the_example_honours_filters(near):
-    assert accepted(near(0.5), [1], SamplingParams(temperature=1.0, top_k=1)) == ([], 0, 0)
-
-
-@pytest.mark.parametrize(
     ("least", "children", "expected"),
     [
         (0.25, [2, 1], ([1], 1)),
@@ -149,37 +117,42 @@ def test_the_example_honours_filters(near):
         (0.25, [1, 0], ([0], 0)),
     ],
 )
-def test_the_page_s_example_accepts_the_likeliest_child_of_enough_probability(likely, least, children, expected):
+def test_the_example_accepts_the_likeliest_child_of_enough_probability(likely, least, children, expected):
     seeds = (SamplingParams(temperature=1.0, seed=seed) for seed in count())
     params = next(p for p in seeds if accepted(likely(1.0), [0], p)[0] == [0])  # the target draws token 0
     tokens, _, relaxed = accepted(likely(least), children, params)
     assert (tokens, relaxed) == expected
 
 
-def test_the_page_s_example_is_exact_at_temperature_0(likely):
+def test_the_example_is_exact_at_temperature_0(likely):
     assert accepted(likely(0.0), [1, 2], SamplingParams()) == ([], 0, 0)
 
 
-@pytest.mark.parametrize("example_rule", ["near", "likely"])
-def test_the_example_is_match_at_its_neutral_parameter(request, example_rule):
-    kind, relaxed = request.getfixturevalue(example_rule), 0
+def test_the_example_honours_filters(likely):
+    params = SamplingParams(temperature=1.0, top_k=1)
+    assert accepted(likely(0.15), [1], params) == ([], 0, 0)
+
+
+def test_the_example_is_match_at_its_neutral_parameter(likely):
+    relaxed = 0
     for seed, params in enumerate(list(PARAMS.values()) * 4):
         batch = make_batch([[-1, 0, 0, 1, 1, 2], [-1], [-1, 0, 1], [-1, *[0] * 9]], [params] * 4, 40, seed=seed)
-        out, exact = (verify_tree(*batch.arguments(), rule=rule) for rule in (kind().neutral, parse_rule("match")))
+        out, exact = (verify_tree(*batch.arguments(), rule=rule) for rule in (likely().neutral, parse_rule("match")))
         assert all(torch.equal(getattr(out, name), getattr(exact, name)) for name in vars(out))
-        relaxed += int(verify_tree(*batch.arguments(), rule=kind()).relaxed.sum())
+        relaxed += int(verify_tree(*batch.arguments(), rule=likely(0.02)).relaxed.sum())
     assert relaxed > 0, "the cases must tell the two apart"
 
 
-def test_the_example_s_spec_reaches_the_engine(near):
-    assert parse_rule("near:share=0.25") == near(0.25) and parse_rule("near") == near(0.5)
-    for wrong in ("near:share=1.5", "near:shares=1"):
-        with pytest.raises(ValueError, match="share"):
+def test_the_example_s_spec_reaches_the_engine(likely):
+    assert parse_rule("likely:least=0.25") == likely(0.25) and parse_rule("likely") == likely(0.3)
+    for wrong in ("likely:least=1.5", "likely:leasts=1"):
+        with pytest.raises(ValueError, match="least"):
             parse_rule(wrong)
-    prompts, params = [[1, 2, 3, 1, 2, 3, 1, 2], [5] * 6], SamplingParams(max_new_tokens=24)
+    prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [5] * 6]
+    params = SamplingParams(max_new_tokens=24, temperature=0.8, seed=1)
     texts = {}
-    for spec in ("match", "near:share=1", "near:share=0"):
+    for spec in ("match", "likely:least=1", "likely:least=0"):
         outputs = tiny_engine(rule=spec).generate(prompts, params)
         texts[spec] = [output.token_ids for output in outputs]
         assert all(output.stats.lossless == (spec == "match") for output in outputs)
-    assert texts["near:share=1"] == texts["match"] != texts["near:share=0"]
+    assert texts["likely:least=1"] == texts["match"] != texts["likely:least=0"]
