@@ -195,15 +195,12 @@ def _key(target: Transformer) -> dict[str, Any]:
     return {
         "model": repr(target.config),
         "weights": f"{', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
-        "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__, *_processes(target)],
+        "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__],
+        "processes": target.tensor_parallel,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         **{name: build[name] for name in ("version", "instruction_set", "threads")},
         "core": os.stat(_C.__file__).st_mtime_ns,  # kernels change without a new version while one works on them
     }
-
-
-def _processes(target: Transformer) -> list[int]:
-    return [target.tensor_parallel] if target.tensor_parallel > 1 else []
 
 
 def _path(key: dict[str, Any]) -> Path | None:

@@ -17,6 +17,7 @@ from specengine.models.weights import check_dtype
 from specengine.ops import Ops, native, ops_for
 from specengine.ops.weight import FLOAT_FORMATS
 from specengine.options import check_range
+from specengine.parallel.target import ParallelTransformer
 from specengine.text import Tokenizer
 from specengine.types import SamplingParams
 
@@ -95,8 +96,6 @@ def _target(
 ) -> Transformer:
     if tensor_parallel == 1:
         return Transformer(checkpoint, dtype, device, ops)
-    from specengine.parallel.target import ParallelTransformer  # torch.distributed, which others need not load
-
     return ParallelTransformer(checkpoint, path, dtype, tensor_parallel)
 
 

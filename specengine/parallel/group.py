@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 import torch
 
@@ -24,10 +25,11 @@ from specengine.parallel.connection import Connection, Forget, Ready, Start, fra
 PATIENCE = 30.0  # seconds in which a rank must answer; its requests end with an error then
 LOADING = 600.0  # seconds in which it must have read its part
 _ENDING = 1.0  # seconds in which the system tells how a process ended whose connection is closed
+_REAPING = 10.0  # seconds in which a killed process is gone, unless a disk that hangs keeps it
 
 _COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from specengine.parallel.worker import main; main(int(sys.argv[2]))"
+    "from specengine.parallel.worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
 
@@ -43,7 +45,7 @@ class Group:
 
     def __init__(self, size: int, path: str, dtype: str) -> None:
         self.failure: str | None = None
-        self._patience = PATIENCE
+        self._patience = LOADING
         self._lock = threading.Lock()
         self._numbers = count()
         self._forgotten: deque[int] = deque()
@@ -55,7 +57,9 @@ class Group:
     def join(self) -> None:
         """Waits until all have read their part. Raises RankFailed."""
         with self._failing():
-            self._ranks.join(self._patience)
+            self._ranks.join()
+            self._patience = PATIENCE
+            self._ranks.limit(PATIENCE)
 
     def close(self) -> None:
         """Ends the other processes."""
@@ -136,15 +140,18 @@ class _Ranks:
 
     def start(self, path: str, dtype: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(_C.num_threads())}
+        places = json.dumps([*map(str, sys.path), str(Path(__file__).parents[2])])
         for rank in range(1, self.size):
             ours, theirs = socket.socketpair()
             connection = Connection(ours)
             self._connections.append(connection)
             with theirs:
-                command = [sys.executable, "-c", _COMMAND, json.dumps([*map(str, sys.path)]), str(theirs.fileno())]
+                numbers = [str(theirs.fileno()), str(self.owner)]
                 self._processes.append(
-                    subprocess.Popen(  # in a session of its own: Ctrl-C in a terminal is for us
-                        command,
+                    # -I: no module of the working directory is taken for one of ours.  In a session of its own: Ctrl-C
+                    # in a terminal is for us.
+                    subprocess.Popen(
+                        [sys.executable, "-I", "-c", _COMMAND, places, *numbers],
                         env=environment,
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
@@ -155,11 +162,14 @@ class _Ranks:
             connection.limit(LOADING)
             connection.send(framed(Start(rank, self.size, path, dtype, _C.instruction_set())))
 
-    def join(self, patience: float) -> None:
+    def join(self) -> None:
         for connection in self._connections:
             if not isinstance(connection.receive(), Ready):
                 raise TypeError("a rank said something else than that it is ready")
-            connection.limit(patience)
+
+    def limit(self, seconds: float) -> None:
+        for connection in self._connections:
+            connection.limit(seconds)
 
     def tell(self, message: object) -> None:
         data = framed(message)
@@ -176,25 +186,18 @@ class _Ranks:
         return whole
 
     def what_happened(self) -> str | None:
-        """How ranks ended; None: all are alive, as far as can be seen."""
+        """How a rank failed; None: all are alive and say nothing of it, as far as can be seen."""
         deadline = time.monotonic() + _ENDING
-        while self.alive and time.monotonic() < deadline:
+        while self.alive and not any(end.last_word for end in self._connections) and time.monotonic() < deadline:
             time.sleep(0.01)
-        ends = [(rank, process, process.poll()) for rank, process in enumerate(self._processes, start=1)]
-        # A rank that ended because another one did says nothing and has status 0.
-        told = [
-            f"rank {rank} (process {process.pid}) {_how(status)}{self._last_word(rank)}"
-            for rank, process, status in sorted(ends, key=lambda end: end[2] == 0)
-            if status is not None
-        ]
-        return told[0] if told else None
-
-    def _last_word(self, rank: int) -> str:
-        connection = self._connections[rank - 1]
-        with contextlib.suppress(OSError):
-            connection.limit(_ENDING)
-            connection.receive()  # unless it was heard already
-        return f": {connection.last_word}" if connection.last_word else ""
+        for rank, (process, end) in enumerate(zip(self._processes, self._connections, strict=False), start=1):
+            status = process.poll()
+            if status is not None:
+                with contextlib.suppress(OSError):
+                    end.receive()  # the last word, unless it was heard already or there was none
+            if end.last_word or status is not None:
+                return f"rank {rank} (process {process.pid}) {_how(status, end.last_word)}"
+        return None
 
     def close(self) -> None:
         if os.getpid() != self.owner:  # a fork's child: none of this is its own
@@ -202,13 +205,17 @@ class _Ranks:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_REAPING)
         for connection in self._connections:
             connection.close()
         _threads.unshare(self.size)
 
 
-def _how(status: int) -> str:
+def _how(status: int | None, last_word: str) -> str:
+    if last_word:
+        return f"failed: {last_word}"
+    assert status is not None
     return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
 

@@ -19,7 +19,7 @@ from specengine.models.checkpoint import Checkpoint
 from specengine.models.config import ModelConfig
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops
-from specengine.ops.weight import Projection
+from specengine.ops.weight import Projection, Weight
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,12 @@ class ShardLoader(WeightLoader):
 
     def _bias(self, name: str) -> torch.Tensor:
         kept = self._kept(name)
-        bias = self.vector(f"{name}.bias")
-        return bias[kept.start : kept.stop]
+        return super()._bias(name)[kept.start : kept.stop]
 
     def _rows(self, name: str) -> int:
         return len(self._kept(name))
 
-    def _pack(self, name, start, stop, weight, first) -> None:
+    def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
         begin = self._kept(name.removesuffix(".weight")).start
         super()._pack(name, begin + start, begin + stop, weight, first)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
-import sys
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,9 +94,11 @@ class Rank:
         self._decoder(rows, cache.k, cache.v, block_table, lengths, *self._rope.cos_sin, inputs=inputs)
 
 
-def main(handle: int) -> None:
-    """Serves over the socket of this number until its other end is closed, which is so when that process ends."""
+def main(handle: int, first_process: int) -> None:
+    """Serves over the socket of this number until its other end is closed or the process that started this one ends."""
+    threading.Thread(target=_end_with, args=(first_process,), daemon=True).start()
     first = Connection(socket.socket(fileno=handle))
+    status = 1
     try:
         start = first.receive()
         assert isinstance(start, Start)
@@ -103,8 +107,16 @@ def main(handle: int) -> None:
         while True:
             rank.obey(first.receive())
     except ConnectionError:  # the first rank is gone, or has enough of this one
-        sys.exit(0)
+        status = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
             first.send(framed(Failed(f"{type(error).__name__}: {error}")))
-        sys.exit(1)
+    finally:
+        os._exit(status)  # an interpreter with PyTorch takes a second to end in order
+
+
+def _end_with(process: int) -> None:
+    # A closed socket is seen only where one reads, and a fork of that process may keep it open.
+    while os.getppid() == process:
+        time.sleep(1)
+    os._exit(0)

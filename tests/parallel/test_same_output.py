@@ -7,7 +7,6 @@ import weakref
 
 import psutil
 import pytest
-import torch
 
 from specengine import _C, AsyncEngine, Engine, SamplingParams
 from specengine.models.loading import load_model
@@ -183,7 +182,3 @@ def test_the_real_model_says_the_same(smollm2_path):
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "int8", "int4"])
 def test_the_real_model_says_the_same_in_every_dtype(smollm2_path, dtype, size):
     check_real(smollm2_path, dtype, size, tokens=64)
-
-
-def test_the_program_s_own_process_group_stays_its_own(pair):
-    assert pair[1].target.healthy and not torch.distributed.is_initialized()
