@@ -28,6 +28,7 @@ KINDS = {  # results of other programs, by a key that they alone have
     "drafters": "memory of what drafters remember, after many tokens",
     "streams": "{model}: many concurrent streams, some cancelled",
     "inputs": "damaged files and arguments: how many were tried, and what was found",
+    "kills": "{model}: processes of a tensor-parallel engine killed at random points",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
 PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
