@@ -4,7 +4,7 @@ Attention is divided by key/value heads, with the query heads that read them, th
 both add to the residual stream by its columns. So every matrix is cut by rows, and no sum ever crosses ranks: the ranks
 tell each other results, each of which one of them has computed as one process computes it. That costs two gathers per
 block where summands would cost one all-reduce. In exchange every bit is that of one process: rounding otherwise would
-reach the int8 activations of quantised weights, which amplify it until one token in ten or twenty is another one.
+reach the int8 activations of quantised weights, which amplify it until one likeliest token in some thirty is another.
 """
 
 from __future__ import annotations
