@@ -80,6 +80,17 @@ def test_a_rank_reads_its_own_rows_only():
             assert checkpoint.read_of[name] == info.shape[0]
 
 
+def test_a_bias_of_another_size_than_its_matrix_is_refused():
+    class Longer(RandomCheckpoint):
+        def read(self, name):
+            found = super().read(name)
+            return torch.cat([found, found[:1]]) if name.endswith("q_proj.bias") else found
+
+    loader = ShardLoader(Longer(ODD), "float32", CPU, native, Parts.of(ODD, 3), rank=1)
+    with pytest.raises(ValueError, match=r"q_proj.bias' has shape \(145,\), expected \(144,\)"):
+        loader.layer(0)
+
+
 def test_parts_are_as_even_as_can_be_and_the_first_is_the_smallest():
     parts = Parts.of(ODD, 2)
     assert parts == Parts(heads=(0, 1, 3), inner=(0, 80, 160), hidden=(0, 32, 64))
