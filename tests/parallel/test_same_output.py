@@ -85,6 +85,12 @@ def test_a_drafter_between_the_target_s_embedding_and_head_changes_no_bit(pair, 
     same(pair, f"draft-model:{folder},adaptive=false")
 
 
+def test_a_rule_that_reads_the_drafter_s_distribution_changes_no_bit(pair):
+    drafter, every = "draft-model:random:tiny-qwen2,adaptive=false", (SAMPLED,)
+    one, several = (texts(model, drafter, every, rule="rejection") for model in pair)
+    assert several == one != texts(pair[0], every=every)  # another text than plain decoding's: the drafter had a say
+
+
 def test_the_right_draft_is_accepted(pair):
     output = Engine(pair[1], drafter="draft-model:random:tiny-llama,length=4,adaptive=false").generate(
         [7, 8, 9], GREEDY
