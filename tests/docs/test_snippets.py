@@ -49,7 +49,8 @@ kept = functools.cache(load_model)
 
 def loaded(name, **options):
     """load_model, which loads each model once; what is as by default does not make another one."""
-    return kept(str(name), **{key: value for key, value in options.items() if value not in ("auto", False)})
+    usual = {"device": "auto", "dtype": "auto", "strict": False, "tensor_parallel": 1, "ops": None}
+    return kept(str(name), **{key: value for key, value in options.items() if value != usual[key]})
 
 
 def of_each(*languages):
