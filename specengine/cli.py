@@ -179,6 +179,7 @@ def serve(
     rule: Rule = "match",
     device: Device = "auto",
     dtype: DType = "auto",
+    tensor_parallel: Annotated[int, typer.Option(help="Processes that share the model's layers, on the CPU.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; the default reaches this machine alone.")] = (
         "127.0.0.1"
     ),
@@ -215,7 +216,7 @@ def serve(
 
     given = {**locals(), "hosts": tuple(allow_host or ())}
     given |= offered(model, drafter, rule, allow_drafter or (), allow_rule or ()) | ({"name": name} if name else {})
-    run(model, device, dtype, Settings(**{f.name: given[f.name] for f in fields(Settings)}))
+    run(model, device, dtype, tensor_parallel, Settings(**{f.name: given[f.name] for f in fields(Settings)}))
 
 
 @app.command()

@@ -102,7 +102,7 @@ class Engine:
     @property
     def healthy(self) -> bool:
         """Whether it can serve requests: false for good once a process of tensor_parallel failed."""
-        return self.model.target.healthy
+        return self.model.target.failure is None
 
     def generate(
         self,

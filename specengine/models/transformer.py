@@ -109,9 +109,9 @@ class Transformer:
         return other
 
     @property
-    def healthy(self) -> bool:
-        """Whether passes can be run: false for good once a process that has a part of it failed."""
-        return True
+    def failure(self) -> str | None:
+        """Why no pass can be run any more: what became of a process that has a part of it. None: passes can be run."""
+        return None
 
     @property
     def embedding(self) -> Weight:

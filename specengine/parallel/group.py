@@ -40,11 +40,11 @@ class RankFailed(RuntimeError):
 class Group:
     """The ranks from 1 on. Every message is one to all of them, in one order, whoever sends it.
 
-    What fails between them leaves them out of step, so it ends the group for good; `failure` says why.
+    What fails between them leaves them out of step, so it ends the group for good.
     """
 
     def __init__(self, size: int, path: str, dtype: str) -> None:
-        self.failure: str | None = None
+        self._failure: str | None = None
         self._patience = LOADING
         self._lock = threading.Lock()
         self._numbers = count()
@@ -63,12 +63,13 @@ class Group:
 
     def close(self) -> None:
         """Ends the other processes."""
-        self.failure = self.failure or "it was closed"
+        self._failure = self._failure or "it was closed"
         self._end()
 
     @property
-    def healthy(self) -> bool:
-        return self.failure is None and self._ranks.alive
+    def failure(self) -> str | None:
+        """Why the group serves no more; None: it does, as far as can be seen without asking anybody."""
+        return self._failure or self._ranks.ended
 
     def gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         """All ranks' x [M, widths[rank]] side by side; in a `together`."""
@@ -102,22 +103,22 @@ class Group:
             raise RankFailed(
                 "tensor_parallel: the engine's processes belong to the process that made it, not to a fork"
             )
-        if self.failure is not None:
-            raise RankFailed(f"tensor_parallel: {self.failure}; make a new engine")
+        if self._failure is not None:
+            raise RankFailed(f"tensor_parallel: {self._failure}; make a new engine")
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            self.failure = self._what_this_rank_met(error)  # at once: a second interrupt may come
+            self._failure = self._what_this_rank_met(error)  # at once: a second interrupt may come
             try:
                 if not isinstance(error, Exception):
                     raise
-                self.failure = self._ranks.what_happened() or self.failure  # a rank's end is the cause of all else
+                self._failure = self._ranks.what_happened() or self._failure  # a rank's end is the cause of all else
             finally:
                 self._end()
-            raise RankFailed(f"tensor_parallel: {self.failure}") from error
+            raise RankFailed(f"tensor_parallel: {self._failure}") from error
 
     def _what_this_rank_met(self, error: BaseException) -> str:
         if isinstance(error, BlockingIOError):
@@ -135,8 +136,12 @@ class _Ranks:
         _threads.share(size)
 
     @property
-    def alive(self) -> bool:
-        return all(process.poll() is None for process in self._processes)
+    def ended(self) -> str | None:
+        """How the first of them ended that is no more. Any thread may ask: nothing is read."""
+        for rank, process in enumerate(self._processes, start=1):
+            if (status := process.poll()) is not None:
+                return f"rank {rank} (process {process.pid}) {_how(status)}"
+        return None
 
     def start(self, path: str, dtype: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(_C.num_threads())}
@@ -188,7 +193,7 @@ class _Ranks:
     def what_happened(self) -> str | None:
         """How a rank failed; None: all are alive and say nothing of it, as far as can be seen."""
         deadline = time.monotonic() + _ENDING
-        while self.alive and not any(end.last_word for end in self._connections) and time.monotonic() < deadline:
+        while not self.ended and not any(end.last_word for end in self._connections) and time.monotonic() < deadline:
             time.sleep(0.01)
         for rank, (process, end) in enumerate(zip(self._processes, self._connections, strict=False), start=1):
             status = process.poll()
@@ -196,7 +201,8 @@ class _Ranks:
                 with contextlib.suppress(OSError):
                     end.receive()  # the last word, unless it was heard already or there was none
             if end.last_word or status is not None:
-                return f"rank {rank} (process {process.pid}) {_how(status, end.last_word)}"
+                how = f"failed: {end.last_word}" if end.last_word else _how(status)
+                return f"rank {rank} (process {process.pid}) {how}"
         return None
 
     def close(self) -> None:
@@ -212,9 +218,7 @@ class _Ranks:
         _threads.unshare(self.size)
 
 
-def _how(status: int | None, last_word: str) -> str:
-    if last_word:
-        return f"failed: {last_word}"
+def _how(status: int | None) -> str:
     assert status is not None
     return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 

@@ -46,8 +46,8 @@ class ParallelTransformer(Transformer):
         self._group.join()
 
     @property
-    def healthy(self) -> bool:
-        return self._group.healthy
+    def failure(self) -> str | None:
+        return self._group.failure
 
     def _new_loader(self, checkpoint: Checkpoint, dtype: str) -> WeightLoader:
         return ShardLoader(checkpoint, dtype, CPU, native, self._parts, rank=0)

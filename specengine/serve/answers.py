@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from specengine.parallel.group import RankFailed
 from specengine.prompts import PromptTooLong, encode_prompt
 from specengine.serve.engines import Choice, Engines
 from specengine.serve.errors import ApiError, Json, of_request, refused
@@ -23,6 +24,8 @@ from specengine.serve.schema import ChatRequest, Request
 from specengine.serve.settings import Settings
 from specengine.types import GenerationOutput, SamplingParams, StreamEvent
 from specengine.worker import Closed, GenerationFailed, Overloaded
+
+FAILED = "a process that has a part of the model has failed: this server answers no more requests"
 
 logger = logging.getLogger("specengine")
 
@@ -61,6 +64,8 @@ class Answers:
 
     async def _task(self, body: Request) -> _Task:
         settings = self._settings
+        if self._engines.failure:
+            raise refused(503, f"{FAILED}; GET /health says why", "failed")
         if body.model != settings.name:
             message = f"model: this server has {settings.name!r}, got {body.model[:100]!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -122,6 +127,8 @@ class Answers:
             raise refused(503, "this server is about to end", "closing") from error
         except GenerationFailed as error:
             logger.error("a request failed: %s", error)
+            if isinstance(error.__cause__, RankFailed):
+                raise ApiError(500, f"{FAILED}; GET /health says why", code="failed") from error
             raise ApiError(500, "the model failed at this request; the server's log says why") from error
 
     def _pieces(self, task: _Task) -> list[Pieces]:

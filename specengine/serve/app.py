@@ -19,7 +19,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from specengine.metrics import exposition
-from specengine.models.loading import LoadedModel
 from specengine.serve.answers import Answers
 from specengine.serve.engines import Engines
 from specengine.serve.errors import ApiError, Json
@@ -34,10 +33,8 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 logger = logging.getLogger("specengine")
 
 
-def make_app(model: LoadedModel, settings: Settings) -> Limits:
-    """The server of a model, as an ASGI application. Raises ValueError for a model without a tokenizer, and what Engine
-    raises."""
-    engines = Engines(model, settings)
+def make_app(engines: Engines, settings: Settings) -> Limits:
+    """The server of a model's engines, as an ASGI application, which closes them when it ends."""
     answers, page, started = Answers(engines, settings), PAGE.read_text(encoding="utf-8"), int(time.time())
 
     @asynccontextmanager
@@ -68,7 +65,7 @@ def make_app(model: LoadedModel, settings: Settings) -> Limits:
         "object": "model",
         "created": started,
         "owned_by": "specengine",
-        "context_length": model.config.max_position,
+        "context_length": engines.model.config.max_position,
         "speculation": {"drafters": settings.drafters, "rules": settings.rules},
     }
 
@@ -85,6 +82,8 @@ def make_app(model: LoadedModel, settings: Settings) -> Limits:
 
     @app.get("/health")
     async def health() -> Response:
+        if failure := engines.failure:
+            return Json({"status": "failed", "why": failure}, 503)
         return Json({"status": "ok"})
 
     @app.get("/metrics")

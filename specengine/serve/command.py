@@ -12,17 +12,24 @@ import uvicorn
 
 from specengine.console import note
 from specengine.models.loading import LoadedModel, load_model
+from specengine.parallel.group import RankFailed
 from specengine.serve.app import make_app
+from specengine.serve.engines import Engines
 from specengine.serve.settings import Settings, is_loopback
 
 
-def serve(model: str, device: str, dtype: str, settings: Settings) -> None:
+def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: Settings) -> None:
     """Serves a model until SIGTERM or Ctrl-C; texts under way are finished first.
 
-    Raises ValueError where the port cannot be had, and what load_model and Engine raise.
+    Raises ValueError where the port cannot be had, ChildProcessError where a process of tensor_parallel fails before
+    that, and what load_model and Engine raise.
     """
     with listening(settings.host, settings.port) as listener:  # first: loading for minutes and then failing is no use
-        server = server_of(load_model(model, device=device, dtype=dtype), settings, listener)
+        try:
+            loaded = load_model(model, device=device, dtype=dtype, tensor_parallel=tensor_parallel)
+        except RankFailed as error:
+            raise ChildProcessError(str(error)) from error
+        server = server_of(loaded, settings, listener)
         if not is_loopback(settings.host) and not settings.api_key:
             note("whoever reaches this address can use the model: no API key is set")
         # The server raises the signal that ended it once more: ended as it was told to, it has not failed.
@@ -35,7 +42,7 @@ def server_of(model: LoadedModel, settings: Settings, listener: socket.socket) -
     """The server of a loaded model, not yet running. Raises ValueError for a model without a tokenizer, and what Engine
     raises."""
     config = uvicorn.Config(
-        make_app(model, settings),
+        make_app(Engines(model, settings), settings),
         http="h11",  # the others set no limit to a request's head
         ws="none",
         log_config=None,

@@ -62,6 +62,11 @@ class Engines:
             for choice, kept in self._kept.items()
         ]
 
+    @property
+    def failure(self) -> str | None:
+        """Why none of them serves requests any more, for good; None: they do."""
+        return self.model.target.failure
+
     def choice(self, wanted: Speculation) -> Choice:
         """What a request gets. Raises ApiError for what it may not ask for."""
         drafter = self._allowed("drafter", wanted.drafter, self._settings.drafters)

@@ -23,7 +23,7 @@ _ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 class Arguments(BaseModel):
     """What the application may be told besides the fields of Settings.
 
-    model, drafter, rule, device, dtype: as load_model and Engine take them.
+    model, drafter, rule, device, dtype, tensor_parallel: as load_model and Engine take them.
     allow_drafters, allow_rules: that requests may ask for, too.
     min_replicas, max_replicas: how many there are, as the load asks for.
     target_streams: of a replica, on average, above which there are to be more.
@@ -35,6 +35,7 @@ class Arguments(BaseModel):
     rule: str = "match"
     device: str = "auto"
     dtype: str = "auto"
+    tensor_parallel: int = 1
     allow_drafters: tuple[str, ...] = ()
     allow_rules: tuple[str, ...] = ()
     min_replicas: int = Field(1, ge=1)
@@ -61,6 +62,7 @@ def app(arguments: dict[str, Any]) -> Application:
             target_ongoing_requests=given.target_streams,
         ),
         max_ongoing_requests=settings.max_streams,
+        max_queued_requests=settings.max_waiting,
         health_check_period_s=2,
         graceful_shutdown_timeout_s=settings.drain,
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
@@ -70,13 +72,17 @@ def app(arguments: dict[str, Any]) -> Application:
         """A server behind Ray's proxy, which hands it requests and replaces it where it is not well."""
 
         def __init__(self) -> None:
-            self._engines = Engines(load_model(given.model, device=given.device, dtype=given.dtype), settings)
+            model = load_model(
+                given.model, device=given.device, dtype=given.dtype, tensor_parallel=given.tensor_parallel
+            )
+            self._engines = Engines(model, settings)
 
         def __serve_build_asgi_app__(self) -> Limits:
             return make_app(self._engines, settings)
 
         def check_health(self) -> None:
-            self._engines.check_health()
+            if failure := self._engines.failure:
+                raise RuntimeError(failure)
 
     return Replica.bind()
 

@@ -21,7 +21,7 @@ Refused = Mapping[str, tuple[Any, ...]]  # field -> why, then the values that as
 
 
 class _Body(BaseModel):
-    """refused: fields that the API has and this server has not."""
+    """A field that is null is as good as absent.  refused: fields that the API has and this server has not."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     refused: ClassVar[Refused] = {}
@@ -36,7 +36,8 @@ class _Body(BaseModel):
             # 0 and False are equal, and not the same thing to ask for.
             if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
                 raise wrong(f"{name}: is not supported: {why}")
-        return {name: value for name, value in body.items() if name not in cls.refused}
+        absent = {name for name in cls.model_fields if body.get(name) is None}
+        return {name: value for name, value in body.items() if name not in cls.refused and name not in absent}
 
 
 class StreamOptions(_Body):

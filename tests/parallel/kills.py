@@ -25,10 +25,10 @@ class Kill(NamedTuple):
     seconds: float
 
 
-def ranks() -> list[psutil.Process]:
-    """Processes that serve as ranks of this one's engines."""
+def ranks(process: int | None = None) -> list[psutil.Process]:
+    """Processes that serve as ranks of a process's engines; None: of this one's."""
     found = []
-    for child in psutil.Process().children():
+    for child in psutil.Process(process).children():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if any("specengine.parallel.worker" in argument for argument in child.cmdline()):
                 found.append(child)

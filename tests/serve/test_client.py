@@ -353,7 +353,8 @@ def test_a_prompt_longer_than_the_context_says_so_in_the_apis_code(client):
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_what_asks_for_nothing_is_accepted(client):
+@pytest.mark.parametrize("speculation", [None, {"off": None, "stats": None, "tokens": None, "max_nodes": None}])
+def test_what_asks_for_nothing_is_accepted(client, speculation):
     client.chat.completions.create(
         model="tiny",
         messages=HELLO,
@@ -369,4 +370,5 @@ def test_what_asks_for_nothing_is_accepted(client):
         stop=None,
         prompt_cache_key="x",
         stream=False,
+        extra_body={"speculation": speculation},
     )
