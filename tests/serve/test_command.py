@@ -3,12 +3,12 @@
 import socket
 import sys
 
-import httpx
 import pytest
 from typer.testing import CliRunner
 
 from specengine import cli
-from tests.serve.servers import chat_folder, command
+from specengine.serve.settings import Settings
+from tests.serve.servers import chat_folder
 
 
 def run(*options: str, **environment: str):
@@ -53,14 +53,18 @@ def test_without_the_extra_it_says_what_is_missing(monkeypatch):
 
 
 def test_options_reach_the_server(monkeypatch):
-    monkeypatch.setenv("SPECENGINE_API_KEY", "from-the-environment")
-    options = ["--name", "mine", "--rule", "typical:epsilon=0.1", "--allow-drafter", "suffix", "--host", "localhost"]
-    with command("--model", str(chat_folder()), "--drafter", "none", *options) as (address, _):
-        assert httpx.get(f"{address}/v1/models").status_code == 401
-        headers = {"authorization": "Bearer from-the-environment"}
-        (model,) = httpx.get(f"{address}/v1/models", headers=headers).json()["data"]
-    assert model["id"] == "mine" and model["context_length"] == 512
-    assert model["speculation"] == {
-        "drafters": ["none", "suffix", "prompt_lookup"],
-        "rules": ["typical:epsilon=0.1", "match", "rejection", "traversal"],
-    }
+    served = []
+    monkeypatch.setattr("specengine.serve.command.serve", lambda *arguments: served.append(arguments))
+    options = ["--name", "mine", "--rule", "typical:epsilon=0.1", "--allow-drafter", "suffix", "--allow-host", "here"]
+    more = ["--drafter", "none", "--dtype", "int8", "--tensor-parallel", "2", "--drain", "7"]
+    assert run("--port", "0", *options, *more, SPECENGINE_API_KEY="from-the-environment").exit_code == 0
+    settings = Settings(
+        name="mine",
+        drafters=("none", "suffix", "prompt_lookup"),
+        rules=("typical:epsilon=0.1", "match", "rejection", "traversal"),
+        hosts=("here",),
+        api_key="from-the-environment",
+        port=0,
+        drain=7.0,
+    )
+    assert served == [(str(chat_folder()), "auto", "int8", 2, settings)]

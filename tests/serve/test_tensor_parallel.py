@@ -1,4 +1,4 @@
-"""A server whose model is divided among processes says what one process says, and says so when one of them has failed."""
+"""A server whose model is divided among processes says what one process says, and when one of them has failed."""
 
 import json
 import signal
