@@ -35,7 +35,7 @@ class Arguments(BaseModel):
     rule: str = "match"
     device: str = "auto"
     dtype: str = "auto"
-    tensor_parallel: int = 1
+    tensor_parallel: int = Field(1, ge=1)
     allow_drafters: tuple[str, ...] = ()
     allow_rules: tuple[str, ...] = ()
     min_replicas: int = Field(1, ge=1)
@@ -88,8 +88,6 @@ def app(arguments: dict[str, Any]) -> Application:
 
 
 def _settings(given: Arguments, more: dict[str, Any]) -> Settings:
-    # Ray's proxy is who listens; it hands on whatever name it was called by.
-    more = {"host": "0.0.0.0"} | more
     if unknown := sorted(more.keys() - {field.name for field in fields(Settings)}):
         raise ValueError(f"arguments: unknown {unknown[0]!r}; expected fields of Arguments or Settings")
     offers = offered(given.model, given.drafter, given.rule, given.allow_drafters, given.allow_rules)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from specengine import SamplingParams
+from tests.docs.pages import ROOT, Page
 from tests.parallel.kills import ranks
 from tests.serve.servers import chat_folder, plain_engine, until
 
@@ -177,6 +178,22 @@ def test_a_replica_that_is_not_well_is_replaced(address, expected):
         until(lambda: len({each.pid for each in replicas()} - {sick.pid}) == 2, STARTING)
         answered = clients.answers
         until(lambda: clients.answers >= answered + 10)
+
+
+def test_the_page_s_configurations_are_in_order():
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    from specengine.serve.ray import app
+
+    files = [yaml.safe_load(each.code) for each in Page(ROOT / "docs/replicas.md").blocks if each.language == "yaml"]
+    for file in files:
+        inner = file.get("spec")
+        config = ServeDeploySchema.model_validate(yaml.safe_load(inner["serveConfigV2"]) if inner else file)
+        (application,) = config.applications
+        assert application.import_path == "specengine.serve.ray:app"
+        app(application.args)
+    assert len(files) == 2
 
 
 def test_arguments_are_checked_before_anything_starts():
