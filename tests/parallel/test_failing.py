@@ -30,9 +30,9 @@ def others():
 @pytest.fixture
 def deaf(monkeypatch):
     """Ranks say that they are ready, and then neither speak nor listen. They start in no time: nothing is loaded."""
-    say = f"socket.socket(fileno=int(sys.argv[2])).send({framed(Ready())!r})"
-    own = f"import socket, sys, time; end = {say}; time.sleep(600)  # specengine.parallel.worker"
-    monkeypatch.setattr(group, "_COMMAND", own)
+    begin = "import socket, sys, time; end = socket.socket(fileno=int(sys.argv[2]))"
+    command = f"{begin}; end.send({framed(Ready())!r}); time.sleep(600)  # not specengine.parallel.worker"
+    monkeypatch.setattr(group, "_COMMAND", command)
 
 
 def engine(size=2, **options):

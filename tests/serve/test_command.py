@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specengine import cli
+from specengine.serve import command
 from specengine.serve.settings import Settings
 from tests.serve.servers import chat_folder
 
@@ -54,7 +55,7 @@ def test_without_the_extra_it_says_what_is_missing(monkeypatch):
 
 def test_options_reach_the_server(monkeypatch):
     served = []
-    monkeypatch.setattr("specengine.serve.command.serve", lambda *arguments: served.append(arguments))
+    monkeypatch.setattr(command, "serve", lambda *arguments: served.append(arguments))
     options = ["--name", "mine", "--rule", "typical:epsilon=0.1", "--allow-drafter", "suffix", "--allow-host", "here"]
     more = ["--drafter", "none", "--dtype", "int8", "--tensor-parallel", "2", "--drain", "7"]
     assert run("--port", "0", *options, *more, SPECENGINE_API_KEY="from-the-environment").exit_code == 0
