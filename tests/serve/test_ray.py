@@ -180,6 +180,14 @@ def test_a_replica_that_is_not_well_is_replaced(address, expected):
         until(lambda: clients.answers >= answered + 10)
 
 
+def test_the_page_lists_the_arguments():
+    from specengine.serve.ray import Arguments
+
+    *own, _ = Page(ROOT / "docs/replicas.md").rows("## Arguments")
+    told = [name.strip("` ") for row in own for name in row[0].split(",")]
+    assert told == list(Arguments.model_fields)
+
+
 def test_the_page_s_configurations_are_in_order():
     import yaml
     from ray.serve.schema import ServeDeploySchema
