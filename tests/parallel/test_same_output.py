@@ -8,22 +8,18 @@ import weakref
 import psutil
 import pytest
 
-from specengine import _C, AsyncEngine, Engine, SamplingParams
+from specengine import _C, AsyncEngine, Engine, RankFailed, SamplingParams
 from specengine.models.loading import load_model
 from tests import engines
 from tests.drafters.eagle_files import layouts, write_drafter
 from tests.drafters.test_shared_draft_model import write_layers
 from tests.engines import ids
+from tests.parallel.kills import check_over, own, ranks
 from tests.parallel.odd import odd_folder
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 150)), [11, 12, 11, 12, 11, 12, 11]]
 GREEDY, SAMPLED = (dataclasses.replace(params, max_new_tokens=20) for params in (engines.GREEDY, engines.SAMPLED))
 ALL = (GREEDY, SAMPLED, dataclasses.replace(engines.SHAPED, max_new_tokens=20, logprobs=3))
-
-
-@pytest.fixture(scope="module")
-def odd(tmp_path_factory):
-    return odd_folder(tmp_path_factory.mktemp("odd"))
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +47,18 @@ def test_every_family_has_the_bits_of_one_process(name):
     same(models, "prompt_lookup,nodes=12,adaptive=false")
 
 
-def test_uneven_parts_and_biases_have_the_bits_of_one_process(odd):
+def test_uneven_parts_and_biases_have_the_bits_of_one_process_and_one_rank_of_three_ends_all(tmp_path):
+    odd, others = odd_folder(tmp_path), {child.pid for child in ranks()}
     models = [load_model(odd, device="cpu", dtype="int8", tensor_parallel=size) for size in (1, 3)]
     same(models, "prompt_lookup,adaptive=false")
+    failing, last = Engine(models[1], drafter="none"), own(others)[-1]
+    events = failing.stream([5, 6], dataclasses.replace(GREEDY, max_new_tokens=300, ignore_eos=True))
+    next(events)
+    last.kill()
+    with pytest.raises(RankFailed, match=rf"process {last.pid}\) was ended by signal 9"):
+        for _ in events:
+            pass
+    check_over(failing, others)
 
 
 @pytest.mark.parametrize(
