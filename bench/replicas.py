@@ -47,7 +47,7 @@ def main() -> None:
     load_model(MODEL)  # fetched before anything is timed
     os.environ.pop("OMP_NUM_THREADS", None)  # else it decides, not the replicas' cores
     concurrencies, port = [int(each) for each in given.concurrency.split(",")], free_port()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=max(many * cores for many, cores in CONTENDERS), include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     runs: dict[tuple[int, int], list[dict]] = {contender: [] for contender in CONTENDERS}
     for number in range(given.rounds):
