@@ -53,21 +53,6 @@ def app(arguments: dict[str, Any]) -> Application:
     given = Arguments.model_validate(arguments)
     settings = _settings(given, {key: value for key, value in arguments.items() if key not in Arguments.model_fields})
 
-    @serve.deployment(
-        name="specengine",
-        ray_actor_options={"num_cpus": given.cpus, "num_gpus": given.gpus},
-        autoscaling_config=AutoscalingConfig(
-            min_replicas=given.min_replicas,
-            max_replicas=given.max_replicas,
-            target_ongoing_requests=given.target_streams,
-        ),
-        max_ongoing_requests=settings.max_streams,
-        max_queued_requests=settings.max_waiting,
-        health_check_period_s=2,
-        graceful_shutdown_timeout_s=settings.drain,
-        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
-    )
-    @serve.ingress()
     class Replica:
         """A server behind Ray's proxy, which hands it requests and replaces it where it is not well."""
 
@@ -84,7 +69,21 @@ def app(arguments: dict[str, Any]) -> Application:
             if failure := self._engines.failure:
                 raise RuntimeError(failure)
 
-    return Replica.bind()
+    deployment = serve.deployment(
+        name="specengine",
+        ray_actor_options={"num_cpus": given.cpus, "num_gpus": given.gpus},
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=given.min_replicas,
+            max_replicas=given.max_replicas,
+            target_ongoing_requests=given.target_streams,
+        ),
+        max_ongoing_requests=settings.max_streams,
+        max_queued_requests=settings.max_waiting,
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=settings.drain,
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+    )
+    return deployment(serve.ingress()(Replica)).bind()
 
 
 def _settings(given: Arguments, more: dict[str, Any]) -> Settings:
