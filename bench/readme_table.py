@@ -28,6 +28,10 @@ KINDS = {  # results of other programs, by a key that they alone have
     "drafters": "memory of what drafters remember, after many tokens",
     "streams": "{model}: many concurrent streams, some cancelled",
     "inputs": "damaged files and arguments: how many were tried, and what was found",
+    "clients": "{model}: the server under load, with clients that go away",
+    "servers": "{model}: the server beside llama.cpp's, by concurrency",
+    "kills": "{model}: processes of a tensor-parallel engine killed at random points",
+    "replicas": "{model}: tokens per second of one and two replicas on Ray Serve",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
 PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."

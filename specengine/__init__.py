@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specengine.embedded_models import ModelFetchError
     from specengine.engine import Engine
     from specengine.metrics import Counts, Metrics
+    from specengine.parallel.group import RankFailed
     from specengine.types import (
         CycleTrace,
         GenerationOutput,
@@ -36,6 +37,7 @@ _HOMES = {
     "Counts": "metrics",
     "Metrics": "metrics",
     "ModelFetchError": "embedded_models",
+    "RankFailed": "parallel.group",
     "CycleTrace": "types",
     "GenerationOutput": "types",
     "GenerationStats": "types",
@@ -60,6 +62,7 @@ __all__ = [
     "Metrics",
     "ModelFetchError",
     "Overloaded",
+    "RankFailed",
     "SamplingParams",
     "SourceStats",
     "StreamEvent",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 
 from specengine.engine import Engine
@@ -52,9 +52,7 @@ class AsyncEngine:
         of the model or drafter fails.
         """
         groups, single = self.engine._groups(prompts, params)
-        sequences = [sequence for group in groups for sequence in group]
-        if len(sequences) > self.max_waiting:
-            raise ValueError(f"prompts: {len(sequences)} sequences never fit into a queue of {self.max_waiting}")
+        sequences = self._all(groups)
         if sequences:
             call = _Call(sequences, deadline)
             try:
@@ -65,23 +63,39 @@ class AsyncEngine:
         return self.engine._results(groups, single)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, deadline: float | None = None
-    ) -> AsyncIterator[StreamEvent]:
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> AsyncGenerator[StreamEvent, None]:
         """As Engine.stream, with a deadline in seconds; the request is made when the iteration begins.
 
+        Takes what generate() takes: the texts of several prompts, and of n samples, come mixed, told apart by the
+        event's `index`; each has a last event with its output. They are one request, taken or refused as a whole.
         Raises ValueError at once; Overloaded, Closed and GenerationFailed while iterating, as generate().
         """
         _check_deadline(deadline)
-        return self._events(self.engine._streamed(prompt, params), deadline)
+        sequences = self._all(self.engine._groups(prompts, params)[0])
+        for index, sequence in enumerate(sequences):
+            sequence.index = index
+        return self._events(sequences, deadline)
 
-    async def _events(self, sequence: Sequence, deadline: float | None) -> AsyncIterator[StreamEvent]:
-        call = _Call([sequence], deadline, streams=True)
+    def _all(self, groups: Seq[Seq[Sequence]]) -> list[Sequence]:
+        sequences = [sequence for group in groups for sequence in group]
+        if len(sequences) > self.max_waiting:
+            raise ValueError(f"prompts: {len(sequences)} sequences never fit into a queue of {self.max_waiting}")
+        return sequences
+
+    async def _events(self, sequences: list[Sequence], deadline: float | None) -> AsyncGenerator[StreamEvent, None]:
+        if not (left := len(sequences)):
+            return
+        call = _Call(sequences, deadline, streams=True)
         try:
             self._worker.submit(call.request)
-            while event := await call.answer():
+            while left and (event := await call.answer()):
                 yield event
-                if event.output:
-                    return
+                left -= event.output is not None
         finally:
             call.request.cancelled = True
 

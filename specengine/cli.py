@@ -1,4 +1,4 @@
-"""The console script `specengine`: generate, chat, models, train, corpus, report."""
+"""The console script `specengine`: generate, chat, serve, models, train, corpus, report."""
 
 from __future__ import annotations
 
@@ -170,6 +170,53 @@ def chat(
 
     params = SamplingParams.among({**locals(), "logit_bias": _parse_bias(logit_bias or [])})
     Chat(Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype), params, system).run()
+
+
+@app.command()
+def serve(
+    model: Model = "smollm2-135m",
+    drafter: Drafter = "auto",
+    rule: Rule = "match",
+    device: Device = "auto",
+    dtype: DType = "auto",
+    tensor_parallel: Annotated[int, typer.Option(help="Processes that share the model's layers, on the CPU.")] = 1,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default reaches this machine alone.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name in the API; the last part of --model.")] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="SPECENGINE_API_KEY", help="Asked of requests; others see options, not variables.")
+    ] = "",
+    allow_drafter: Annotated[list[str] | None, typer.Option(help="That requests may ask for; repeatable.")] = None,
+    allow_rule: Annotated[list[str] | None, typer.Option(help="That requests may ask for; repeatable.")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Name the server may be called by; repeatable.")] = None,
+    max_batch_size: Annotated[int, typer.Option(help="Texts that share a cycle.")] = 16,
+    prefix_cache_mib: Annotated[int, typer.Option(help="Memory for what prompts have in common; 0 for none.")] = 256,
+    max_body_bytes: Annotated[int, typer.Option(help="Of a request.")] = 1 << 20,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Of a prompt; 0: the model's context.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Of a text; 0: the model's context.")] = 0,
+    max_streams: Annotated[int, typer.Option(help="Requests answered at a time; more get 429.")] = 128,
+    max_waiting: Annotated[int, typer.Option(help="Texts in the queue of an engine; more get 503.")] = 256,
+    max_engines: Annotated[int, typer.Option(help="Pairs of a drafter and a rule kept ready.")] = 4,
+    deadline: Annotated[float, typer.Option(help="Seconds after which a text ends where it is.")] = 300.0,
+    drain: Annotated[float, typer.Option(help="Seconds that texts under way get after SIGTERM.")] = 330.0,
+) -> None:
+    """Serve a model to OpenAI's clients, with a page to chat at / (needs the extra `serve`).
+
+    SIGTERM and Ctrl-C let the texts under way come to their end.
+    """
+    try:
+        from specengine.serve.command import serve as run
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("specengine"):
+            raise
+        raise ValueError(f"serve: needs {error.name}; pip install 'specengine[serve]'") from error
+    from specengine.serve.settings import Settings, offered
+
+    given = {**locals(), "hosts": tuple(allow_host or ())}
+    given |= offered(model, drafter, rule, allow_drafter or (), allow_rule or ()) | ({"name": name} if name else {})
+    run(model, device, dtype, tensor_parallel, Settings(**{f.name: given[f.name] for f in fields(Settings)}))
 
 
 @app.command()

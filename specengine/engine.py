@@ -19,7 +19,7 @@ from specengine.device_batch import DeviceBatch, DeviceCycles
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.memory_plan import ResidentOptions, resident_cache, resident_cycles
 from specengine.metrics import Metrics
-from specengine.models.loading import LoadedModel, load_model
+from specengine.models.loading import MOST_PROCESSES, LoadedModel, load_model
 from specengine.models.transformer import TargetOutput
 from specengine.options import check_range
 from specengine.prefix_cache import Sharing
@@ -46,6 +46,8 @@ class Engine:
     prefix_cache_mib: keys and values, in MiB, that are kept when nobody uses them: a prompt that begins like an earlier
       text is not read again so far. 0: none; on CUDA anything else means what the pool has free. It changes no token.
     strict: whether speculative output equals plain output bit for bit (on the CPU it always does); costs speed.
+    tensor_parallel: processes that share the model's layers, on the CPU: this one and others that it starts. A
+      LoadedModel keeps the number it was loaded with. Where one of them fails, requests raise RankFailed from then on.
     Its attribute `metrics` counts what it does.
     Raises ValueError for an argument it cannot honour, FileNotFoundError for a missing file.
     """
@@ -63,16 +65,18 @@ class Engine:
         gpu_memory_fraction: float = 0.9,
         graphs: bool = True,
         strict: bool = False,
+        tensor_parallel: int = 1,
     ) -> None:
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise ValueError(f"max_batch_size: expected a positive integer, got {max_batch_size!r}")
         check_range("prefix_cache_mib", prefix_cache_mib, 0, 1 << 24)
+        check_range("tensor_parallel", tensor_parallel, 1, MOST_PROCESSES)
         self.rule = parse_rule(rule)
         if isinstance(model, LoadedModel):
-            model.check_place(device, dtype, strict)
+            model.check_place(device, dtype, strict, tensor_parallel)
             self.model = model
         else:
-            self.model = load_model(model, device=device, dtype=dtype, strict=strict)
+            self.model = load_model(model, device=device, dtype=dtype, strict=strict, tensor_parallel=tensor_parallel)
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
         self.drafter.check_tokenizer(self.tokenizer)
@@ -95,6 +99,11 @@ class Engine:
         # of texts that the drafter reads, and of those that it leaves unread
         self._sharings = [Sharing.under(self.model.target.ops) if prefix_cache_mib else None for _ in range(2)]
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it can serve requests: false for good once a process of tensor_parallel failed."""
+        return self.model.target.failure is None
 
     def generate(
         self,

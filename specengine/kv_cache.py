@@ -206,7 +206,7 @@ class KVCache(PagePool):
         """Moves all pools to as many pages, or none of them."""
         pools = self._pools
         try:
-            resized = [pool._copied(pages, kept) for pool in pools]
+            resized = [pool.copied(pages, kept) for pool in pools]
         except RuntimeError as error:
             size = pages * sum(pool.page_bytes for pool in pools)
             raise MemoryError(f"key/value cache: no room for {pages} pages ({size / 2**20:.0f} MiB)") from error

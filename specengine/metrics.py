@@ -143,7 +143,11 @@ class Metrics:
 
     def prometheus(self) -> str:
         """The counts in Prometheus' text format, version 0.0.4; times in seconds."""
-        return "".join(_family(*family) for family in _families(self.snapshot(), self._about))
+        return exposition([({}, self)])
+
+    def families(self) -> Iterable[Family]:
+        """The counts of this moment, as exposition() writes them."""
+        return _families(self.snapshot(), self._about)
 
     def _progress(self, sequence: Sequence, now: float) -> None:
         counts, meter = self._counts, sequence.meter
@@ -184,11 +188,22 @@ class Meter:
 
 
 Labels = Mapping[str, object]
-Sample = tuple[str, Labels, float]
+Sample = tuple[str, Labels, float]  # what is appended to the name, labels, value
+Family = tuple[str, str, str, list[Sample]]  # name, type, help
 
 
-def _families(counts: Counts, about: Labels) -> Iterable[tuple[str, str, str, list[Sample]]]:
-    """Name, type, help and samples (what is appended to the name, labels, value)."""
+def exposition(engines: Iterable[tuple[Labels, Metrics]], others: Iterable[Family] = ()) -> str:
+    """Prometheus' text of several engines, told apart by labels, and of other families."""
+    merged: dict[str, Family] = {}
+    for labels, metrics in engines:
+        for name, kind, help_text, samples in metrics.families():
+            merged.setdefault(name, (name, kind, help_text, []))[3].extend(
+                (suffix, {**own, **labels}, value) for suffix, own, value in samples
+            )
+    return "".join(_written(*family) for family in (*merged.values(), *others))
+
+
+def _families(counts: Counts, about: Labels) -> Iterable[Family]:
 
     def one(value: float) -> list[Sample]:
         return [("", {}, value)]
@@ -239,7 +254,7 @@ def _buckets(histogram: Histogram) -> list[Sample]:
     return [*samples, ("_sum", {}, histogram.sum), ("_count", {}, below[-1])]
 
 
-def _family(name: str, kind: str, help_text: str, samples: list[Sample]) -> str:
+def _written(name: str, kind: str, help_text: str, samples: list[Sample]) -> str:
     name = f"specengine_{name}"
     lines = [f"# HELP {name} {_escaped(help_text)}", f"# TYPE {name} {kind}"]
     for suffix, labels, value in samples:

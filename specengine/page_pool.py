@@ -31,7 +31,7 @@ class PagePool:
         k, v = (torch.empty(shape, dtype=self.dtype, device=self.device) for _ in "kv")
         return k, v
 
-    def _copied(self, pages: int, kept: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def copied(self, pages: int, kept: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
         """A pool of `pages` pages with what the `kept` ones hold, under their new numbers."""
         k, v = self._empty(pages)
         for page, number in kept.items():

@@ -13,6 +13,10 @@ from specengine.text import Tokenizer
 from specengine.types import Prompt
 
 
+class PromptTooLong(ValueError):
+    """The model's context does not hold the prompt."""
+
+
 def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
     """The prompts as a list, and whether it was a single one (a string, a list of ids, a list of messages)."""
     if isinstance(prompts, np.ndarray) and prompts.ndim == 0:
@@ -49,7 +53,7 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig)
     if wrong is not None:
         raise ValueError(f"prompt: token id {wrong} is not in 0 to {config.vocab_size - 1}")
     if len(ids) >= config.max_position:
-        raise ValueError(
+        raise PromptTooLong(
             f"prompt: has {len(ids)} tokens, but the model's context of {config.max_position} must hold it and one more"
         )
     return ids

@@ -61,7 +61,9 @@ class Sequence:
         self.accepted: list[int] = []  # cycles that accepted a node there
         self._text: list[str] = []
         self._unread: list[int] = []  # tokens whose text nobody has asked for
-        self._told, self._told_text = self.prompt_length, ""  # what earlier events said
+        self.index = 0  # among the texts of its request
+        self._told, self._told_text, self._told_cycles = self.prompt_length, "", 0  # what earlier events said
+        self._told_end = False
         self._detokenizer: Detokenizer | None = self.tokenizer.detokenizer() if self.tokenizer else None
         if self._detokenizer:
             # The text continues the prompt: a leading space or the rest of a character depends on how that ends.
@@ -140,15 +142,25 @@ class Sequence:
 
     @property
     def has_news(self) -> bool:
-        """Whether the next event has tokens."""
-        return len(self.tokens) > self._told
+        """Whether the next event has tokens, or is the last one."""
+        return len(self.tokens) > self._told or bool(self.finish_reason and not self._told_end)
 
     def take_event(self, rule: Rule) -> StreamEvent:
         """What was added since the last call; the last event carries the output."""
         piece, new = self.take_text(), self.tokens[self._told :]
+        logprobs, trace = self.logprobs[self._told - self.prompt_length :], self.trace[self._told_cycles :]
         self._told, self._told_text = len(self.tokens), self._told_text + piece
+        self._told_cycles, self._told_end = len(self.trace), bool(self.finish_reason)
         output = self.output(self._told_text, rule) if self.finish_reason else None
-        return StreamEvent(piece, new, self.accepted_last, output)
+        return StreamEvent(
+            piece,
+            new,
+            self.accepted_last,
+            output,
+            self.index,
+            logprobs if self.params.logprobs else None,
+            trace if self.params.trace else None,
+        )
 
     def count_cycle(self, tree: DraftTree, accepted: int, relaxed: int) -> None:
         """Statistics of one cycle that accepted `accepted` drafted tokens, `relaxed` of them against the exact rule."""

@@ -230,9 +230,16 @@ Outputs = Any  # a GenerationOutput, a list of them or of lists of them: which, 
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """What one cycle added: its text, its tokens, how many of them were drafted; the last event carries the output."""
+    """What one cycle added: its text, its tokens, how many of them were drafted; the last event carries the output.
+
+    index: which of the request's texts this is, where AsyncEngine streams several: prompt by prompt, sample by sample.
+    logprobs, trace: of these tokens, and of the cycles that brought them, where SamplingParams asks for them.
+    """
 
     text: str
     token_ids: list[int]
     accepted: int
     output: GenerationOutput | None = None
+    index: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    trace: list[CycleTrace] | None = None

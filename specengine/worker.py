@@ -50,6 +50,11 @@ class Request:
     def __post_init__(self) -> None:
         self.due = math.inf if self.deadline is None else clock() + self.deadline
 
+    @property
+    def done(self) -> bool:
+        """Whether all its sequences have ended, and of a stream the caller was told all of it."""
+        return all(s.finish_reason and not (self.streams and s.has_news) for s in self.sequences)
+
 
 class Worker:
     """Runs requests of any thread in one cohort.  most_waiting: sequences in the queue, at most."""
@@ -143,9 +148,9 @@ class Worker:
             if sequence.finish_reason == "error":
                 self._fail(request, failure)
                 continue
-            if request.streams and (sequence.finish_reason or sequence.has_news):
+            if request.streams and sequence.has_news:
                 self._send(request, sequence.take_event(self._engine.rule))
-            if sequence.finish_reason and all(s.finish_reason for s in request.sequences):
+            if sequence.finish_reason and request.done:
                 self._forget(request, None)
 
     def _fail(self, request: Request, failure: BaseException | None) -> None:

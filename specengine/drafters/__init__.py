@@ -15,7 +15,7 @@ from specengine.rules.base import Rule, Wants
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
 
-__all__ = ["Drafter", "check_chains", "check_offers", "drafter_names", "load_drafter"]
+__all__ = ["Drafter", "best_drafter", "check_chains", "check_offers", "drafter_kind", "drafter_names", "load_drafter"]
 
 # What `auto` looks for among the drafters that come with the package, best first, and how it drafts on the CPU: a pass
 # there waits for memory, the drafter's no less than the target's, so its weights are small and its trees narrow.
@@ -38,12 +38,9 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
             raise ValueError(f"drafter: auto takes no path, got {text!r}")
         best = best_drafter(target)
         spec = replace(spec, name=best.name, path=best.path)
-    name = spec.name.replace("-", "_")
-    if name not in drafter_names():
-        raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {text!r}")
-    kind = _kind(name)
+    kind = drafter_kind(spec.name)
     if spec.path is not None and not kind.takes_path:
-        raise ValueError(f"drafter: {name} takes no path, got {text!r}")
+        raise ValueError(f"drafter: {kind.name} takes no path, got {text!r}")
     config = spec.build(kind.config_type, "drafter")
     try:
         return kind(config, spec.path, target)
@@ -69,7 +66,7 @@ def best_drafter(target: Transformer) -> Spec:
 def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
     """Raises ValueError where a drafter cannot serve a rule."""
     if wants not in drafter.offers:
-        able = ", ".join(name for name in drafter_names() if wants in _kind(name).offers)
+        able = ", ".join(name for name in drafter_names() if wants in drafter_kind(name).offers)
         needs = "draft logits" if wants is Wants.PROBABILITIES else "children sampled from draft logits"
         raise ValueError(
             f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give; drafters that do: {able}"
@@ -86,6 +83,10 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
         )
 
 
-def _kind(name: str) -> type[Drafter]:
-    module = importlib.import_module(f"specengine.drafters.{name}")
-    return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("name") == name)
+def drafter_kind(name: str) -> type[Drafter]:
+    """The class of a drafter. Raises ValueError where none has this name."""
+    own = name.replace("-", "_")
+    if own not in drafter_names():
+        raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {name!r}")
+    module = importlib.import_module(f"specengine.drafters.{own}")
+    return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("name") == own)

@@ -76,6 +76,8 @@ class Glide(ScoredDrafter):
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
+        if target.tensor_parallel > 1:
+            raise ValueError("drafter: glide reads the whole target's cache, of which tensor_parallel leaves a part")
         checkpoint = open_drafter(self.name, path, target)
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)

@@ -196,6 +196,7 @@ def _key(target: Transformer) -> dict[str, Any]:
         "model": repr(target.config),
         "weights": f"{', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
         "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__],
+        "processes": target.tensor_parallel,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         **{name: build[name] for name in ("version", "instruction_set", "threads")},
         "core": os.stat(_C.__file__).st_mtime_ns,  # kernels change without a new version while one works on them

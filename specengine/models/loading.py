@@ -14,10 +14,14 @@ from specengine.models.checkpoint import Checkpoint, RandomCheckpoint, open_chec
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
 from specengine.models.weights import check_dtype
-from specengine.ops import Ops, ops_for
+from specengine.ops import Ops, native, ops_for
 from specengine.ops.weight import FLOAT_FORMATS
+from specengine.options import check_range
+from specengine.parallel.target import ParallelTransformer
 from specengine.text import Tokenizer
 from specengine.types import SamplingParams
+
+MOST_PROCESSES = 64  # of tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class LoadedModel:
     def config(self) -> ModelConfig:
         return self.target.config
 
-    def check_place(self, device: str, dtype: str, strict: bool) -> None:
+    def check_place(self, device: str, dtype: str, strict: bool, tensor_parallel: int = 1) -> None:
         """Raises ValueError where an engine asks for something else than this model was loaded with."""
         if strict and not self.target.ops.strict:
             raise ValueError("strict: this model was loaded without it")
@@ -42,6 +46,9 @@ class LoadedModel:
         for name, asked in (("device", device), ("dtype", dtype)):
             if asked not in ("auto", loaded[name]):
                 raise ValueError(f"{name}: this model was loaded with {loaded[name]}, got {asked!r}")
+        if tensor_parallel not in (1, self.target.tensor_parallel):
+            size = self.target.tensor_parallel
+            raise ValueError(f"tensor_parallel: this model was loaded with {size}, got {tensor_parallel}")
 
     def check_params(self, params: SamplingParams) -> None:
         """Raises ValueError for parameters that this model cannot honour."""
@@ -53,23 +60,43 @@ class LoadedModel:
 
 
 def load_model(
-    model: str | Path, *, device: str = "auto", dtype: str = "auto", strict: bool = False, ops: Ops | None = None
+    model: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    strict: bool = False,
+    tensor_parallel: int = 1,
+    ops: Ops | None = None,
 ) -> LoadedModel:
-    """Finds (or fetches) a model and loads it; strict is Engine's. Raises ValueError, FileNotFoundError or
-    ModelFetchError."""
+    """Finds (or fetches) a model and loads it; strict and tensor_parallel are Engine's. Raises ValueError,
+    FileNotFoundError, ModelFetchError or RankFailed."""
     check_model(model)
+    check_range("tensor_parallel", tensor_parallel, 1, MOST_PROCESSES)
     if not isinstance(strict, bool):
         raise ValueError(f"strict: expected True or False, got {strict!r}")
     where = resolve_device(device)
     ops = ops or ops_for(where, strict)
     check_dtype(dtype, ops)
-    checkpoint = open_checkpoint(resolve_model(model))
+    if tensor_parallel > 1 and ops is not native:
+        raise ValueError(
+            f"tensor_parallel: only the CPU's kernels can share a model among processes, the device is {where.type}"
+        )
+    path = resolve_model(model)
+    checkpoint = open_checkpoint(path)
     tokenizer = _tokenizer(checkpoint)
-    target = Transformer(checkpoint, dtype, where, ops)
+    target = _target(checkpoint, str(path), dtype, where, ops, tensor_parallel)
     eos = {*checkpoint.config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())}
     if len(target.formats) == 1 and target.formats <= set(FLOAT_FORMATS):
         (dtype,) = target.formats
     return LoadedModel(str(model), dtype, target, tokenizer, frozenset(eos))
+
+
+def _target(
+    checkpoint: Checkpoint, path: str, dtype: str, device: torch.device, ops: Ops, tensor_parallel: int
+) -> Transformer:
+    if tensor_parallel == 1:
+        return Transformer(checkpoint, dtype, device, ops)
+    return ParallelTransformer(checkpoint, path, dtype, tensor_parallel)
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer | None:

@@ -37,10 +37,12 @@ class TargetOutput:
 class Transformer:
     """Weights of one model, ready to run. dtype: a name of models.weights.DTYPES."""
 
+    tensor_parallel = 1  # processes that its layers are divided among
+
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> None:
         self.config: ModelConfig = checkpoint.config
         self.device, self.ops = device, ops or ops_for(device)
-        loader = WeightLoader(checkpoint, dtype, device, self.ops)
+        loader = self._new_loader(checkpoint, dtype)
         self._embedding = loader.linear("model.embed_tokens")
         self._layers = [loader.layer(i) for i in range(self.config.num_layers)]
         self.final_norm = loader.vector("model.norm.weight")
@@ -49,6 +51,9 @@ class Transformer:
         self._decoder = self._new_decoder()
         self.formats = loader.formats
         self._rope = RopeTables(self.config, device)
+
+    def _new_loader(self, checkpoint: Checkpoint, dtype: str) -> WeightLoader:
+        return WeightLoader(checkpoint, dtype, self.device, self.ops)
 
     def _new_decoder(self, taps: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
         return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, taps)
@@ -102,6 +107,11 @@ class Transformer:
         other._rope = RopeTables(other.config, self.device)
         other._decoder = other._new_decoder()
         return other
+
+    @property
+    def failure(self) -> str | None:
+        """Why no pass can be run any more: what became of a process that has a part of it. None: passes can be run."""
+        return None
 
     @property
     def embedding(self) -> Weight:

@@ -64,7 +64,7 @@ class WeightLoader:
         return Projection(tuple(self._weight(run, form) for form, run in runs), bias)
 
     def _bias(self, name: str) -> torch.Tensor:
-        bias, rows = self.vector(f"{name}.bias"), self._rows(name)
+        bias, rows = self.vector(f"{name}.bias"), self.checkpoint.tensors[f"{name}.weight"].shape[0]
         if bias.shape != (rows,):
             raise ValueError(
                 f"{self.checkpoint.source}: tensor '{name}.bias' has shape {tuple(bias.shape)}, expected {(rows,)}"

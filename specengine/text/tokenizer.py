@@ -106,7 +106,11 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token for display: special tokens spelled out, spaces kept, U+FFFD for parts of characters."""
-        return self._piece(index(token_id)).decode("utf-8", errors="replace")
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, which may be part of a character; special tokens spelled out."""
+        return self._piece(index(token_id))
 
     def first_difference(self, other: Tokenizer) -> int | None:
         """The lowest id that stands for another text there; None where all ids that both have agree."""

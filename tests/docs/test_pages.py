@@ -6,7 +6,7 @@ import re
 import pytest
 
 from specengine import Engine, SamplingParams
-from specengine.drafters import _kind, drafter_names
+from specengine.drafters import drafter_kind, drafter_names
 from specengine.rules import RULES
 from specengine.train.objectives import OBJECTIVES, objective_class
 from tests.docs.pages import PAGES, README, ROOT, Page
@@ -23,7 +23,7 @@ pages = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def configs() -> dict[str, type]:
     """Page -> the dataclass whose options it lists."""
     drafters = {
-        f"drafters/{PAGE.get(name, name)}": _kind(name).config_type for name in drafter_names() if name != "none"
+        f"drafters/{PAGE.get(name, name)}": drafter_kind(name).config_type for name in drafter_names() if name != "none"
     }
     return drafters | {f"rules/{name}": rule for name, rule in RULES.items()}
 

@@ -22,7 +22,7 @@ import specengine.engine
 import specengine.models.loading
 import specengine.train.command
 from specengine import cli
-from specengine.drafters import _kind
+from specengine.drafters import drafter_kind
 from specengine.models.loading import load_model
 from specengine.options import Spec
 from specengine.rules import parse_rule
@@ -49,7 +49,8 @@ kept = functools.cache(load_model)
 
 def loaded(name, **options):
     """load_model, which loads each model once; what is as by default does not make another one."""
-    return kept(str(name), **{key: value for key, value in options.items() if value not in ("auto", False)})
+    usual = {"device": "auto", "dtype": "auto", "strict": False, "tensor_parallel": 1, "ops": None}
+    return kept(str(name), **{key: value for key, value in options.items() if value != usual[key]})
 
 
 def of_each(*languages):
@@ -125,7 +126,7 @@ def parse_drafter(text: str) -> None:
     spec = Spec.parse(text, "drafter")
     if spec.name == "auto":
         return
-    spec.build(_kind(spec.name.replace("-", "_")).config_type, "drafter")
+    spec.build(drafter_kind(spec.name).config_type, "drafter")
     for part in spec.path.split("+") if spec.name == "combine" else ():
         parse_drafter(part.replace(";", ","))
 

@@ -54,8 +54,13 @@ def _plain(value: str) -> str:
 
 
 def _check_histogram(name: str, family: Family) -> None:
-    buckets = [(dict(labels)["le"], value) for (suffix, labels), value in family.samples.items() if suffix == "_bucket"]
-    bounds, counts = [float(bound) for bound, _ in buckets], [count for _, count in buckets]
-    assert bounds == sorted(set(bounds)) and buckets[-1][0] == "+Inf", name
-    assert counts == sorted(counts) and counts[-1] == family.samples["_count", ()], name
-    assert ("_sum", ()) in family.samples, name
+    for labels in {tuple(each for each in labels if each[0] != "le") for _, labels in family.samples}:
+        buckets = [
+            (dict(own)["le"], value)
+            for (suffix, own), value in family.samples.items()
+            if suffix == "_bucket" and tuple(each for each in own if each[0] != "le") == labels
+        ]
+        bounds, counts = [float(bound) for bound, _ in buckets], [count for _, count in buckets]
+        assert bounds == sorted(set(bounds)) and buckets[-1][0] == "+Inf", name
+        assert counts == sorted(counts) and counts[-1] == family.samples["_count", labels], name
+        assert ("_sum", labels) in family.samples, name

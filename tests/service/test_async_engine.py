@@ -71,6 +71,36 @@ def test_requests_that_come_and_go_get_the_texts_they_get_alone(drafter):
     assert engine.cache.pages_in_use == 0
 
 
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup,adaptive=false"])
+def test_a_stream_of_several_prompts_and_samples_tells_them_apart(drafter):
+    params = [
+        dataclasses.replace(SAMPLED, n=3, logprobs=2, trace=True, ignore_eos=True, max_new_tokens=20 + 9 * i)
+        for i in range(2)
+    ]
+    alone = [o for group in tiny_engine("none").generate(PROMPTS[:2], params) for o in group]
+    engine = tiny_engine(drafter, max_batch_size=4)
+
+    async def main() -> list[list]:
+        async with AsyncEngine(engine) as serving:
+            events = [[] for _ in alone]
+            async for event in serving.stream(PROMPTS[:2], params):
+                assert not events[event.index] or events[event.index][-1].output is None, "something follows the end"
+                events[event.index].append(event)
+            return events
+
+    for events, own in zip(run(main()), alone, strict=True):
+        output = events[-1].output
+        assert [token for event in events for token in event.token_ids] == output.token_ids == own.token_ids
+        assert [one for event in events for one in event.logprobs] == output.logprobs == own.logprobs
+        assert [cycle for event in events for cycle in event.trace] == output.trace
+        assert len(events) == output.stats.cycles
+
+
+def test_events_say_nothing_of_what_was_not_asked_for():
+    (event, *_) = tiny_engine("none").stream([5], GREEDY)
+    assert (event.index, event.logprobs, event.trace) == (0, None, None)
+
+
 def test_a_request_joins_at_the_next_cycle_and_leaves_with_its_last():
     engine, gate = gated()
     a, b = (5, 6), (7, 8)
@@ -227,8 +257,7 @@ def test_a_full_queue_refuses_and_has_room_again_later():
         (lambda s: s.generate([]), None),
         (lambda s: s.generate([3], SamplingParams(stop="x")), "stop: this model has no tokenizer"),
         (lambda s: s.stream([3], deadline=-1), "deadline: expected"),
-        (lambda s: s.stream([[3], [4]]), "prompt: stream"),
-        (lambda s: s.stream([3], SamplingParams(n=2)), "n: stream"),
+        (lambda s: s.stream([[3]] * 5, SamplingParams(n=2)), "prompts: 10 sequences never fit into a queue of 8"),
         (lambda s: AsyncEngine("smollm2-135m"), "engine: expected an Engine, got str"),
         (lambda s: AsyncEngine(s.engine, max_waiting=0), "max_waiting: expected a positive integer, got 0"),
     ],

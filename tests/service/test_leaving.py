@@ -143,6 +143,32 @@ def test_a_deadline_ends_the_text_where_it_is(now):
     assert engine.metrics.snapshot().finished == {"deadline": 4, "length": 1}
 
 
+def test_a_stream_of_several_hears_the_end_of_each_once_whatever_ends_it(now):
+    engine, gate = gated()
+    short = SamplingParams(max_new_tokens=2)
+
+    async def main() -> list:
+        async with AsyncEngine(engine) as serving:
+            events = []
+
+            async def listen() -> None:
+                async for event in serving.stream([[5], [6], [7]], [short, LONG, LONG], deadline=10):
+                    events.append(event)
+
+            listening = asyncio.create_task(listen())
+            await gate.reached()
+            await gate.passed(4)
+            now[0] += 10
+            gate.open()
+            await listening
+            return events
+
+    events = run(main())
+    assert {e.index: e.output.finish_reason for e in events if e.output} == {0: "length", 1: "deadline", 2: "deadline"}
+    assert sum(event.output is not None for event in events) == 3
+    settled(engine)
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_closing_finishes_or_drops_what_there_is_and_takes_nothing_new(drain):
     engine, gate = gated(max_batch_size=1)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from specengine import SamplingParams
-from specengine.metrics import Counts, Histogram, Metrics
+from specengine.metrics import Counts, Histogram, Metrics, exposition
 from tests.engines import GREEDY, oracle_engine, tiny_engine
 from tests.service.exposition import parsed
 
@@ -128,6 +128,18 @@ def test_prometheus_reads_what_the_snapshot_says():
     assert value("cache_pages_used") == counts.pages_used > 0 and value("cache_pages") == counts.pages_total
     assert value("prefix_tokens_total") == counts.prefixes.looked_up > 0
     assert value("prefix_hit_tokens_total") == counts.prefixes.hit and value("prefix_pages") == counts.prefixes.cached
+
+
+def test_several_engines_are_told_apart_by_labels():
+    engines = [tiny_engine("none"), tiny_engine()]
+    for number, engine in enumerate(engines):
+        engine.generate(PROMPTS[: 1 + number], GREEDY)
+    more = ("more", "gauge", "Of another kind.", [("", {}, 7)])
+    families = parsed(exposition([({"drafter": str(i)}, e.metrics) for i, e in enumerate(engines)], [more]))
+    tokens = families["specengine_generated_tokens_total"].samples
+    assert tokens == {("", (("drafter", "0"),)): 48, ("", (("drafter", "1"),)): 96}
+    assert families["specengine_first_token_seconds"].samples["_count", (("drafter", "1"),)] == 2
+    assert families["specengine_more"].samples == {("", ()): 7}
 
 
 def test_labels_are_escaped():

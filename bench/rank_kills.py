@@ -1,0 +1,54 @@
+"""Ranks of a tensor-parallel engine killed at random points: python bench/rank_kills.py ROUNDS OUT.json [MODEL]
+
+Signal 9 comes by turns while the engine generates and while it loads. Each time the caller must get RankFailed that
+says so, within seconds, a request after that must, too, and no process may be left; else the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from specengine import Engine, SamplingParams
+from specengine.bench.machine import commit, machine
+from tests.engines import ids
+from tests.parallel.kills import kills
+
+PROMPTS = [[5, 9, 13], [*range(3, 100)]]
+PARAMS = SamplingParams(max_new_tokens=32, temperature=0.8, seed=5, ignore_eos=True)
+DRAFTER = "prompt_lookup,adaptive=false"
+
+
+def main(rounds: int, out: Path, model: str = "smollm2-135m") -> None:
+    expected = ids(Engine(model, drafter="none", device="cpu").generate(PROMPTS, PARAMS))
+    seen = []
+    for kill in kills(
+        lambda: Engine(model, drafter=DRAFTER, device="cpu", tensor_parallel=2),
+        PROMPTS,
+        PARAMS,
+        expected,
+        rounds,
+        seed=1,
+    ):
+        seen.append(kill)
+        print(len(seen), *kill, flush=True)
+    late = sorted(kill.seconds for kill in seen if kill.when != "later")
+    result = {
+        "model": model,
+        "commit": commit(),
+        "machine": machine(),
+        "tensor_parallel": 2,
+        "kills": dict(Counter(kill.when for kill in seen)),
+        "seconds_to_the_error": {"median": round(late[len(late) // 2], 3), "most": round(late[-1], 3)},
+        "processes_left": 0,
+    }
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

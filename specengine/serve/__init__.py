@@ -1,0 +1,1 @@
+"""An HTTP server for OpenAI's clients: `specengine serve` (extra `serve`)."""
