@@ -96,8 +96,7 @@ class Engine:
             self.drafter.attach(self.cache)
         about = {"model": self.model.name, "drafter": self.drafter.name, "rule": self.rule.name}
         self.metrics = Metrics(self.cache, about)
-        # of texts that the drafter reads, and of those that it leaves unread
-        self._sharings = [Sharing.under(self.model.target.ops) if prefix_cache_mib else None for _ in range(2)]
+        self._sharing = Sharing.under(self.model.target.ops) if prefix_cache_mib else None
         self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     @property
@@ -212,8 +211,9 @@ class Engine:
 
         Their first ones may be those of earlier prompts and answers that begin alike.
         """
-        sequence.unread = self.drafter.leaves_unread(batch)
-        sequence.sharing = self._sharings[sequence.unread]
+        sequence.sharing = self._sharing
+        # What later texts find of one saves more than its drafter's reading takes, and they may be drafted.
+        sequence.unread = self._sharing is None and self.drafter.leaves_unread(batch)
         text, slots = sequence.tokens[:-1], self._slots(sequence)
         sequence.pages, sequence.prefix_hit = self.cache.begin(slots, text, sequence.sharing)
 

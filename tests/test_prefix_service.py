@@ -80,7 +80,7 @@ def test_what_an_interrupted_cycle_leaves_is_not_found(make, name, calls, monkey
         stream.close()
         for cache, expected in zip(caches(engine), contents(cold, text), strict=True):
             assert cache.pages_in_use == 0
-            pages = cache._known.find(engine._sharings[0], text)
+            pages = cache._known.find(engine._sharing, text)
             assert equal(copies(cache, pages), [each[:, : len(pages)] for each in expected])
 
 

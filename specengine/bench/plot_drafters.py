@@ -56,7 +56,7 @@ def _draw_depths(panel: Any, rows: list[dict[str, Any]], looks: dict[str, dict[s
         ylabel="accepted once the level above was",
         xticks=range(1, DEPTHS + 1),
         xlim=(0.7, DEPTHS + 0.3),
-        ylim=(0, 1),
+        ylim=(-0.03, 1.03),  # whole markers at both ends
     )
     panel.grid(alpha=0.3)
 

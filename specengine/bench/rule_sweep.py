@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
+from specengine.bench.contenders import CONTROL
 from specengine.bench.run import BASE
 from specengine.bench.sequential import is_sequential
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
@@ -60,9 +61,9 @@ def race(rules: Sequence[str], drafters: Sequence[str], target: Transformer) -> 
     """(drafter, rule) of every contender: the base, each rule, and the exact rule that each leans on.
 
     A rule that wants a draft distribution gets the first drafter that has a true one, else and if it wants nothing the
-    first that serves it; `none` does not count. Raises ValueError for a rule that no drafter serves.
+    first that serves it; `none` and `control` do not count. Raises ValueError for a rule that no drafter serves.
     """
-    named = [(name, load_drafter(name, target)) for name in drafters if name != BASE]
+    named = [(name, load_drafter(name, target)) for name in drafters if name not in (BASE, CONTROL)]
     pairs = [(BASE, "match")]
     for text in rules:
         rule = None if is_sequential(text) else parse_rule(text)

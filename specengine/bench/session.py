@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from specengine._C import PAGE_SIZE
+from specengine.bench.contenders import CONTROL
 from specengine.bench.labels import short_labels
 from specengine.bench.machine import OthersCPU, bandwidth
 from specengine.bench.memory import measure_memory
@@ -119,7 +120,7 @@ def _rows(runs: Sequence[Run], found: Sequence[dict[str, Any]], floors: dict[str
 
 def _example(runs: Sequence[Run], question: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
     """One answer by everybody who drafted it, token by token, at the first temperature and batch size."""
-    ours = [run for run in runs if run.peer is None and run.drafter != BASE]
+    ours = [run for run in runs if run.peer is None and run.drafter not in (BASE, CONTROL)]
     ours = [run for run in ours if (run.temperature, run.batch) == (ours[0].temperature, ours[0].batch)]
     labels = short_labels([run.drafter for run in ours])
     texts = {

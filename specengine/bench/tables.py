@@ -150,10 +150,10 @@ def preset_figures(side: dict[str, Any]) -> list[str]:
 
 
 def _least(least: dict[str, Any] | None, control: list[float] | None) -> str:
-    if least is None or control is None:
+    if least is None:
         return ""
     where = f"{least['label']} at temperature {least['temperature']:g}, batch {least['batch']}"
-    return (
-        f" Least speedup of a tree that follows what pays: {least['speedup']:.2f}x, {where}; it should not be below 1. "
-        f"Plain decoding in a second engine: {control[0]:.2f}x to {control[1]:.2f}x."
+    text = (
+        f" Least speedup of a tree that follows what pays: {least['speedup']:.2f}x, {where}; it should not be below 1."
     )
+    return text + (f" Plain decoding in a second engine: {control[0]:.2f}x to {control[1]:.2f}x." if control else "")

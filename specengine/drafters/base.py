@@ -140,7 +140,8 @@ class Drafter(ABC):
 
     def leaves_unread(self, batch: int) -> bool:
         """Whether a text that begins in a batch of so many sequences is to be `unread`: what is kept beside the
-        target's cache is not kept of it, and it has no drafts that need that. Asked once for each."""
+        target's cache is not kept of it, and it has no drafts that need that. Asked once for each
+        that shares no pages."""
         return False
 
     def observe_prompt(self, sequence: TokenSequence, start: int, features: Features) -> None:

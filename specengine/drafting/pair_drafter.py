@@ -106,7 +106,7 @@ class PairDrafter(ScoredDrafter):
         self._pool = cache.companion(*self._kv_shape, self._kv_dtype)
 
     def leaves_unread(self, batch: int) -> bool:
-        return self._newcomers.unread(batch)
+        return self._costs is not None and self._newcomers.unread(batch)
 
     def observe_prompt(self, sequence, start: int, features: Features) -> None:
         if sequence.drafter_state is None:
@@ -119,8 +119,6 @@ class PairDrafter(ScoredDrafter):
             self._read([sequence], [pairs.count - 1], drafting=False)  # the last one is drafted from
 
     def filled(self, sequence) -> int:
-        if sequence.unread:
-            return super().filled(sequence)  # nothing is kept of it
         return sequence.drafter_state.pairs.first if sequence.drafter_state else 0
 
     def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
@@ -139,7 +137,7 @@ class PairDrafter(ScoredDrafter):
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
-        self._newcomers.cycle(len(sequences), bool(ready))
+        self._note(sequences, bool(ready))
         if ready:
             for i in ready:
                 self._state(sequences[i]).rests = 0
@@ -149,7 +147,7 @@ class PairDrafter(ScoredDrafter):
 
     def rest(self, sequences: Sequence) -> None:
         super().rest(sequences)
-        self._newcomers.cycle(len(sequences), False)
+        self._note(sequences, False)
         late = []
         for sequence in sequences:
             state = self._state(sequence)
@@ -162,6 +160,11 @@ class PairDrafter(ScoredDrafter):
                     late.append(sequence)
         if late:  # what is not read now is read with the next draft, which should not become a long one
             self._read(late, [self._state(sequence).pairs.count - 1 for sequence in late], drafting=False)
+
+    def _note(self, sequences: Sequence, drafted: bool) -> None:
+        """A cycle that could not have drafted says nothing of those that can."""
+        if any(s.draft_limit > 0 and not self._state(s).behind for s in sequences):
+            self._newcomers.cycle(len(sequences), drafted)
 
     def new_device_state(self, slots: int) -> ResidentPairs:
         return ResidentPairs(slots, self.levels + 1, self.network.picked_shape(len(self.taps)), self._device)

@@ -127,5 +127,6 @@ class Trial:
         saved = tokens / sequences - taken / plain
         self._uses = min(self._uses + 1, self._MEMORY)
         self._saved += (saved - self._saved) / self._uses
-        self._left = ceil(self._SHARE * (self._read - self._saved)) if self._saved < 0 else 0
+        sure = (self._uses / self._MEMORY) ** 2  # one unlucky draft behind a long prompt says little
+        self._left = ceil(sure * self._SHARE * (self._read - self._saved)) if self._saved < 0 else 0
         self._read = 0.0

@@ -76,7 +76,7 @@ def test_each_rule_races_with_the_first_drafter_that_serves_it_and_the_exact_rul
         (SELF, "seq-cascade:chow"),
     ]
     assert all(exact_pair(*pair) in pairs for pair in pairs)
-    assert race(["rejection"], ["prompt_lookup"], tiny.target)[1:] == [("prompt_lookup", "rejection")]
+    assert race(["rejection"], ["control", "prompt_lookup"], tiny.target)[1:] == [("prompt_lookup", "rejection")]
     tree = f"{SELF},tree=2x1"
     assert race(["block", "traversal"], [tree, SELF], tiny.target)[1:] == [
         *((SELF, "rejection"), (SELF, "block")),

@@ -111,6 +111,16 @@ def test_a_part_is_asked_where_it_pays(useful):
     assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
 
 
+@pytest.mark.parametrize(
+    ("kept", "unread"), [((), False), ((True,), True), ((True, True), True), ((True, False), False)]
+)
+def test_a_text_is_left_unread_where_no_part_that_keeps_anything_would_read_it(kept, unread):
+    drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target)
+    drafter.parts = [SimpleNamespace(page_bytes=0, leaves_unread=lambda batch: False)]
+    drafter.parts += [SimpleNamespace(page_bytes=64, leaves_unread=lambda batch, own=own: own) for own in kept]
+    assert drafter.leaves_unread(8) is unread
+
+
 def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
     class Slow(Part):
         def propose(self, sequences):

@@ -247,6 +247,36 @@ def test_what_nothing_was_drafted_of_for_long_is_not_read_unless_it_is_shared(tm
     assert (calls.count("_trees") > 6) == bool(sharing)  # who was left behind is drafted no more
 
 
+@pytest.mark.filterwarnings("ignore:drafter")
+def test_texts_are_left_unread_where_cycles_that_could_draft_did_not(tmp_path, monkeypatch):
+    batch, short, long = 8, SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=120)
+    prompts = [[*PROMPTS[3], i] for i in range(batch)]
+    plain = ids(tiny_engine("none", max_batch_size=batch).generate(prompts, long))
+
+    def read(engine, params) -> bool:
+        reads = []
+        with monkeypatch.context() as patch:
+            own = engine.drafter._read
+            patch.setattr(engine.drafter, "_read", lambda *given, **more: (reads.append(1), own(*given, **more))[1])
+            assert ids(engine.generate(prompts, params)) == [tokens[: params.max_new_tokens] for tokens in plain]
+        return bool(reads)
+
+    for options, left in (("adaptive=true", True), ("adaptive=false", False)):
+        engine = tiny_engine(f"{spec_of(tmp_path)},{options}", max_batch_size=batch, prefix_cache_mib=0)
+        for _ in range(20):  # nothing could be drafted
+            read(engine, short)
+        assert read(engine, long)
+        monkeypatch.setattr(engine.drafter._pauses, "here", lambda sequences: True)
+        if not left:  # who does not adapt is not asked
+            engine.drafter._newcomers._sizes[batch.bit_length()].share = 0.0
+        found = [read(engine, long) for _ in range(6)]
+        assert (False in found) == left and found[0]
+    with_cache = tiny_engine(spec_of(tmp_path), max_batch_size=batch, prefix_cache_mib=8)
+    with_cache.drafter._newcomers._sizes[batch.bit_length()].share = 0.0
+    with_cache.generate(prompts, short)
+    assert not with_cache.drafter._newcomers._sizes[batch.bit_length()].texts  # nor asked
+
+
 def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS, "levels=5,top_k=3,nodes=40,adaptive=false")
     assert bench.drafter.max_nodes == 40 and bench.drafter.spare_slots == 40

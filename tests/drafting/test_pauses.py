@@ -29,7 +29,9 @@ def test_what_pays_is_always_used():
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1, 1.0])
 def test_what_does_not_pay_costs_a_fiftieth(seconds):
-    used, relative = cycles(Trial(COSTS), 50_000, tokens=1, seconds=seconds)
+    trial = Trial(COSTS)
+    assert cycles(trial, 5_000, tokens=1, seconds=seconds)[0] <= 50  # until it is known
+    used, relative = cycles(trial, 50_000, tokens=1, seconds=seconds)
     assert used >= 5 and 1 < relative < 1.025
 
 
@@ -142,3 +144,10 @@ def test_nothing_pauses_before_it_was_tried():
         assert not pauses.here(1)
         pauses.weigh(1, -1.0, 1.0)
     assert pauses.here(1)
+
+
+def test_one_bad_draft_behind_a_long_prompt_pauses_little():
+    trial = Trial(COSTS)
+    trial.read(1, 0.0, 30 * cycle_seconds(COSTS, 1, 0, 0.0))
+    assert cycles(trial, 1, tokens=1)[0] == 1
+    assert cycles(trial, 128, tokens=4)[0] > 100

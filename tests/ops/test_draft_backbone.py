@@ -23,10 +23,10 @@ class Call:
         self.change = lambda arguments: arguments
         monkeypatch.setattr(_C, "draft_backbone", lambda *rest: native(*self.change(list(rest))))
 
-    def __call__(self):
+    def __call__(self, levels=3, least=0.0):
         network = self.drafter.network
         return self.drafter._backbone_draft(
-            self.runs, self.features, self.place, self.drafter._pool, network.cos_sin, 3
+            self.runs, self.features, self.place, self.drafter._pool, network.cos_sin, levels, least
         )
 
 
@@ -39,6 +39,20 @@ def test_a_draft_has_all_levels_and_falling_scores(call):
     tokens, scores = map(torch.tensor, call())
     assert tokens.shape == scores.shape == (2, 3, 2)
     assert (scores[..., 0] >= scores[..., 1]).all() and (scores <= 0).all()
+
+
+def test_no_level_is_drafted_that_lengthens_a_run_by_too_little(call):
+    _, scores = map(torch.tensor, call())
+    reached = scores[..., 0].double().cumsum(1).exp().tolist()  # [sequences, levels]
+    shares = [
+        sum(own[depth - 1] ** (1 + 1 / depth) / (1 + depth * own[depth - 1]) for own in reached) / len(reached)
+        for depth in (1, 2)
+    ]
+    for first, factor in ((0, 1.01), (0, 0.99), (1, 1.01), (1, 0.99)):
+        least = factor * shares[first]
+        expected = next((depth for depth, share in enumerate(shares, start=1) if share < least), 3)
+        assert len(call(least=least)[0][0]) == expected
+    assert len({len(call(least=factor * min(shares))[0][0]) for factor in (0.5, 1.01)}) == 2
 
 
 ARGUMENTS = [
