@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from specengine.bench.labels import counted
 from specengine.bench.tables import is_judged, preset_figures, quality_figures
 
 HERE = Path(__file__).resolve().parent
@@ -103,7 +104,7 @@ def _about(file: Path) -> tuple[str, str]:
     who = f"{contenders} contenders" + (f" ({peers} of them peers)" if peers else "")
     preset = f"{data['preset']['name']}: " if data.get("preset") else ""
     what = f"{preset}{Path(data['model']).name} ({data['dtype']}, {data['device']}), {who}"
-    return f"{what}, {data['questions']} questions, {'; '.join(settings)}", commit
+    return f"{what}, {counted(data['questions'], 'question')}, {'; '.join(settings)}", commit
 
 
 def _lines(data: dict[str, Any], name: str) -> list[str]:
@@ -166,7 +167,7 @@ def _where(data: dict[str, Any]) -> str:
 def _rule_lines(data: dict[str, Any], name: str) -> list[str]:
     runs = data["runs"]
     turns = runs[0]["identical"].partition("/")[2]
-    what = f"{Path(data['model']).name}, {data['questions']} questions ({turns} turns)"
+    what = f"{Path(data['model']).name}, {counted(data['questions'], 'question')} ({turns} turns)"
     often = f"{data['max_new_tokens']} new tokens, {data['repetitions']} repetitions"
     lines = [f"{_where(data)}, {what}, {often} (`bench/{name}`):", "", "```"]
     lines += [data["command"], "```", ""]
@@ -185,7 +186,7 @@ def _rule_lines(data: dict[str, Any], name: str) -> list[str]:
 def _preset_lines(data: dict[str, Any], name: str) -> list[str]:
     """Published and measured figures side by side, as the run printed them."""
     preset, runs = data["preset"], data["runs"]
-    what = f"{Path(data['model']).name}, {data['questions']} questions, {data['max_new_tokens']} new tokens"
+    what = f"{Path(data['model']).name}, {counted(data['questions'], 'question')}, {data['max_new_tokens']} new tokens"
     judged = is_judged(preset)
     quality = ("agreement", "log-likelihood, nats") if judged else ()
     heads = ("method", "published: model, task", *FIGURES, "measured: drafter", *FIGURES, *quality)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specengine.bench.kernels import kernels_table, time_kernels
+from specengine.bench.labels import counted
 from specengine.bench.latency import latency_table
 from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
@@ -209,7 +210,7 @@ def _tables(results: dict[str, Any]) -> Iterator[Table]:
     for temperature in dict.fromkeys(row["temperature"] for row in results["runs"]):
         runs = [row for row in results["runs"] if row["temperature"] == temperature]
         what = f"{results['dtype']} on {results['device']}, temperature {temperature:g}"
-        title = f"{results['model']}, {what}, {results['questions']} questions"
+        title = f"{results['model']}, {what}, {counted(results['questions'], 'question')}"
         if "family" in runs[0]:
             yield rules_table(runs, title)
         else:

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from specengine.bench.labels import counted
 from specengine.bench.plot import check_matplotlib, picture
 from specengine.bench.plot_batches import batches_figure
 from specengine.bench.plot_cycle import cycle_figure
@@ -127,7 +128,7 @@ def _section(name: str, results: dict[str, Any], images: dict[str, bytes]) -> st
     machine = results["machine"]
     where = ", ".join(str(machine[key]) for key in ("gpu", "cpu") if machine[key])
     cores = f", {machine['cores']} cores" if machine["cores"] else ""
-    asked = f"{results['questions']} questions, {results['max_new_tokens']} new tokens"
+    asked = f"{counted(results['questions'], 'question')}, {results['max_new_tokens']} new tokens"
     facts = [
         f"{results['model']} ({results['dtype'] or 'dtype not recorded'}), {asked}",
         f"{where}{cores}",

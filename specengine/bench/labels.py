@@ -1,4 +1,4 @@
-"""Short names for drafters that say enough to tell those of a run apart."""
+"""Words of tables and pictures: short names for drafters that tell those of a run apart, counted things."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def _apart(text: str) -> tuple[str, PurePath, str]:
 
 def _end(path: PurePath, count: int) -> str:
     return str(PurePath(*path.parts[-count:]))
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specengine.bench.labels import counted
 from specengine.bench.report import write_whole
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def new_figure(width: float, height: float, title: str, results: dict[str, Any])
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    what = f"{results['model']}, {results['questions']} questions, {results['max_new_tokens']} new tokens"
+    what = f"{results['model']}, {counted(results['questions'], 'question')}, {results['max_new_tokens']} new tokens"
     figure.suptitle(f"{title} ({what})")
     return figure
 
@@ -56,9 +57,11 @@ def new_figure(width: float, height: float, title: str, results: dict[str, Any])
 def legend_below(figure: Figure) -> None:
     """One of all its panels, in which nothing stands twice."""
     handles = {str(h.get_label()): h for panel in figure.axes for h in panel.get_legend_handles_labels()[0]}
-    names = [wrapped(name, 60) for name in handles]
+    names = [wrapped(name, 40) for name in handles]
     inches = 0.6 + 0.075 * max((len(line) for name in names for line in name.split("\n")), default=0)
     columns = max(1, min(3, len(names), int(figure.get_figwidth() / inches)))
+    lines = sum(sorted((name.count("\n") + 1 for name in names), reverse=True)[: -(-len(names) // columns)])
+    figure.set_figheight(figure.get_figheight() + 0.2 * lines)  # the panels keep theirs
     figure.legend([*handles.values()], names, loc="outside lower center", ncols=columns, fontsize="small")
 
 
