@@ -95,7 +95,7 @@ class Trial:
     costs: of the target's passes.
     """
 
-    _SHARE, _MEMORY = 50, 8
+    _SHARE, _UNSURE, _MEMORY = 50, 20, 8
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
@@ -127,6 +127,8 @@ class Trial:
         saved = tokens / sequences - taken / plain
         self._uses = min(self._uses + 1, self._MEMORY)
         self._saved += (saved - self._saved) / self._uses
-        sure = (self._uses / self._MEMORY) ** 2  # one unlucky draft behind a long prompt says little
-        self._left = ceil(sure * self._SHARE * (self._read - self._saved)) if self._saved < 0 else 0
+        sure = self._uses / self._MEMORY  # one unlucky draft says little, all the less behind a long prompt
+        share = self._UNSURE + sure * (self._SHARE - self._UNSURE)
+        lost = sure**2 * self._read - self._saved
+        self._left = ceil(share * lost) if self._saved < 0 and saved <= 0 else 0  # a gain is tried again at once
         self._read = 0.0

@@ -150,4 +150,4 @@ def test_one_bad_draft_behind_a_long_prompt_pauses_little():
     trial = Trial(COSTS)
     trial.read(1, 0.0, 30 * cycle_seconds(COSTS, 1, 0, 0.0))
     assert cycles(trial, 1, tokens=1)[0] == 1
-    assert cycles(trial, 128, tokens=4)[0] > 100
+    assert cycles(trial, 128, tokens=4)[0] > 80
