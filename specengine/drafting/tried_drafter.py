@@ -53,10 +53,8 @@ class TriedDrafter(Drafter):
             return trees
         # A prompt is read once, which says nothing of the next cycle; where every cycle has one, it does.
         self._judged = not (reads and self._judged)
-        prefix, seconds = (
-            sum(len(sequence.tokens) for sequence in sequences) / len(sequences),
-            time.perf_counter() - began,
-        )
+        seconds = time.perf_counter() - began
+        prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
         if self._judged:
             nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
             self._trial.drafted(len(sequences), nodes, prefix, seconds)
