@@ -80,6 +80,10 @@ class Drafter(ABC):
         """Told instead of draft() or propose() that nothing is asked of it in this cycle."""
         return None
 
+    def credit(self, sequences: Sequence[TokenSequence], saved: float) -> None:
+        """Told what drafting for them saved in this cycle, in seconds of them all; less than 0 is a loss."""
+        return None
+
     def draft_with_logits(
         self, sequences: Sequence[TokenSequence], sampled: bool
     ) -> tuple[list[DraftTree], DraftLogits | None]:

@@ -202,7 +202,9 @@ class Combine(Drafter):
             if self._costs is not None:
                 plain, drafted = (cycle_seconds(self._costs, count, cut.nodes, prefix) for cut in (without, best))
                 spent = drafted + self._overhead[network] + time.perf_counter() - begin
-                promised.weigh(count, (plain + before) * best.expected / without.expected - spent, plain)
+                saved = (plain + before) * best.expected / without.expected - spent
+                promised.weigh(count, saved, plain)
+                part.credit(views, saved)
             asked = True
         if self._costs is not None:
             seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,12 +49,15 @@ class PairNetwork(Protocol):
 @dataclass
 class State:
     """What the drafter remembers of one sequence. rests: cycles in a row that drafted nothing of it.
-    behind: it has missed pairs, and nothing is drafted of it any more."""
+    behind: it has missed pairs, and nothing is drafted of it any more.  batch: sequences of the last cycle that could
+    draft of it.  gained: seconds by drafts, less what reading took apart from them."""
 
     pairs: Pairs = field(default_factory=Pairs)
     drafted: ScoredTree | None = None
     rests: int = 0
     behind: bool = False
+    batch: int = 0
+    gained: float = 0.0
 
     def leave_behind(self) -> None:
         self.pairs, self.behind = Pairs(self.pairs.first), True
@@ -116,7 +120,7 @@ class PairDrafter(ScoredDrafter):
         pairs = sequence.drafter_state.pairs
         pairs.add(self.network.pick(features))
         if pairs.count > 1:
-            self._read([sequence], [pairs.count - 1], drafting=False)  # the last one is drafted from
+            self._read_ahead([sequence])
 
     def filled(self, sequence) -> int:
         return sequence.drafter_state.pairs.first if sequence.drafter_state else 0
@@ -137,7 +141,7 @@ class PairDrafter(ScoredDrafter):
         trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
         # a prompt of one token has no pair yet
         ready = [i for i, s in enumerate(sequences) if self._state(s).pairs.count and s.draft_limit > 0]
-        self._note(sequences, bool(ready))
+        self._note(sequences)
         if ready:
             for i in ready:
                 self._state(sequences[i]).rests = 0
@@ -147,7 +151,7 @@ class PairDrafter(ScoredDrafter):
 
     def rest(self, sequences: Sequence) -> None:
         super().rest(sequences)
-        self._note(sequences, False)
+        self._note(sequences)
         late = []
         for sequence in sequences:
             state = self._state(sequence)
@@ -159,12 +163,31 @@ class PairDrafter(ScoredDrafter):
                 else:
                     late.append(sequence)
         if late:  # what is not read now is read with the next draft, which should not become a long one
-            self._read(late, [self._state(sequence).pairs.count - 1 for sequence in late], drafting=False)
+            self._read_ahead(late)
 
-    def _note(self, sequences: Sequence, drafted: bool) -> None:
-        """A cycle that could not have drafted says nothing of those that can."""
-        if any(s.draft_limit > 0 and not self._state(s).behind for s in sequences):
-            self._newcomers.cycle(len(sequences), drafted)
+    def credit(self, sequences: Sequence, saved: float) -> None:
+        states = [state for state in map(self._state, sequences) if not state.behind]
+        for state in states:
+            state.gained += saved / len(states)
+
+    def release(self, sequence) -> None:
+        state = sequence.drafter_state
+        if state is not None and state.batch and self._costs is not None:
+            self._newcomers.ended(state.batch, state.gained)
+            state.batch = 0  # told once
+
+    def _read_ahead(self, sequences: Sequence) -> None:
+        """All pairs but the last ones, which are drafted from."""
+        begin = time.perf_counter()
+        self._read(sequences, [self._state(sequence).pairs.count - 1 for sequence in sequences], drafting=False)
+        self.credit(sequences, begin - time.perf_counter())
+
+    def _note(self, sequences: Sequence) -> None:
+        """A text that could never have been drafted says nothing of those that can."""
+        for sequence in sequences:
+            state = self._state(sequence)
+            if sequence.draft_limit > 0 and not state.behind:
+                state.batch = len(sequences)
 
     def new_device_state(self, slots: int) -> ResidentPairs:
         return ResidentPairs(slots, self.levels + 1, self.network.picked_shape(len(self.taps)), self._device)

@@ -13,8 +13,7 @@ SHARE = 100  # what loses takes a hundredth of the time, where pauses may be as 
 SHORT, LONGEST = 15, 255  # cycles: a small loss is tried again soon, and none is never tried again
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
 TRIED = 8  # uses before the first pause: the first ones are slow, and nothing is known of what drafts are worth
-SELDOM = 0.1  # share of the cycles of late that drafted
-RECENT, SHORTEST = 512, 32  # tokens of plain cycles that are late, and how many cycles that is at least
+TEXTS, FIRST = 32, 6  # texts of late, and how many must have ended before any is left unread
 FEWEST, ROUNDS = 4, 16  # one in so many batches is read all the same, one in as many as a batch has texts between
 
 
@@ -56,36 +55,40 @@ class Pauses:
 
 
 @dataclass
-class _Use:
-    """share: of the cycles of late that drafted.  texts: that began while those were few."""
+class _Worth:
+    """gained: seconds by the drafts of a text, less what it took to read it, of late.  ended: texts that were read.
+    texts: that began since that was found to be a loss."""
 
-    share: float = 1.0
+    gained: float = 0.0
+    ended: int = 0
     texts: int = 0
 
 
 class Newcomers:
-    """Told which cycles drafted, says which texts are not worth being read for drafts from their beginning on.
+    """Told what reading texts for drafts gained, says which are not worth being read from their beginning on.
 
-    Reading a prompt costs what a share of the target's layers does, drafted or not. Where hardly a cycle drafts, by
-    sizes of batch as for Pauses, whole batches are left unread, and now and then one is read, so that trials judge
-    what they would be of all. It takes longer to find that out of few sequences, whose texts may be of other kinds.
+    Reading a prompt costs what a share of the target's layers does, drafted or not. Where drafts do not bring that in,
+    by sizes of batch as for Pauses, whole batches are left unread, and now and then one is read, so that trials judge
+    what they would be of all.
     """
 
     def __init__(self) -> None:
-        self._sizes = defaultdict[int, _Use](_Use)
+        self._sizes = defaultdict[int, _Worth](_Worth)
 
-    def cycle(self, sequences: int, drafted: bool) -> None:
-        use = self._sizes[sequences.bit_length()]
-        use.share += (drafted - use.share) / max(SHORTEST, RECENT // sequences)
+    def ended(self, sequences: int, gained: float) -> None:
+        """Notes a text that was read. sequences: of its last batch.  gained: seconds; less than 0 is a loss."""
+        worth = self._sizes[sequences.bit_length()]
+        worth.ended += 1
+        worth.gained += (gained - worth.gained) / min(worth.ended, TEXTS)
 
     def unread(self, sequences: int) -> bool:
         """Whether to leave out a text that begins in a batch of so many; to be asked once for each."""
-        use = self._sizes[sequences.bit_length()]
-        if use.share >= SELDOM:
-            use.texts = 0
+        worth = self._sizes[sequences.bit_length()]
+        if worth.ended < FIRST or worth.gained >= 0:
+            worth.texts = 0
             return False
-        batch, rounds = use.texts // sequences, min(max(FEWEST, sequences), ROUNDS)
-        use.texts += 1
+        batch, rounds = worth.texts // sequences, min(max(FEWEST, sequences), ROUNDS)
+        worth.texts += 1
         return batch % rounds < rounds - 1
 
 

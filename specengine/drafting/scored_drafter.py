@@ -85,7 +85,9 @@ class ScoredDrafter(Drafter):
             if drafted:
                 plain = cycle_seconds(self._costs, count, 0, prefix)
                 alone = (plain + self._overhead[False]) * cut.expected / count
-                self._pauses.weigh(count, alone - seconds - self._overhead[True], plain)
+                saved = alone - seconds - self._overhead[True]
+                self._pauses.weigh(count, saved, plain)
+                self.credit(sequences, saved)
         return cut.trees
 
     def rest(self, sequences: Sequence) -> None:

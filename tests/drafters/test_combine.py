@@ -88,7 +88,7 @@ class Part:
     name, taps, reads_features = "part", (), False
 
     def __init__(self, tree):
-        self.tree, self.asked, self.rested = tree, 0, 0
+        self.tree, self.asked, self.rested, self.saved = tree, 0, 0, []
 
     def propose(self, sequences):
         self.asked += 1
@@ -96,6 +96,9 @@ class Part:
 
     def rest(self, sequences):
         self.rested += 1
+
+    def credit(self, sequences, saved):
+        self.saved.append(saved)
 
 
 @pytest.mark.parametrize("useful", [True, False])
@@ -108,6 +111,7 @@ def test_a_part_is_asked_where_it_pays(useful):
     # each another sequence's: between two cycles of one, a pass would take what is predicted
     sizes = [len(drafter.draft([sequence_of([1])])[0].tokens) for _ in range(320)]
     assert parts[0].asked == 320 and parts[1].asked + parts[1].rested == 320
+    assert [len(part.saved) for part in parts] == [part.asked for part in parts]  # each is told what it was worth
     assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
 
 
@@ -132,6 +136,7 @@ def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
     trees = [drafter.draft([sequence_of([1]) for _ in range(4)]) for _ in range(320)]
     assert all(part.asked < 30 and part.asked + part.rested == 320 for part in parts)
     assert [len(tree.tokens) for tree in trees[-1]] == [1, 1, 1, 1]
+    assert max(parts[0].saved) < -0.001
 
 
 class Fixed(Part):

@@ -5,6 +5,7 @@ import torch
 
 from specengine import SamplingParams
 from specengine.drafters import load_drafter
+from specengine.drafting.pauses import _Worth
 from specengine.tree import TreeBatch
 from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, layouts, write_drafter
 from tests.drafters.test_draft_model import path_to, sequence_of
@@ -248,7 +249,7 @@ def test_what_nothing_was_drafted_of_for_long_is_not_read_unless_it_is_shared(tm
 
 
 @pytest.mark.filterwarnings("ignore:drafter")
-def test_texts_are_left_unread_where_cycles_that_could_draft_did_not(tmp_path, monkeypatch):
+def test_texts_are_left_unread_where_drafts_did_not_pay_for_reading_them(tmp_path, monkeypatch):
     batch, short, long = 8, SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=120)
     prompts = [[*PROMPTS[3], i] for i in range(batch)]
     plain = ids(tiny_engine("none", max_batch_size=batch).generate(prompts, long))
@@ -263,16 +264,16 @@ def test_texts_are_left_unread_where_cycles_that_could_draft_did_not(tmp_path, m
 
     for options, left in (("adaptive=true", True), ("adaptive=false", False)):
         engine = tiny_engine(f"{spec_of(tmp_path)},{options}", max_batch_size=batch, prefix_cache_mib=0)
-        for _ in range(20):  # nothing could be drafted
+        monkeypatch.setattr(engine.drafter._pauses, "here", lambda sequences: True)  # nothing is gained
+        for _ in range(3):  # nothing could be drafted
             read(engine, short)
         assert read(engine, long)
-        monkeypatch.setattr(engine.drafter._pauses, "here", lambda sequences: True)
         if not left:  # who does not adapt is not asked
-            engine.drafter._newcomers._sizes[batch.bit_length()].share = 0.0
-        found = [read(engine, long) for _ in range(6)]
-        assert (False in found) == left and found[0]
+            engine.drafter._newcomers._sizes[batch.bit_length()] = _Worth(-1.0, 100)
+        found = [read(engine, long) for _ in range(batch)]
+        assert found == ([False] * (batch - 1) + [True] if left else [True] * batch)
     with_cache = tiny_engine(spec_of(tmp_path), max_batch_size=batch, prefix_cache_mib=8)
-    with_cache.drafter._newcomers._sizes[batch.bit_length()].share = 0.0
+    with_cache.drafter._newcomers._sizes[batch.bit_length()] = _Worth(-1.0, 100)
     with_cache.generate(prompts, short)
     assert not with_cache.drafter._newcomers._sizes[batch.bit_length()].texts  # nor asked
 

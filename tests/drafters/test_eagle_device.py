@@ -13,17 +13,18 @@ LAYOUTS = layouts()
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
-    "name, options",
+    "params, name, options",
     [
-        ("official", "top_k=6,levels=3,nodes=20"),
-        ("two layers", "top_k=2,levels=3,nodes=8"),
-        ("a norm per feature", "top_k=3,levels=4,beam=1"),
-        ("eagle 1", "tree=eagle_25"),
+        (GREEDY, "official", "top_k=6,levels=3,nodes=20"),
+        (SAMPLED, "two layers", "top_k=2,levels=3,nodes=8"),
+        (GREEDY, "a norm per feature", "top_k=3,levels=4,beam=1"),
+        (SAMPLED, "a norm per feature", "top_k=3,levels=4,beam=1"),
+        (GREEDY, "eagle 1", "tree=eagle_25"),
     ],
+    ids=lambda value: None if isinstance(value, str) else "sampled" if value.temperature else "greedy",
 )
-def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, name, options, params):  # noqa: F811
+def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, params, name, options):  # noqa: F811
     drafter, config, state = LAYOUTS[name]
     spec = f"{drafter}:{write_drafter(tmp_path / 'draft', config, state)},adaptive=false,{options}"
     traced = dataclasses.replace(params, max_new_tokens=6, trace=True)

@@ -43,12 +43,18 @@ def plain(model):
     return {}
 
 
+GREEDY, SAMPLED = SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=0.8, seed=5)
+
+
 @pytest.mark.parametrize(
-    "params",
-    [SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=0.8, seed=5)],
-    ids=["greedy", "sampled"],
+    "batch, params",
+    [
+        pytest.param(1, GREEDY, id="1-greedy"),
+        pytest.param(4, SAMPLED, id="4-sampled"),
+        pytest.param(1, SAMPLED, id="1-sampled", marks=pytest.mark.slow),
+        pytest.param(4, GREEDY, id="4-greedy", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("name, options", [(name, options) for name in TREES for options in TREES[name]])
 def test_no_token_changes(model, plain, name, options, batch, params):
     key = params.temperature

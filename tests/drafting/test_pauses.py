@@ -1,7 +1,7 @@
 import pytest
 
 from specengine.drafting.cost_model import CostModel
-from specengine.drafting.pauses import FEWEST, LONGEST, ROUNDS, SHARE, SHORT, TRIED, Newcomers, Pauses, Trial
+from specengine.drafting.pauses import FEWEST, FIRST, LONGEST, ROUNDS, SHARE, SHORT, TRIED, Newcomers, Pauses, Trial
 from specengine.drafting.tree_choice import cycle_seconds
 
 COSTS = CostModel((1, 64), (0.01, 0.05))
@@ -98,33 +98,46 @@ def test_what_pays_again_is_used_again_every_cycle():
     assert uses_of(pauses, 1, 1.0, 100) == 100
 
 
-def resting(batch, cycles=1200):
+def losing(batch, texts=FIRST):
     newcomers = Newcomers()
-    for _ in range(cycles):
-        newcomers.cycle(batch, False)
+    for _ in range(texts):
+        newcomers.ended(batch, -0.01)
     return newcomers
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8, 16, 56])
-def test_where_nothing_is_drafted_one_whole_batch_in_several_is_read(batch):
-    newcomers, rounds = resting(batch), min(max(FEWEST, batch), ROUNDS)
+def test_where_drafts_do_not_pay_for_reading_one_whole_batch_in_several_is_read(batch):
+    newcomers, rounds = losing(batch), min(max(FEWEST, batch), ROUNDS)
     whole = [{newcomers.unread(batch) for _ in range(batch)} for _ in range(2 * rounds)]
     assert whole == 2 * ([{True}] * (rounds - 1) + [{False}])
 
 
-@pytest.mark.parametrize(("batch", "cycles"), [(1, 1100), (4, 280), (56, 60)])
-def test_it_takes_longer_to_leave_few_unread(batch, cycles):
-    assert not any(resting(batch, cycles).unread(batch) for _ in range(100))
-    assert resting(batch, 2 * cycles).unread(batch)
+def test_of_a_few_texts_or_another_size_of_batch_nothing_is_known():
+    newcomers = losing(16, FIRST - 1)
+    assert not newcomers.unread(16)
+    newcomers.ended(16, -0.01)
+    assert newcomers.unread(16) and not newcomers.unread(4)
 
 
-def test_newcomers_are_read_while_some_cycles_draft_and_once_they_do_again():
-    newcomers = resting(16)
-    assert newcomers.unread(16) and not newcomers.unread(4)  # of other sizes nothing is known
-    for cycle in range(1000):
-        newcomers.cycle(16, cycle % 5 == 0)
-        if cycle > 50:
-            assert not newcomers.unread(16)
+def test_seldom_gains_that_are_large_pay_for_reading_and_small_ones_do_not():
+    for gained, unread in ((0.2, False), (0.1, True)):
+        newcomers = losing(1, 64)
+        for _ in range(50):
+            for each in (gained, *[-0.01] * 15):
+                newcomers.ended(1, each)
+        found = []
+        for each in (gained, *[-0.01] * 15):
+            newcomers.ended(1, each)
+            found.append(newcomers.unread(1))
+        assert (sum(found) > 8) == unread
+
+
+def test_what_gains_again_is_read_again():
+    newcomers = losing(16, 1000)
+    for _ in range(1000):  # of which a sixteenth is read, which gains now as much as it lost
+        if not newcomers.unread(16):
+            newcomers.ended(16, 0.01)
+    assert not any(newcomers.unread(16) for _ in range(300))
 
 
 def test_what_gains_once_is_used_again_at_once():
