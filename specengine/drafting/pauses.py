@@ -13,7 +13,7 @@ SHARE = 100  # what loses takes a hundredth of the time, where pauses may be as 
 SHORT, LONGEST = 15, 255  # cycles: a small loss is tried again soon, and none is never tried again
 MEMORY = 16  # uses: what one saves differs so much from the next that fewer would pause what pays
 TRIED = 8  # uses before the first pause: the first ones are slow, and nothing is known of what drafts are worth
-TEXTS, FIRST = 32, 6  # texts of late, and how many must have ended before any is left unread
+TEXTS, FIRST = 32, 12  # texts of late, and how many must have ended before any is left unread
 FEWEST, ROUNDS = 4, 16  # one in so many batches is read all the same, one in as many as a batch has texts between
 
 
