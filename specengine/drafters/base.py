@@ -81,7 +81,7 @@ class Drafter(ABC):
         return None
 
     def credit(self, sequences: Sequence[TokenSequence], saved: float) -> None:
-        """Told what drafting for them saved in this cycle, in seconds of them all; less than 0 is a loss."""
+        """Told what drafting for them has just saved, in seconds of them all; less than 0 is a loss."""
         return None
 
     def draft_with_logits(

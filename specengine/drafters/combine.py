@@ -144,6 +144,8 @@ class Combine(Drafter):
             part.check_tokenizer(tokenizer)
 
     def leaves_unread(self, batch: int) -> bool:
+        if self._costs is None:  # every cycle asks them all, and what their drafts save is not known
+            return False
         keeping = [part.leaves_unread(batch) for part in self.parts if part.page_bytes]
         return bool(keeping) and all(keeping)
 

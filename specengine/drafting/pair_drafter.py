@@ -49,7 +49,7 @@ class PairNetwork(Protocol):
 @dataclass
 class State:
     """What the drafter remembers of one sequence. rests: cycles in a row that drafted nothing of it.
-    behind: it has missed pairs, and nothing is drafted of it any more.  batch: sequences of the last cycle that could
+    behind: it has missed pairs, and nothing is drafted of it any more.  batch: the most sequences of a cycle that could
     draft of it.  gained: seconds by drafts, less what reading took apart from them."""
 
     pairs: Pairs = field(default_factory=Pairs)
@@ -171,10 +171,9 @@ class PairDrafter(ScoredDrafter):
             state.gained += saved / len(states)
 
     def release(self, sequence) -> None:
-        state = sequence.drafter_state
+        state, sequence.drafter_state = sequence.drafter_state, None
         if state is not None and state.batch and self._costs is not None:
             self._newcomers.ended(state.batch, state.gained)
-            state.batch = 0  # told once
 
     def _read_ahead(self, sequences: Sequence) -> None:
         """All pairs but the last ones, which are drafted from."""
@@ -187,7 +186,7 @@ class PairDrafter(ScoredDrafter):
         for sequence in sequences:
             state = self._state(sequence)
             if sequence.draft_limit > 0 and not state.behind:
-                state.batch = len(sequences)
+                state.batch = max(state.batch, len(sequences))
 
     def new_device_state(self, slots: int) -> ResidentPairs:
         return ResidentPairs(slots, self.levels + 1, self.network.picked_shape(len(self.taps)), self._device)

@@ -56,7 +56,8 @@ class Pauses:
 
 @dataclass
 class _Worth:
-    """gained: seconds by the drafts of a text, less what it took to read it, of late.  ended: texts that were read.
+    """gained: seconds by the drafts of a text, less what it took to read it, of late.  ended: texts that were read, of
+    which the first counts only until there is a second one: first passes are slow.
     texts: that began since that was found to be a loss."""
 
     gained: float = 0.0
@@ -76,10 +77,10 @@ class Newcomers:
         self._sizes = defaultdict[int, _Worth](_Worth)
 
     def ended(self, sequences: int, gained: float) -> None:
-        """Notes a text that was read. sequences: of its last batch.  gained: seconds; less than 0 is a loss."""
+        """Notes a text that was read. sequences: of its largest batch.  gained: seconds; less than 0 is a loss."""
         worth = self._sizes[sequences.bit_length()]
+        worth.gained += (gained - worth.gained) / min(max(1, worth.ended), TEXTS)
         worth.ended += 1
-        worth.gained += (gained - worth.gained) / min(worth.ended, TEXTS)
 
     def unread(self, sequences: int) -> bool:
         """Whether to leave out a text that begins in a batch of so many; to be asked once for each."""

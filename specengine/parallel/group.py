@@ -197,9 +197,8 @@ class _Ranks:
             time.sleep(0.01)
         for rank, (process, end) in enumerate(zip(self._processes, self._connections, strict=False), start=1):
             status = process.poll()
-            if status is not None:
-                with contextlib.suppress(OSError):
-                    end.receive()  # the last word, unless it was heard already or there was none
+            if status is not None and not end.last_word:
+                end.hear_out()
             if end.last_word or status is not None:
                 how = f"failed: {end.last_word}" if end.last_word else _how(status)
                 return f"rank {rank} (process {process.pid}) {how}"

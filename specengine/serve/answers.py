@@ -125,9 +125,9 @@ class Answers:
             raise refused(503, str(error), "overloaded") from error
         except Closed as error:
             raise refused(503, "this server is about to end", "closing") from error
-        except GenerationFailed as error:
+        except (GenerationFailed, RankFailed) as error:  # the latter where an engine was to be made
             logger.error("a request failed: %s", error)
-            if isinstance(error.__cause__, RankFailed):
+            if isinstance(error, RankFailed) or isinstance(error.__cause__, RankFailed):
                 raise ApiError(500, f"{FAILED}; GET /health says why", code="failed") from error
             raise ApiError(500, "the model failed at this request; the server's log says why") from error
 

@@ -148,5 +148,5 @@ class Engines:
         """Drops what there is: by now a graceful end has let it finish."""
         async with self._making:
             self._closed = True
-            for kept in self._kept.values():
+            for kept in list(self._kept.values()):  # a request may take one meanwhile
                 await kept.serving.close(drain=False)

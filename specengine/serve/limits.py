@@ -17,7 +17,8 @@ from specengine.serve.errors import ApiError, refused
 from specengine.serve.settings import Settings
 
 BODY_SECONDS = 30.0  # that a body may take to arrive
-ROUTES = ("/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
+OPEN = ("/", "/health")  # no key is asked for
+ROUTES = (*OPEN, "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
 
 
 class Limits:
@@ -36,7 +37,7 @@ class Limits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = self._counted(scope["path"], send)
+        send = self._counted(_route(scope), send)
         try:
             self._admit(scope)
             if scope["method"] != "POST":
@@ -61,7 +62,7 @@ class Limits:
         host = headers.get("host", "")
         if not settings.knows_host(host):
             raise ApiError(403, f"host: this server is not addressed as {host[:100]!r} (--allow-host)", code="host")
-        if self._key and (scope["path"].startswith("/v1") or scope["path"] == "/metrics"):
+        if self._key and _route(scope) not in OPEN:
             given = headers.get("authorization", "").encode("latin-1")
             # Digests: their length says nothing of the key's.
             if not hmac.compare_digest(_digest(given), self._key):
@@ -122,6 +123,12 @@ class Limits:
             yield
         finally:
             self.streams -= 1
+
+
+def _route(scope: Scope) -> str:
+    """The path as the routes have it: others may have put the application below one of their own."""
+    path, root = scope["path"], scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def _digest(text: bytes) -> bytes:

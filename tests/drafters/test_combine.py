@@ -119,10 +119,12 @@ def test_a_part_is_asked_where_it_pays(useful):
     ("kept", "unread"), [((), False), ((True,), True), ((True, True), True), ((True, False), False)]
 )
 def test_a_text_is_left_unread_where_no_part_that_keeps_anything_would_read_it(kept, unread):
-    drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target)
+    drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1.0, 2.0)))
     drafter.parts = [SimpleNamespace(page_bytes=0, leaves_unread=lambda batch: False)]
     drafter.parts += [SimpleNamespace(page_bytes=64, leaves_unread=lambda batch, own=own: own) for own in kept]
     assert drafter.leaves_unread(8) is unread
+    drafter._costs = None  # all are asked in every cycle
+    assert drafter.leaves_unread(8) is False
 
 
 def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():

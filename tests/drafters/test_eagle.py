@@ -5,7 +5,7 @@ import torch
 
 from specengine import SamplingParams
 from specengine.drafters import load_drafter
-from specengine.drafting.pauses import _Worth
+from specengine.drafting.pauses import FIRST, _Worth
 from specengine.tree import TreeBatch
 from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, layouts, write_drafter
 from tests.drafters.test_draft_model import path_to, sequence_of
@@ -276,6 +276,42 @@ def test_texts_are_left_unread_where_drafts_did_not_pay_for_reading_them(tmp_pat
     with_cache.drafter._newcomers._sizes[batch.bit_length()] = _Worth(-1.0, 100)
     with_cache.generate(prompts, short)
     assert not with_cache.drafter._newcomers._sizes[batch.bit_length()].texts  # nor asked
+
+
+def test_a_text_s_account_holds_its_share_of_what_drafts_saved_and_is_closed_once(tmp_path):
+    drafter = tiny_engine(spec_of(tmp_path), prefix_cache_mib=0).drafter
+    texts = [sequence_of(prompt) for prompt in PROMPTS[:3]]
+    texts[2].unread = True
+    drafter._note(texts)
+    drafter.credit(texts, 3.0)
+    drafter._note(texts[:2])
+    drafter.credit(texts[:1], 1.0)
+    for _ in range(2):
+        for text in texts:
+            drafter.release(text)
+            assert text.drafter_state is None
+    assert drafter._newcomers._sizes == {2: _Worth(1.5, 2)}  # the first one's 2.5 counts until there is a second
+
+
+@pytest.mark.filterwarnings("ignore:drafter")
+@pytest.mark.parametrize("saved", [1.0, -1.0])
+@pytest.mark.parametrize("spec", ["{}", "combine:prompt_lookup+{}"])
+def test_texts_are_read_as_long_as_cycles_gain(tmp_path, monkeypatch, spec, saved):
+    engine = tiny_engine(spec.format(spec_of(tmp_path)), max_batch_size=2, prefix_cache_mib=0)
+    monkeypatch.setattr("specengine.drafting.pauses.Pauses.here", lambda self, sequences: False)
+    part = getattr(engine.drafter, "parts", [engine.drafter])[-1]
+    own = part.credit
+    monkeypatch.setattr(part, "credit", lambda texts, _: own(texts, saved))
+    monkeypatch.setattr(  # reading is credited nothing: what is found comes of drafts
+        part,
+        "_read_ahead",
+        lambda texts: part._read(texts, [part._state(text).pairs.count - 1 for text in texts], drafting=False),
+    )
+    for _ in range(FIRST):
+        engine.generate(PROMPTS[:2], GREEDY)
+    (worth,) = part._newcomers._sizes.values()
+    assert worth.ended >= FIRST and worth.gained * saved > 0
+    assert engine.drafter.leaves_unread(2) == (saved < 0)
 
 
 def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):

@@ -79,3 +79,14 @@ def test_nobody_is_waited_for_longer_than_the_limit(ends):
             wait()
         assert 0.1 < time.monotonic() - begin < 10
     assert struct.calcsize("ll") == 16  # what the system's struct timeval has
+
+
+def test_a_last_word_is_heard_behind_rows_and_silence_is_none():
+    for said, word in ((framed_rows(torch.ones(1, 2)) + framed(Failed("no room")), "no room"), (b"\0", "")):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(said)
+            theirs.close()
+            connection = Connection(ours)
+            connection.hear_out()
+            assert connection.last_word == word

@@ -1,5 +1,6 @@
 """What a request must pass: host, key, kind, size, a free place; and what overload answers."""
 
+import asyncio
 import socket
 import threading
 from urllib.parse import urlsplit
@@ -8,8 +9,23 @@ import httpx
 import pytest
 
 from specengine.serve import limits
+from specengine.serve.app import make_app
+from specengine.serve.engines import Engines
 from specengine.serve.settings import Settings
-from tests.serve.servers import ASK, LONG, SETTINGS, chat, metrics, problem, served, settled, streaming, total, until
+from tests.serve.servers import (
+    ASK,
+    LONG,
+    SETTINGS,
+    chat,
+    chat_model,
+    metrics,
+    problem,
+    served,
+    settled,
+    streaming,
+    total,
+    until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +158,26 @@ def test_a_key_is_asked_for_where_there_is_one():
         assert httpx.get(f"{address}/health").status_code == httpx.get(f"{address}/").status_code == 200
         latin = httpx.get(f"{address}/v1/models", headers={"authorization": "Bearer \xe4".encode("latin-1")})
         assert latin.status_code == 401
+
+
+def test_a_key_is_asked_for_below_a_path_of_others_too():
+    """As Ray hands requests to an application with a route_prefix."""
+    settings = Settings(**SETTINGS, api_key="secret-1")
+    engines = Engines(chat_model(), settings)
+    below = httpx.ASGITransport(make_app(engines, settings), root_path="/llm")
+
+    async def statuses(headers) -> list[int]:
+        async with httpx.AsyncClient(transport=below, base_url="http://127.0.0.1", headers=headers) as client:
+            return [
+                (await client.get(f"/llm{path}")).status_code for path in ("/v1/models", "/metrics", "/health", "/")
+            ]
+
+    async def both() -> None:
+        assert await statuses({}) == [401, 401, 200, 200]
+        assert await statuses({"authorization": "Bearer secret-1"}) == [200] * 4
+        await engines.close()
+
+    asyncio.run(both())
 
 
 def test_more_requests_than_places_get_429_and_a_time_to_come_again(slow):

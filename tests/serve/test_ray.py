@@ -1,8 +1,6 @@
-"""Replicas on Ray Serve: they say what the engine says, and what one of them cannot finish another one does.
+"""Replicas on Ray Serve: they say what the engine says, and what one of them cannot finish another one does."""
 
-Each test finds two of them, as the one before has left them.
-"""
-
+import contextlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -57,12 +55,20 @@ def address():
 
 
 def replicas() -> list[psutil.Process]:
-    """The processes that have the model."""
+    """The processes of this one's Ray that have the model."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any("ServeReplica:default:specengine" in word for word in process.info["cmdline"] or ()):
-            found.append(process)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if any("ServeReplica:default:specengine" in word for word in process.cmdline()):
+                found.append(process)
     return found
+
+
+def two(**more) -> list[psutil.Process]:
+    """Two replicas, whatever was there before."""
+    deploy(min_replicas=2, **more)
+    until(lambda: len(replicas()) == 2, STARTING)
+    return replicas()
 
 
 def body(question: str) -> dict:
@@ -144,7 +150,7 @@ def test_requests_of_one_session_meet_where_their_beginning_is_known(address):
 
 
 def test_a_killed_replica_is_replaced_and_its_requests_are_answered_by_others(address, expected):
-    before = {each.pid for each in replicas()}
+    before = {each.pid for each in two()}
     with Clients(address, expected) as clients:
         until(lambda: clients.answers >= 5)
         psutil.Process(min(before)).kill()
@@ -154,10 +160,10 @@ def test_a_killed_replica_is_replaced_and_its_requests_are_answered_by_others(ad
 
 
 def test_an_update_replaces_replicas_one_by_one_and_loses_nothing(address, expected):
-    before = {each.pid for each in replicas()}
+    before = {each.pid for each in two()}
     with Clients(address, expected) as clients:
         until(lambda: clients.answers >= 5)
-        deploy(max_new_tokens=100, tensor_parallel=2)
+        deploy(min_replicas=2, max_new_tokens=100)
         answered = clients.answers
         until(lambda: clients.answers >= answered + 10)
     assert clients.broken == 0
@@ -170,7 +176,7 @@ def test_an_update_replaces_replicas_one_by_one_and_loses_nothing(address, expec
 
 
 def test_a_replica_that_is_not_well_is_replaced(address, expected):
-    sick = replicas()[0]
+    sick = two(tensor_parallel=2)[0]
     (rank,) = ranks(sick.pid)
     with Clients(address, expected) as clients:
         until(lambda: clients.answers >= 5)

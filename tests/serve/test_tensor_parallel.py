@@ -8,8 +8,11 @@ import httpx
 import pytest
 
 from specengine import SamplingParams
-from tests.parallel.kills import SOON, ranks
-from tests.serve.servers import HELLO, LONG, chat, chat_folder, command, plain_engine, problem, until
+from specengine.models.loading import load_model
+from specengine.parallel import group
+from specengine.serve.settings import DRAFTERS
+from tests.parallel.kills import SOON, own, ranks
+from tests.serve.servers import ASK, HELLO, LONG, chat, chat_folder, command, plain_engine, problem, served, until
 from tests.serve.test_command import run
 
 
@@ -41,6 +44,24 @@ def test_a_killed_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_n
         assert httpx.get(f"{address}/metrics").status_code == httpx.get(f"{address}/v1/models").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+
+
+def test_a_hung_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_not_well(monkeypatch):
+    monkeypatch.setattr(group, "PATIENCE", 1.0)
+    others = {child.pid for child in ranks()}
+    model = load_model(chat_folder(), device="cpu", tensor_parallel=2)
+    (rank,) = own(others)
+    with served(model, drafters=("none", *DRAFTERS)) as address:
+        assert chat(address, ASK).status_code == 200
+        rank.suspend()
+        began = time.monotonic()
+        response = chat(address, ASK)
+        assert response.status_code == 500 and problem(response)["code"] == "failed"
+        assert time.monotonic() - began < 1 + SOON
+        health = httpx.get(f"{address}/health")
+        assert health.status_code == 503 and "did not answer within 1 s" in health.json()["why"]
+        response = chat(address, ASK)
+        assert response.status_code == 503 and problem(response)["code"] == "failed"
 
 
 @pytest.mark.parametrize("number", ["0", "3"])  # the tiny model has two key/value heads
