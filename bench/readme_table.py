@@ -19,7 +19,11 @@ from specengine.bench.tables import is_judged, preset_figures, quality_figures
 
 HERE = Path(__file__).resolve().parent
 README, INDEX = HERE.parent / "README.md", HERE / "results" / "README.md"
-PAGES = (README, *(HERE / "results" / f"{name}.md" for name in ("rules", "published", "kernels")))
+PAGES = (
+    README,
+    *(HERE / "results" / f"{name}.md" for name in ("rules", "published", "kernels")),
+    *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas")),
+)
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
 KINDS = {  # results of other programs, by a key that they alone have
@@ -57,6 +61,12 @@ def _block(name: str) -> str:
     data = json.loads((HERE / name).read_text(encoding="utf-8"))
     if "kernels" in data:
         lines = _kernel_lines
+    elif "servers" in data:
+        lines = _server_lines
+    elif "clients" in data:
+        lines = _load_lines
+    elif "replicas" in data:
+        lines = _replica_lines
     elif data.get("preset"):
         lines = _preset_lines
     else:
@@ -224,6 +234,68 @@ def _kernel_lines(data: dict[str, Any], name: str) -> list[str]:
         share = f"{row['floor_bytes'] / 1e6:.3f} | {row['bandwidth_fraction']:.0%}"
         lines.append(f"| {row['kernel']} | {row['size']} | {times} | {share} | {error} |")
     return lines
+
+
+def _server_lines(data: dict[str, Any], name: str) -> list[str]:
+    return [
+        f"{_where(data)}, {data['model']}, answers of {data['tokens']} tokens, medians of {data['rounds']} rounds "
+        f"(`bench/{name}`):",
+        "",
+        *_throughputs([(row["server"], row) for row in data["servers"]], "server"),
+    ]
+
+
+def _replica_lines(data: dict[str, Any], name: str) -> list[str]:
+    def who(row: dict[str, Any]) -> str:
+        return f"{counted(row['replicas'], 'replica')}, {counted(row['cores_each'], 'core')} each"
+
+    return [
+        f"{_where(data)}, {data['model']}, `{data['drafter']}`, answers of {data['tokens']} tokens, medians of "
+        f"{data['rounds']} rounds (`bench/{name}`):",
+        "",
+        *_throughputs([(who(row), row) for row in data["replicas"]], ""),
+    ]
+
+
+def _throughputs(rows: list[tuple[str, dict[str, Any]]], who: str) -> list[str]:
+    """Tokens per second, and after a comma the time to the first token, by requests at a time."""
+    columns = list(dict.fromkeys(row["concurrency"] for _, row in rows))
+    cells = {
+        (label, row["concurrency"]): f"{row['tokens_per_second']:.0f}/s, {row['first_token_ms']:.0f} ms"
+        for label, row in rows
+    }
+    return [
+        f"| {who} | {' | '.join(f'{each} at a time' for each in columns)} |",
+        "|---" * (1 + len(columns)) + "|",
+        *(
+            f"| {label} | {' | '.join(cells[label, each] for each in columns)} |"
+            for label in dict.fromkeys(label for label, _ in rows)
+        ),
+    ]
+
+
+def _load_lines(data: dict[str, Any], name: str) -> list[str]:
+    first, between = data["first_token_ms"], data["between_tokens_ms"]
+    refused = ", ".join(f"{count:,} times {status}" for status, count in data["refused"].items())
+    sizes = [size / 1e6 for _, size in data["resident_bytes"]]
+    later = sizes[len(sizes) // 4 :]
+    return [
+        f"{_where(data)}, {data['model']}, `{data['drafter']}`, {data['clients']} clients at a time (`bench/{name}`):",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| seconds | {data['seconds']:.0f} |",
+        f"| answers to their end, each equal to what its request gets alone | {data['finished_and_equal']:,} |",
+        f"| answers that their client left | {data['left']:,} |",
+        f"| refused | {refused} |",
+        "| other errors | 0 |",
+        f"| tokens per second | {data['tokens_per_second']:.0f} |",
+        f"| ms to the first token, p50 and p99 | {first['p50']:.0f}, {first['p99']:.0f} |",
+        f"| ms between tokens, p50 and p99 | {between['p50']:.0f}, {between['p99']:.0f} |",
+        f"| sequences per cycle, tau | {data['sequences_per_cycle']:.1f}, {data['tau']:.2f} |",
+        f"| MB resident after the first quarter: least, most | {min(later):.0f}, {max(later):.0f} |",
+        f"| most of the last quarter over that of the second | {data['memory_growth']:.3f} |",
+    ]
 
 
 def _rule_row(row: dict[str, Any]) -> str:
