@@ -86,14 +86,14 @@ class Forget:
 
 
 class Connection:
-    """One end of a socket.  last_word: why the other end failed, as far as it said so.
+    """One end of a socket.  last_word: why the other end failed, as far as it said so.  silent: it did not answer.
 
     Raises ConnectionError where the other end is gone or has failed, BlockingIOError where it does not answer within
     the seconds of limit().
     """
 
     def __init__(self, end: socket.socket) -> None:
-        self._socket, self.last_word = end, ""
+        self._socket, self.last_word, self.silent = end, "", False
 
     def limit(self, seconds: float) -> None:
         # The kernel's own limit costs no call, and a program that was stopped and goes on has the whole time again.
@@ -106,7 +106,11 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         """What framed() or framed_rows() gave."""
-        self._socket.sendall(data)
+        try:
+            self._socket.sendall(data)
+        except BlockingIOError:
+            self.silent = True
+            raise
 
     def receive(self) -> object:
         """A message."""
@@ -147,7 +151,11 @@ class Connection:
         data = bytearray(count)
         view = memoryview(data)
         while view:
-            got = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+            try:
+                got = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                self.silent = True
+                raise
             if not got:
                 raise ConnectionError("the other end is gone")
             view = view[got:]

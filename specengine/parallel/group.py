@@ -122,7 +122,7 @@ class Group:
 
     def _what_this_rank_met(self, error: BaseException) -> str:
         if isinstance(error, BlockingIOError):
-            return f"a process did not answer within {self._patience:g} s"
+            return f"{self._ranks.silent} did not answer within {self._patience:g} s"
         return f"rank 0 failed: {type(error).__name__}: {error}"
 
 
@@ -142,6 +142,14 @@ class _Ranks:
             if (status := process.poll()) is not None:
                 return f"rank {rank} (process {process.pid}) {_how(status)}"
         return None
+
+    @property
+    def silent(self) -> str:
+        """The first of them that was waited for in vain."""
+        ranks = enumerate(zip(self._processes, self._connections, strict=False), start=1)
+        return next(
+            (f"rank {rank} (process {process.pid})" for rank, (process, end) in ranks if end.silent), "a process"
+        )
 
     def start(self, path: str, dtype: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(_C.num_threads())}

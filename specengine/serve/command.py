@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: S
     Raises ValueError where the port cannot be had, ChildProcessError where a process of tensor_parallel fails before
     that, and what load_model and Engine raise.
     """
+    log = logging.StreamHandler()
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("specengine").addHandler(log)
     with listening(settings.host, settings.port) as listener:  # first: loading for minutes and then failing is no use
         try:
             loaded = load_model(model, device=device, dtype=dtype, tensor_parallel=tensor_parallel)

@@ -92,7 +92,8 @@ class Engines:
             raise ApiError(400, f"{field}: drafter {name} has no such limit (no option `nodes`)", param=field)
         if most >= config.nodes:
             return drafter
-        return str(replace(spec, options={**spec.options, "nodes": str(most)}))
+        fewer = 1 << (most.bit_length() - 1)  # else every number would be an engine of its own
+        return str(replace(spec, options={**spec.options, "nodes": str(fewer)}))
 
     @asynccontextmanager
     async def leased(self, choice: Choice) -> AsyncIterator[AsyncEngine]:

@@ -35,9 +35,9 @@ def asked(**speculation) -> Speculation:
         ({"rule": "traversal"}, Choice(DEFAULT.drafter, "traversal")),
         ({"max_nodes": 16}, DEFAULT),
         ({"max_nodes": 500}, DEFAULT),
-        ({"max_nodes": 5}, Choice(f"{DEFAULT.drafter},nodes=5", "match")),
+        ({"max_nodes": 5}, Choice(f"{DEFAULT.drafter},nodes=4", "match")),
         ({"drafter": "prompt_lookup", "max_nodes": 2}, Choice("prompt_lookup,nodes=2", "match")),
-        ({"drafter": "prompt-lookup", "max_nodes": 3}, Choice("prompt-lookup,nodes=3", "match")),
+        ({"drafter": "prompt-lookup", "max_nodes": 3}, Choice("prompt-lookup,nodes=2", "match")),
     ],
 )
 def test_a_request_gets_the_drafter_and_the_rule_it_asks_for(speculation, choice):
@@ -52,7 +52,7 @@ def test_max_nodes_holds_for_every_drafter_that_takes_it():
         engines = engines_of(drafters=("auto", "suffix", "prompt_lookup,nodes=9"), max_engines=9)
         for drafter in ("auto", "suffix", "prompt_lookup,nodes=9"):
             async with engines.leased(engines.choice(asked(drafter=drafter, max_nodes=6))) as serving:
-                assert serving.engine.drafter.max_nodes == 6
+                assert serving.engine.drafter.max_nodes == 4
         await engines.close()
 
     asyncio.run(main())

@@ -44,6 +44,7 @@ def test_a_killed_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_n
         assert httpx.get(f"{address}/metrics").status_code == httpx.get(f"{address}/v1/models").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+        assert "ERROR a request failed: " in process.stderr.read()
 
 
 def test_a_hung_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_not_well(monkeypatch):
@@ -59,7 +60,10 @@ def test_a_hung_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_not
         assert response.status_code == 500 and problem(response)["code"] == "failed"
         assert time.monotonic() - began < 1 + SOON
         health = httpx.get(f"{address}/health")
-        assert health.status_code == 503 and "did not answer within 1 s" in health.json()["why"]
+        assert (
+            health.status_code == 503
+            and health.json()["why"] == f"rank 1 (process {rank.pid}) did not answer within 1 s"
+        )
         response = chat(address, ASK)
         assert response.status_code == 503 and problem(response)["code"] == "failed"
 
