@@ -288,7 +288,6 @@ def _load_lines(data: dict[str, Any], name: str) -> list[str]:
         f"| answers to their end, each equal to what its request gets alone | {data['finished_and_equal']:,} |",
         f"| answers that their client left | {data['left']:,} |",
         f"| refused | {refused} |",
-        "| other errors | 0 |",
         f"| tokens per second | {data['tokens_per_second']:.0f} |",
         f"| ms to the first token, p50 and p99 | {first['p50']:.0f}, {first['p99']:.0f} |",
         f"| ms between tokens, p50 and p99 | {between['p50']:.0f}, {between['p99']:.0f} |",

@@ -25,10 +25,10 @@ def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: S
     Raises ValueError where the port cannot be had, ChildProcessError where a process of tensor_parallel fails before
     that, and what load_model and Engine raise.
     """
-    log = logging.StreamHandler()
-    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.getLogger("specengine").addHandler(log)
-    with listening(settings.host, settings.port) as listener:  # first: loading for minutes and then failing is no use
+    with (
+        _logged(),
+        listening(settings.host, settings.port) as listener,
+    ):  # first: loading for minutes and then failing is no use
         try:
             loaded = load_model(model, device=device, dtype=dtype, tensor_parallel=tensor_parallel)
         except RankFailed as error:
@@ -70,6 +70,18 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         note("ending: texts under way are finished, new connections are refused")
         await super().shutdown(sockets)
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """What the engines log goes to standard error."""
+    log, logger = logging.StreamHandler(), logging.getLogger("specengine")
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(log)
+    try:
+        yield
+    finally:
+        logger.removeHandler(log)
 
 
 @contextmanager

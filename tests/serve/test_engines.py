@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from specengine import SamplingParams
+from specengine import RankFailed, SamplingParams
 from specengine.serve.engines import Choice, Engines
 from specengine.serve.errors import ApiError
 from specengine.serve.schema import Speculation
 from specengine.serve.settings import Settings
 from specengine.types import GenerationOutput
 from tests.engines import tiny_model
-from tests.serve.servers import LONG, SETTINGS, chat, chat_model, problem, served, streaming, total
+from tests.serve.servers import ASK, LONG, SETTINGS, chat, chat_model, problem, served, streaming, total
 
 PARAMS = SamplingParams(max_new_tokens=12)
 DEFAULT = Choice("prompt_lookup,adaptive=false", "match")
@@ -159,6 +159,16 @@ def test_requests_of_different_engines_run_side_by_side(slow):
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_a_process_that_fails_while_an_engine_is_made_is_said_to_have_failed(monkeypatch):
+    def failing(self, choice):
+        raise RankFailed("tensor_parallel: rank 1 failed")
+
+    with served() as address:
+        monkeypatch.setattr(Engines, "_serving", failing)
+        response = chat(address, ASK | {"speculation": {"drafter": "none"}})
+        assert response.status_code == 500 and problem(response)["code"] == "failed"
 
 
 def test_a_model_without_a_tokenizer_is_refused():
