@@ -32,9 +32,9 @@ class CMakeBuild(build_ext):
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build), "--parallel"], check=True)
         # `python -m specengine.bench` in the clone imports the clone's own package: let it find the core there too.
-        beside = ROOT / "specengine" / target.name
+        beside = ROOT / "specengine" / "_C" / target.name
         if beside != target:
             shutil.copy2(target, beside)
 
 
-setup(ext_modules=[Extension("specengine._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(ext_modules=[Extension("specengine._C.__init__", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -24,7 +24,7 @@ from statistics import mean
 from soak import resident_bytes
 
 from specengine import AsyncEngine, Engine, SamplingParams
-from specengine.models.loading import load_model
+from specengine.tensor_parallel.loading import load_model
 
 STREAMS, REQUESTS, CANCELLED = 64, 32, 0.25
 

@@ -18,8 +18,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from specengine import Engine, SamplingParams
-from specengine.bench.questions import load_files
-from specengine.models.loading import load_model
+from specengine.bench.race.questions import load_files
+from specengine.tensor_parallel.loading import load_model
 
 BASE = "ouroboros:smollm2-135m,dtype=int4,noise=0,length=4,window=5,ngram=3,adaptive=false"
 PARAMS = SamplingParams(max_new_tokens=128, temperature=0.4, seed=1)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from specengine import Engine, SamplingParams
 from specengine.bench.machine import commit, machine
 from tests.engines import ids
-from tests.parallel.kills import kills
+from tests.tensor_parallel.kills import kills
 
 PROMPTS = [[5, 9, 13], [*range(3, 100)]]
 PARAMS = SamplingParams(max_new_tokens=32, temperature=0.8, seed=5, ignore_eos=True)

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specengine.bench.labels import counted
-from specengine.bench.tables import is_judged, preset_figures, quality_figures
+from specengine.bench.report.labels import counted
+from specengine.bench.report.tables import is_judged, preset_figures, quality_figures
 
 HERE = Path(__file__).resolve().parent
 README, INDEX = HERE.parent / "README.md", HERE / "results" / "README.md"

@@ -19,8 +19,8 @@ from ray import serve
 from serve_load import MODEL, free_port, throughput
 
 from specengine.bench.machine import commit, machine, versions
-from specengine.models.loading import load_model
-from specengine.serve.ray import app
+from specengine.server.ray import app
+from specengine.tensor_parallel.loading import load_model
 
 CONTENDERS = ((1, 1), (2, 1), (1, 2))  # replicas, and cores of each
 

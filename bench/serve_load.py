@@ -34,9 +34,9 @@ import psutil
 
 from specengine import Engine, SamplingParams
 from specengine.bench.machine import commit, machine, versions
-from specengine.bench.questions import load_files
-from specengine.embedded_models import fetch_embedded
-from specengine.models.loading import load_model
+from specengine.bench.race.questions import load_files
+from specengine.hub.embedded_models import fetch_embedded
+from specengine.tensor_parallel.loading import load_model
 
 MODEL = "smollm2-135m"
 CANCELLED, REQUESTS = 0.25, 48
@@ -68,7 +68,18 @@ async def started(command: list[str], ready: str) -> AsyncIterator[tuple[str, ps
 
 
 def ours(drafter: str, *options: str) -> list[str]:
-    command = [sys.executable, "-m", "specengine.cli", "serve", "--model", MODEL, "--port", "0", "--drafter", drafter]
+    command = [
+        sys.executable,
+        "-m",
+        "specengine.cli.main",
+        "serve",
+        "--model",
+        MODEL,
+        "--port",
+        "0",
+        "--drafter",
+        drafter,
+    ]
     return [*command, *options]
 
 

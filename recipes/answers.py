@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specengine.models.loading import load_model
-from specengine.train.dialogues import DialogueConfig, read_questions, write_dialogues
+from specengine.tensor_parallel.loading import load_model
+from specengine.train.data.dialogues import DialogueConfig, read_questions, write_dialogues
 
 
 def main(prompts: Path, folder: Path, seed: int) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 
 from specengine import Engine, SamplingParams
-from specengine.train.dialogues import question_prefix
+from specengine.train.data.dialogues import question_prefix
 
 
 def main(count: int, seed: int) -> None:

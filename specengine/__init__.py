@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specengine.api import generate
-    from specengine.async_engine import AsyncEngine
-    from specengine.build import __version__, build_info
-    from specengine.embedded_models import ModelFetchError
-    from specengine.engine import Engine
-    from specengine.metrics import Counts, Metrics
-    from specengine.parallel.group import RankFailed
+    from specengine.engine.async_engine import AsyncEngine
+    from specengine.engine.background_loop import Closed, GenerationFailed, Overloaded
+    from specengine.engine.engine import Engine
+    from specengine.engine.metrics import Counts, Metrics
+    from specengine.hub.embedded_models import ModelFetchError
+    from specengine.tensor_parallel.group import RankFailed
     from specengine.types import (
         CycleTrace,
         GenerationOutput,
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
         StreamEvent,
         TokenLogprob,
     )
-    from specengine.worker import Closed, GenerationFailed, Overloaded
+    from specengine.utils.build_info import __version__, build_info
 
 logging.getLogger("specengine").addHandler(logging.NullHandler())
 
 # Loaded at first use: torch takes seconds to import, and `specengine --help` needs none of it.
 _HOMES = {
     "generate": "api",
-    "__version__": "build",
-    "build_info": "build",
-    "AsyncEngine": "async_engine",
-    "Engine": "engine",
-    "Counts": "metrics",
-    "Metrics": "metrics",
-    "ModelFetchError": "embedded_models",
-    "RankFailed": "parallel.group",
+    "__version__": "utils.build_info",
+    "build_info": "utils.build_info",
+    "AsyncEngine": "engine.async_engine",
+    "Engine": "engine.engine",
+    "Counts": "engine.metrics",
+    "Metrics": "engine.metrics",
+    "ModelFetchError": "hub.embedded_models",
+    "RankFailed": "tensor_parallel.group",
     "CycleTrace": "types",
     "GenerationOutput": "types",
     "GenerationStats": "types",
@@ -45,9 +45,9 @@ _HOMES = {
     "SourceStats": "types",
     "StreamEvent": "types",
     "TokenLogprob": "types",
-    "Closed": "worker",
-    "GenerationFailed": "worker",
-    "Overloaded": "worker",
+    "Closed": "engine.background_loop",
+    "GenerationFailed": "engine.background_loop",
+    "Overloaded": "engine.background_loop",
 }
 
 __all__ = [

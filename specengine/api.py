@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from specengine.engine import Engine
-from specengine.models.loading import LoadedModel, check_model, load_model
+from specengine.engine.engine import Engine
 from specengine.rules import Rule, parse_rule
+from specengine.tensor_parallel.loading import LoadedModel, check_model, load_model
 from specengine.types import Outputs, Prompt, SamplingParams
 
 # Least recently used ones beyond this are let go; an engine beside the model it shares costs its own cache.

@@ -9,7 +9,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read at import: the workers have the cores between them
 
-from specengine.embedded_models import fetch_embedded
+from specengine.hub.embedded_models import fetch_embedded
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 
 
@@ -22,7 +22,7 @@ def smollm2_path() -> Path:
 @pytest.fixture(scope="session")
 def simulated() -> ModuleType:
     """The op table over the CUDA kernels on the execution simulator, built on first use; a failing build fails."""
-    from tests.sim.build import simulator
+    from tests.simulator.build import simulator
 
     return simulator()
 

@@ -7,9 +7,9 @@ import functools
 import random
 
 from specengine import Engine, SamplingParams
+from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
-from specengine.models.loading import LoadedModel, load_model
-from specengine.tree import DraftTree
+from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.ops.verifying import PARAMS
 
 GREEDY = SamplingParams(max_new_tokens=48)

@@ -13,27 +13,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specengine.bench.kernels import kernels_table, time_kernels
-from specengine.bench.labels import counted
-from specengine.bench.latency import latency_table
+from specengine.bench.kernels.rows import PREFIX, rows_table
+from specengine.bench.kernels.run import kernels_table, time_kernels
 from specengine.bench.machine import bandwidth, commit, machine, versions
 from specengine.bench.peers import split_peers
-from specengine.bench.perplexity import perplexities, perplexity_table
-from specengine.bench.plot import check_matplotlib, save
-from specengine.bench.plot_drafters import drafters_figure
-from specengine.bench.plot_rules import rules_figure
-from specengine.bench.prefill import prefill_table
 from specengine.bench.presets import PRESETS, named, side_by_side
-from specengine.bench.quality import rules_table
-from specengine.bench.questions import BUILT_IN, RANDOM_TOKENS, load_files
-from specengine.bench.report import write_json
-from specengine.bench.rows import PREFIX, rows_table
-from specengine.bench.rule_sweep import race, split_rules
-from specengine.bench.run import split_drafters
-from specengine.bench.session import Plan, run_plan
-from specengine.bench.tables import acceptance_table, peers_table, preset_table, table
-from specengine.console import note, one_line_errors
-from specengine.models.loading import load_model, resolve_device
+from specengine.bench.quality.agreement import rules_table
+from specengine.bench.quality.perplexity import perplexities, perplexity_table
+from specengine.bench.race.latency import latency_table
+from specengine.bench.race.prefill import prefill_table
+from specengine.bench.race.questions import BUILT_IN, RANDOM_TOKENS, load_files
+from specengine.bench.race.rule_sweep import race, split_rules
+from specengine.bench.race.run import split_drafters
+from specengine.bench.report.json import write_json
+from specengine.bench.report.labels import counted
+from specengine.bench.report.plot import check_matplotlib, save
+from specengine.bench.report.plot_drafters import drafters_figure
+from specengine.bench.report.plot_rules import rules_figure
+from specengine.bench.report.tables import acceptance_table, peers_table, preset_table, table
+from specengine.bench.suite import Plan, run_plan
+from specengine.cli.console import note, one_line_errors
+from specengine.tensor_parallel.loading import load_model, resolve_device
 from specengine.types import SamplingParams
 
 MODEL, GPU_MODEL, DRAFTERS = "smollm2-135m", "random:llama-3.1-8b", "none,prompt_lookup"

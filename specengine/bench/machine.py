@@ -15,8 +15,8 @@ import numpy
 import torch
 
 import specengine
-from specengine.bench.timers import GraphTimer, medians
-from specengine.build import cpu_name
+from specengine.bench.kernels.timers import GraphTimer, medians
+from specengine.utils.build_info import cpu_name
 
 
 def machine() -> dict[str, Any]:

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specengine.bench.contenders import CONTROL
-from specengine.bench.rule_sweep import exact_pair
-from specengine.bench.run import BASE
+from specengine.bench.race.contenders import CONTROL
+from specengine.bench.race.rule_sweep import exact_pair
+from specengine.bench.race.run import BASE
 
-PUBLISHED = Path(__file__).with_name("published.json")
+PUBLISHED = Path(__file__).with_name("data") / "published.json"
 RANDOM = "random:"
 
 

@@ -1,21 +1,36 @@
-"""Drafters by name: module `x` of this package defines the drafter called `x` (or `x-y` for module `x_y`)."""
+"""Drafters by name."""
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
-from specengine.drafting.shipped import shipped
-from specengine.options import Spec
+from specengine.drafters.shipped import shipped
 from specengine.rules.base import Rule, Wants
+from specengine.utils.spec_string import Spec
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
 
 __all__ = ["Drafter", "best_drafter", "check_chains", "check_offers", "drafter_kind", "drafter_names", "load_drafter"]
+
+# Name -> module and class. A name may be written with - for _.
+DRAFTERS = {
+    "combine": "combine:Combine",
+    "draft_model": "draft_model.drafter:DraftModel",
+    "eagle": "eagle.eagle:Eagle1",
+    "eagle3": "eagle.eagle3:Eagle3",
+    "fasteagle": "fasteagle.drafter:FastEagle",
+    "glide": "glide.drafter:Glide",
+    "lookahead": "lookahead.drafter:Lookahead",
+    "medusa": "medusa:Medusa",
+    "none": "none:NoneDrafter",
+    "ouroboros": "ouroboros.drafter:Ouroboros",
+    "prompt_lookup": "prompt_lookup:PromptLookup",
+    "suffix": "suffix.drafter:Suffix",
+}
 
 # What `auto` looks for among the drafters that come with the package, best first, and how it drafts on the CPU: a pass
 # there waits for memory, the drafter's no less than the target's, so its weights are small and its trees narrow.
@@ -24,7 +39,7 @@ TRAINED = {"eagle3": ";levels=5;top_k=4;beam=1;dtype=int4", "fasteagle": ";dtype
 
 def drafter_names() -> list[str]:
     """Names of all drafters."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    return sorted(DRAFTERS)
 
 
 def load_drafter(text: str, target: Transformer) -> Drafter:
@@ -85,8 +100,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
 
 def drafter_kind(name: str) -> type[Drafter]:
     """The class of a drafter. Raises ValueError where none has this name."""
-    own = name.replace("-", "_")
-    if own not in drafter_names():
+    key = name.replace("-", "_")
+    if key not in DRAFTERS:
         raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {name!r}")
-    module = importlib.import_module(f"specengine.drafters.{own}")
-    return next(c for c in vars(module).values() if isinstance(c, type) and vars(c).get("name") == own)
+    module, _, kind = DRAFTERS[key].partition(":")
+    return getattr(importlib.import_module(f"specengine.drafters.{module}"), kind)

@@ -6,18 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.rules.base import Wants
-from specengine.tree import DraftLogits, DraftTree, TreeBatch
 
 if TYPE_CHECKING:
-    from specengine.drafting.features import Features
-    from specengine.drafting.scored_trees import ScoredTree
-    from specengine.kv_cache import KVCache
+    from specengine.cache.kv_cache import KVCache
+    from specengine.draft_trees.scored_tree import ScoredTree
+    from specengine.engine.device.buffers import Slots
+    from specengine.engine.request import Sequence as TokenSequence
+    from specengine.models.hidden_states import Features
     from specengine.models.transformer import Transformer
     from specengine.ops.weight import Projection
-    from specengine.resident import Slots
-    from specengine.sequence import Sequence as TokenSequence
-    from specengine.text import Tokenizer
+    from specengine.tokenizer import Tokenizer
 
 
 class Drafter(ABC):

@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specengine._C import MAX_NODES
+from specengine.draft_policy.agreement import Agreement, JointTree
+from specengine.draft_policy.cost_model import CostModel, costs_of
+from specengine.draft_policy.overhead import Overhead
+from specengine.draft_policy.pauses import Pauses
+from specengine.draft_policy.tree_choice import cycle_seconds
+from specengine.draft_trees.scored_tree import Cut, ScoredTree, cut_trees
+from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
-from specengine.drafting.agreement import Agreement, JointTree
-from specengine.drafting.cost_model import CostModel, costs_of
-from specengine.drafting.features import Features
-from specengine.drafting.overhead import Overhead
-from specengine.drafting.pauses import Pauses
-from specengine.drafting.scored_drafter import ScoredDrafter
-from specengine.drafting.scored_trees import Cut, ScoredTree, cut_trees
-from specengine.drafting.sources import count_sources
-from specengine.drafting.tree_choice import cycle_seconds
-from specengine.options import check_range
-from specengine.tree import DraftTree
+from specengine.drafters.scored_drafter import ScoredDrafter
+from specengine.drafters.source_stats import count_sources
+from specengine.models.hidden_states import Features
+from specengine.utils.spec_string import check_range
 
 if TYPE_CHECKING:
-    from specengine.kv_cache import KVCache
+    from specengine.cache.kv_cache import KVCache
     from specengine.models.transformer import Transformer
     from specengine.ops.weight import Projection
-    from specengine.text import Tokenizer
+    from specengine.tokenizer import Tokenizer
 
 # Copies cost little, and who is not asked misses where one begins.
 BEARABLE = 0.05

@@ -13,21 +13,21 @@ import torch
 from torch.nn import functional
 
 from specengine._C import MAX_NODES
-from specengine.drafting.cost_model import CostModel, costs_of
-from specengine.drafting.features import Features
-from specengine.drafting.rank_tree import RankCandidates, RankTree
-from specengine.drafting.scored_drafter import ScoredDrafter
-from specengine.drafting.scored_trees import ScoredTree
-from specengine.drafting.shipped import open_drafter
+from specengine.draft_policy.cost_model import CostModel, costs_of
+from specengine.draft_trees.rank_paths import RankCandidates, RankTree
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.scored_drafter import ScoredDrafter
+from specengine.drafters.shipped import open_drafter
+from specengine.engine.device.buffers import Slots
 from specengine.models.draft_checkpoint import DraftCheckpoint
+from specengine.models.hidden_states import Features
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.row_tools import stack_rows
 from specengine.ops.weight import Projection
-from specengine.options import check_range
-from specengine.resident import Slots
-from specengine.tree import TreeBatch
+from specengine.utils.spec_string import check_range
 
 PREFIXES = ("", "medusa_head.", "medusa_heads.")  # of heads alone, and of files that hold the target too
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.tree import DraftTree, TreeBatch
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specengine._C import MAX_NODES
+from specengine.draft_policy.cost_model import CostModel, costs_of
+from specengine.draft_policy.tree_choice import Acceptance
+from specengine.draft_trees.scored_tree import ScoredTree, cut_trees
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.drafting.cost_model import CostModel, costs_of
-from specengine.drafting.features import Features
-from specengine.drafting.scored_trees import ScoredTree, cut_trees
-from specengine.drafting.tree_choice import Acceptance
-from specengine.options import check_range
-from specengine.tree import DraftTree, TreeBatch
+from specengine.models.hidden_states import Features
+from specengine.utils.spec_string import check_range
 
 # A node's kind: bits of the match's length (1, 2-3, 4-7, 8-15, 16 or more tokens), then first branch or a later one.
 LONGEST = 16

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specengine.json_file import read_json_object
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.models.config_base import ModelConfig
 from specengine.models.config_hf import read_model_config
 from specengine.models.torch_file import TorchFile
+from specengine.utils.json_file import read_json_object
 
 # draft heads also carry integer and boolean tables; a type not listed keeps its name and cannot be read
 _SAFETENSORS_DTYPES = {

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specengine.json_file import read_json_object
 from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, Fields, ModelConfig, RopeConfig, check_layers
+from specengine.utils.json_file import read_json_object
 
 _HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",

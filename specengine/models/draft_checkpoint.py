@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from specengine.hub import resolve_model
-from specengine.json_file import read_json_object
+from specengine.hub.huggingface import resolve_model
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.models.checkpoint_files import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.config_base import Fields, ModelConfig, check_layers
 from specengine.models.config_hf import rope_config
+from specengine.utils.json_file import read_json_object
 
 BLOCK = 32  # columns that share a scale
 DEFAULT_EPS, DEFAULT_POSITIONS = 1e-6, 2048  # of the code that published the first of these checkpoints

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specengine.drafting.features import Features
-from specengine.kv_cache import CacheBatch, KVCache
+from specengine.cache.kv_cache import CacheBatch, KVCache
+from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
+from specengine.models.hidden_states import Features
 from specengine.models.rope import RopeTables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
 from specengine.ops.weight import Projection, Weight
-from specengine.options import check_range
-from specengine.tree import TreeBatch
+from specengine.utils.spec_string import check_range
 
 
 @dataclass(frozen=True)

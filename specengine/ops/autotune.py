@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from specengine import _C
-from specengine.build import build_info
-from specengine.capture import capture_graph
-from specengine.kept import kept_path, read_kept, write_kept
 from specengine.ops.linear import LIBRARY, multiply
 from specengine.ops.weight import Projection
+from specengine.utils.build_info import build_info
+from specengine.utils.cuda_graphs import capture_graph
+from specengine.utils.measurement_cache import kept_path, read_kept, write_kept
 
 ROWS = (1, 8, 16, 32, 64)  # measured; others are treated as the next larger one
 DEFAULT = 0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
+from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.verify_tree import Accepted, TokenHistory
-from specengine.tree import TreeBatch
 
 RECORD_HEAD = 4  # numbers in front of the path
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from specengine import _C
-from specengine.kv_cache import CacheBatch
+from specengine.cache.kv_cache import CacheBatch
+from specengine.cache.page_pool import PagePool
 from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.weight import Projection, Weight
-from specengine.page_pool import PagePool
 
 
 @dataclass(frozen=True)

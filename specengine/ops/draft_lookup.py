@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
-from specengine.tree import TreeBatch
+from specengine.draft_trees.tree import TreeBatch
 
 
 def draft_lookup(history, history_length, final_length, active, row_start, nodes: int, ngrams: tuple[int, int]):

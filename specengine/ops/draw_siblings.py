@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
+from specengine.draft_trees.tree import TreeBatch
 from specengine.ops import noise
 from specengine.ops.row_tools import zero_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory, target_probs_reference
-from specengine.tree import TreeBatch
 
 
 def draw_siblings(

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from specengine import _C
+from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.ops import noise
 from specengine.rules.base import Rule
 from specengine.rules.lossless import Match
-from specengine.tree import DraftLogits, TreeBatch
 from specengine.types import SamplingParams
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from specengine.options import Spec
 from specengine.rules.base import Rule, Wants
 from specengine.rules.cascade import Bild, Cascade, Lossy
 from specengine.rules.lossless import Block, Match, Rejection, Traversal
 from specengine.rules.margin import Margin
 from specengine.rules.typical import Typical
+from specengine.utils.spec_string import Spec
 
 __all__ = ["RULES", "Rule", "Wants", "parse_rule"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specengine.train.corpus import Corpus
-from specengine.train.objective import LevelReport
+from specengine.train.data.corpus import Corpus
+from specengine.train.objectives.base import LevelReport
 
 if TYPE_CHECKING:
     from specengine.train.command import TrainRequest

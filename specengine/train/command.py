@@ -11,25 +11,25 @@ from pathlib import Path
 
 import torch
 
-from specengine.console import note
-from specengine.drafting.shipped import FINGERPRINT, fingerprint
-from specengine.models.loading import LoadedModel, load_model
-from specengine.options import check_range
+from specengine.cli.console import note
+from specengine.drafters.shipped import FINGERPRINT, fingerprint
+from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.train.card import model_card
 from specengine.train.config import TrainConfig
-from specengine.train.corpus import Corpus
-from specengine.train.dialogues import DialogueConfig, read_questions, write_dialogues
+from specengine.train.data.corpus import Corpus
+from specengine.train.data.dialogues import DialogueConfig, read_questions, write_dialogues
+from specengine.train.data.frozen import load_frozen
+from specengine.train.data.state_store import StateStore
+from specengine.train.data.target_states import TargetStates
 from specengine.train.export import STORAGE, write_drafter
-from specengine.train.frozen import load_frozen
-from specengine.train.objective import LevelReport, Objective
-from specengine.train.objectives import new_objective, objective_class
+from specengine.train.objectives.base import LevelReport, Objective
+from specengine.train.objectives.registry import new_objective, objective_class
 from specengine.train.parallel import World
 from specengine.train.plot import plot_training
 from specengine.train.progress import Bars
 from specengine.train.start import starting_weights
-from specengine.train.state_store import StateStore
-from specengine.train.target_states import TargetStates
 from specengine.train.trainer import Outcome, Trainer
+from specengine.utils.spec_string import check_range
 
 STORES = ("disk", "memory", "none")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specengine.options import check_range
 from specengine.rules.base import check_number
+from specengine.utils.spec_string import check_range
 
 SCHEDULES = ("cosine", "linear")
 PRECISIONS = ("auto", "float32", "bfloat16")

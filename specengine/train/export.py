@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from specengine.whole_file import whole_file
+from specengine.utils.atomic_file import whole_file
 
 STORAGE = ("bfloat16", "int8", "float32")
 _BLOCK = 32  # columns that share a scale

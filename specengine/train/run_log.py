@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specengine.train.objective import LevelReport
+from specengine.train.objectives.base import LevelReport
 
 
 def loss_entry(report: LevelReport) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specengine.whole_file import whole_file
+from specengine.utils.atomic_file import whole_file
 
 _KEPT = 2
 

@@ -8,7 +8,7 @@ import torch
 
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
-from specengine.train.objective import Objective
+from specengine.train.objectives.base import Objective
 from specengine.train.run_state import load_state
 
 # What config.json says of how tensors are used, beside their shapes.

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from specengine.train.config import TrainConfig
-from specengine.train.corpus import Corpus, Numbered, split, steps_of
-from specengine.train.dialogues import Dialogue
-from specengine.train.objective import LevelReport, Objective
+from specengine.train.data.corpus import Corpus, Numbered, split, steps_of
+from specengine.train.data.dialogues import Dialogue
+from specengine.train.data.target_states import States
+from specengine.train.objectives.base import LevelReport, Objective
 from specengine.train.parallel import World
 from specengine.train.run_log import RunLog, held_out_entry, loss_entry
 from specengine.train.run_state import load_state, save_state
 from specengine.train.stop_signals import stop_signals
-from specengine.train.target_states import States
 
 _SEEDS = 1_000_003  # between two steps
 _BETAS = (0.9, 0.95)

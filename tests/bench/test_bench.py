@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 import specengine
 from specengine.bench import machine
 from specengine.bench.__main__ import app
-from specengine.bench.labels import short_labels
-from specengine.bench.plot import save
-from specengine.bench.plot_drafters import drafters_figure
-from specengine.bench.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
-from specengine.bench.report import run_dicts, write_json
-from specengine.bench.run import Run, calls_of, measure, split_drafters
-from specengine.bench.tables import acceptance_table, table
-from specengine.bench.tally import Tally
+from specengine.bench.race.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
+from specengine.bench.race.run import Run, calls_of, measure, split_drafters
+from specengine.bench.race.run_stats import Tally
+from specengine.bench.report.json import run_dicts, write_json
+from specengine.bench.report.labels import short_labels
+from specengine.bench.report.plot import save
+from specengine.bench.report.plot_drafters import drafters_figure
+from specengine.bench.report.tables import acceptance_table, table
 from specengine.drafters.none import NoneDrafter
-from specengine.models.loading import load_model
+from specengine.tensor_parallel.loading import load_model
 from specengine.types import PHASES, CycleTrace, SamplingParams
 
 TINY = "random:tiny-llama"
@@ -193,9 +193,9 @@ def test_a_drafter_that_changes_the_answers_is_found_out(tiny, monkeypatch):
                     sequence.tokens[-1] = 7
             return super().draft(sequences)
 
-    real = specengine.engine.load_drafter
+    real = specengine.engine.engine.load_drafter
     monkeypatch.setattr(
-        specengine.engine,
+        specengine.engine.engine,
         "load_drafter",
         lambda text, target: Cheat(None, None, target) if text == "cheat" else real(text, target),
     )

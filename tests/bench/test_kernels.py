@@ -8,12 +8,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from specengine.bench import __main__ as command
-from specengine.bench.kernel_case import CPU, CUDA, MOST_SETS, Kernels, Shapes
-from specengine.bench.kernel_cases import cases
-from specengine.bench.kernel_linears import PACKED
-from specengine.bench.kernels import kernels_table, time_kernels
-from specengine.bench.timers import HostTimer, medians
-from specengine.bench.torch_kernels import verify
+from specengine.bench.kernels.case import CPU, CUDA, MOST_SETS, Kernels, Shapes
+from specengine.bench.kernels.cases import cases
+from specengine.bench.kernels.linears import PACKED
+from specengine.bench.kernels.run import kernels_table, time_kernels
+from specengine.bench.kernels.timers import HostTimer, medians
+from specengine.bench.kernels.torch_kernels import verify
 from specengine.types import SamplingParams
 
 SMALL = Shapes(

@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 
 from specengine import Engine, SamplingParams
-from specengine.bench.latency import gaps, latency_dict, latency_table, percentile
-from specengine.bench.memory import measure_memory, peak_memory
-from specengine.bench.provenance import MOST, provenance
-from specengine.bench.questions import Question
-from specengine.bench.report import run_dicts
-from specengine.bench.run import measure
-from specengine.bench.session import Plan, run_plan
-from specengine.models.loading import load_model
+from specengine.bench.race.latency import gaps, latency_dict, latency_table, percentile
+from specengine.bench.race.memory import measure_memory, peak_memory
+from specengine.bench.race.questions import Question
+from specengine.bench.race.run import measure
+from specengine.bench.race.token_sources import MOST, provenance
+from specengine.bench.report.json import run_dicts
+from specengine.bench.suite import Plan, run_plan
+from specengine.tensor_parallel.loading import load_model
 from specengine.types import CycleTrace, GenerationOutput, GenerationStats
 
 TINY = "random:tiny-llama"
@@ -91,7 +91,9 @@ def test_all_settings_take_turns_in_every_repetition(tiny, monkeypatch):
 
 def test_memory_is_measured_once_per_configuration_in_a_process_of_its_own(tiny, monkeypatch):
     asked = []
-    monkeypatch.setattr("specengine.bench.memory.peak_memory", lambda *what: asked.append(what) or 1000 + len(asked))
+    monkeypatch.setattr(
+        "specengine.bench.race.memory.peak_memory", lambda *what: asked.append(what) or 1000 + len(asked)
+    )
     params = SamplingParams(max_new_tokens=3)
     runs = measure(tiny, ["none", "prompt_lookup"], QUESTIONS, params, temperatures=(0.0, 0.8), batches=(1, 2))
     measure_memory(runs, TINY, "float32")

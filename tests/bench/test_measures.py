@@ -9,19 +9,19 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from specengine.bench import perplexity as perplexity_module
+from specengine.bench.quality import perplexity as perplexity_module
 from specengine.bench.__main__ import app
+from specengine.bench.kernels.rows import time_linear, time_rows
 from specengine.bench.machine import OthersCPU
-from specengine.bench.perplexity import TEXT, perplexities, perplexity, perplexity_table
-from specengine.bench.prefill import long_prompt, time_prefill
-from specengine.bench.questions import Question, load_files
-from specengine.bench.report import run_dicts
-from specengine.bench.rows import time_linear, time_rows
-from specengine.bench.run import measure
-from specengine.bench.tables import table
-from specengine.models.loading import load_model
+from specengine.bench.quality.perplexity import TEXT, perplexities, perplexity, perplexity_table
+from specengine.bench.race.prefill import long_prompt, time_prefill
+from specengine.bench.race.questions import Question, load_files
+from specengine.bench.race.run import measure
+from specengine.bench.report.json import run_dicts
+from specengine.bench.report.tables import table
+from specengine.draft_trees.tree import TreeBatch
 from specengine.models.weights import DTYPES
-from specengine.tree import TreeBatch
+from specengine.tensor_parallel.loading import load_model
 from specengine.types import SamplingParams
 
 TINY = "random:tiny-llama"

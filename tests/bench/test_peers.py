@@ -14,12 +14,12 @@ from specengine.bench import peers as registry
 from specengine.bench.__main__ import app
 from specengine.bench.peers import Kind, open_peers, split_peers
 from specengine.bench.peers.base import Answer, Peer, Setup, reason
-from specengine.bench.questions import Question
-from specengine.bench.report import run_dicts
-from specengine.bench.run import calls_of, measure
-from specengine.bench.tables import peers_table, table
+from specengine.bench.race.questions import Question
+from specengine.bench.race.run import calls_of, measure
+from specengine.bench.report.json import run_dicts
+from specengine.bench.report.tables import peers_table, table
 from specengine.models.checkpoint import expected_tensors
-from specengine.models.loading import load_model
+from specengine.tensor_parallel.loading import load_model
 from specengine.types import SamplingParams
 
 TINY = "random:tiny-llama"

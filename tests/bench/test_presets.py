@@ -7,11 +7,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from specengine.bench.__main__ import app
-from specengine.bench.contenders import open_contender
 from specengine.bench.presets import PRESETS, efficiency, named, published, side_by_side
-from specengine.bench.rule_sweep import exact_pair
-from specengine.bench.tables import preset_table
-from specengine.models.loading import load_model
+from specengine.bench.race.contenders import open_contender
+from specengine.bench.race.rule_sweep import exact_pair
+from specengine.bench.report.tables import preset_table
+from specengine.tensor_parallel.loading import load_model
 
 TINY = "random:tiny-llama"
 SMALL = ("--model", TINY, "--limit", "1", "--max-new-tokens", "6", "--repetitions", "1")

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from specengine import Engine, SamplingParams
 from specengine.bench.__main__ import app
-from specengine.bench.perplexity import token_logprobs
-from specengine.bench.quality import agreement, qualities
-from specengine.bench.questions import Question
-from specengine.bench.rule_sweep import exact_pair, family, numbers, race, split_rules
-from specengine.bench.run import measure
-from specengine.bench.sequential import SeqCascade, open_sequential
-from specengine.models.loading import load_model
-from specengine.tree import TreeBatch
+from specengine.bench.quality.agreement import agreement, qualities
+from specengine.bench.quality.perplexity import token_logprobs
+from specengine.bench.race.questions import Question
+from specengine.bench.race.rule_sweep import exact_pair, family, numbers, race, split_rules
+from specengine.bench.race.run import measure
+from specengine.bench.race.sequential import SeqCascade, open_sequential
+from specengine.draft_trees.tree import TreeBatch
+from specengine.tensor_parallel.loading import load_model
 
 TINY = "random:tiny-llama"
 SELF = "draft-model:self,layers=1,length=2,adaptive=false"

@@ -8,17 +8,17 @@ import torch
 from typer.testing import CliRunner
 
 from specengine import Engine, SamplingParams
-from specengine.bench import draft_cost
+from specengine.bench.race import draft_cost
 from specengine.bench.__main__ import app
-from specengine.bench.contenders import open_contender
-from specengine.bench.draft_cost import Eagle3, FastEagle
-from specengine.bench.questions import Question
-from specengine.bench.report import run_dicts
-from specengine.bench.run import measure, split_drafters
-from specengine.bench.synthetic import PERIOD, Synthetic, SyntheticEngine, is_synthetic
-from specengine.models.loading import load_model
+from specengine.bench.race.contenders import open_contender
+from specengine.bench.race.draft_cost import Eagle3, FastEagle
+from specengine.bench.race.questions import Question
+from specengine.bench.race.run import measure, split_drafters
+from specengine.bench.race.synthetic import PERIOD, Synthetic, SyntheticEngine, is_synthetic
+from specengine.bench.report.json import run_dicts
+from specengine.draft_trees.tree import TreeBatch
 from specengine.ops import cuda_ops
-from specengine.tree import TreeBatch
+from specengine.tensor_parallel.loading import load_model
 from specengine.types import PHASES
 
 TINY = "random:tiny-llama"

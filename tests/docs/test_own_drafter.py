@@ -14,6 +14,7 @@ def bigram(tmp_path, monkeypatch):
     code = Page(ROOT / "docs" / "adding-your-own.md").blocks[0].code
     (tmp_path / "bigram.py").write_text(code, encoding="utf-8")
     monkeypatch.setattr(drafters, "__path__", [*drafters.__path__, str(tmp_path)])
+    monkeypatch.setitem(drafters.DRAFTERS, "bigram", "bigram:Bigram")
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal", "typical"])

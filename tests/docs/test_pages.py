@@ -8,7 +8,7 @@ import pytest
 from specengine import Engine, SamplingParams
 from specengine.drafters import drafter_kind, drafter_names
 from specengine.rules import RULES
-from specengine.train.objectives import OBJECTIVES, objective_class
+from specengine.train.objectives.registry import OBJECTIVES, objective_class
 from tests.docs.pages import PAGES, README, ROOT, Page
 
 DOCS = ROOT / "docs"

@@ -17,24 +17,29 @@ from typer.testing import CliRunner
 
 import specengine.api
 import specengine.bench.__main__ as bench
-import specengine.drafting.small_model
-import specengine.engine
-import specengine.models.loading
+import specengine.drafters.draft_model.small_model
+import specengine.engine.engine
+import specengine.tensor_parallel.loading
 import specengine.train.command
-from specengine import cli
+from specengine.cli import main as cli
 from specengine.drafters import drafter_kind
-from specengine.models.loading import load_model
-from specengine.options import Spec
 from specengine.rules import parse_rule
-from specengine.train.objectives import objective_class
+from specengine.tensor_parallel.loading import load_model
+from specengine.train.objectives.registry import objective_class
 from specengine.types import SamplingParams
+from specengine.utils.spec_string import Spec
 from tests.docs.pages import PAGES, README, Page, arguments, commands, is_ours
 from tests.drafters.eagle_files import eagle1_state, write_drafter
 from tests.models.files import write_chat_model
 
 APPS = {"specengine": cli.app, "specengine.bench": bench.app}
 USES_LOAD_MODEL = (
-    *(specengine.api, specengine.engine, specengine.models.loading, specengine.drafting.small_model),
+    *(
+        specengine.api,
+        specengine.engine.engine,
+        specengine.tensor_parallel.loading,
+        specengine.drafters.draft_model.small_model,
+    ),
     *(bench, specengine.train.command),
 )
 ALL = [Page(path) for path in (README, *PAGES)]
@@ -180,7 +185,7 @@ def commands_of(code: str) -> list[list[str]]:
         found = commands(code.replace("&&", "\n"))
     except ValueError:  # no shell: an apostrophe in a text
         return []
-    module = "specengine.cli"
+    module = "specengine.cli.main"
     return [["specengine", *words[words.index(module) + 1 :]] if module in words else words for words in found]
 
 
@@ -195,7 +200,7 @@ def commands_of(code: str) -> list[list[str]]:
         "specengine generate hello --rule margin:alpha=0.9",
         "specengine train --drafter medusa,levels=5 --out somewhere",
         "python -m specengine.bench --drafter none",
-        "torchrun --nproc-per-node 2 -m specengine.cli train --drafters medusa --out somewhere",
+        "torchrun --nproc-per-node 2 -m specengine.cli.main train --drafters medusa --out somewhere",
     ],
 )
 def test_a_command_with_what_does_not_exist_is_noticed(text):

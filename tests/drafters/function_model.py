@@ -7,7 +7,7 @@ import torch
 
 from specengine import SamplingParams
 from specengine._C import PAGE_SIZE
-from specengine.kv_cache import KVCache
+from specengine.cache.kv_cache import KVCache
 from specengine.ops import native
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from specengine.drafters import shipped
 
 from specengine import SamplingParams
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.drafters import best_drafter, load_drafter
 from specengine.drafters.combine import Combine, Config
-from specengine.drafting import shipped
-from specengine.drafting.corpus_file import write_corpus
-from specengine.drafting.cost_model import CostModel
-from specengine.drafting.scored_trees import ScoredTree
+from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.types import CycleTrace
 from tests.drafters import test_fasteagle
 from tests.drafters.steered import steer

@@ -7,22 +7,22 @@ import tokenizers
 import torch
 
 from specengine import Engine, SamplingParams
-from specengine.batch import Batch
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters import check_offers, load_drafter
-from specengine.drafters.draft_model import Config, DraftModel
+from specengine.drafters.draft_model.drafter import Config, DraftModel
+from specengine.drafters.draft_model.small_model import State
 from specengine.drafters.prompt_lookup import PromptLookup
-from specengine.drafting.cost_model import CostModel
-from specengine.drafting.small_model import State
-from specengine.models.loading import load_model
+from specengine.engine.batch import Batch
+from specengine.engine.device.buffers import ResidentState, Slots
+from specengine.engine.request import Sequence
 from specengine.ops import native, row_tools
 from specengine.ops.row_tools import confidence, likeliest, stack_rows, take_rows
-from specengine.resident import ResidentState, Slots
 from specengine.rules.base import Wants
 from specengine.rules.lossless import Match
-from specengine.sequence import Sequence
-from specengine.text import Tokenizer
-from specengine.text.vocabulary import Vocabulary
-from specengine.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.tensor_parallel.loading import load_model
+from specengine.tokenizer import Tokenizer
+from specengine.tokenizer.vocabulary import Vocabulary
 from tests.engines import tiny_engine, tiny_model
 from tests.models.files import CONFIG_JSON, random_state, write_folder
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from specengine import SamplingParams
+from specengine.draft_policy.pauses import FIRST, _Worth
+from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter
-from specengine.drafting.pauses import FIRST, _Worth
-from specengine.tree import TreeBatch
 from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, layouts, write_drafter
 from tests.drafters.test_draft_model import path_to, sequence_of
 from tests.engines import ids, tiny_engine, tiny_model
@@ -298,7 +298,7 @@ def test_a_text_s_account_holds_its_share_of_what_drafts_saved_and_is_closed_onc
 @pytest.mark.parametrize("spec", ["{}", "combine:prompt_lookup+{}"])
 def test_texts_are_read_as_long_as_cycles_gain(tmp_path, monkeypatch, spec, saved):
     engine = tiny_engine(spec.format(spec_of(tmp_path)), max_batch_size=2, prefix_cache_mib=0)
-    monkeypatch.setattr("specengine.drafting.pauses.Pauses.here", lambda self, sequences: False)
+    monkeypatch.setattr("specengine.draft_policy.pauses.Pauses.here", lambda self, sequences: False)
     part = getattr(engine.drafter, "parts", [engine.drafter])[-1]
     own = part.credit
     monkeypatch.setattr(part, "credit", lambda texts, _: own(texts, saved))

@@ -6,8 +6,8 @@ import pytest
 
 from specengine.models.presets import PRESETS
 from tests.drafters.eagle_files import layouts, write_drafter
+from tests.engine.device.test_device_engine import GREEDY, PROMPTS, SAMPLED, device_engine, on_the_cpu  # noqa: F401 - a fixture
 from tests.engines import ids
-from tests.test_device_engine import GREEDY, PROMPTS, SAMPLED, device_engine, on_the_cpu  # noqa: F401 - a fixture
 
 LAYOUTS = layouts()
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")

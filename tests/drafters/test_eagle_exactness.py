@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams
-from specengine.models.loading import load_model
+from specengine.tensor_parallel.loading import load_model
 from tests.drafters.eagle_files import CONFIG, eagle1_state, eagle3_state, write_drafter
+from tests.engine.test_exactness import QUESTIONS, chats
 from tests.engines import ids
-from tests.test_exactness import QUESTIONS, chats
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:drafter")]
 SIZES = {

@@ -3,14 +3,14 @@ import dataclasses
 import pytest
 import torch
 from safetensors.torch import save_file
+from specengine.drafters import shipped
 
 from specengine import Engine, SamplingParams
+from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter
-from specengine.drafters.fasteagle import Config, FastEagle
-from specengine.drafting import shipped
-from specengine.drafting.cascade import Cascade
+from specengine.drafters.fasteagle.drafter import Config, FastEagle
+from specengine.drafters.fasteagle.network import Cascade
 from specengine.models.presets import PRESETS
-from specengine.tree import TreeBatch
 from tests.drafters.draft_files import RandomWeights, dense_layer, norm
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 

@@ -6,16 +6,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine import Engine, SamplingParams
+from specengine.cache.kv_cache import CacheBatch
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.tree_choice import deeper_pays
 from specengine.drafters import load_drafter
-from specengine.drafters.glide import THRESHOLDS, WIDTHS, Config, Glide
-from specengine.drafting.cost_model import CostModel
-from specengine.drafting.glide_rows import GlideRows
-from specengine.drafting.tree_choice import deeper_pays
-from specengine.kv_cache import CacheBatch
+from specengine.drafters.glide.drafter import THRESHOLDS, WIDTHS, Config, Glide
+from specengine.drafters.glide.rows import GlideRows
 from specengine.models.checkpoint import open_checkpoint
-from specengine.models.loading import LoadedModel, load_model
-from specengine.train import glide as trained
-from specengine.train.target_layers import shape_of
+from specengine.tensor_parallel.loading import LoadedModel, load_model
+from specengine.train.objectives import glide as trained
+from specengine.train.objectives.target_layers import shape_of
 from tests.drafters.dense import attended, dense_target, largest_error, mlp, normed, projected, rotated
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from specengine._C import MAX_NODES
-from specengine.drafters.lookahead import Config, Lookahead
-from specengine.drafting.cost_model import CostModel
+from specengine.draft_policy.cost_model import CostModel
+from specengine.drafters.lookahead.drafter import Config, Lookahead
 from specengine.ops import native
 from tests.drafters import transcriptions
 from tests.drafters.function_model import paths_of, pool_of, prefixes, run, sequence_of

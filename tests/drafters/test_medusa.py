@@ -7,12 +7,12 @@ from safetensors.torch import save_file
 from torch.nn.functional import silu
 
 from specengine import Engine, SamplingParams
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_trees.rank_paths import PUBLISHED, RankTree
 from specengine.drafters import load_drafter
 from specengine.drafters.medusa import Medusa
-from specengine.drafting.cost_model import CostModel
-from specengine.drafting.rank_tree import PUBLISHED, RankTree
-from specengine.models.loading import load_model
 from specengine.models.presets import PRESETS
+from specengine.tensor_parallel.loading import load_model
 from tests.drafters.dense import dense_target, largest_error
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model

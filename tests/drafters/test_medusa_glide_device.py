@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from specengine import Engine, SamplingParams
-from specengine.models.loading import load_model
 from specengine.ops import cuda_ops
+from specengine.tensor_parallel.loading import load_model
 from tests import engines
 from tests.backends import cpu_kernels
 from tests.drafters import test_glide, test_medusa

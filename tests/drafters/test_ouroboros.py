@@ -2,15 +2,15 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from specengine.drafters.draft_model import small_model
 
 from specengine._C import MAX_NODES
+from specengine.draft_policy.cost_model import CostModel
 from specengine.drafters import load_drafter
-from specengine.drafters.ouroboros import TASKS, Config, Ouroboros
-from specengine.drafting import small_model
-from specengine.drafting.cost_model import CostModel
+from specengine.drafters.ouroboros.drafter import TASKS, Config, Ouroboros
+from specengine.engine.request import Sequence
 from specengine.ops import native
 from specengine.rules.base import Wants
-from specengine.sequence import Sequence
 from tests.drafters import transcriptions
 from tests.drafters.function_model import FunctionModel, paths_of, pool_of, prefixes, run, sequence_of
 from tests.drafters.test_lookahead import PROMPTS, function

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from specengine.draft_policy.cost_model import CostModel
 from specengine.drafters.prompt_lookup import LONGEST, Config, PromptLookup
-from specengine.drafting.cost_model import CostModel
 from specengine.ops import native
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))

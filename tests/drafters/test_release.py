@@ -2,7 +2,7 @@ import pytest
 
 from specengine import SamplingParams
 from specengine.drafters import load_drafter
-from specengine.sequence import Sequence
+from specengine.engine.request import Sequence
 from tests.engines import tiny_model
 
 SPECS = ("prompt_lookup", "suffix,remember=100", "lookahead", "ouroboros:self,layers=1", "draft-model:self,layers=1")

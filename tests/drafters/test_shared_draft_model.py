@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specengine.engine import Engine
+from specengine.engine.engine import Engine
 from specengine.models.checkpoint import open_checkpoint
-from specengine.models.loading import load_model
 from specengine.models.presets import PRESETS
+from specengine.tensor_parallel.loading import load_model
 from specengine.types import SamplingParams
 
 TARGET = "random:tiny-llama"

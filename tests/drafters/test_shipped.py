@@ -5,11 +5,11 @@ import json
 import pytest
 
 from specengine import Engine, SamplingParams
-from specengine.embedded_models import CHECKPOINTS
-from specengine.model_list import embedded_models
-from specengine.models.loading import load_model
+from specengine.cli.models import embedded_models
+from specengine.hub.embedded_models import CHECKPOINTS
+from specengine.tensor_parallel.loading import load_model
+from tests.engine.test_exactness import QUESTIONS, chats
 from tests.engines import ids
-from tests.test_exactness import QUESTIONS, chats
 
 pytestmark = pytest.mark.model
 TRAINED = ("fasteagle", "eagle3", "medusa", "glide", "draft-model")

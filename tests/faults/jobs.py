@@ -13,18 +13,18 @@ from unittest import mock
 
 import torch
 
-from specengine import embedded_models
 from specengine._C import PhrasePool
-from specengine.bench.report import write_json
-from specengine.drafting.corpus_file import open_corpus, write_corpus
-from specengine.drafting.phrase_file import open_pool, save_pool
-from specengine.embedded_models import cached_embedded, fetch_embedded
-from specengine.kept import read_kept, write_kept
+from specengine.bench.report.json import write_json
+from specengine.drafters.phrases.file import open_pool, save_pool
+from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
+from specengine.hub import embedded_models
+from specengine.hub.embedded_models import cached_embedded, fetch_embedded
 from specengine.models.draft_checkpoint import open_draft_checkpoint
-from specengine.train.dialogues import Dialogue, read_dialogues, write_shard
+from specengine.train.data.dialogues import Dialogue, read_dialogues, write_shard
 from specengine.train.export import write_drafter
 from specengine.train.run_state import load_state, save_state
-from tests.test_embedded_models import GGUF, Shop, build_wheel, describe
+from specengine.utils.measurement_cache import read_kept, write_kept
+from tests.hub.test_embedded_models import GGUF, Shop, build_wheel, describe
 
 SIZE = 40_000  # bytes that a file is larger than, so that a kill may fall into it
 _SHAPE = (2, 3, 5000)

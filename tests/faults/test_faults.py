@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from specengine.bench.report import write_json
-from specengine.drafting.corpus_file import write_corpus
+from specengine.bench.report.json import write_json
+from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.train.run_state import save_state
-from specengine.whole_file import whole_file
+from specengine.utils.atomic_file import whole_file
 from tests.faults.jobs import JOBS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import save
 
-from specengine.drafting.corpus_file import open_corpus, write_corpus
-from specengine.drafting.phrase_file import open_pool, save_pool
+from specengine.drafters.phrases.file import open_pool, save_pool
+from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
 from specengine.models.checkpoint import Checkpoint, expected_tensors, open_checkpoint
 from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.rope import rope_tables
-from specengine.text import Tokenizer
+from specengine.tokenizer import Tokenizer
 from tests.fuzz import seeds
 from tests.fuzz.contract import Harness
 from tests.fuzz.mutations import Mutation, damaged_bytes, damaged_json, damaged_safetensors, damaged_torch_file

@@ -10,17 +10,17 @@ import tokenizers
 from tokenizers import models, normalizers
 
 from specengine import SamplingParams
-from specengine.bench.questions import load_questions
-from specengine.json_file import read_json_object
+from specengine.bench.race.questions import load_questions
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.checkpoint_base import validate_tensors
 from specengine.models.checkpoint_files import SafetensorsCheckpoint
 from specengine.models.config_hf import config_from_hf
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.torch_file import TorchFile
-from specengine.text import Tokenizer
+from specengine.tokenizer import Tokenizer
+from specengine.utils.json_file import read_json_object
 from tests.fuzz import seeds
-from tests.text.vocabularies import BYTES, gguf_metadata, json_backend, write_folder
+from tests.tokenizer.vocabularies import BYTES, gguf_metadata, json_backend, write_folder
 
 DEEP = "[" * 100_000
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from specengine.bench import html_report
-from specengine.bench.questions import load_questions
-from specengine.bench.results import read_results
-from specengine.text import ChatTemplate, Tokenizer, template_child
-from specengine.text.chat_template import CHAT_FORMATS
+from specengine.bench.report import html as html_report
+from specengine.bench.race.questions import load_questions
+from specengine.bench.report.results import read_results
+from specengine.tokenizer import ChatTemplate, Tokenizer, template_child
+from specengine.tokenizer.chat_template import CHAT_FORMATS
 from specengine.types import SamplingParams
 from tests.bench.test_report import result
 from tests.fuzz.contract import Harness
 from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_lines
 from tests.models.files import CHAT_TEMPLATE
-from tests.text.vocabularies import gguf_metadata, json_backend
+from tests.tokenizer.vocabularies import gguf_metadata, json_backend
 
 TEXT = "the  the\n<s> 12 \u4f60 \U0001f999</s>"
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]

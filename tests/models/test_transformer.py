@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams
-from specengine.models.loading import load_model
-from specengine.tree import TreeBatch
+from specengine.draft_trees.tree import TreeBatch
+from specengine.tensor_parallel.loading import load_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -109,7 +109,7 @@ def peak_of_loading(path, dtype: str) -> int:
     script = """
 import sys
 import specengine.models.checkpoint_gguf  # what the libraries load on first use is not counted
-from specengine.models.loading import load_model
+from specengine.tensor_parallel.loading import load_model
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 load_model("random:tiny-llama", device="cpu")

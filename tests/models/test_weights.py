@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams
-from specengine.models.loading import LoadedModel, load_model
+from specengine.draft_trees.tree import TreeBatch
 from specengine.models.presets import PRESETS
 from specengine.ops import reference
-from specengine.tree import TreeBatch
+from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.models.files import Type, random_state, write_folder, write_gguf
 
 TINY = PRESETS["tiny-llama"]

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
+from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.commit_tokens import Limits, commit_tokens, commit_tokens_reference, record_width
 from specengine.ops.verify_tree import Accepted, TokenHistory
-from specengine.tree import TreeBatch
 from tests.ops.cases import path_to, random_tree
 
 EOS = 3

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from specengine import _C
-from specengine.drafting.feature_pairs import take_pairs
-from specengine.kv_cache import CacheBatch
+from specengine.cache.kv_cache import CacheBatch
+from specengine.drafters.hidden_states.pairs import take_pairs
 from tests.drafters.test_eagle import PROMPTS, Bench, spec_of
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.draw_siblings import draw_siblings, draw_siblings_reference
 from specengine.ops.verify_tree import verify_tree
-from specengine.tree import TreeBatch
 from tests.ops.cases import comb, path_to, randn
 from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
+from specengine.draft_trees.tree import TreeBatch
 from specengine.ops import noise
 from specengine.ops.verify_tree import SamplingTable, TokenHistory, verify_tree
-from specengine.tree import TreeBatch
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
 

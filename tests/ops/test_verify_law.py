@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
+from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.verify_tree import SamplingTable, TokenHistory, target_probs_reference, verify_tree
-from specengine.tree import TreeBatch
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
 from tests.ops.verifying import CPU

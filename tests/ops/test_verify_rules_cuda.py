@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.verify_tree import Accepted, SamplingTable, VerifyWorkspace, verify_tree
 from specengine.rules import parse_rule
-from specengine.tree import DraftLogits, DraftTree, TreeBatch
 from tests.backends import cpu_kernels
 from tests.ops.cases import chain, comb, randn, random_tree
 from tests.ops.test_verify_tree_cuda import random_params

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specengine import _C
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.verify_tree import (
     Accepted,
     SamplingTable,
@@ -12,7 +13,6 @@ from specengine.ops.verify_tree import (
     verify_tree_on_host,
     verify_tree_reference,
 )
-from specengine.tree import DraftTree, TreeBatch
 from specengine.types import SamplingParams
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
 from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch

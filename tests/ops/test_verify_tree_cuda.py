@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specengine import _C
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops import verify_tree as module
 from specengine.ops.verify_tree import Accepted, SamplingTable, VerifyWorkspace, verify_tree, verify_tree_reference
-from specengine.tree import DraftTree, TreeBatch
 from specengine.types import SamplingParams
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
 from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, to_device

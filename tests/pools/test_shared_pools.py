@@ -8,7 +8,7 @@ import random
 import torch
 
 from specengine._C import PhrasePool, SuffixAutomaton, TextCorpus, sort_suffixes
-from specengine.drafting.text_memory import TextMemory
+from specengine.drafters.suffix.text_memory import TextMemory
 from tests.pools.test_suffix_automaton import WHOLE
 from tests.threads import CALLERS, at_once
 

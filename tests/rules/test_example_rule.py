@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from specengine import SamplingParams, rules
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.verify_tree import SamplingTable, verify_tree
 from specengine.rules import Rule, parse_rule
-from specengine.tree import DraftTree, TreeBatch
 from tests.backends import use_core
 from tests.engines import tiny_engine
 from tests.ops.verifying import CPU, PARAMS, history_of, make_batch

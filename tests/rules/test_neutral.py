@@ -5,11 +5,11 @@ import json
 import pytest
 
 from specengine import Engine, SamplingParams
-from specengine.models.loading import load_model
 from specengine.rules import Wants, parse_rule
 from specengine.rules.margin import Margin
+from specengine.tensor_parallel.loading import load_model
+from tests.engine.test_exactness import DATA
 from tests.rules.test_rules import IDS, LOSSY
-from tests.test_exactness import DATA
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy import stats
 
+from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.verify_tree import TokenHistory, verify_tree
 from specengine.rules import parse_rule
-from specengine.tree import DraftLogits, TreeBatch
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
 from tests.ops.test_verify_law import table_for

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specengine import SamplingParams
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.verify_tree import TokenHistory, verify_tree
 from specengine.rules import RULES, Wants, parse_rule
@@ -13,7 +14,6 @@ from specengine.rules.cascade import Bild, Cascade, Lossy
 from specengine.rules.lossless import Match, Rejection
 from specengine.rules.margin import Margin
 from specengine.rules.typical import Typical
-from specengine.tree import DraftLogits, DraftTree, TreeBatch
 from tests.engines import tiny_engine
 from tests.ops.cases import randn
 from tests.ops.test_verify_law import table_for

@@ -14,13 +14,13 @@ from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import Transformer
 from specengine.train.config import TrainConfig
-from specengine.train.corpus import Corpus
-from specengine.train.dialogues import Dialogue, write_shard
-from specengine.train.fasteagle import FastEagleObjective, FastEagleOptions
-from specengine.train.objective import Frozen
+from specengine.train.data.corpus import Corpus
+from specengine.train.data.dialogues import Dialogue, write_shard
+from specengine.train.data.state_store import StateStore
+from specengine.train.data.target_states import TargetStates
+from specengine.train.objectives.base import Frozen
+from specengine.train.objectives.fasteagle import FastEagleObjective, FastEagleOptions
 from specengine.train.parallel import World
-from specengine.train.state_store import StateStore
-from specengine.train.target_states import TargetStates
 from specengine.train.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from specengine.cli import app
-from specengine.train.dialogues import DialogueConfig, write_shard
+from specengine.cli.main import app
+from specengine.train.data.dialogues import DialogueConfig, write_shard
 from tests.models.files import CONFIG_JSON
 from tests.train.runs import CHECKPOINT, CONFIG, dialogues
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specengine.train.corpus import split, steps_of
-from specengine.train.state_store import StateStore
-from specengine.train.target_states import TargetStates
+from specengine.train.data.corpus import split, steps_of
+from specengine.train.data.state_store import StateStore
+from specengine.train.data.target_states import TargetStates
 from tests.train.runs import CONFIG, CPU, TARGET, corpus
 
 

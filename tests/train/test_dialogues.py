@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from specengine.models.loading import load_model
-from specengine.train.dialogues import DialogueConfig, read_dialogues, read_questions, write_dialogues
+from specengine.tensor_parallel.loading import load_model
+from specengine.train.data.dialogues import DialogueConfig, read_dialogues, read_questions, write_dialogues
 
 pytestmark = pytest.mark.model
 CONFIG = DialogueConfig(dialogues=2, answer_tokens=12)

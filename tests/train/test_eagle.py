@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specengine.train.eagle import EagleObjective, Options
-from specengine.train.objective import ahead
-from specengine.train.target_layers import shape_of
+from specengine.train.objectives.base import ahead
+from specengine.train.objectives.eagle import EagleObjective, Options
+from specengine.train.objectives.target_layers import shape_of
 from tests.train import straight_line as straight
 from tests.train.tiny import CONFIG, batch_for, frozen, randomised
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specengine.train.eagle3 import Eagle3Objective, Options
-from specengine.train.objective import ahead
-from specengine.train.target_layers import shape_of
+from specengine.train.objectives.base import ahead
+from specengine.train.objectives.eagle3 import Eagle3Objective, Options
+from specengine.train.objectives.target_layers import shape_of
 from tests.train import straight_line as straight
 from tests.train.tiny import CONFIG, batch, batch_for, frozen, randomised
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from specengine.train.fasteagle import FastEagleNetwork, FastEagleOptions
-from specengine.train.llama_layer import LayerShape
-from specengine.train.objective import Frozen, TrainingBatch, ahead
+from specengine.train.objectives.base import Frozen, TrainingBatch, ahead
+from specengine.train.objectives.fasteagle import FastEagleNetwork, FastEagleOptions
+from specengine.train.objectives.llama_layer import LayerShape
 from tests.train.runs import CONFIG, frozen, objective
 
 SHAPE = LayerShape(64, 160, 4, 2, 16, 1e-5, 10000.0)

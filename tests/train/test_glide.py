@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from specengine.models.checkpoint import RandomCheckpoint
-from specengine.train.draft_model import DraftModelObjective
-from specengine.train.draft_model import Options as DraftModelOptions
-from specengine.train.glide import GlideObjective, Options, block_mask
-from specengine.train.target_layers import shape_of
+from specengine.train.objectives.draft_model import DraftModelObjective
+from specengine.train.objectives.draft_model import Options as DraftModelOptions
+from specengine.train.objectives.glide import GlideObjective, Options, block_mask
+from specengine.train.objectives.target_layers import shape_of
 from tests.train import straight_line as straight
 from tests.train.tiny import CONFIG, batch_for, frozen, randomised
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specengine.train.head_loss import soft_cross_entropy
+from specengine.train.objectives.head_loss import soft_cross_entropy
 
 
 @pytest.mark.parametrize("rows", [1, 511, 1300])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specengine.train.medusa import MedusaObjective, Options
+from specengine.train.objectives.medusa import MedusaObjective, Options
 from tests.train import straight_line as straight
 from tests.train.tiny import batch_for, frozen, randomised
 

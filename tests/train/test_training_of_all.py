@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from specengine.train.export import write_drafter
-from specengine.train.objectives import OBJECTIVES, new_objective
+from specengine.train.objectives.registry import OBJECTIVES, new_objective
 from specengine.train.run_log import read_log
 from tests.train.runs import CONFIG, SHORT, frozen, trainer
 

@@ -7,8 +7,8 @@ import torch
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.config import ModelConfig
 from specengine.models.rope import rope_tables
-from specengine.train.llama_layer import rotated
-from specengine.train.objective import Frozen, TrainingBatch
+from specengine.train.objectives.base import Frozen, TrainingBatch
+from specengine.train.objectives.llama_layer import rotated
 
 CONFIG = ModelConfig("llama", 61, 32, 48, 8, 4, 2, 8, 1e-5, 64, eos_token_ids=(2,))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from specengine.bench.peers import hf, llama
 from specengine.bench.peers.base import Peer, Setup, reason
-from specengine.hub import resolve_model
-from specengine.models.loading import LoadedModel
+from specengine.hub.huggingface import resolve_model
+from specengine.tensor_parallel.loading import LoadedModel
 
 
 @dataclass(frozen=True)

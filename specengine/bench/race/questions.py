@@ -1,0 +1,113 @@
+"""What is asked: questions of one or more turns, and the prompt each turn makes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specengine.tensor_parallel.loading import LoadedModel
+from specengine.types import GenerationOutput, Prompt
+
+BUILT_IN = Path(__file__).parents[1] / "data" / "prompts.jsonl"
+RANDOM_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Question:
+    """One conversation's user turns; name is for messages, category is its class.
+
+    tokens: of a turn, where it is asked of a model without tokenizer.
+    """
+
+    name: str
+    turns: tuple[str, ...]
+    category: str = ""
+    tokens: int = RANDOM_TOKENS
+
+
+def load_files(
+    paths: Sequence[Path] = (BUILT_IN,),
+    limit: int | None = None,
+    per_class: int | None = None,
+    tokens: int = RANDOM_TOKENS,
+) -> list[Question]:
+    """The first questions of several files, `limit` of each file and `per_class` of each class (None: all)."""
+    _check_count("per_class", per_class)
+    if tokens < 1:
+        raise ValueError(f"prompt_tokens: expected a positive number of tokens, got {tokens}")
+    questions: list[Question] = []
+    for path in paths:
+        for question in load_questions(path, limit):
+            name = question.name if len(paths) == 1 else f"{path.stem}:{question.name}"
+            if per_class is None or sum(q.category == question.category for q in questions) < per_class:
+                questions.append(replace(question, name=name, tokens=tokens))
+    return questions
+
+
+def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Question]:
+    """The first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`.
+
+    `question_id` and `category` are kept where they are given (else line number and file name), other keys
+    ignored, blank lines skipped. Raises FileNotFoundError, or ValueError naming file and line.
+    """
+    _check_count("limit", limit)
+    if not path.is_file():
+        raise FileNotFoundError(f"questions: no such file {str(path)!r}")
+    try:
+        # Not splitlines: JSON strings may hold separators such as U+2028 unescaped.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8 text, byte {error.start} is not") from None
+    questions = [_parse(path, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not questions:
+        raise ValueError(f"{path}: holds no questions")
+    return questions[:limit]
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{name}: expected a positive number of questions, got {value}")
+
+
+def _parse(path: Path, number: int, line: str) -> Question:
+    where = f"{path}, line {number}"
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: expected one JSON object per line: {error}") from None
+    if not isinstance(data, dict) or "turns" not in data:
+        raise ValueError(f'{where}: expected an object with "turns", got {line.strip()[:60]!r}')
+    turns = data["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        raise ValueError(
+            f'{where}: "turns" must be a list of one or more non-empty strings, got {type(turns).__name__}'
+        )
+    name, category = data.get("question_id", number), data.get("category") or path.stem
+    if not isinstance(name, str | int | float) or not isinstance(category, str | int | float):
+        raise ValueError(f'{where}: "question_id" and "category" must be texts or numbers')
+    return Question(str(name), tuple(turns), str(category))
+
+
+def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0) -> Prompt:
+    """The prompt of turn len(answers): the turns so far with the answers between them.
+
+    Chat messages where the model has a template, else plain text. Without a tokenizer, random token ids that
+    `seed`, question and turn fix.
+    """
+    turns = question.turns[: len(answers) + 1]
+    if model.tokenizer is None:
+        ids: list[int] = []
+        for number in range(len(turns)):
+            draw = random.Random(f"{seed} {question.name} {number}")
+            ids += draw.choices(range(model.config.vocab_size), k=question.tokens)
+            ids += answers[number].token_ids if number < len(answers) else []
+        return ids
+    if model.tokenizer.has_chat_template:
+        asked = [{"role": "user", "content": turn} for turn in turns]
+        told = [{"role": "assistant", "content": answer.text} for answer in answers]
+        return [message for pair in zip(asked, told, strict=False) for message in pair] + asked[-1:]
+    texts = [text for turn, answer in zip(turns, answers, strict=False) for text in (turn, answer.text)]
+    return "\n\n".join([*texts, turns[-1]])

@@ -1,0 +1,210 @@
+"""`specengine report`: recorded runs side by side, as one HTML file that needs nothing else.
+
+Results are untrusted: every text is escaped, pictures are embedded, and the page may load and run nothing.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from specengine.bench.report.json import write_whole
+from specengine.bench.report.labels import counted
+from specengine.bench.report.plot import check_matplotlib, picture
+from specengine.bench.report.plot_batches import batches_figure
+from specengine.bench.report.plot_cycle import cycle_figure
+from specengine.bench.report.plot_drafters import drafters_figure
+from specengine.bench.report.plot_rows import rows_figure
+from specengine.bench.report.plot_rules import rules_figure
+from specengine.bench.report.plot_tasks import tasks_figure
+from specengine.bench.report.plot_tokens import tokens_figure
+from specengine.bench.report.results import read_results
+from specengine.bench.report.tables import preset_figures
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_STYLE = (
+    "body{font:15px/1.45 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}"
+    "td,th{border:1px solid #ccc;padding:.2rem .6rem;text-align:right;white-space:nowrap}"
+    "td:first-child,th:first-child{text-align:left;white-space:normal}"
+    "img{max-width:100%;height:auto}figure{margin:1.5rem 0}figcaption{color:#555}"
+    "code{white-space:pre-wrap;overflow-wrap:anywhere;background:#f4f4f4}"
+)
+PICTURES = {
+    "tasks": (tasks_figure, "Speedup over plain decoding by kind of question."),
+    "drafters": (drafters_figure, "Acceptance by depth, tau (bonus token included) and speedup, time of a cycle."),
+    "cycle": (cycle_figure, "One cycle: its phases one after the other, and the tokens it ends with."),
+    "batches": (batches_figure, "Speedup over plain decoding of the same batch size."),
+    "rows": (rows_figure, "What a pass of the target costs by the rows it verifies."),
+    "rules": (rules_figure, "Quality against speed: each rule's text beside the exact one's."),
+    "tokens": (tokens_figure, "One answer: the colour tells which drafter proposed a token, none that the target did."),
+}
+_SETTINGS, _CONTENDERS = 4, 24  # that a picture of bars can hold
+_SWEEP = 12  # contenders; of more rules no bars are drawn
+
+
+def write_report(files: Sequence[Path], out: Path, pictures: Path | None = None) -> None:
+    """Writes a report of results at once, and its pictures as PNG files into a folder if one is named.
+
+    Raises ValueError for a file that holds no results and where there is no matplotlib, FileNotFoundError, OSError.
+    """
+    check_matplotlib()
+    runs = [read_results(file) for file in files]
+    names = _names(files)
+    drawn = [dict(_pictures(results)) for results in runs]
+    if pictures:
+        pictures.mkdir(parents=True, exist_ok=True)
+        for name, images in zip(names, drawn, strict=True):
+            for kind, image in images.items():
+                write_whole(pictures / f"{name.replace('/', '-')}-{kind}.png", image)
+    body = "".join([*_comparison(names, runs), *(_section(*each) for each in zip(names, runs, drawn, strict=True))])
+    page = (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width"><title>specengine: recorded runs</title>'
+        f"<style>{_STYLE}</style></head><body><h1>Recorded runs</h1>{body}</body></html>\n"
+    )
+    write_whole(out, page.encode("utf-8", "replace"))
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """A file's name, with its folder where another is called the same, with a number where that does not help."""
+    names = [file.stem for file in files]
+    names = [
+        f"{file.parent.name}/{name}" if names.count(name) > 1 else name for file, name in zip(files, names, strict=True)
+    ]
+    return [f"{name} ({i + 1})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _pictures(results: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """By kind."""
+    few = _few(results["runs"])
+    left_out: tuple[str, ...] = ()
+    if any(row["family"] for row in few) and len({row["label"] for row in few}) > _SWEEP:
+        left_out = ("tasks", "drafters", "cycle")
+    for kind, (draw, _) in PICTURES.items():
+        shown = results if kind in ("rules", "batches") else {**results, "runs": few}
+        if kind not in left_out and (image := picture(draw, shown)):
+            yield kind, image
+
+
+def _few(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The contenders of the first settings, as many as a picture can hold, each with its rule in its label."""
+    settings: dict[tuple[float, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        settings.setdefault((row["temperature"], row["batch"]), []).append({**row, "label": _who(row)})
+    return [row for own in list(settings.values())[:_SETTINGS] for row in own[:_CONTENDERS]]
+
+
+def _who(row: dict[str, Any]) -> str:
+    return row["label"] + ("" if row["rule"] == "match" else f" under {row['rule']}")
+
+
+def _comparison(names: Sequence[str], runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """All contenders of all files, a column of tokens/s and one of speedup per file."""
+    found: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
+    for number, results in enumerate(runs):
+        for row in results["runs"]:
+            key = (row["label"], row["rule"], f"{row['temperature']:g}", str(row["batch"]))
+            found.setdefault(key, {}).setdefault(number, row)
+    yield "<h2>Side by side</h2><p>tokens/s, and speedup over plain decoding in the same run. Absolute figures of "
+    yield "different machines do not compare.</p>"
+    heads = [part for name in names for part in (f"{name}: tokens/s", "speedup")]
+    lines = [
+        [*key, *(cell for number in range(len(runs)) for cell in _speeds(by_file.get(number)))]
+        for key, by_file in found.items()
+    ]
+    yield _table(["drafter", "rule", "temperature", "batch", *heads], lines)
+
+
+def _speeds(row: dict[str, Any] | None) -> tuple[str, str]:
+    return (f"{row['tokens_per_second']:.1f}", f"{row['speedup']:.2f}x") if row else ("", "")
+
+
+def _section(name: str, results: dict[str, Any], images: dict[str, bytes]) -> str:
+    machine = results["machine"]
+    where = ", ".join(str(machine[key]) for key in ("gpu", "cpu") if machine[key])
+    cores = f", {machine['cores']} cores" if machine["cores"] else ""
+    asked = f"{counted(results['questions'], 'question')}, {results['max_new_tokens']} new tokens"
+    facts = [
+        f"{results['model']} ({results['dtype'] or 'dtype not recorded'}), {asked}",
+        f"{where}{cores}",
+        f"commit {results['commit']}" if results["commit"] else "",
+    ]
+    lines = "".join(f"<p>{escape(fact)}</p>" for fact in facts if fact)
+    command = f"<p><code>{escape(results['command'])}</code></p>" if results["command"] else ""
+    figures = "".join(
+        f'<figure><img alt="{escape(PICTURES[kind][1])}" src="data:image/png;base64,{b64encode(image).decode()}">'
+        f"<figcaption>{escape(PICTURES[kind][1])}</figcaption></figure>"
+        for kind, image in images.items()
+    )
+    heads = [
+        "contender",
+        "T",
+        "batch",
+        "tokens/s",
+        "speedup",
+        "tau",
+        "first token, ms",
+        "between tokens p50",
+        "p95",
+        "p99",
+    ]
+    table = _table([*heads, "of the floor", "memory, MiB", "identical"], map(_cells, results["runs"]))
+    beside = _side_by_side(results["preset"]) if results["preset"] else ""
+    return f"<h2>{escape(name)}</h2>{lines}{command}{beside}{table}{figures}"
+
+
+def _side_by_side(preset: dict[str, Any]) -> str:
+    """Published and measured."""
+    figures = ("T", "batch", "speedup", "tau", "efficiency")
+    heads = [
+        "method",
+        "model",
+        "task",
+        *figures,
+        "quality",
+        "note",
+        "measured",
+        *figures,
+        "agreement",
+        "log-likelihood",
+    ]
+    lines = []
+    for row in preset["rows"]:
+        theirs, ours = row["published"], row["measured"]
+        model, task, quality, note = (theirs[key] or "" for key in ("model", "task", "quality", "note"))
+        who = (ours["label"] or "") + (f" under {ours['rule']}" if ours["rule"] not in ("match", "", None) else "")
+        same, nats = ours["agreement"], ours["log_likelihood"]
+        judged = ["" if same is None else f"{same:.1%}", "" if nats is None else f"{nats:.3f}"]
+        said = [row["method"] or "", model, task, *preset_figures(theirs), quality, note]
+        lines.append([*said, who, *preset_figures(ours), *judged])
+    return f"<h3>{escape(preset['name'] or '')}: {escape(preset['about'] or '')}</h3>{_table(heads, lines)}"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    gaps, memory, floor = row["token_gap_ms"], row["peak_memory_bytes"], row["floor_fraction"]
+    return [
+        _who(row),
+        f"{row['temperature']:g}",
+        str(row["batch"]),
+        *_speeds(row),
+        f"{row['tau']:.2f}" if row["tau"] else "",
+        *(_ms(ms) for ms in (row["first_token_ms"], *(gaps.get(share) for share in ("p50", "p95", "p99")))),
+        f"{floor:.0%}" if floor else "",
+        f"{memory / 2**20:.0f}" if memory else "",
+        row["identical"] or "",
+    ]
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

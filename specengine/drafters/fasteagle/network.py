@@ -1,0 +1,112 @@
+"""FastEagle's network: layer i reads layer i - 1's output and its own cache, the first one fused features of a position
+and the embedding of the token after it; every output is a guess of the target's last feature, one token further."""
+
+from __future__ import annotations
+
+import torch
+
+from specengine.cache.kv_cache import CacheBatch
+from specengine.cache.page_pool import PagePool
+from specengine.drafters.hidden_states.pairs import PairRows
+from specengine.models.checkpoint_base import layer_tensors
+from specengine.models.draft_checkpoint import DraftCheckpoint
+from specengine.models.hidden_states import Features
+from specengine.models.rope import RopeTables
+from specengine.models.transformer import Transformer
+from specengine.models.weights import WeightLoader
+from specengine.ops.row_tools import take_rows
+
+
+class Cascade:
+    """The network of a checkpoint, ready to run beside its target. head: the target's, of the drafter's vocabulary.
+    projections: its linear layers.
+
+    Raises ValueError naming what of the checkpoint does not fit the target.
+    """
+
+    def __init__(self, checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -> None:
+        self.config = c = checkpoint.layer_config()
+        size, self.levels = c.hidden_size, c.num_layers
+        self.taps = checkpoint.feature_layers(target.config)
+        checkpoint.expect("fc_features.weight", size, len(self.taps) * size)
+        checkpoint.expect("fc_input.weight", size, 2 * size)
+        for i in range(len(self.taps)):
+            checkpoint.expect(f"fc_norm.{i}.weight", size)
+        for i in range(self.levels):
+            checkpoint.expect_all(layer_tensors(c, f"layers.{i}."))
+        if "norm.weight" in checkpoint.tensors:
+            checkpoint.expect("norm.weight", size)
+        loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
+        # Positions go on behind what it was trained with; distances do not.
+        layers = [loader.layer_at(f"layers.{i}", checkpoint.attention_reach) for i in range(self.levels)]
+        self.projections = [product for layer in layers for product in layer.projections]
+        self._target, self._ops, self.device = target, target.ops, target.device
+        self._fusion = loader.packed(self._fused(checkpoint), "fc_input")
+        self._ones = torch.ones(size, device=target.device)
+        self._norm = loader.vector_if_any("norm.weight")
+        # What is cascaded is one decoder; the layers of the paper's ablation lie side by side.
+        runs = [[layer] for layer in layers] if checkpoint.fields.get("parallel", bool, False) else [layers]
+        self._decoders = [self._ops.decoder(c, None, run, self._ones, range(1, len(run) + 1)) for run in runs]
+        vocabulary = checkpoint.vocabulary(target.config)
+        self._vocabulary = None if vocabulary is None else vocabulary.int().to(target.device)
+        self.head = target.head_rows(self._vocabulary)
+        self.projections += [self._fusion, self.head]
+        self._rope = RopeTables(c, target.device)
+
+    def _fused(self, checkpoint: DraftCheckpoint) -> torch.Tensor:
+        """[hidden, (taps + 1) hidden]: fc_input of fc_features of the normed features, and of the embedding.
+
+        Nothing between them is curved, so it is one matrix, and the norms' weights scale its columns.
+        """
+
+        def floats(name: str) -> torch.Tensor:
+            return checkpoint.read(f"{name}.weight").float()
+
+        size, both = self.config.hidden_size, floats("fc_input")
+        scale = torch.cat([floats(f"fc_norm.{i}") for i in range(len(self.taps))])
+        return torch.cat([both[:, :size] @ (floats("fc_features") * scale), both[:, size:]], dim=1)
+
+    def pick(self, features: Features) -> torch.Tensor:
+        """What of the target's features it reads, float32 [M, taps, hidden]."""
+        assert features.tapped is not None  # see taps
+        return features.tapped
+
+    def picked_shape(self, taps: int) -> tuple[int, ...]:
+        return (taps, self.config.hidden_size)
+
+    def ensure_positions(self, count: int) -> None:
+        """Extends the rotary tables to `count` positions."""
+        self._rope.ensure(count)
+
+    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of the drafter's token ids; -1 stays."""
+        return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """float32 [M, draft vocabulary] of layers' outputs [M, hidden]."""
+        if self._norm is not None:
+            outputs, rows = torch.empty_like(outputs), outputs.contiguous()
+            self._ops.layer.rms_norm(rows, None, self._norm, outputs, self.config.rms_norm_eps)
+        return self._ops.linear(outputs.contiguous(), self.head)
+
+    def outputs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> torch.Tensor:
+        """The layers' outputs [B, levels, hidden] at every sequence's last pair, once all pairs are cached."""
+        inputs, outputs, first = self._inputs(read), [], 0
+        for decoder in self._decoders:
+            layers = self.levels // len(self._decoders)
+            own = slice(first, first + layers)
+            first += layers
+            tapped = torch.empty(len(inputs), layers, self.config.hidden_size, device=inputs.device)
+            caches = (pool.k[own], pool.v[own], place.block_table, place.lengths)
+            decoder(read.rows, *caches, *self._rope.cos_sin, tapped, inputs)
+            outputs.append(take_rows(tapped, read.last))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _inputs(self, read: PairRows) -> torch.Tensor:
+        """Rows [M, hidden] for the first layer."""
+        rows, taps, size = read.features.shape
+        normed = torch.empty(rows * taps, size, device=read.features.device)
+        self._ops.layer.rms_norm(read.features.flatten(0, 1), None, self._ones, normed, self.config.rms_norm_eps)
+        embedded = torch.empty(rows, size, device=normed.device)
+        self._ops.layer.gather_rows(self._target.embedding, read.rows.tokens, embedded)
+        return self._ops.linear(torch.cat([normed.view(rows, -1), embedded], dim=1), self._fusion)

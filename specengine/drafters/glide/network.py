@@ -1,0 +1,170 @@
+"""GLIDE's layers: self-attention, then attention to the target's cached keys and values, then the MLP."""
+
+from __future__ import annotations
+
+import torch
+
+from specengine.cache.kv_cache import KVCache
+from specengine.cache.page_pool import page_bytes
+from specengine.drafters.glide.rows import GlideRows
+from specengine.models.checkpoint_base import ENDS, expected_tensors
+from specengine.models.config import ModelConfig
+from specengine.models.draft_checkpoint import DraftCheckpoint
+from specengine.models.rope import RopeTables
+from specengine.models.transformer import Transformer
+from specengine.models.weights import WeightLoader
+from specengine.ops.layer import rotate
+from specengine.ops.weight import Projection
+
+BLOCK = 5  # the published block_size
+
+
+class GlideNetwork:
+    """The drafter of a checkpoint beside its target. cross: read the target's cache, where it was trained to.
+
+    projections: its linear layers. Embedding and head are the checkpoint's own or, where it has none, the target's.
+    Raises ValueError naming what does not fit the target.
+    """
+
+    def __init__(self, checkpoint: DraftCheckpoint, target: Transformer, dtype: str, *, cross: bool = True) -> None:
+        self.config = c = checkpoint.layer_config()
+        cross = cross and checkpoint.fields.get("cross_attention", bool, True)
+        _check(checkpoint, c, target.config, cross)
+        loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
+        names = [f"model.layers.{i}" for i in range(c.num_layers)]
+        # Positions go on behind what it was trained with; distances do not.
+        self._reach = checkpoint.attention_reach
+        self._layers = [loader.layer_at(name, self._reach) for name in names]
+        read = ("q_proj", "o_proj") if cross else ()
+        self._cross = [[loader.linear(f"{name}.cross_attn.{part}") for part in read] for name in names]
+        self._norm = loader.vector("model.norm.weight")
+        own = "model.embed_tokens.weight" in checkpoint.tensors
+        self._embedding = loader.linear("model.embed_tokens").weights[0] if own else target.embedding
+        tokens = checkpoint.vocabulary(target.config)
+        self._vocabulary = None if tokens is None else tokens.int().to(target.device)
+        own_head = "lm_head.weight" in checkpoint.tensors
+        self.head = loader.linear("lm_head") if own_head else target.head_rows(self._vocabulary)
+        products = [product for layer in self._layers for product in layer.projections]
+        self.projections = [*products, *(product for pair in self._cross for product in pair), self.head]
+        self.block = checkpoint.fields.get("block_size", int, BLOCK)
+        self._target, self._ops, self.device = target.config, target.ops.layer, target.device
+        self._rope, self._target_rope = RopeTables(c, target.device), RopeTables(target.config, target.device)
+        self._kv_shape, self._cache_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
+
+    @property
+    def page_bytes(self) -> int:
+        """Of its keys and values beside a page of the target's."""
+        return page_bytes(self._kv_shape, self._cache_dtype)
+
+    def attach(self, cache: KVCache) -> None:
+        self.cache = cache
+        self._pool = cache.companion(*self._kv_shape, self._cache_dtype)
+
+    def ensure_positions(self, count: int) -> None:
+        self._rope.ensure(count)
+        self._target_rope.ensure(count)
+
+    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of the drafter's token ids; -1 stays."""
+        return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
+
+    def logits(self, read: GlideRows) -> torch.Tensor:
+        """float32 [B, draft vocabulary] behind every sequence's last row."""
+        return self._ops.linear(self.states(read)[read.last], self.head)
+
+    def states(self, read: GlideRows) -> torch.Tensor:
+        """float32 [M, hidden], after the final norm; the rows' own keys and values go to the drafter's cache."""
+        c, ops, rows, count = self.config, self._ops, read.rows, len(read.rows.tokens)
+        slots = (read.place.block_table, read.place.lengths, rows.row_start)
+        crossing = self._crossing(read)
+
+        def empty(*shape: int) -> torch.Tensor:
+            return torch.empty(count, *shape, device=self.device)
+
+        x, normed, q, attended = (empty(*shape) for shape in self._shapes)
+        tokens = rows.tokens
+        if self._embedding.rows < self._target.vocab_size:  # any row will do for a token it has never been shown
+            tokens = torch.where(tokens < self._embedding.rows, tokens, 0)
+        ops.gather_rows(self._embedding, tokens, x)
+        delta = None
+        for i, (layer, cross) in enumerate(zip(self._layers, self._cross, strict=True)):
+            keys, values, norms = self._pool.k[i], self._pool.v[i], (layer.q_norm, layer.k_norm)
+            ops.rms_norm(x, delta, layer.attention_norm, normed, c.rms_norm_eps)
+            qkv = ops.linear(normed, layer.qkv)
+            ops.rope_cache(qkv, *self._rope.cos_sin, *norms, rows.depths, keys, values, *slots, q, c.rms_norm_eps)
+            ops.tree_attention(q, keys, values, *slots, rows.ancestors, attended, c.head_dim**-0.5, layer.window)
+            delta = ops.linear(attended.view(count, -1), layer.attention_out)
+            if cross:
+                x += delta  # no norm before it
+                delta = self._read_target(x, i, *cross, *crossing)
+            ops.rms_norm(x, delta, layer.mlp_norm, normed, c.rms_norm_eps)
+            gated = empty(c.intermediate_size)
+            ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
+            delta = ops.linear(gated, layer.down)
+        ops.rms_norm(x, delta, self._norm, normed, c.rms_norm_eps)
+        return normed
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        c = self.config
+        return (c.hidden_size,), (c.hidden_size,), (c.num_heads, c.head_dim), (c.num_heads, c.head_dim)
+
+    def _crossing(self, read: GlideRows) -> tuple[torch.Tensor, ...]:
+        """What attention to the target's cache needs: every row is a batch member of its own, whose `own` slot is the
+        last of the target's that it sees. Cosines and sines of its position, block table, lengths, row_start, bits."""
+        turn = [table[read.positions] for table in self._target_rope.cos_sin]
+        starts = torch.arange(len(read.owner) + 1, dtype=torch.int32, device=self.device)
+        bits = (read.rows.depths[:, None] >= 0).int()
+        lengths = (read.visible(self.block) - 1).clamp(min=0)
+        return *turn, read.place.block_table[read.owner], lengths, starts, bits
+
+    def _read_target(self, x, layer: int, query: Projection, out: Projection, cos, sin, table, lengths, starts, bits):
+        """The sum to add to x [M, hidden]: one query per query head of the target, its keys and values as they are."""
+        t = self._target
+        which = t.num_layers - self.config.num_layers + layer
+        q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), cos, sin)
+        read, cache = torch.empty_like(q), self.cache
+        place = (cache.k[which], cache.v[which], table, lengths, starts, bits)
+        self._ops.tree_attention(q, *place, read, t.head_dim**-0.5, self._reach)
+        return self._ops.linear(read.view(len(x), -1), out)
+
+
+def _check(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig, cross: bool) -> None:
+    fields = checkpoint.fields
+    asked = {
+        "large_hidden_size": target.hidden_size,
+        "large_num_hidden_layers": target.num_layers,
+        "large_num_attention_heads": target.num_heads,
+        "large_num_key_value_heads": target.num_kv_heads,
+        "large_head_dim": target.head_dim,
+    }
+    for name, value in asked.items():
+        if fields.get(name, int, value) != value:
+            raise fields.error(name, f"is {checkpoint.json[name]}, the target has {value}")
+    if config.num_layers > target.num_layers:
+        raise fields.error("num_hidden_layers", f"is {config.num_layers}, the target has {target.num_layers}")
+    if fields.get("block_size", int, BLOCK) < 1:
+        raise fields.error("block_size", "must be positive")
+    checkpoint.expect_all({name: shape for name, shape in expected_tensors(config).items() if name not in ENDS})
+    heads = target.num_heads * target.head_dim
+    for i in range(config.num_layers if cross else 0):
+        checkpoint.expect(f"model.layers.{i}.cross_attn.q_proj.weight", heads, config.hidden_size)
+        checkpoint.expect(f"model.layers.{i}.cross_attn.o_proj.weight", config.hidden_size, heads)
+    _check_ends(checkpoint, config, target)
+
+
+def _check_ends(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig) -> None:
+    """Embedding and head: own ones of its size, or the target's."""
+    tokens, own = checkpoint.vocabulary(target), [name for name in ENDS if name in checkpoint.tensors]
+    for name in own:
+        rows = checkpoint.rows(name)
+        checkpoint.expect(name, rows, config.hidden_size)
+        if rows > target.vocab_size:
+            raise checkpoint.error(f"'{name}' has {rows} tokens, the target has {target.vocab_size}")
+        if name == ENDS[1] and tokens is not None and rows != len(tokens):
+            raise checkpoint.error(f"'{name}' tells {rows} tokens apart, d2t {len(tokens)}")
+    if config.hidden_size != target.hidden_size and len(own) < 2:
+        raise checkpoint.error(
+            f"without {' and '.join(name for name in ENDS if name not in own)} it shares the target's, "
+            f"of hidden size {target.hidden_size} instead of its {config.hidden_size}"
+        )

@@ -1,0 +1,45 @@
+"""What became of the nodes of each of the trees that a tree was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree
+from specengine.engine.request import Sequence as TokenSequence
+from specengine.types import SourceStats
+
+
+def count_sources(
+    sequence: TokenSequence,
+    tree: DraftTree | None,
+    sources: Sequence[tuple[str, ScoredTree]],
+    committed: Sequence[int],
+) -> None:
+    """Adds to a sequence's statistics, and to its trace, what its last cycle verified and accepted of each source.
+
+    tree: that was verified; None: none was drafted.  sources: trees with the same root, and their sources' names.
+    """
+    if tree is None or len(tree.tokens) == 1:
+        return
+    children: dict[tuple[int | None, int], int] = {
+        child: node for node, child in enumerate(zip(tree.parents, tree.tokens, strict=True))
+    }
+    accepted: list[int | None] = [0]
+    for token in committed[: sequence.accepted_last]:
+        accepted.append(children.get((accepted[-1], token)))
+    nodes: dict[str, set[int | None]] = {}
+    for name, source in sources:
+        places: list[int | None] = [0]  # in the tree
+        for token, parent in zip(source.tokens[1:], source.parents[1:], strict=True):
+            places.append(children.get((places[parent], token)))
+        nodes.setdefault(name, set()).update(places)
+    for name, held in nodes.items():
+        held -= {0, None}
+        stats = sequence.sources.setdefault(name, SourceStats())
+        stats.drafted += len(held)
+        stats.accepted += len(held.intersection(accepted))
+    if sequence.trace:
+        whose = tuple(tuple(name for name, held in nodes.items() if node in held) for node in accepted[1:])
+        sequence.trace[-1] = replace(sequence.trace[-1], sources=whose)

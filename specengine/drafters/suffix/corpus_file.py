@@ -1,0 +1,83 @@
+"""A corpus that drafts are copied from: texts as token ids and their suffix array, in a safetensors file that is mapped
+into memory.
+
+tokens: uint16 [n] where the ids leave 65535 free, else int32 [n]: texts one after the other, the highest uint16 or -1
+behind each.  order: int32 [n], see sort_suffixes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from specengine._C import TextCorpus, sort_suffixes
+from specengine.tokenizer import Tokenizer
+from specengine.utils.atomic_file import whole_file
+
+_FORMAT = "specengine-corpus-1"
+_TOKENIZER = "tokenizer"  # of the file's metadata
+_END, _NARROW_END = -1, 0xFFFF
+_SAMPLE = "The quick brown fox doesn't jump; it measures 1,234.5 km²:\n\tdef naïve(x): return [x**2]  # ὦ 你好"
+
+
+def write_corpus(path: Path, texts: Iterable[Sequence[int]], tokenizer: Tokenizer | None = None) -> int:
+    """Puts a corpus of these texts in place, whole or not at all; returns how many tokens it has.
+
+    tokenizer: of the texts, to be known again. Raises ValueError where the texts are empty."""
+    joined = array("i")  # a list would take eight times as much
+    for text in texts:
+        if text:
+            joined.extend(text)
+            joined.append(_END)
+    if not joined:
+        raise ValueError("texts: there is nothing in them")
+    tokens = torch.frombuffer(joined, dtype=torch.int32)
+    order = torch.empty_like(tokens)
+    sort_suffixes(tokens, order)
+    about = {"format": _FORMAT} | ({_TOKENIZER: _mark(tokenizer)} if tokenizer else {})
+    narrow = tokens.to(torch.uint16) if tokens.max() < _NARROW_END else tokens  # -1 becomes _NARROW_END
+    with whole_file(path) as part:
+        save_file({"tokens": narrow, "order": order}, part, about)
+    return len(tokens)
+
+
+def open_corpus(path: Path, vocab_size: int) -> TextCorpus:
+    """The corpus of a file. Raises FileNotFoundError, and ValueError for a file of something else or of tokens that a
+    vocabulary of this size does not have."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a corpus, a file that `specengine corpus` wrote")
+    try:
+        with safe_open(path, "pt") as file:
+            if (file.metadata() or {}).get("format") != _FORMAT:
+                raise ValueError("it is no corpus that `specengine corpus` wrote")
+            tokens, order = file.get_tensor("tokens"), file.get_tensor("order")
+            corpus = TextCorpus(tokens, order)
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{path}: the corpus cannot be read ({error}); write it anew") from error
+    if len(tokens) and (most := _highest(tokens)) >= vocab_size:
+        raise ValueError(f"{path}: its texts have token {most}, the target's vocabulary ends at {vocab_size - 1}")
+    return corpus
+
+
+def _highest(tokens: torch.Tensor) -> int:
+    """Of the token ids."""
+    values = tokens.numpy()
+    return int(values.max(initial=0, where=values != _NARROW_END) if values.dtype == "uint16" else values.max())
+
+
+def check_corpus_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Raises ValueError where the texts of a corpus are another tokenizer's, as far as the file tells."""
+    with safe_open(path, "pt") as file:
+        if file.metadata().get(_TOKENIZER, mark := _mark(tokenizer)) != mark:
+            raise ValueError(f"{path}: its texts are of another tokenizer than the target's")
+
+
+def _mark(tokenizer: Tokenizer) -> str:
+    tokens = tokenizer.encode(_SAMPLE, add_special_tokens=False)
+    return hashlib.sha256(repr(tokens).encode()).hexdigest()[:16]

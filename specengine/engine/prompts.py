@@ -1,0 +1,82 @@
+"""Prompts as callers write them -> token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from specengine.models.config import ModelConfig
+from specengine.tokenizer import Tokenizer
+from specengine.types import Prompt
+
+
+class PromptTooLong(ValueError):
+    """The model's context does not hold the prompt."""
+
+
+def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
+    """The prompts as a list, and whether it was a single one (a string, a list of ids, a list of messages)."""
+    if isinstance(prompts, np.ndarray) and prompts.ndim == 0:
+        prompts = prompts.item()
+    if isinstance(prompts, str) or (_is_list(prompts) and len(prompts) and _is_element(prompts[0])):
+        return [prompts], True
+    if not _is_list(prompts):
+        raise ValueError(
+            "prompts: expected a string, a list of token ids, a list of chat messages, or a list of those, "
+            f"got {type(prompts).__name__}"
+        )
+    return list(prompts), False
+
+
+def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
+    """Token ids of one prompt. Raises ValueError where it is empty, too long for the model, or not a prompt."""
+    if _is_list(prompt) and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt):
+        ids = [int(token) for token in prompt]
+    elif isinstance(prompt, str):
+        _check_text("prompt", prompt)
+        ids = _tokenizer(tokenizer).encode(prompt)
+    elif _is_list(prompt) and all(isinstance(message, Mapping) for message in prompt):
+        for i, message in enumerate(prompt):
+            _check_text(f"prompt: messages[{i}]", message.get("content"))
+        ids = _tokenizer(tokenizer).encode_chat(list(prompt))
+    else:
+        raise ValueError(
+            "prompt: expected a string, a list of token ids (integers) or a list of chat messages, "
+            f"got {str(prompt)[:80]!r}"
+        )
+    if not ids:
+        raise ValueError("prompt: is empty (it has no tokens to continue)")
+    wrong = next((token for token in ids if not 0 <= token < config.vocab_size), None)
+    if wrong is not None:
+        raise ValueError(f"prompt: token id {wrong} is not in 0 to {config.vocab_size - 1}")
+    if len(ids) >= config.max_position:
+        raise PromptTooLong(
+            f"prompt: has {len(ids)} tokens, but the model's context of {config.max_position} must hold it and one more"
+        )
+    return ids
+
+
+def _check_text(name: str, text: Any) -> None:
+    """Refuses unpaired surrogates: what a shell or a file that is not UTF-8 leaves in a string."""
+    try:
+        if isinstance(text, str):
+            text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: is not valid UTF-8 text at character {error.start}") from error
+
+
+def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise ValueError("prompt: this model has no tokenizer; give a list of token ids")
+    return tokenizer
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Seq | np.ndarray) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+
+def _is_element(value: Any) -> bool:
+    return isinstance(value, int | np.integer | Mapping)

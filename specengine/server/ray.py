@@ -1,0 +1,93 @@
+"""Replicas on Ray Serve (extra `ray`): `serve run specengine.server.ray:app model=smollm2-135m max_replicas=4`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel, Field, TypeAdapter
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from specengine.server.app import make_app
+from specengine.server.engine_pool import Engines
+from specengine.server.limits import Limits
+from specengine.server.settings import Settings, offered
+from specengine.tensor_parallel.loading import load_model
+
+# Requests of one session, which a header names, meet at the replica whose cache knows how they begin.
+_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+
+
+class Arguments(BaseModel):
+    """What the application may be told besides the fields of Settings.
+
+    model, drafter, rule, device, dtype, tensor_parallel: as load_model and Engine take them.
+    allow_drafters, allow_rules: that requests may ask for, too.
+    min_replicas, max_replicas: how many there are, as the load asks for.
+    target_streams: of a replica, on average, above which there are to be more.
+    cpus, gpus: that a replica takes of its machine; the CPU backend has a thread for each.
+    """
+
+    model: str = "smollm2-135m"
+    drafter: str = "auto"
+    rule: str = "match"
+    device: str = "auto"
+    dtype: str = "auto"
+    tensor_parallel: int = Field(1, ge=1)
+    allow_drafters: tuple[str, ...] = ()
+    allow_rules: tuple[str, ...] = ()
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int = Field(1, ge=1)
+    target_streams: float = Field(8.0, gt=0)
+    cpus: float = Field(1.0, ge=0)
+    gpus: float = Field(0.0, ge=0)
+
+
+def app(arguments: dict[str, Any]) -> Application:
+    """The application of a model, which `serve run` and configuration files name.
+
+    arguments: the fields of Arguments and of Settings by their names. Raises ValueError naming the argument.
+    """
+    given = Arguments.model_validate(arguments)
+    settings = _settings(given, {key: value for key, value in arguments.items() if key not in Arguments.model_fields})
+
+    class Replica:
+        """A server behind Ray's proxy, which hands it requests and replaces it where it is not well."""
+
+        def __init__(self) -> None:
+            model = load_model(
+                given.model, device=given.device, dtype=given.dtype, tensor_parallel=given.tensor_parallel
+            )
+            self._engines = Engines(model, settings)
+
+        def __serve_build_asgi_app__(self) -> Limits:
+            return make_app(self._engines, settings)
+
+        def check_health(self) -> None:
+            if failure := self._engines.failure:
+                raise RuntimeError(failure)
+
+    deployment = serve.deployment(
+        name="specengine",
+        ray_actor_options={"num_cpus": given.cpus, "num_gpus": given.gpus},
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=given.min_replicas,
+            max_replicas=given.max_replicas,
+            target_ongoing_requests=given.target_streams,
+        ),
+        max_ongoing_requests=settings.max_streams,
+        max_queued_requests=settings.max_waiting,
+        health_check_period_s=2,
+        graceful_shutdown_timeout_s=settings.drain,
+        request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
+    )
+    return deployment(serve.ingress()(Replica)).bind()
+
+
+def _settings(given: Arguments, more: dict[str, Any]) -> Settings:
+    if unknown := sorted(more.keys() - {field.name for field in fields(Settings)}):
+        raise ValueError(f"arguments: unknown {unknown[0]!r}; expected fields of Arguments or Settings")
+    offers = offered(given.model, given.drafter, given.rule, given.allow_drafters, given.allow_rules)
+    return TypeAdapter(Settings).validate_python(offers | more)

@@ -1,0 +1,35 @@
+"""The layers of one rank's part, which tell the other ranks what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from specengine.models.config import ModelConfig
+from specengine.ops import Ops
+from specengine.ops.decoder import Layer, LayerwiseDecoder
+from specengine.ops.weight import Projection
+from specengine.tensor_parallel.shards import Joint
+
+Gather = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+
+
+def part_decoder(
+    ops: Ops,
+    gather: Gather,
+    config: ModelConfig,
+    layers: Sequence[Layer],
+    final_norm: torch.Tensor,
+    taps: Sequence[int] = (),
+) -> LayerwiseDecoder:
+    """Op by op, so that the ranks can meet in between; takes its rows as `inputs`.  gather: all ranks' x
+    side by side, of a rank's own x and how many columns each has."""
+
+    def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
+        if not isinstance(layer, Joint):
+            return ops.layer.linear(x, layer)
+        return gather(ops.layer.linear(gather(x, layer.columns_of), layer), layer.rows_of)
+
+    return LayerwiseDecoder(replace(ops.layer, linear=linear), config, None, layers, final_norm, taps)

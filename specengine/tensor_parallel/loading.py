@@ -1,0 +1,130 @@
+"""From a model's name to its weights and tokenizer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specengine import _C
+from specengine.hub.huggingface import resolve_model
+from specengine.models.checkpoint import Checkpoint, RandomCheckpoint, open_checkpoint
+from specengine.models.config import ModelConfig
+from specengine.models.transformer import Transformer
+from specengine.models.weights import check_dtype
+from specengine.ops import Ops, native, ops_for
+from specengine.ops.weight import FLOAT_FORMATS
+from specengine.tensor_parallel.target import ParallelTransformer
+from specengine.tokenizer import Tokenizer
+from specengine.types import SamplingParams
+from specengine.utils.spec_string import check_range
+
+MOST_PROCESSES = 64  # of tensor_parallel
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A target ready to run; several engines may share it."""
+
+    name: str
+    dtype: str  # of its weights; "auto" where they are as the checkpoint has them, quantised or of several types
+    target: Transformer
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.target.config
+
+    def check_place(self, device: str, dtype: str, strict: bool, tensor_parallel: int = 1) -> None:
+        """Raises ValueError where an engine asks for something else than this model was loaded with."""
+        if strict and not self.target.ops.strict:
+            raise ValueError("strict: this model was loaded without it")
+        loaded = {"device": self.target.device.type, "dtype": self.dtype}
+        for name, asked in (("device", device), ("dtype", dtype)):
+            if asked not in ("auto", loaded[name]):
+                raise ValueError(f"{name}: this model was loaded with {loaded[name]}, got {asked!r}")
+        if tensor_parallel not in (1, self.target.tensor_parallel):
+            size = self.target.tensor_parallel
+            raise ValueError(f"tensor_parallel: this model was loaded with {size}, got {tensor_parallel}")
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raises ValueError for parameters that this model cannot honour."""
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop: this model has no tokenizer, so no stop string can be recognised")
+        for token in params.logit_bias or {}:
+            if token >= self.config.vocab_size:
+                raise ValueError(f"logit_bias: token id {token} is not in 0 to {self.config.vocab_size - 1}")
+
+
+def load_model(
+    model: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    strict: bool = False,
+    tensor_parallel: int = 1,
+    ops: Ops | None = None,
+) -> LoadedModel:
+    """Finds (or fetches) a model and loads it; strict and tensor_parallel are Engine's. Raises ValueError,
+    FileNotFoundError, ModelFetchError or RankFailed."""
+    check_model(model)
+    check_range("tensor_parallel", tensor_parallel, 1, MOST_PROCESSES)
+    if not isinstance(strict, bool):
+        raise ValueError(f"strict: expected True or False, got {strict!r}")
+    where = resolve_device(device)
+    ops = ops or ops_for(where, strict)
+    check_dtype(dtype, ops)
+    if tensor_parallel > 1 and ops is not native:
+        raise ValueError(
+            f"tensor_parallel: only the CPU's kernels can share a model among processes, the device is {where.type}"
+        )
+    path = resolve_model(model)
+    checkpoint = open_checkpoint(path)
+    tokenizer = _tokenizer(checkpoint)
+    target = _target(checkpoint, str(path), dtype, where, ops, tensor_parallel)
+    eos = {*checkpoint.config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())}
+    if len(target.formats) == 1 and target.formats <= set(FLOAT_FORMATS):
+        (dtype,) = target.formats
+    return LoadedModel(str(model), dtype, target, tokenizer, frozenset(eos))
+
+
+def _target(
+    checkpoint: Checkpoint, path: str, dtype: str, device: torch.device, ops: Ops, tensor_parallel: int
+) -> Transformer:
+    if tensor_parallel == 1:
+        return Transformer(checkpoint, dtype, device, ops)
+    return ParallelTransformer(checkpoint, path, dtype, tensor_parallel)
+
+
+def load_tokenizer(model: str | Path) -> Tokenizer | None:
+    """The tokenizer of a model, without its weights; None: it has none. Raises as load_model."""
+    check_model(model)
+    return _tokenizer(open_checkpoint(resolve_model(model)))
+
+
+def check_model(model: object) -> None:
+    """Raises ValueError for what cannot be a model's name."""
+    if not isinstance(model, str | os.PathLike) or not str(model):
+        raise ValueError(f"model: expected a name or a path, got {model!r}")
+
+
+def resolve_device(name: str) -> torch.device:
+    """What `auto`, `cpu` or `cuda` stands for here. Raises ValueError for another name, and for CUDA without a GPU."""
+    if not isinstance(name, str) or name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device: expected auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda was asked for, but PyTorch sees no CUDA device here")
+    if name == "auto":  # a build without CUDA kernels serves the CPU
+        name = "cuda" if torch.cuda.is_available() and _C.cuda_architectures else "cpu"
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
+    if checkpoint.metadata is not None:
+        return Tokenizer.from_gguf(checkpoint.metadata)
+    if isinstance(checkpoint, RandomCheckpoint):
+        return None
+    return Tokenizer.find(checkpoint.source)

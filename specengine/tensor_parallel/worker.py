@@ -1,0 +1,122 @@
+"""A process that has one rank's part of a model and does what the first rank says; it decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specengine import _C
+from specengine.cache.page_pool import PagePool
+from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint_base import CPU
+from specengine.models.rope import RopeTables
+from specengine.ops import native
+from specengine.tensor_parallel.connection import (
+    Compact,
+    Connection,
+    Failed,
+    Forget,
+    Forward,
+    Ready,
+    Resize,
+    Start,
+    framed,
+    framed_rows,
+)
+from specengine.tensor_parallel.layers import part_decoder
+from specengine.tensor_parallel.shards import Parts, ShardLoader
+
+
+@dataclass
+class _Rows:
+    """tokens: only their number counts, as the embedded ones are given."""
+
+    tokens: torch.Tensor
+    depths: torch.Tensor
+    row_start: torch.Tensor
+    ancestors: torch.Tensor | None
+
+
+class Rank:
+    """One rank's layers and its part of every cache."""
+
+    def __init__(self, start: Start, first: Connection) -> None:
+        self._first = first
+        _C.set_instruction_set(start.instruction_set)
+        checkpoint = open_checkpoint(start.path)
+        parts = Parts.of(checkpoint.config, start.size)
+        self._config = parts.config(start.rank, checkpoint.config)
+        loader = ShardLoader(checkpoint, start.dtype, CPU, native, parts, start.rank)
+        layers = [loader.layer(i) for i in range(self._config.num_layers)]
+        self._decoder = part_decoder(native, self._gather, self._config, layers, loader.vector("model.norm.weight"))
+        self._rope = RopeTables(checkpoint.config, CPU)
+        self._caches: dict[int, PagePool] = {}
+
+    def obey(self, message: object) -> None:
+        if isinstance(message, Forward):
+            self._pass(message)
+        elif isinstance(message, Compact):
+            cache = self._caches[message.cache]
+            columns = (message.block_table, message.lengths, message.path, message.path_length)
+            native.compact_kv(cache.k, cache.v, *map(torch.from_numpy, columns))
+        elif isinstance(message, Resize):
+            cache = self._caches.get(message.cache) or self._new_cache(message.dtype)
+            cache.k, cache.v = cache.copied(message.pages, message.kept)
+            self._caches[message.cache] = cache
+        elif isinstance(message, Forget):
+            for number in message.caches:
+                self._caches.pop(number, None)
+        else:
+            raise TypeError(f"message: {type(message).__name__} is none for a rank")
+
+    def _gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        self._first.send(framed_rows(x))
+        return self._first.receive_rows(len(x), sum(widths))
+
+    def _new_cache(self, dtype: str) -> PagePool:
+        c = self._config
+        return PagePool(c.num_layers, c.num_kv_heads, c.head_dim, getattr(torch, dtype), CPU, 0)
+
+    def _pass(self, message: Forward) -> None:
+        self._rope.ensure(message.positions)
+        cache, depths = self._caches[message.cache], torch.from_numpy(message.depths)
+        ancestors = None if message.ancestors is None else torch.from_numpy(message.ancestors)
+        rows = _Rows(torch.zeros_like(depths), depths, torch.from_numpy(message.row_start), ancestors)
+        block_table, lengths = torch.from_numpy(message.block_table), torch.from_numpy(message.lengths)
+        inputs = torch.from_numpy(message.inputs)
+        self._decoder(rows, cache.k, cache.v, block_table, lengths, *self._rope.cos_sin, inputs=inputs)
+
+
+def main(handle: int, first_process: int) -> None:
+    """Serves over the socket of this number until its other end is closed or the process that started this one ends."""
+    threading.Thread(target=_end_with, args=(first_process,), daemon=True).start()
+    first = Connection(socket.socket(fileno=handle))
+    status = 1
+    try:
+        start = first.receive()
+        assert isinstance(start, Start)
+        rank = Rank(start, first)
+        first.send(framed(Ready()))
+        while True:
+            rank.obey(first.receive())
+    except ConnectionError:  # the first rank is gone, or has enough of this one
+        status = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            first.send(framed(Failed(f"{type(error).__name__}: {error}")))
+    finally:
+        os._exit(status)  # an interpreter with PyTorch takes a second to end in order
+
+
+def _end_with(process: int) -> None:
+    # A closed socket is seen only where one reads, and a fork of that process may keep it open.
+    while os.getppid() == process:
+        time.sleep(1)
+    os._exit(0)

@@ -1,0 +1,8 @@
+"""Text in, text out: tokenizers, chat templates, incremental detokenisation and stop strings."""
+
+from specengine.tokenizer.chat_template import ChatTemplate
+from specengine.tokenizer.detokenizer import Detokenizer
+from specengine.tokenizer.stop_strings import StopStrings
+from specengine.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer"]

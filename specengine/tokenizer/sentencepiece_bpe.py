@@ -1,0 +1,148 @@
+"""Sentencepiece BPE (pieces with scores, byte fallback) rebuilt as a `tokenizers` BPE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from specengine.tokenizer.backend_limits import check_entries, library_errors
+
+SPACE = "▁"
+# Whitespace runs, digits, scripts in and out of the vocabulary, ligatures and full-width forms: text on which
+# a unigram or a normalising model differs from the rebuilt one.
+_PROBE = (
+    "  The  quick\tbrown fox,\n\n    def f(x): return x**2 + 3.14159 # ﬁ ① Ａ é e\u0301 你好 🦙🏽 café Ünïcode  12345 "
+)
+
+
+class TokenType(IntEnum):
+    """Kinds of vocabulary entries, numbered as sentencepiece and GGUF do."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[AddedToken]:
+    """The entries found in text before it is split: control tokens (special) and user-defined ones."""
+    special = (TokenType.CONTROL, TokenType.UNKNOWN)
+    return [
+        AddedToken(token, special=kind in special, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in special or kind == TokenType.USER_DEFINED
+    ]
+
+
+def build_backend(
+    tokens: Sequence[str],
+    scores: Sequence[float],
+    types: Sequence[int],
+    *,
+    add_space_prefix: bool = True,
+    first_segment_only: bool = False,
+) -> tokenizers.Tokenizer:
+    """A `tokenizers.Tokenizer` that encodes as the sentencepiece model does.
+
+    first_segment_only: put the space prefix before the text only, not after each special token too
+    (`legacy: false`).
+    """
+    unknown = tokens[types.index(TokenType.UNKNOWN)] if TokenType.UNKNOWN in types else None
+    model = models.BPE(
+        vocab={token: index for index, token in enumerate(tokens)},
+        merges=_merges(tokens, scores, types),
+        unk_token=unknown,
+        fuse_unk=True,
+        byte_fallback=TokenType.BYTE in types,
+    )
+    backend = tokenizers.Tokenizer(model)
+    escape = normalizers.Replace(" ", SPACE)
+    if not add_space_prefix:
+        backend.normalizer = escape
+    elif first_segment_only:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+    else:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), escape])
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * add_space_prefix)
+    backend.add_tokens(added_tokens(tokens, types))
+    return backend
+
+
+def read_model_file(
+    path: Path, first_segment_only: bool = False
+) -> tuple[tokenizers.Tokenizer, int | None, int | None, int]:
+    """Reads a `tokenizer.model`: (backend, BOS id, EOS id, number of tokens).
+
+    Raises: ValueError naming the file if it is corrupt, or not a BPE model without text normalisation.
+    """
+    import sentencepiece  # only folders without tokenizer.json need it
+
+    data = path.read_bytes()
+    with library_errors(f"{path}: not a sentencepiece model"):
+        if not data:
+            raise ValueError("the file is empty")
+        processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+        tokens = [processor.id_to_piece(index) for index in range(processor.vocab_size())]
+    check_entries(tokens, str(path))
+    with library_errors(str(path)):
+        return _rebuilt(processor, tokens, first_segment_only)
+
+
+def _rebuilt(
+    processor: Any, tokens: Sequence[str], first_segment_only: bool
+) -> tuple[tokenizers.Tokenizer, int | None, int | None, int]:
+    count = len(tokens)
+    scores = [processor.get_score(index) for index in range(count)]
+    types = _types(processor, tokens)
+    add_space_prefix = processor.encode("x", out_type=str)[0].startswith(SPACE)
+    plain = build_backend(tokens, scores, types, add_space_prefix=add_space_prefix)
+    if plain.encode(_PROBE).ids != processor.encode(_PROBE):
+        raise ValueError("encodes unlike a sentencepiece BPE model without text normalisation, which was expected")
+    backend = plain
+    if first_segment_only and add_space_prefix:
+        backend = build_backend(tokens, scores, types, first_segment_only=True)
+    bos, eos = (None if index < 0 else index for index in (processor.bos_id(), processor.eos_id()))
+    return backend, bos, eos, count
+
+
+def _types(processor: Any, tokens: Sequence[str]) -> list[int]:
+    # The library does not tell user-defined pieces apart; they are those that no merge can produce.
+    def kind(index: int, token: str) -> TokenType:
+        if processor.is_control(index):
+            return TokenType.CONTROL
+        if processor.is_unknown(index):
+            return TokenType.UNKNOWN
+        if processor.is_unused(index):
+            return TokenType.UNUSED
+        if processor.is_byte(index):
+            return TokenType.BYTE
+        mergeable = len(token) == 1 or any(token[:at] in known and token[at:] in known for at in range(1, len(token)))
+        return TokenType.NORMAL if mergeable else TokenType.USER_DEFINED
+
+    known = set(tokens)
+    return [kind(index, token) for index, token in enumerate(tokens)]
+
+
+def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
+    normal = {
+        token: score
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+        if kind in (TokenType.NORMAL, TokenType.UNUSED)
+    }
+    merges = [
+        (score, at, token[:at], token[at:])
+        for token, score in normal.items()
+        for at in range(1, len(token))
+        if token[:at] in normal and token[at:] in normal
+    ]
+    # The piece with the best score is formed first; of its splits, the one with the longest left part.
+    merges.sort(key=lambda merge: merge[:2], reverse=True)
+    return [(left, right) for _, _, left, right in merges]

@@ -1,0 +1,174 @@
+"""The tokenizer: text and chat messages to token ids, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from specengine.tokenizer.backend_limits import check_growth, library_errors
+from specengine.tokenizer.chat_template import CHAT_FORMATS, ChatTemplate, format_for_name
+from specengine.tokenizer.detokenizer import Detokenizer, PieceDecoder
+from specengine.tokenizer.folder_vocab import has_vocabulary, read_folder_vocabulary
+from specengine.tokenizer.gguf_vocab import read_gguf_vocabulary
+from specengine.tokenizer.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """One tokenizer for every model file; made by `from_folder`, `find` or `from_gguf`.
+
+    vocab_size: one more than the highest token id, which may be less than the rows of the model's embedding.
+    eos_token_ids: the tokens that end a text or a turn.
+    A model without a chat template gets a built-in format where its name tells which.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._backend = vocabulary.backend
+        self._source = vocabulary.source
+        self.vocab_size: int = vocabulary.size
+        self.bos_token_id: int | None = vocabulary.bos_token_id
+        self.eos_token_ids: tuple[int, ...] = vocabulary.eos_token_ids
+        for part in (self._backend.normalizer, self._backend.decoder):
+            check_growth(part, self._source)
+        self._prefix, self._suffix = self._frame(vocabulary)
+        self._added = {
+            token_id: (token.content, token.special)
+            for token_id, token in self._backend.get_added_tokens_decoder().items()
+        }
+        self._decoder = PieceDecoder.from_backend(self._backend.decoder, self._source)
+        self._pieces: dict[int, bytes] = {}
+
+        template, source, special = vocabulary.chat_template, vocabulary.template_source, vocabulary.special_tokens
+        self._template: ChatTemplate | None = None
+        # The templates of models hold their own BOS; the built-in formats leave it to the tokenizer.
+        self._chat_prefix: list[int] = self._prefix if template is None else []
+        if template is not None:
+            self._template = ChatTemplate(template, source, special)
+        elif chat_format := format_for_name(vocabulary.model_name):
+            self._template = ChatTemplate(CHAT_FORMATS[chat_format], f"chat format {chat_format!r}", special)
+
+    @classmethod
+    def from_folder(cls, path: str | PathLike[str]) -> Tokenizer:
+        """Reads a model folder: tokenizer.json, or else tokenizer.model, and the configs beside it.
+
+        Raises: FileNotFoundError if there is no tokenizer; ValueError naming a corrupt or unsupported file.
+        """
+        return cls(read_folder_vocabulary(Path(path)))
+
+    @classmethod
+    def find(cls, path: str | PathLike[str]) -> Tokenizer | None:
+        """As `from_folder`, but None for a folder without a tokenizer."""
+        folder = Path(path)
+        if folder.is_dir() and not has_vocabulary(folder):
+            return None
+        return cls.from_folder(folder)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Builds the tokenizer a GGUF file describes; metadata: its keys with Python values (arrays: lists).
+
+        Raises: ValueError naming the key that is missing, malformed or not supported.
+        """
+        return cls(read_gguf_vocabulary(metadata))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` works: the model has a template or a built-in format is in use."""
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens spelled out in it are recognised.
+
+        add_special_tokens: frame it as the model expects, usually by BOS.
+        Raises: ValueError naming `text` if it is not a string of valid Unicode.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"text must be a string, got {type(text).__name__}")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text has an unpaired surrogate at character {error.start}") from None
+        with library_errors(f"text: {self._source} cannot encode it"):
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; U+FFFD stands for bytes that are not UTF-8, nothing for ids without an entry."""
+        detokenizer = self.detokenizer(skip_special_tokens)
+        return detokenizer.feed(ids) + detokenizer.finish()
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A fresh incremental decoder."""
+        piece = self._visible_piece if skip_special_tokens else self._piece
+        return Detokenizer(piece, self._decoder.strip_spaces)
+
+    def token_text(self, token_id: int) -> str:
+        """One token for display: special tokens spelled out, spaces kept, U+FFFD for parts of characters."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, which may be part of a character; special tokens spelled out."""
+        return self._piece(index(token_id))
+
+    def first_difference(self, other: Tokenizer) -> int | None:
+        """The lowest id that stands for another text there; None where all ids that both have agree."""
+        ours, theirs = ({i: token for token, i in t._backend.get_vocab().items()} for t in (self, other))
+        shared = sorted(ours.keys() & theirs.keys())
+        return next((i for i in shared if ours[i] != theirs[i] and self._piece(i) != other._piece(i)), None)
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+        """Prompt text of a conversation of `role` and `content` dicts.
+
+        Raises: ValueError if there is no chat template, it fails, or `messages[i]` is malformed.
+        """
+        if self._template is None:
+            raise ValueError(f"{self._source}: no chat template; give a plain prompt")
+        return self._template.render(messages, add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of `render_chat`'s text, special tokens recognised and BOS never doubled."""
+        ids = self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        prefix = self._chat_prefix
+        return ids if ids[: len(prefix)] == prefix else [*prefix, *ids]
+
+    def _piece(self, token_id: int) -> bytes:
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._read_piece(token_id)
+        return piece
+
+    def _visible_piece(self, token_id: int) -> bytes:
+        entry = self._added.get(token_id)
+        return b"" if entry is not None and entry[1] else self._piece(token_id)
+
+    def _read_piece(self, token_id: int) -> bytes:
+        if token_id < 0:
+            raise ValueError(f"ids must be token ids, got {token_id}")
+        if token_id in self._added:
+            content, _ = self._added[token_id]
+            # Added tokens are plain text, not spelled in the alphabet of bytes.
+            return content.encode("utf-8") if self._decoder.byte_level else self._decoder(content)
+        token = self._backend.id_to_token(token_id) if token_id < self.vocab_size else None
+        return b"" if token is None else self._decoder(token)
+
+    def _frame(self, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+        """The ids before and after a text: the backend's own, unless the configs decide."""
+        with library_errors(f"{self._source}: cannot encode a letter"):
+            bare, framed = (self._backend.encode("a", add_special_tokens=flag).ids for flag in (False, True))
+        places = (at for at in range(len(framed)) if framed[at : at + len(bare)] == bare)
+        # A vocabulary without the letter tells nothing apart; BOS is likelier than EOS.
+        start = next(places, 0) if bare else len(framed)
+        prefix, suffix = framed[:start], framed[start + len(bare) :]
+        if vocabulary.add_bos is not None:
+            prefix = self._special("bos", vocabulary.bos_token_id) if vocabulary.add_bos else []
+        if vocabulary.add_eos is not None:
+            eos = next(iter(vocabulary.eos_token_ids), None)
+            suffix = self._special("eos", eos) if vocabulary.add_eos else []
+        return prefix, suffix
+
+    def _special(self, name: str, token_id: int | None) -> list[int]:
+        if token_id is None:
+            raise ValueError(f"{self._source}: add_{name}_token is true but there is no {name} token")
+        return [token_id]

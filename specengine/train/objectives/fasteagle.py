@@ -1,0 +1,161 @@
+"""FastEagle: N layers, each guessing one token further from the same row (sections 3 and 4).
+
+Row t reads the target's features of position t and the embedding of token t + 1; layer i's output stands for the
+target's last feature of position t + i, from which the target's own head predicts token t + i + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from specengine.models.config import ModelConfig
+from specengine.rules.base import check_number
+from specengine.train.objectives.base import Frozen, LevelReport, Objective, TrainingBatch, ahead
+from specengine.train.objectives.head_loss import as_cast, soft_cross_entropy
+from specengine.train.objectives.llama_layer import DecoderLayer, LayerShape, RMSNorm
+from specengine.train.objectives.target_layers import layer_json, low_middle_high, shape_of
+from specengine.utils.spec_string import check_range
+
+STARTS = ("first", "last", "random")
+
+
+@dataclass(frozen=True)
+class FastEagleOptions:
+    """levels: N.  cross_entropy, feature: weights of soft cross-entropy and of SmoothL1 between features, its mean or
+    (feature_sum) sum over dimensions.  decay: the deepest layer counts 1, each above it so much less.
+
+    parallel: layers read the same input instead of each other's output (the paper's ablation).
+    norm: a trained norm between the layers' outputs and the head.  start: layers begin as the target's first or last
+    ones, or at random.
+    """
+
+    levels: int = 4
+    cross_entropy: float = 0.1
+    feature: float = 1.0
+    decay: float = 0.9
+    feature_sum: bool = False
+    parallel: bool = False
+    norm: bool = True
+    start: str = "first"
+
+    def __post_init__(self) -> None:
+        check_range("levels", self.levels, 1, 16)
+        for name in ("cross_entropy", "feature", "decay"):
+            check_number(name, getattr(self, name), 0, 1000)
+        if self.start not in STARTS:
+            raise ValueError(f"start: expected {', '.join(STARTS)}, got {self.start!r}")
+
+
+class FastEagleNetwork(nn.Module):
+    """taps: features of a position that are fused, each normed first: their scales differ twentyfold."""
+
+    def __init__(self, shape: LayerShape, levels: int, taps: int, *, parallel: bool = False, norm: bool = True) -> None:
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(taps))
+        self.fc_features = nn.Linear(taps * size, size, bias=False)
+        self.fc_input = nn.Linear(2 * size, size, bias=False)
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(levels))
+        self.norm = RMSNorm(size, eps) if norm else nn.Identity()
+        self.parallel = parallel
+
+    def forward(self, tapped: torch.Tensor, embedded: torch.Tensor) -> list[torch.Tensor]:
+        """N x [B, T, hidden] of tapped [B, T, taps, hidden] and the embeddings [B, T, hidden] of the next tokens."""
+        positions = torch.arange(tapped.shape[1], device=tapped.device)
+        normed = torch.cat([norm(tapped[:, :, i]) for i, norm in enumerate(self.fc_norm)], -1)
+        x = first = self.fc_input(torch.cat([self.fc_features(normed), embedded], -1)).float()
+        states = []
+        for layer in self.layers:
+            x = layer(first if self.parallel else x, positions)
+            states.append(self.norm(x))
+        return states
+
+
+class FastEagleObjective(Objective):
+    """Its multi-level loss: per level soft cross-entropy and SmoothL1 to the target's feature."""
+
+    name = "fasteagle"
+    options_type = FastEagleOptions
+    network: FastEagleNetwork
+
+    def __init__(self, frozen: Frozen, options: FastEagleOptions) -> None:
+        c = frozen.config
+        self.frozen, self.options = frozen, options
+        self.taps = low_middle_high(c)
+        self.network = FastEagleNetwork(
+            shape_of(c), options.levels, len(self.taps), parallel=options.parallel, norm=options.norm
+        )
+        # The table's rows are far smaller than features; the factor goes into fc_input when it is stored.
+        self._scale = 1 / frozen.embedding.square().mean().sqrt().item()
+        if options.start != "random":
+            self._start_as_target(0 if options.start == "first" else max(0, c.num_layers - options.levels))
+        self.network.to(frozen.embedding.device)
+
+    @classmethod
+    def check(cls, config: ModelConfig, options: FastEagleOptions) -> None:
+        """See Objective."""
+        low_middle_high(config)
+
+    @torch.no_grad()
+    def _start_as_target(self, first: int) -> None:
+        """Layers as the target's from `first`; with those at the bottom, the next token's embedding is their input."""
+        c, network = self.frozen.config, self.network
+        for i, layer in enumerate(network.layers):
+            index = min(first + i, c.num_layers - 1)
+            for name, parameter in layer.named_parameters():
+                parameter.copy_(self.frozen.read(f"model.layers.{index}.{name}"))
+        if isinstance(network.norm, RMSNorm):
+            network.norm.weight.copy_(self.frozen.read("model.norm.weight"))
+        if first == 0:
+            network.fc_input.weight[:, : c.hidden_size] *= 1 / self._scale
+            network.fc_input.weight[:, c.hidden_size :] = torch.eye(c.hidden_size) / self._scale
+
+    def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
+        options, width = self.options, batch.tokens.shape[1]
+        embedded = self.frozen.embed(ahead(batch.tokens, 1)) * self._scale
+        states = self.network(batch.tapped, embedded)
+        learned = batch.wanted.flatten().nonzero()[:, 0]  # rows whose features are guessed
+        theirs = batch.last.flatten(0, 1)[learned]
+        with torch.no_grad():
+            target_probs = self.frozen.logits(theirs).float().softmax(-1)
+        head = as_cast(self.frozen.head)
+        total, losses, ranked = theirs.new_zeros(()), [], []
+        for i, state in enumerate(states, start=1):
+            counted = learned % width >= i
+            rows = torch.where(counted, learned - i, 0)
+            ours = state.flatten(0, 1)[rows]
+            best = 1 if torch.is_grad_enabled() else LevelReport.NEAR
+            entropy, guesses = soft_cross_entropy(ours, head, target_probs, counted, best)
+            distance = functional.smooth_l1_loss(ours.float(), theirs, reduction="none")
+            distance = distance.sum(-1) if options.feature_sum else distance.mean(-1)
+            level = options.cross_entropy * entropy + options.feature * (distance * counted).sum()
+            total = total + options.decay ** (options.levels - i) * level
+            losses.append(level)
+            own = batch.tokens.new_full((batch.tokens.numel(), best), -1)
+            own[rows[counted]] = self.frozen.target_ids(guesses[counted])
+            ranked.append(own.unflatten(0, batch.tokens.shape))
+        return total, LevelReport.of(losses, ranked, batch)
+
+    def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        c = self.frozen.config
+        tensors = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
+        tensors["fc_input.weight"][:, c.hidden_size :] *= self._scale
+        config = {
+            **layer_json(c, self.options.levels, "FastEagleDraftModel"),
+            "draft_vocab_size": len(self.frozen.head),
+            "target_hidden_size": c.hidden_size,
+            "eagle_aux_hidden_state_layer_ids": list(self.taps),
+            "parallel": self.options.parallel,
+        }
+        return config, tensors | self.frozen.vocabulary_tensors()
+
+    def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See Objective."""
+        fc_input = tensors["fc_input.weight"].clone()
+        fc_input[:, self.frozen.config.hidden_size :] /= self._scale
+        return super().adopted(tensors | {"fc_input.weight": fc_input})

@@ -1,0 +1,97 @@
+"""Medusa-1: heads on the target's last feature, each guessing one token further (section 2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from specengine.rules.base import check_number
+from specengine.train.objectives.base import Frozen, LevelReport, Objective, TrainingBatch, discounted
+from specengine.train.objectives.soft_targets import SoftTargets
+from specengine.utils.spec_string import check_range
+
+
+@dataclass(frozen=True)
+class Options:
+    """heads: levels.  decay: weight of a head against the one before.  soft: learn the target's distribution instead of
+    the token that was written.  own_head: heads have an output matrix each, else they share the target's."""
+
+    heads: int = 4
+    decay: float = 0.8
+    soft: bool = True
+    own_head: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("heads", self.heads, 1, 16)
+        check_number("decay", self.decay, 0, 1)
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(Wx + b), the identity at first."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + functional.silu(self.linear(x))
+
+
+class MedusaObjective(Objective):
+    """Cross-entropy of every head."""
+
+    name = "medusa"
+    options_type = Options
+    learning_rate = 1e-3
+
+    def __init__(self, frozen: Frozen, options: Options) -> None:
+        self.frozen, self.options = frozen, options
+        self._heads = [self._head() for _ in range(options.heads)]
+        self.network = nn.ModuleList(self._heads).to(frozen.head.device)
+
+    def _head(self) -> nn.Sequential:
+        size = self.frozen.config.hidden_size
+        block = ResBlock(size)
+        if not self.options.own_head:
+            return nn.Sequential(block)
+        output = nn.Linear(size, len(self.frozen.head), bias=False)
+        with torch.no_grad():
+            output.weight.copy_(self.frozen.head)
+        return nn.Sequential(block, output)
+
+    def _matrix(self, head: nn.Sequential) -> torch.Tensor:
+        return head.get_parameter("1.weight") if len(head) > 1 else self.frozen.head
+
+    def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
+        """See Objective."""
+        targets = SoftTargets(batch, self.frozen, hard=not self.options.soft)
+        compared = [
+            targets.compare(level, head[0](batch.last), self._matrix(head))
+            for level, head in enumerate(self._heads, start=1)
+        ]
+        losses, guesses = zip(*compared, strict=True)
+        return discounted(losses, self.options.decay), LevelReport.of(losses, guesses, batch)
+
+    def vocabulary_rows(self) -> list[str]:
+        """See Objective."""
+        return [f"{i}.1.weight" for i, head in enumerate(self._heads) if len(head) > 1]
+
+    def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """See Objective; `{i}.0.linear` and, with own_head, `{i}.1`."""
+        json = {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "medusa_num_heads": self.options.heads,
+            "medusa_num_layers": 1,
+            "hidden_size": self.frozen.config.hidden_size,
+            "vocab_size": self.frozen.config.vocab_size,
+            "draft_vocab_size": len(self.frozen.head),
+        }
+        tensors = {name: x.detach() for name, x in self.network.state_dict().items()}
+        return json, tensors | self.frozen.vocabulary_tensors()

@@ -1,0 +1,35 @@
+"""The drafters that can be trained, by the name --drafter gives."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from specengine.train.objectives.base import Frozen, Objective
+from specengine.utils.spec_string import Spec
+
+OBJECTIVES = {
+    "draft-model": ("specengine.train.objectives.draft_model", "DraftModelObjective"),
+    "eagle": ("specengine.train.objectives.eagle", "EagleObjective"),
+    "eagle3": ("specengine.train.objectives.eagle3", "Eagle3Objective"),
+    "fasteagle": ("specengine.train.objectives.fasteagle", "FastEagleObjective"),
+    "glide": ("specengine.train.objectives.glide", "GlideObjective"),
+    "medusa": ("specengine.train.objectives.medusa", "MedusaObjective"),
+}
+
+
+def objective_class(text: str) -> tuple[type[Objective], object]:
+    """The class, and its options, of `NAME[,option=value...]`. Raises ValueError for what is unknown."""
+    spec = Spec.parse(text, "drafter")
+    if spec.name not in OBJECTIVES:
+        raise ValueError(f"drafter: {spec.name!r} cannot be trained, expected one of {', '.join(sorted(OBJECTIVES))}")
+    if spec.path is not None:
+        raise ValueError(f"drafter: a drafter to train has no path, got {text!r}")
+    module, name = OBJECTIVES[spec.name]
+    kind = getattr(import_module(module), name)
+    return kind, spec.build(kind.options_type, "drafter")
+
+
+def new_objective(text: str, frozen: Frozen) -> Objective:
+    """The objective of a spec, its network at its start. Raises ValueError."""
+    kind, options = objective_class(text)
+    return kind(frozen, options)

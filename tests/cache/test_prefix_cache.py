@@ -1,0 +1,179 @@
+"""How texts are found, counted, kept and evicted in the pages of the cache."""
+
+import threading
+
+import pytest
+import torch
+
+from specengine._C import PAGE_SIZE
+from specengine.cache import kv_cache as cache_module
+from specengine.cache.kv_cache import KVCache
+from specengine.cache.prefix_cache import PrefixCounts, Sharing
+
+EVERYBODY = Sharing()
+
+
+def new_cache(pages=None, kept_pages=0):
+    cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), pages)
+    cache.kept_bytes = kept_pages * cache.page_bytes
+    return cache
+
+
+def text_of(*symbols, tail=7):
+    """A page of each symbol, and a token behind them."""
+    return [symbol for symbol in symbols for _ in range(PAGE_SIZE)] + [tail]
+
+
+def begin(cache, text, sharing=EVERYBODY):
+    return cache.begin(len(text) + 1, text, sharing)
+
+
+def keep(cache, text, sharing=EVERYBODY):
+    """A sequence of this text comes and goes."""
+    pages, hit = begin(cache, text, sharing)
+    cache.free(pages, text, sharing)
+    return pages, hit
+
+
+def test_a_page_is_found_by_its_tokens_and_the_one_behind_them():
+    cache = new_cache(kept_pages=9)
+    first, _ = keep(cache, text_of(1, 2, tail=3))
+    for text, expected in (
+        (text_of(1, 2, tail=3), 2),
+        (text_of(1, 2, tail=4), 1),
+        (text_of(1, 3, tail=3), 0),
+        (text_of(1, 2, tail=3)[:-1], 1),  # its last page has no token behind it
+        (text_of(2, 1, tail=3), 0),
+    ):
+        pages, hit = begin(cache, text)
+        assert hit == expected * PAGE_SIZE and pages[:expected] == first[:expected]
+        assert not {*pages[expected:]} & {*first[:2]}
+        cache.free(pages)
+
+
+def test_counts_are_of_prompt_tokens():
+    cache = new_cache(kept_pages=2)
+    assert cache.prefixes == PrefixCounts() and cache.prefixes.hit_rate == 0
+    for text in (text_of(1, 2), text_of(1, 2), text_of(3)):
+        keep(cache, text)
+    assert cache.pages_in_use == 0
+    assert cache.prefixes == PrefixCounts(looked_up=5 * PAGE_SIZE + 3, hit=2 * PAGE_SIZE, evicted=1, cached=2)
+    assert cache.prefixes.hit_rate == 128 / 323
+
+
+def test_others_and_those_who_share_with_nobody_find_nothing():
+    cache = new_cache(kept_pages=9)
+    keep(cache, text_of(1))
+    assert begin(cache, text_of(1), Sharing())[1] == begin(cache, text_of(1), None)[1] == 0
+    assert cache.prefixes.looked_up == 2 * (PAGE_SIZE + 1)  # who shares with nobody asks nobody
+
+
+def test_a_hit_ends_at_a_whole_step():
+    cache, steps = new_cache(5), Sharing(step=2 * PAGE_SIZE)
+    keep(cache, text_of(1, 2, 3), steps)
+    assert cache.prefixes.cached == 2  # the third page is half a step
+    assert begin(cache, text_of(1, 2, 3), steps)[1] == 2 * PAGE_SIZE
+    cache = new_cache(5)
+    keep(cache, text_of(1, 2, 3, 4), steps)
+    cache.free(cache.allocate(2 * PAGE_SIZE))
+    assert cache.prefixes.cached == 3  # the second step has lost its end
+    assert begin(cache, text_of(1, 2, 3, 4), steps)[1] == 2 * PAGE_SIZE
+
+
+def test_the_last_pages_of_what_was_used_least_recently_are_evicted_first():
+    cache = new_cache(6)
+    for text in (text_of(1, 2), text_of(3, 4), text_of(1, 2)):  # the first one is asked for again
+        keep(cache, text)
+    cache.free(cache.allocate(3 * PAGE_SIZE))  # two pages were free
+    hits = [keep(cache, text)[1] // PAGE_SIZE for text in (text_of(3, 4), text_of(1, 2))]
+    assert hits == [1, 2] and cache.prefixes.evicted == 1
+
+
+def test_a_fixed_pool_evicts_nothing_that_is_in_use():
+    cache = new_cache(4)
+    keep(cache, text_of(1, 2))
+    pages, hit = begin(cache, text_of(1, 2))
+    assert hit == 2 * PAGE_SIZE and cache.has_room(PAGE_SIZE) and not cache.has_room(2 * PAGE_SIZE)
+    with pytest.raises(MemoryError, match="2 pages are needed, 1 of 4 are free"):
+        cache.allocate(2 * PAGE_SIZE)
+    assert not {*cache.allocate(PAGE_SIZE)} & {*pages}
+
+
+def test_who_finds_no_room_holds_nothing():
+    cache = new_cache(3)
+    keep(cache, text_of(1))
+    with pytest.raises(MemoryError):
+        cache.begin(4 * PAGE_SIZE, text_of(1), EVERYBODY)
+    assert cache.pages_in_use == 0 and cache.has_room(3 * PAGE_SIZE)
+    assert len(cache.allocate(3 * PAGE_SIZE)) == 3
+
+
+def test_texts_that_were_cached_twice_have_one_place():
+    cache = new_cache(kept_pages=9)
+    one, other = (begin(cache, text_of(1, 2))[0] for _ in range(2))
+    cache.share(one, text_of(1, 2), EVERYBODY)
+    own = [*other]
+    cache.share(other, text_of(1, 2), EVERYBODY)
+    assert other == [*one[:2], own[2]] and cache.pages_in_use == 4
+    cache.free(one)
+    cache.free(other)
+    assert cache.pages_in_use == 0
+
+
+def test_what_is_kept_keeps_to_its_bytes_and_counts_companions():
+    cache = new_cache(kept_pages=4)
+    companion = cache.companion(1, 1, 3, torch.float32)  # three times as much beside every page
+    assert companion.page_bytes == 3 * cache.page_bytes
+    keep(cache, text_of(1, 2, 3))
+    assert begin(cache, text_of(1, 2, 3))[1] == PAGE_SIZE
+
+
+def test_nothing_is_kept_where_no_bytes_are_for_it():
+    cache = new_cache()
+    keep(cache, text_of(1))
+    assert begin(cache, text_of(1))[1] == 0 and cache.prefixes.evicted == 1
+
+
+def test_a_large_pool_is_let_go_but_for_what_is_kept(monkeypatch):
+    monkeypatch.setattr(cache_module, "IDLE_BYTES", 0)
+    cache = new_cache(kept_pages=2)
+    beside = cache.companion(1, 1, 2, torch.float32)
+    cache.kept_bytes = 2 * (cache.page_bytes + beside.page_bytes)
+    cache.free(cache.allocate(20 * PAGE_SIZE))
+    pages, _ = begin(cache, text_of(5, 6))
+    assert cache.k.shape[1] < 20
+    for number, page in enumerate(pages):
+        cache.k[:, page], beside.v[:, page] = number, -number
+    cache.free(pages, text_of(5, 6), EVERYBODY)
+    cache.free(cache.allocate(30 * PAGE_SIZE))
+    assert cache.k.shape[1] > 30
+    pages, hit = begin(cache, text_of(5, 6))
+    assert hit == 2 * PAGE_SIZE and cache.k.shape[1] == beside.k.shape[1] == 5
+    for number, page in enumerate(pages[:2]):
+        assert (cache.k[:, page] == number).all() and (beside.v[:, page] == -number).all()
+
+
+def test_pages_may_be_given_back_in_any_thread_while_others_begin():
+    """Every page holds the symbol of its text whenever somebody finds it."""
+    cache, failures, work = new_cache(40), [], threading.Lock()  # one at a time begins and writes, as in turns
+
+    def run(seed):
+        for i in range(200):
+            symbol = (seed + i) % 5
+            text = text_of(symbol, symbol + 1, tail=symbol)
+            with work:
+                pages, hit = begin(cache, text)
+                expected = torch.tensor([symbol, symbol + 1])[: hit // PAGE_SIZE]
+                if not torch.equal(cache.k[0, pages[: hit // PAGE_SIZE], 0, 0, 0], expected.float()):
+                    failures.append(text)
+                for page, number in [*zip(pages, (symbol, symbol + 1), strict=False)][hit // PAGE_SIZE :]:
+                    cache.k[0, page] = number
+            cache.free(pages, text, EVERYBODY)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and cache.pages_in_use == 0
+    assert cache.prefixes.hit > 0 and cache.prefixes.cached == 10

@@ -1,0 +1,60 @@
+from types import SimpleNamespace
+
+import pytest
+from specengine.drafters import tried_drafter
+
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_trees.tree import DraftTree
+from specengine.drafters.tried_drafter import TriedDrafter
+
+CONFIG = SimpleNamespace(adaptive=True)
+COSTS = CostModel((1, 64), (1.0, 1.0 + 1e-9))
+
+
+class Slow(TriedDrafter):
+    """Drafts one token in no time, but reads prompts for a thousand cycles."""
+
+    name, max_nodes = "slow", 2
+
+    def __init__(self, clock):
+        super().__init__(CONFIG, None, None)
+        self.clock, self.drafts = clock, 0
+        self._try(SimpleNamespace(ops=SimpleNamespace(resident=False)), COSTS)
+
+    def _reads_prompt(self, sequence):
+        return sequence.drafter_state is None
+
+    def _trees(self, sequences, paused):
+        self.drafts += not paused
+        for sequence in sequences:
+            if not paused and self._reads_prompt(sequence):
+                sequence.drafter_state, self.clock.now = "read", self.clock.now + 1000.0
+        return [DraftTree([1], [-1]) if paused else DraftTree([1, 2], [-1, 0]) for _ in sequences]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(tried_drafter.time, "perf_counter", lambda: clock.now)
+    return Slow(clock)
+
+
+def fresh():
+    return SimpleNamespace(tokens=[1, 2, 3], drafter_state=None)
+
+
+def test_a_prompt_that_was_read_is_not_held_against_the_drafts_behind_it(slow):
+    for _ in range(5):
+        sequence = fresh()
+        for _ in range(20):
+            slow.draft([sequence])
+            slow.observe([sequence], [[5, 6]], None)
+    assert slow.drafts == 100
+
+
+def test_where_every_cycle_reads_a_prompt_that_counts(slow):
+    for _ in range(500):
+        sequence = fresh()
+        slow.draft([sequence])
+        slow.observe([sequence], [[5, 6]], None)
+    assert slow.drafts < 5

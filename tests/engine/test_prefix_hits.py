@@ -1,0 +1,252 @@
+"""What a prompt finds in the cache of earlier texts is what its own prefill would have written, and changes nothing."""
+
+import dataclasses
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specengine import Engine, SamplingParams
+from specengine._C import PAGE_SIZE
+from specengine.drafters.draft_model.small_model import SmallModelDrafter
+from specengine.drafters.hidden_states.drafter import PairDrafter
+from specengine.ops import native
+from specengine.tensor_parallel.loading import load_model
+from tests.drafters import eagle_files, test_fasteagle, test_glide, test_medusa
+from tests.engines import GREEDY, SAMPLED, tiny_engine, tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
+SYSTEM = [3 + (7 * i * i + i) % 240 for i in range(200)]
+FIRST, SECOND = [*SYSTEM, 5, 9, 13, 5, 9], [*SYSTEM, 11, 12, 11, 12, 11, 12, 11]
+SPECS = {
+    "none": "none",
+    "prompt_lookup": "prompt_lookup,adaptive=false",
+    "suffix": "suffix,adaptive=false",
+    "lookahead": "lookahead,window=3,ngram=3,guesses=3,adaptive=false",
+    "draft-model": "draft-model:self,layers=1,length=3,adaptive=false",
+    "draft-model tree": "draft-model:self,layers=1,tree=3x2,adaptive=false",
+    "ouroboros": "ouroboros:self,layers=1,window=3,ngram=3,length=3,warm=false,adaptive=false",
+    "eagle": "eagle:{eagle},nodes=12,levels=3,adaptive=false",
+    "eagle3": "eagle3:{eagle3},nodes=12,levels=3,adaptive=false",
+    "eagle3 backbone": "eagle3:{eagle3},beam=1,top_k=3,levels=3,adaptive=false",
+    "fasteagle": "fasteagle:{fasteagle},top_k=3,adaptive=false",
+    "medusa": "medusa:{medusa},nodes=8,adaptive=false",
+    "glide": "glide:{glide},length=3,adaptive=false",
+    "combine": "combine:prompt_lookup+eagle3:{eagle3};levels=3+glide:{glide},adaptive=false",
+}
+SMALL = ("draft-model", "draft-model tree", "ouroboros")
+BESIDE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "glide", "combine")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Random drafters of every kind for the tiny model."""
+    folder = tmp_path_factory.mktemp("drafters")
+    torch.manual_seed(3)
+    config = eagle_files.CONFIG | {"vocab_size": tiny_model().config.vocab_size}
+    states = {"eagle": eagle_files.eagle1_state(config), "eagle3": eagle_files.eagle3_state(config)}
+    made = {name: eagle_files.write_drafter(folder / name, config, state) for name, state in states.items()}
+    made["fasteagle"] = test_fasteagle.random_cascade(folder / "fasteagle")[0]
+    made["medusa"] = test_medusa.write(folder / "medusa", test_medusa.heads_state(vocab=0))
+    glide = {**test_glide.JSON, "num_hidden_layers": 1, "vocab_size": tiny_model().config.vocab_size}
+    made["glide"] = test_glide.write(folder / "glide", test_glide.glide_state(glide), glide)
+    return made
+
+
+@pytest.fixture
+def make(folders):
+    def engine(name, **options) -> Engine:
+        return tiny_engine(SPECS[name].format(**folders), **options)
+
+    return engine
+
+
+def said(engine, prompts, params):
+    """All that a drafter and the target did."""
+    outputs = engine.generate(prompts, dataclasses.replace(params, trace=True, logprobs=2))
+    return [(output.token_ids, output.logprobs, output.trace, output.stats.tau) for output in outputs]
+
+
+def whole(tokens):
+    return (tokens - 1) // PAGE_SIZE * PAGE_SIZE
+
+
+def caches(engine):
+    own = [engine.drafter._cache] if isinstance(engine.drafter, SmallModelDrafter) else []
+    return [engine.cache, *own]
+
+
+def copies(cache, pages):
+    """All keys and values of some pages."""
+    pools = sorted(cache._pools, key=lambda pool: pool.k.shape)
+    return [each[:, pages].clone() for pool in pools for each in (pool.k, pool.v)]
+
+
+def contents(engine, text):
+    """Copies of the keys and values of a text, the target's and its drafter's."""
+    found = []
+    for cache in caches(engine):
+        assert cache.prefixes.cached  # takes in what was given back
+        found.append(copies(cache, cache._known.find(engine._sharing, text)))
+    return found
+
+
+def equal(ours, theirs):
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name, params):
+    cold, warm = make(name, prefix_cache_mib=0), make(name)
+    for prompt in (FIRST, SECOND):  # drafters may learn from the one for the other
+        assert said(warm, [prompt], params) == said(cold, [prompt], params)
+    assert warm.cache.prefixes.hit == whole(len(SYSTEM)) and cold.cache.prefixes.looked_up == 0
+    if name in SMALL:
+        assert warm.drafter._cache.prefixes.hit == whole(len(SYSTEM))
+
+
+@pytest.mark.parametrize("name", ["eagle3", "fasteagle"])
+def test_a_drafter_that_would_leave_texts_unread_loses_no_hit(make, monkeypatch, name):
+    cold, warm = make(name, prefix_cache_mib=0), make(name)
+    for engine in (cold, warm):
+        monkeypatch.setattr(engine.drafter, "leaves_unread", lambda batch: True)
+    for prompt in (FIRST, SECOND):
+        plain = said(make("none"), [prompt], GREEDY)
+        assert said(cold, [prompt], GREEDY) == plain  # not drafted at all
+        assert said(warm, [prompt], GREEDY)[0][0] == plain[0][0]
+    assert warm.cache.prefixes.hit == whole(len(SYSTEM))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_next_turn_finds_the_answer_of_the_last_one(make, name):
+    """A conversation: every prompt has the prompt and the answer before it."""
+    cold, warm = make(name, prefix_cache_mib=0), make(name)
+    prompt = SYSTEM[:50]
+    for turn in range(3):
+        outputs = [engine.generate(prompt, GREEDY) for engine in (cold, warm)]
+        assert outputs[0].token_ids == outputs[1].token_ids
+        assert outputs[0].stats.tau == outputs[1].stats.tau
+        earlier = len(prompt) - 3 if turn else 0
+        # of the last token of an answer, and of a drafter's pair with the one behind it, nothing is cached
+        assert outputs[1].stats.prefix_hit_tokens in {whole(max(1, earlier - lag)) for lag in (0, 1, 2)}
+        prompt = [*prompt, *outputs[0].token_ids, 7, 8 + turn, 9]
+    assert outputs[1].stats.prefix_hit_tokens >= 2 * PAGE_SIZE > 50
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
+    generating, reading = make(name), make(name)
+    params = dataclasses.replace(GREEDY, max_new_tokens=130)
+    text = [*FIRST, *generating.generate(FIRST, params).token_ids]
+    reading.generate([*text, 3], dataclasses.replace(GREEDY, max_new_tokens=4))
+    text = text[: whole(len(text) - 2) + 1]
+    assert len(text) > len(FIRST) + PAGE_SIZE
+    for written, read in zip(contents(generating, text), contents(reading, text), strict=True):
+        assert equal(written, read) and written[0].shape[1] == len(text) // PAGE_SIZE
+    assert len(generating.cache._pools) == 1 + (name in BESIDE) + (name == "combine")
+
+
+@pytest.mark.parametrize("name", ("none", *BESIDE, *SMALL))
+@pytest.mark.parametrize("length", range(PAGE_SIZE - 4, PAGE_SIZE + 3))
+def test_pages_are_complete_when_they_are_shared(make, name, length):
+    """The last slots of a page are the last to be filled, by a drafter after the target."""
+    engine, reading, shared = make(name), make(name), []
+    for number, cache in enumerate(caches(engine)):
+
+        def watch(pages, text=(), sharing=None, *, number=number, cache=cache, act=None):
+            shared.append((number, text, copies(cache, pages[: (len(text) - 1) // PAGE_SIZE])))
+            act(pages, text, sharing)
+
+        cache.share, cache.free = partial(watch, act=cache.share), partial(watch, act=cache.free)
+    prompt = SYSTEM[:length]
+    answer = engine.generate(prompt, dataclasses.replace(GREEDY, max_new_tokens=5)).token_ids
+    reading.generate([*prompt, *answer, 7, 7, 7], GREEDY)
+    assert {number for number, _, _ in shared} == {*range(len(caches(engine)))}
+    for number, text, seen in shared:
+        if len(text) > PAGE_SIZE:
+            assert equal(seen, contents(reading, text)[number])
+
+
+@pytest.mark.parametrize("name", BESIDE + SMALL)
+def test_texts_may_part_behind_a_whole_page(make, name):
+    """What a drafter has in a page's last slot depends on the token behind it."""
+    cold, warm = make(name, prefix_cache_mib=0), make(name)
+    page = SYSTEM[: 2 * PAGE_SIZE]
+    for prompt in ([*page, 5, 6], [*page, 7, *SYSTEM[:80]], [*page, 7, *SYSTEM[:80], 9]):
+        assert said(warm, [prompt], GREEDY) == said(cold, [prompt], GREEDY)
+    assert warm.cache.prefixes.hit == (1 + 3) * PAGE_SIZE
+
+
+@pytest.mark.parametrize("name", BESIDE + SMALL)
+def test_drafts_depend_on_what_is_found(make, name):
+    """Else the tests above could not fail: with other keys beside the target's the drafts are others."""
+    engine = make(name)
+    said(engine, [FIRST], GREEDY)
+    pools = [engine.drafter._cache] if name in SMALL else engine.cache._pools[1:]
+    for pool in pools:
+        pool.k.normal_(generator=torch.Generator().manual_seed(1))
+    spoilt = said(engine, [SECOND], GREEDY)
+    expected = said(make(name, prefix_cache_mib=0), [SECOND], GREEDY)
+    assert engine.cache.prefixes.hit == whole(len(SYSTEM))
+    assert [each[:2] for each in spoilt] == [each[:2] for each in expected] and spoilt != expected
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_shared_pages_are_never_written(make, name):
+    engine = make(name, max_batch_size=3)
+    engine.generate(FIRST, GREEDY)
+    text = FIRST[: whole(len(SYSTEM)) + 1]
+    before = contents(engine, text)
+    outputs = engine.generate([SECOND, [*SYSTEM, 8], FIRST], GREEDY)
+    assert all(output.stats.prefix_hit_tokens == whole(len(SYSTEM)) for output in outputs)
+    for ours, theirs in zip(before, contents(engine, text), strict=True):
+        assert equal(ours, theirs) and ours[0].numel()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 330), st.integers(3, 6)), min_size=2, max_size=6))
+def test_prompts_that_begin_alike_somewhere_say_what_they_say_alone(asked):
+    """Of texts that part at any place, in any order, with every length of passes."""
+    model = dataclasses.replace(tiny_model(), eos_token_ids=frozenset())
+    params = SamplingParams(max_new_tokens=3, logprobs=1)
+    warm, cold = (Engine(model, drafter="none", prefix_cache_mib=mib) for mib in (1, 0))
+    for variant, length, last in asked:
+        prompt = [*SYSTEM, *SYSTEM][:length]
+        prompt[70 * variant % length] += variant
+        prompt.append(last)
+        assert warm.generate(prompt, params).logprobs == cold.generate(prompt, params).logprobs
+
+
+def test_passes_that_begin_elsewhere_change_no_bit():
+    model = load_model("random:tiny-llama", device="cpu", ops=dataclasses.replace(native, prefill_rows=100))
+    warm, cold = (Engine(model, drafter="none", prefix_cache_mib=mib) for mib in (9, 0))
+    params = dataclasses.replace(GREEDY, logprobs=1)
+    long = [*SYSTEM, *SYSTEM[:150]]
+    warm.generate(SYSTEM, params)
+    assert warm.generate(long, params).logprobs == cold.generate(long, params).logprobs
+    assert warm.cache.prefixes.hit == whole(len(SYSTEM))
+
+
+def test_arithmetic_that_is_not_strict_shares_whole_passes_of_prompts_alone():
+    ops = dataclasses.replace(native, strict=False, prefill_rows=2 * PAGE_SIZE)
+    engine = Engine(load_model("random:tiny-llama", device="cpu", ops=ops), drafter="none")
+    answer = engine.generate(SYSTEM, dataclasses.replace(GREEDY, max_new_tokens=100)).token_ids
+    stats = engine.generate([*SYSTEM, *answer, 5], GREEDY).stats
+    assert stats.prefix_hit_tokens == 2 * PAGE_SIZE  # of 199 tokens; with the answer's 298 would be known
+    assert engine.generate([*SYSTEM, *answer, 5], GREEDY).stats.prefix_hit_tokens == 4 * PAGE_SIZE
+
+
+def test_a_pair_drafter_begins_behind_the_hit(make):
+    engine = make("eagle3")
+    engine.generate(FIRST, GREEDY)
+    assert isinstance(engine.drafter, PairDrafter)
+    starts, observe = [], engine.drafter.observe_prompt
+    engine.drafter.observe_prompt = lambda sequence, start, features: (
+        starts.append((start, len(features.last))),
+        observe(sequence, start, features),
+    )
+    engine.generate(SECOND, GREEDY)
+    assert starts == [(whole(len(SYSTEM)), len(SECOND) - 1 - whole(len(SYSTEM)))]

@@ -1,0 +1,31 @@
+"""Where what the server needs is not installed, its tests are skipped; cycles that take a while."""
+
+import time
+from importlib.util import find_spec
+
+import pytest
+
+MISSING = [name for name in ("fastapi", "uvicorn", "openai", "httpx") if find_spec(name) is None]
+
+
+class Skipped(pytest.File):
+    def collect(self):
+        pytest.skip(f"not installed: {', '.join(MISSING)} (pip install 'specengine[test]')", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Skipped.from_parent(parent, path=module_path) if MISSING else None
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Cycles that take a while: texts last until they are left."""
+    from specengine.engine.engine import Engine
+
+    cycle = Engine._cycle
+
+    def slowly(self, batch):
+        time.sleep(0.02)
+        return cycle(self, batch)
+
+    monkeypatch.setattr(Engine, "_cycle", slowly)

@@ -1,0 +1,71 @@
+"""The command: its options, what it says when it cannot start, and that it needs an extra."""
+
+import socket
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from specengine.cli import main as cli
+from specengine.server import command
+from specengine.server.settings import Settings
+from tests.server.servers import chat_folder
+
+
+def run(*options: str, **environment: str):
+    return CliRunner().invoke(cli.app, ["serve", "--model", str(chat_folder()), *options], env=environment)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "random:tiny-llama"], "model: random:tiny-llama has no tokenizer"),
+        (["--drafter", "magic"], "drafter: expected auto or one of"),
+        (["--rule", "magic"], "rule: expected one of"),
+        (["--allow-rule", "magic"], "rule: expected one of"),
+        (["--rule", "lossy"], "rule: lossy needs"),
+        (["--port", "-1"], "port: expected an integer"),
+        (["--host", "no.such.host.invalid"], "host: 'no.such.host.invalid' is no address"),
+        (["--host", "192.0.2.1"], "port: cannot listen on 192.0.2.1"),
+        (["--max-streams", "0"], "max_streams: expected"),
+        (["--deadline", "-5"], "deadline: expected"),
+        (["--api-key", "a b"], "api_key: expected printable"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(options, message):
+    result = run("--port", "0", *options)
+    assert result.exit_code == 2 and message in result.output and result.output.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = run("--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 2 and "port: cannot listen on 127.0.0.1" in result.output
+
+
+def test_without_the_extra_it_says_what_is_missing(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("specengine.server")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = run()
+    assert result.exit_code == 2 and "pip install 'specengine[serve]'" in result.output
+
+
+def test_options_reach_the_server(monkeypatch):
+    served = []
+    monkeypatch.setattr(command, "serve", lambda *arguments: served.append(arguments))
+    options = ["--name", "mine", "--rule", "typical:epsilon=0.1", "--allow-drafter", "suffix", "--allow-host", "here"]
+    more = ["--drafter", "none", "--dtype", "int8", "--tensor-parallel", "2", "--drain", "7"]
+    assert run("--port", "0", *options, *more, SPECENGINE_API_KEY="from-the-environment").exit_code == 0
+    settings = Settings(
+        name="mine",
+        drafters=("none", "suffix", "prompt_lookup"),
+        rules=("typical:epsilon=0.1", "match", "rejection", "traversal"),
+        hosts=("here",),
+        api_key="from-the-environment",
+        port=0,
+        drain=7.0,
+    )
+    assert served == [(str(chat_folder()), "auto", "int8", 2, settings)]

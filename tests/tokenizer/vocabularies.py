@@ -1,0 +1,74 @@
+"""Small vocabularies as model folders and GGUF metadata have them."""
+
+import json
+import random
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from specengine.tokenizer.detokenizer import byte_alphabet
+
+LETTERS = {byte: char for char, byte in byte_alphabet().items()}
+BYTES = [LETTERS[byte] for byte in range(256)]
+
+
+def gguf_metadata(**changes) -> dict:
+    """Byte-level: 256 bytes, "th" 256, "the" 257, control <s> 258 and </s> 259, user-defined <tool> 260."""
+    metadata = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [*BYTES, "th", "the", "<s>", "</s>", "<tool>"],
+        "token_type": [1] * 258 + [3, 3, 4],
+        "merges": ["t h", "th e"],
+        "bos_token_id": 258,
+        "eos_token_id": 259,
+        **changes,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}
+
+
+def json_backend(prefix_bos: bool = True) -> tokenizers.Tokenizer:
+    """The same vocabulary as a tokenizer.json, with BOS put before the text or not."""
+    vocab = {token: index for index, token in enumerate([*BYTES, "th", "the", "<s>", "</s>"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    if prefix_bos:
+        template = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 258)])
+        backend.post_processor = template
+    return backend
+
+
+def write_folder(folder: Path, backend: tokenizers.Tokenizer | None = None, **files) -> Path:
+    """A model folder; keyword names with __ for the dot, dicts become JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (backend or json_backend()).save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / name.replace("__", ".")).write_text(text, encoding="utf-8")
+    return folder
+
+
+def random_texts(count: int) -> list[str]:
+    rng = random.Random(7)
+    words = [
+        "the",
+        " ",
+        "  ",
+        "Hello",
+        "ing",
+        "\n",
+        "    ",
+        "é",
+        "你",
+        "🦙",
+        "def",
+        "(",
+        "12",
+        "aaa",
+        "===",
+        "\t",
+    ]
+    return ["".join(rng.choice(words) for _ in range(rng.randrange(30))) for _ in range(count)]
