@@ -125,7 +125,7 @@ async def loaded(engine: Engine, asked: list, alone: list[list[int]], seconds: f
         "tokens_per_second": round(load.tokens / took, 1),
         "first_token_ms": milliseconds(load.first),
         "between_tokens_ms": milliseconds(load.between),
-        "sequences_per_cycle": round(counts.sequence_cycles / counts.cycles, 2),
+        "requests_per_cycle": round(counts.request_cycles / counts.cycles, 2),
         "tau": round(counts.tau, 3),
         "seconds_by_phase": {phase: round(value, 2) for phase, value in counts.seconds_by_phase.items()},
         "finished": counts.finished,

@@ -291,7 +291,7 @@ def _load_lines(data: dict[str, Any], name: str) -> list[str]:
         f"| tokens per second | {data['tokens_per_second']:.0f} |",
         f"| ms to the first token, p50 and p99 | {first['p50']:.0f}, {first['p99']:.0f} |",
         f"| ms between tokens, p50 and p99 | {between['p50']:.0f}, {between['p99']:.0f} |",
-        f"| sequences per cycle, tau | {data['sequences_per_cycle']:.1f}, {data['tau']:.2f} |",
+        f"| requests per cycle, tau | {data['requests_per_cycle']:.1f}, {data['tau']:.2f} |",
         f"| MB resident after the first quarter: least, most | {min(later):.0f}, {max(later):.0f} |",
         f"| most of the last quarter over that of the second | {data['memory_growth']:.3f} |",
     ]

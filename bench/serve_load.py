@@ -203,9 +203,9 @@ async def idle(address: str) -> dict[str, float]:
         for _ in range(600):
             text = (await client.get(f"{address}/metrics")).text
             found = dict(re.findall(r"^specengine_(\w+)(?:\{[^\n]*\})? (\S+)$", text, re.M))
-            names = ("sequences_running", "sequences_waiting", "cache_pages_used", "http_streams")
+            names = ("requests_running", "requests_waiting", "cache_pages_used", "http_streams")
             if not any(float(found[name]) for name in names):
-                return {name: float(found[name]) for name in ("tau", "cycles_total", "sequence_cycles_total")}
+                return {name: float(found[name]) for name in ("tau", "cycles_total", "request_cycles_total")}
             await asyncio.sleep(0.1)
     raise SystemExit(f"somebody is left: {text}")
 
@@ -227,7 +227,7 @@ async def load(seconds: float, clients: int, drafter: str) -> dict:
         "tokens_per_second": round(run.tokens / took, 1),
         "first_token_ms": milliseconds(run.first),
         "between_tokens_ms": milliseconds(run.between),
-        "sequences_per_cycle": round(counts["sequence_cycles_total"] / counts["cycles_total"], 2),
+        "requests_per_cycle": round(counts["request_cycles_total"] / counts["cycles_total"], 2),
         "tau": round(counts["tau"], 3),
         "memory_growth": grown and round(grown, 3),
         "resident_bytes": run.memory,

@@ -149,26 +149,26 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "rope_cache",
       [](T qkv, T cos, T sin, T q_norm, T k_norm, T depths, T k_cache, T v_cache, T block_table, T lengths, T row_start,
-         T q, float eps, int64_t earlier) {
+         T q, float eps, int64_t first_node) {
         run_op("rope_cache", RopeCache{qkv,
                                        cos,
                                        sin,
                                        q_norm,
                                        k_norm,
                                        depths,
-                                       {k_cache, v_cache, block_table, lengths, row_start, earlier},
+                                       {k_cache, v_cache, block_table, lengths, row_start, first_node},
                                        q,
                                        eps});
       },
       nogil, py::arg("qkv"), py::arg("cos"), py::arg("sin"), py::arg("q_norm"), py::arg("k_norm"), py::arg("depths"),
       py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"), py::arg("row_start"),
-      py::arg("q"), py::arg("eps"), py::arg("earlier") = 0);
+      py::arg("q"), py::arg("eps"), py::arg("first_node") = 0);
   m.def(
       "tree_attention",
       [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
-         int64_t window, bool strict, T workspace, int64_t earlier) {
+         int64_t window, bool strict, T workspace, int64_t first_node) {
         run_op("tree_attention", TreeAttention{q,
-                                               {k_cache, v_cache, block_table, lengths, row_start, earlier},
+                                               {k_cache, v_cache, block_table, lengths, row_start, first_node},
                                                ancestors,
                                                out,
                                                scale,
@@ -178,7 +178,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
       },
       nogil, py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
       py::arg("row_start"), py::arg("ancestors"), py::arg("out"), py::arg("scale"), py::arg("window"),
-      py::arg("strict"), py::arg("workspace"), py::arg("earlier") = 0);
+      py::arg("strict"), py::arg("workspace"), py::arg("first_node") = 0);
   m.def(
       "tree_attention_workspace",
       [](T q, T k_cache, T v_cache, T block_table, T lengths, T row_start, T ancestors, T out, float scale,
@@ -209,28 +209,31 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   py::class_<Decoder>(m, "Decoder", py::module_local())
       .def(py::init([](T embedding, const std::vector<DecoderLayer>& layers, T final_norm, int64_t hidden,
                        int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, float eps,
-                       int64_t first_columns, const std::vector<int64_t>& taps) {
-             Decoder decoder{embedding, layers,       final_norm, hidden,        heads, kv_heads,
-                             head_dim,  intermediate, eps,        first_columns, taps};
+                       int64_t first_columns, const std::vector<int64_t>& hidden_state_layers) {
+             Decoder decoder{embedding, layers,        final_norm,         hidden,
+                             heads,     kv_heads,      head_dim,           intermediate,
+                             eps,       first_columns, hidden_state_layers};
              decoder.validate();
              return decoder;
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::arg("embedding"),
            py::arg("layers"), py::arg("final_norm"), py::arg("hidden"), py::arg("heads"), py::arg("kv_heads"),
-           py::arg("head_dim"), py::arg("intermediate"), py::arg("eps"), py::arg("first_columns"), py::arg("taps"))
+           py::arg("head_dim"), py::arg("intermediate"), py::arg("eps"), py::arg("first_columns"),
+           py::arg("hidden_state_layers"))
       .def("workspace_bytes", &Decoder::workspace_bytes, py::arg("rows"));
   m.def(
       "decoder_pass",
       [](const Decoder& decoder, T tokens, T inputs, T first_inputs, T depths, T ancestors, T k_cache, T v_cache,
-         T block_table, T lengths, T row_start, T cos, T sin, T features, T tapped, T workspace, int64_t earlier) {
+         T block_table, T lengths, T row_start, T cos, T sin, T hidden_states, T at_layers, T workspace,
+         int64_t first_node) {
         run_op("decoder_pass",
                DecoderPass{decoder, tokens, inputs, first_inputs, depths, ancestors, k_cache, v_cache, block_table,
-                           lengths, row_start, cos, sin, features, tapped, workspace, earlier});
+                           lengths, row_start, cos, sin, hidden_states, at_layers, workspace, first_node});
       },
       nogil, py::arg("decoder"), py::arg("tokens"), py::arg("inputs"), py::arg("first_inputs"), py::arg("depths"),
       py::arg("ancestors"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"), py::arg("lengths"),
-      py::arg("row_start"), py::arg("cos"), py::arg("sin"), py::arg("features"), py::arg("tapped"),
-      py::arg("workspace"), py::arg("earlier") = 0);
+      py::arg("row_start"), py::arg("cos"), py::arg("sin"), py::arg("hidden_states"), py::arg("at_layers"),
+      py::arg("workspace"), py::arg("first_node") = 0);
 
   // draft
   m.def(
@@ -246,17 +249,18 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   m.def(
       "draft_backbone",
       [](const Decoder& decoder, T embedding, T embedding_norm, T feature_norm, const Projection* fuse,
-         bool before_residual, bool feed_back, const Projection& head, T vocabulary, T tokens, T features, T k_cache,
-         T v_cache, T block_table, T lengths, T row_start, T cos, T sin, float least, T children, T scores, T levels) {
+         bool before_residual, bool feed_back, const Projection& head, T vocabulary, T tokens, T hidden_states,
+         T k_cache, T v_cache, T block_table, T lengths, T row_start, T cos, T sin, float least, T children, T scores,
+         T levels) {
         run_op("draft_backbone",
-               DraftBackbone{decoder,   embedding,   embedding_norm, feature_norm, fuse,     before_residual,
-                             feed_back, head,        vocabulary,     tokens,       features, k_cache,
-                             v_cache,   block_table, lengths,        row_start,    cos,      sin,
+               DraftBackbone{decoder,   embedding,   embedding_norm, feature_norm, fuse,          before_residual,
+                             feed_back, head,        vocabulary,     tokens,       hidden_states, k_cache,
+                             v_cache,   block_table, lengths,        row_start,    cos,           sin,
                              least,     children,    scores,         levels});
       },
       nogil, py::arg("decoder"), py::arg("embedding"), py::arg("embedding_norm"), py::arg("feature_norm"),
       py::arg("fuse"), py::arg("before_residual"), py::arg("feed_back"), py::arg("head"), py::arg("vocabulary"),
-      py::arg("tokens"), py::arg("features"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"),
+      py::arg("tokens"), py::arg("hidden_states"), py::arg("k_cache"), py::arg("v_cache"), py::arg("block_table"),
       py::arg("lengths"), py::arg("row_start"), py::arg("cos"), py::arg("sin"), py::arg("least"), py::arg("children"),
       py::arg("scores"), py::arg("levels"));
   m.def(
@@ -272,12 +276,12 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   m.def(
       "draw_siblings",
-      [](T logits, T sequences, T nodes, T index, T tokens, T parents, T row_start, const Columns<11>& sampling,
+      [](T logits, T requests, T nodes, T index, T tokens, T parents, T row_start, const Columns<11>& sampling,
          const Columns<3>& history, T drawn, T scores, T counts, T weights, bool replacement, bool as_match) {
-        run_op("draw_siblings", DrawSiblings{trees_of(tokens, parents, row_start, sampling, history), logits, sequences,
+        run_op("draw_siblings", DrawSiblings{trees_of(tokens, parents, row_start, sampling, history), logits, requests,
                                              nodes, index, drawn, scores, counts, weights, replacement, as_match});
       },
-      nogil, py::arg("logits"), py::arg("sequences"), py::arg("nodes"), py::arg("index"), py::arg("tokens"),
+      nogil, py::arg("logits"), py::arg("requests"), py::arg("nodes"), py::arg("index"), py::arg("tokens"),
       py::arg("parents"), py::arg("row_start"), py::arg("sampling"), py::arg("history"), py::arg("drawn"),
       py::arg("scores"), py::arg("counts"), py::arg("weights"), py::arg("replacement"), py::arg("as_match"));
 

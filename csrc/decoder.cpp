@@ -37,7 +37,7 @@ KvCacheView cache_of(const DecoderPass& op, int64_t layer) {
           op.block_table,
           op.lengths,
           op.row_start,
-          op.earlier,
+          op.first_node,
           op.decoder.K,
           op.decoder.D,
           op.lengths.shape[0]};
@@ -91,9 +91,10 @@ void Decoder::validate() const {
   }
   if (layers.empty()) fail("layers: expected at least one");
   if (first_columns != 0) check_size("first_columns", first_columns);
-  for (size_t i = 0; i < taps.size(); ++i) {
-    if (taps[i] < 0 || taps[i] > static_cast<int64_t>(layers.size()) || (i > 0 && taps[i] <= taps[i - 1])) {
-      fail("taps: expected rising numbers from 0 to ", layers.size(), ", got ", taps[i]);
+  for (size_t i = 0; i < hidden_state_layers.size(); ++i) {
+    if (hidden_state_layers[i] < 0 || hidden_state_layers[i] > static_cast<int64_t>(layers.size()) ||
+        (i > 0 && hidden_state_layers[i] <= hidden_state_layers[i - 1])) {
+      fail("hidden_state_layers: expected rising numbers from 0 to ", layers.size(), ", got ", hidden_state_layers[i]);
     }
   }
   Checker check;
@@ -155,15 +156,17 @@ Device DecoderPass::validate() const {
   check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
   check(lengths, "lengths", {DType::kInt32}, {B});
   check(row_start, "row_start", {DType::kInt32}, {B + 1});
-  if (earlier < 0 || earlier >= kMaxNodes) fail("earlier: expected 0 to ", kMaxNodes - 1, " nodes, got ", earlier);
+  if (first_node < 0 || first_node >= kMaxNodes)
+    fail("first_node: expected 0 to ", kMaxNodes - 1, " nodes, got ", first_node);
   check(cos, "cos", {DType::kFloat32}, {T, d.D / 2});
   check(sin, "sin", {DType::kFloat32}, {T, d.D / 2});
   if (d.first_columns == 0 && first_inputs.defined()) fail("first_inputs: this decoder's first layer reads its rows");
   if (d.first_columns > 0) check(first_inputs, "first_inputs", {DType::kFloat32}, {M, d.first_columns});
-  if (features.defined() || tapped.defined()) check(features, "features", {DType::kFloat32}, {M, d.C});
-  if (d.taps.empty() && tapped.defined()) fail("tapped: this decoder has no taps");
-  if (!d.taps.empty() && features.defined())
-    check(tapped, "tapped", {DType::kFloat32}, {M, static_cast<int64_t>(d.taps.size()), d.C});
+  if (hidden_states.defined() || at_layers.defined())
+    check(hidden_states, "hidden_states", {DType::kFloat32}, {M, d.C});
+  if (d.hidden_state_layers.empty() && at_layers.defined()) fail("at_layers: this decoder has no hidden_state_layers");
+  if (!d.hidden_state_layers.empty() && hidden_states.defined())
+    check(at_layers, "at_layers", {DType::kFloat32}, {M, static_cast<int64_t>(d.hidden_state_layers.size()), d.C});
   check(workspace, "workspace", {DType::kUInt8}, {bytes});
   if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
   return check.device();
@@ -175,12 +178,12 @@ void copy_rows(const TensorView& from, const TensorView& to) {
 
 // Keeps the residual stream before a layer where that is wanted; all before it has been added.
 void tap(const DecoderPass& op, const TensorView& residual, int64_t layer) {
-  const std::vector<int64_t>& taps = op.decoder.taps;
-  const auto found = std::find(taps.begin(), taps.end(), layer);
-  if (found == taps.end()) return;
-  const int64_t C = op.decoder.C, stride = static_cast<int64_t>(taps.size()) * C;
+  const std::vector<int64_t>& hidden_state_layers = op.decoder.hidden_state_layers;
+  const auto found = std::find(hidden_state_layers.begin(), hidden_state_layers.end(), layer);
+  if (found == hidden_state_layers.end()) return;
+  const int64_t C = op.decoder.C, stride = static_cast<int64_t>(hidden_state_layers.size()) * C;
   const float* from = residual.as<float>();
-  float* to = op.tapped.as<float>() + (found - taps.begin()) * C;
+  float* to = op.at_layers.as<float>() + (found - hidden_state_layers.begin()) * C;
   for (int64_t m = 0; m < residual.shape[0]; ++m) std::copy_n(from + m * C, C, to + m * stride);
 }
 
@@ -207,10 +210,10 @@ void run_cpu(const DecoderPass& op) {
       const TensorView& from = d.first_columns > 0 ? op.first_inputs : a.residual;
       layer.qkv.quantised() ? run_cpu(QuantiseRows{from, a.attention_in}) : copy_rows(from, a.attention_in);
     }
-    if (op.features.defined()) tap(op, a.residual, static_cast<int64_t>(i));
+    if (op.hidden_states.defined()) tap(op, a.residual, static_cast<int64_t>(i));
     project(a.attention_in, layer.qkv, a.qkv);
     run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
-    if (!op.features.defined() && i + 1 == d.layers.size()) return;
+    if (!op.hidden_states.defined() && i + 1 == d.layers.size()) return;
     TensorView heads = a.attended;
     heads.ndim = 3, heads.shape[1] = d.H, heads.shape[2] = d.D, heads.strides[1] = d.D, heads.strides[2] = 1;
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.D)));
@@ -223,7 +226,7 @@ void run_cpu(const DecoderPass& op) {
     project(a.down_in, layer.down, a.delta);
     delta = a.delta;
   }
-  run_cpu(RmsNorm{residual, delta, d.final_norm, op.features, d.eps});
+  run_cpu(RmsNorm{residual, delta, d.final_norm, op.hidden_states, d.eps});
   tap(op, residual, static_cast<int64_t>(d.layers.size()));
 }
 

@@ -14,29 +14,29 @@ namespace {
 
 // What a pass of M rows reads and writes.
 struct PassRows {
-  TensorView embedded, normed_embedded, normed, first_inputs, features, tapped, workspace;
+  TensorView embedded, normed_embedded, normed, first_inputs, hidden_states, at_layers, workspace;
 
   PassRows(const Decoder& d, int64_t M, Workspace& space)
       : embedded(space.floats({M, d.C})),
         normed_embedded(space.floats({M, d.C})),
         normed(space.floats({M, d.C})),
         first_inputs(space.floats({M, 2 * d.C})),
-        features(space.floats({M, d.C})),
-        tapped(space.floats({M, 1, d.C})),
+        hidden_states(space.floats({M, d.C})),
+        at_layers(space.floats({M, 1, d.C})),
         workspace(space.bytes(d.workspace_bytes(M))) {}
 };
 
-// The first pass's own: features fused, and where its rows stand.
+// The first pass's own: hidden states fused, and where its rows stand.
 struct FirstRows {
   TensorView given, fused, depths;
 
   FirstRows(const DraftBackbone& op, int64_t M, Workspace& space) : depths(space.ints({M})) {
     if (!op.fuse) return;
-    given = space.rows(M, op.features.shape[1], *op.fuse), fused = space.floats({M, op.decoder.C});
+    given = space.rows(M, op.hidden_states.shape[1], *op.fuse), fused = space.floats({M, op.decoder.C});
   }
 };
 
-// What is there of every sequence.
+// What is there of every request.
 struct PerSequence {
   TensorView read, fed;  // outputs of the last row: for the head, and what is fed back
   TensorView head_in, logits;
@@ -81,21 +81,21 @@ struct PerSequence {
 TensorView as_rows(const TensorView& x) { return tensor(x.data, x.dtype, {x.shape[0], x.numel() / x.shape[0]}); }
 
 // A pass over M rows of tokens [M] and features [M, C].
-void pass(const DraftBackbone& op, const PassRows& rows, const TensorView& tokens, const TensorView& features,
+void pass(const DraftBackbone& op, const PassRows& rows, const TensorView& tokens, const TensorView& hidden_states,
           const TensorView& depths, const TensorView& lengths, const TensorView& row_start) {
   const Decoder& d = op.decoder;
   const TensorView none;
   run_cpu(GatherRows{op.embedding, tokens, rows.embedded});
   run_cpu(RmsNorm{rows.embedded, none, op.embedding_norm, rows.normed_embedded, d.eps});
-  run_cpu(RmsNorm{features, none, op.feature_norm, rows.normed, d.eps});
+  run_cpu(RmsNorm{hidden_states, none, op.feature_norm, rows.normed, d.eps});
   for (int64_t m = 0; m < tokens.shape[0]; ++m) {
     float* both = rows.first_inputs.as<float>() + m * 2 * d.C;
     std::copy_n(rows.normed_embedded.as<float>() + m * d.C, d.C, both);
     std::copy_n(rows.normed.as<float>() + m * d.C, d.C, both + d.C);
   }
-  run_cpu(DecoderPass{d, none, op.before_residual ? rows.normed : features, rows.first_inputs, depths, none, op.k_cache,
-                      op.v_cache, op.block_table, lengths, row_start, op.cos, op.sin, rows.features, rows.tapped,
-                      rows.workspace, 0});
+  run_cpu(DecoderPass{d, none, op.before_residual ? rows.normed : hidden_states, rows.first_inputs, depths, none,
+                      op.k_cache, op.v_cache, op.block_table, lengths, row_start, op.cos, op.sin, rows.hidden_states,
+                      rows.at_layers, rows.workspace, 0});
 }
 
 // x as a projection multiplies it.
@@ -104,7 +104,7 @@ void prepare(const TensorView& x, const Projection& reader, const TensorView& ou
   std::copy_n(x.as<float>(), x.numel(), out.as<float>());
 }
 
-// Writes a level: the best children of every sequence's last row.
+// Writes a level: the best children of every request's last row.
 void expand(const DraftBackbone& op, const PerSequence& own, int64_t level) {
   const int64_t B = own.root.shape[0], T = op.children.shape[1], k = op.children.shape[2];
   prepare(own.read, op.head, own.head_in);
@@ -112,7 +112,7 @@ void expand(const DraftBackbone& op, const PerSequence& own, int64_t level) {
   try {
     run_cpu(own.expansion());
   } catch (const std::invalid_argument& error) {  // it names its logits, which are no argument here
-    fail("features: level ", level, " has no distribution; ", error.what());
+    fail("hidden_states: level ", level, " has no distribution; ", error.what());
   }
   const int32_t* vocabulary = op.vocabulary.defined() ? op.vocabulary.as<int32_t>() : nullptr;
   for (int64_t b = 0; b < B; ++b) {
@@ -132,7 +132,8 @@ Device DraftBackbone::validate() const {
   const auto layers = static_cast<int64_t>(d.layers.size());
   Dim M{"M"}, F{"F"}, P{"P"}, B{"B"}, max_pages{"max_pages"}, T{"T"}, k{"k"}, positions{"positions"}, V{"V"};
   if (d.first_columns != 2 * d.C) fail("decoder: expected first_columns=", 2 * d.C, ", got ", d.first_columns);
-  if (d.taps != std::vector<int64_t>{layers}) fail("decoder: expected the last layer's output as its one tap");
+  if (d.hidden_state_layers != std::vector<int64_t>{layers})
+    fail("decoder: expected the last layer's output as its one tap");
   Dim C{"C", d.C, "hidden"};
   check_weight(check, embedding, "embedding", V, C);
   check(embedding_norm, "embedding_norm", {DType::kFloat32}, {d.C});
@@ -140,9 +141,9 @@ Device DraftBackbone::validate() const {
   check_projection(check, head, "head", head.total_rows(), d.C);
   check.optional(vocabulary, "vocabulary", {DType::kInt32}, {head.total_rows()});
   check(tokens, "tokens", {DType::kInt32}, {M});
-  check(features, "features", {DType::kFloat32}, {M, F});
+  check(hidden_states, "hidden_states", {DType::kFloat32}, {M, F});
   if (fuse) check_projection(check, *fuse, "fuse", d.C, F);
-  if (!fuse && F != d.C) fail("features: expected ", d.C, " columns, got ", F.value);
+  if (!fuse && F != d.C) fail("hidden_states: expected ", d.C, " columns, got ", F.value);
   check(k_cache, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, d.K, kPageSize, d.D});
   check(v_cache, "v_cache", {k_cache.dtype}, {layers, P, d.K, kPageSize, d.D});
   check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
@@ -168,7 +169,7 @@ void check_values(const DraftBackbone& op) {
   cache.validate_rows(op.tokens.shape[0]);
   const int32_t* row_start = op.row_start.as<int32_t>();
   for (int64_t b = 0; b < cache.B; ++b) {
-    if (row_start[b + 1] == row_start[b]) fail("row_start: sequence ", b, " has no pair");
+    if (row_start[b + 1] == row_start[b]) fail("row_start: request ", b, " has no pair");
     const int64_t last = op.lengths.as<int32_t>()[b] + row_start[b + 1] - row_start[b] + T - 2;
     if (last >= op.cos.shape[0]) fail("lengths: position ", last, " is past the ", op.cos.shape[0], " rows of cos");
   }
@@ -194,9 +195,9 @@ void run_cpu(const DraftBackbone& op) {
   for (int64_t b = 0; b <= B; ++b) own.row_start.as<int32_t>()[b] = static_cast<int32_t>(b);
 
   const auto keep = [&](const PassRows& rows, int64_t b, int64_t row) {
-    const float* normed = rows.features.as<float>() + row * C;
+    const float* normed = rows.hidden_states.as<float>() + row * C;
     std::copy_n(normed, C, own.read.as<float>() + b * C);
-    std::copy_n(op.feed_back ? normed : rows.tapped.as<float>() + row * C, C, own.fed.as<float>() + b * C);
+    std::copy_n(op.feed_back ? normed : rows.at_layers.as<float>() + row * C, C, own.fed.as<float>() + b * C);
   };
   {
     Workspace after = space;
@@ -205,8 +206,8 @@ void run_cpu(const DraftBackbone& op) {
     for (int64_t b = 0; b < B; ++b) {
       std::iota(first.depths.as<int32_t>() + row_start[b], first.depths.as<int32_t>() + row_start[b + 1], 0);
     }
-    if (op.fuse) prepare(op.features, *op.fuse, first.given), project(first.given, *op.fuse, first.fused);
-    pass(op, rows, op.tokens, op.fuse ? first.fused : op.features, first.depths, op.lengths, op.row_start);
+    if (op.fuse) prepare(op.hidden_states, *op.fuse, first.given), project(first.given, *op.fuse, first.fused);
+    pass(op, rows, op.tokens, op.fuse ? first.fused : op.hidden_states, first.depths, op.lengths, op.row_start);
     for (int64_t b = 0; b < B; ++b) {
       keep(rows, b, row_start[b + 1] - 1);
       own.lengths.as<int32_t>()[b] = op.lengths.as<int32_t>()[b] + row_start[b + 1] - row_start[b];

@@ -155,7 +155,7 @@ class TokenLogprob:
 class CycleTrace:
     """One cycle: the tree (node 0 is the root, parent -1), the accepted nodes after the root, and the bonus token.
 
-    The tokens committed are those of `accepted` and `bonus`; in a sequence's last cycle both are cut where the
+    The tokens committed are those of `accepted` and `bonus`; in a request's last cycle both are cut where the
     sequence ended (bonus is None when an accepted token already ended it).
     sources: per accepted node who drafted it, by the names of GenerationStats.sources; empty where there are none.
     """
@@ -177,7 +177,7 @@ class SourceStats:
 
 @dataclass
 class GenerationStats:
-    """How the tokens came about; seconds are wall-clock and include the time other sequences of the batch took.
+    """How the tokens came about; seconds are wall-clock and include the time other requests of the batch took.
 
     tau: mean committed tokens per cycle, bonus token included.
     rule, lossless: the rule's name, and whether the output is the target's under it.

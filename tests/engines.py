@@ -45,14 +45,14 @@ class Oracle(Drafter):
     def max_nodes(self) -> int:
         return self.nodes
 
-    def draft(self, sequences) -> list[DraftTree]:
-        return [self._draft_one(sequence) for sequence in sequences]
+    def draft(self, requests) -> list[DraftTree]:
+        return [self._draft_one(request) for request in requests]
 
-    def _draft_one(self, sequence) -> DraftTree:
-        answer = next(a for a in self.answers if a[: len(sequence.tokens)] == sequence.tokens)
-        limit, draw = sequence.draft_limit, self.random
-        right = answer[len(sequence.tokens) :][: draw.randint(0, min(limit, self.nodes - 1))]
-        tokens, parents, depths, last = [sequence.tokens[-1]], [-1], [0], 0
+    def _draft_one(self, request) -> DraftTree:
+        answer = next(a for a in self.answers if a[: len(request.tokens)] == request.tokens)
+        limit, draw = request.draft_limit, self.random
+        right = answer[len(request.tokens) :][: draw.randint(0, min(limit, self.nodes - 1))]
+        tokens, parents, depths, last = [request.tokens[-1]], [-1], [0], 0
         while len(tokens) < self.nodes and limit > 0:
             if right and draw.random() < 0.4:
                 parent, token = last, right.pop(0)

@@ -22,11 +22,11 @@ void check_paths(const CompactKv& op) {
     }
     if (count == 0) continue;
     const int64_t last_page = (length + path[count - 1]) / kPageSize;
-    if (last_page >= pages) fail("block_table: sequence ", b, " needs ", last_page + 1, " pages, has ", pages);
+    if (last_page >= pages) fail("block_table: request ", b, " needs ", last_page + 1, " pages, has ", pages);
     for (int64_t p = length / kPageSize; p <= last_page; ++p) {
       const int32_t page = op.block_table.as<int32_t>()[b * pages + p];
       if (page < 0 || page >= op.k.shape[1]) {
-        fail("block_table: page ", page, " of sequence ", b, " is not in 0 to ", op.k.shape[1] - 1);
+        fail("block_table: page ", page, " of request ", b, " is not in 0 to ", op.k.shape[1] - 1);
       }
     }
   }

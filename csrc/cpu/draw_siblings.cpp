@@ -15,10 +15,10 @@ void check_values(const DrawSiblings& op) {
   const int64_t B = op.sampling.seed.shape[0];
   const int32_t* row_start = op.row_start.as<int32_t>();
   for (int64_t r = 0; r < op.logits.shape[0]; ++r) {
-    const int32_t b = op.sequences.as<int32_t>()[r], node = op.nodes.as<int32_t>()[r];
-    if (b < 0 || b >= B) fail("sequences: entry ", r, " is ", b, ", expected 0 to ", B - 1);
+    const int32_t b = op.requests.as<int32_t>()[r], node = op.nodes.as<int32_t>()[r];
+    if (b < 0 || b >= B) fail("requests: entry ", r, " is ", b, ", expected 0 to ", B - 1);
     if (node < 0 || node >= row_start[b + 1] - row_start[b]) {
-      fail("nodes: entry ", r, " is ", node, ", sequence ", b, " has ", row_start[b + 1] - row_start[b], " nodes");
+      fail("nodes: entry ", r, " is ", node, ", request ", b, " has ", row_start[b + 1] - row_start[b], " nodes");
     }
   }
 }
@@ -29,7 +29,7 @@ void run(const DrawSiblings& op) {
   check_values(op);
   const int64_t R = op.logits.shape[0], V = op.scores.shape[1], K = op.drawn.shape[1];
   parallel_for(R, [&](int64_t r) {
-    const int32_t b = op.sequences.as<int32_t>()[r], node = op.nodes.as<int32_t>()[r];
+    const int32_t b = op.requests.as<int32_t>()[r], node = op.nodes.as<int32_t>()[r];
     const int32_t first = op.row_start.as<int32_t>()[b], nodes = op.row_start.as<int32_t>()[b + 1] - first;
     const DraftedTree tree{op.tokens.as<int32_t>() + first, op.parents.as<int32_t>() + first, nodes};
     Sampler sampler(op.sampling, op.history, b, V, op.scores.as<float>() + r * V, op.counts.as<int32_t>() + r * V);
@@ -45,7 +45,7 @@ void run(const DrawSiblings& op) {
   });
   for (int64_t r = 0; r < R; ++r) {
     if (op.drawn.as<int32_t>()[r * K] != kUnsound) continue;
-    fail("logits: row ", r, " of the drafter (sequence ", op.sequences.as<int32_t>()[r], ", node ",
+    fail("logits: row ", r, " of the drafter (request ", op.requests.as<int32_t>()[r], ", node ",
          op.nodes.as<int32_t>()[r], ") has NaN or infinite scores, so there is no token to draw");
   }
 }

@@ -1,5 +1,5 @@
-// Pass 1, one task per (sequence, level): the level's best tokens and its log-sum-exp, one read of the logits each.
-// Pass 2, one sequence after the other: the tree, a few hundred integers.
+// Pass 1, one task per (request, level): the level's best tokens and its log-sum-exp, one read of the logits each.
+// Pass 2, one request after the other: the tree, a few hundred integers.
 #include "ops/expand_backbone.h"
 
 #include "cpu/parallel_for.h"

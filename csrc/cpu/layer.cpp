@@ -103,7 +103,8 @@ void rope_cache(const RopeCache& op) {
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   parallel_for(M, [&](int64_t m) {
     const int64_t b = sequence_of(row_start, m), length = op.cache.lengths.as<int32_t>()[b];
-    const int64_t position = length + op.depths.as<int32_t>()[m], slot = length + op.cache.earlier + m - row_start[b];
+    const int64_t position = length + op.depths.as<int32_t>()[m],
+                  slot = length + op.cache.first_node + m - row_start[b];
     const float* cos = op.cos.as<float>() + position * (D / 2);
     const float* sin = op.sin.as<float>() + position * (D / 2);
     const float* q_norm = op.q_norm.defined() ? op.q_norm.as<float>() : nullptr;

@@ -12,7 +12,7 @@
 
 namespace specengine::SPECENGINE_ISA {
 
-// One sequence's parameters and scratch: the Sampler of rules/rows.h with one thread.
+// One request's parameters and scratch: the Sampler of rules/rows.h with one thread.
 class Sampler {
  public:
   // scores: [V] workspace.  counts: [V] zeros; workspace.

@@ -17,7 +17,7 @@ inline void check_range(const TensorView& t, const char* name, int64_t b, float 
   if (!(x >= low && x <= high)) fail(name, ": entry ", b, " is ", x, ", expected ", low, " to ", high);
 }
 
-// Trees of M nodes in all, histories and parameters of B sequences over V tokens.
+// Trees of M nodes in all, histories and parameters of B requests over V tokens.
 inline void check_trees(const SampledTrees& op, int64_t V) {
   const SamplingTable& table = op.sampling;
   const TokenHistory& history = op.history;
@@ -31,7 +31,7 @@ inline void check_trees(const SampledTrees& op, int64_t V) {
   for (int64_t b = 0; b < B; ++b) {  // before any row is looked at
     const int64_t nodes = int64_t{row_start[b + 1]} - row_start[b];
     if (nodes < 1 || nodes > kMaxNodes)
-      fail("row_start: sequence ", b, " has ", nodes, " nodes, expected 1 to ", kMaxNodes);
+      fail("row_start: request ", b, " has ", nodes, " nodes, expected 1 to ", kMaxNodes);
   }
   for (int64_t b = 0; b < B; ++b) {
     const int64_t nodes = row_start[b + 1] - row_start[b], length = history.length.as<int32_t>()[b];
@@ -43,7 +43,7 @@ inline void check_trees(const SampledTrees& op, int64_t V) {
     for (int64_t node = 0; node < nodes; ++node) {
       const int32_t parent = op.parents.as<int32_t>()[row_start[b] + node];
       if (node == 0 ? parent != -1 : parent < 0 || parent >= node) {
-        fail("parents: node ", node, " of sequence ", b, " has parent ", parent,
+        fail("parents: node ", node, " of request ", b, " has parent ", parent,
              node == 0 ? ", expected -1 for the root" : ", expected an earlier node");
       }
     }

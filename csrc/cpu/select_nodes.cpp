@@ -1,4 +1,4 @@
-// One task per sequence: the key of the last candidate to keep, then the kept ones in order.
+// One task per request: the key of the last candidate to keep, then the kept ones in order.
 #include "ops/select_nodes.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-// One sequence's candidates.
+// One request's candidates.
 struct Candidates {
   const int32_t *parents, *depths;
   const float* scores;
@@ -28,7 +28,7 @@ struct Candidates {
     if (limit < 0) return;
     for (int64_t i = 0; i < count; ++i) {
       const auto refuse = [&](const char* name, const auto&... what) {
-        fail(name, ": candidate ", i, " of sequence ", b, " has ", what...);
+        fail(name, ": candidate ", i, " of request ", b, " has ", what...);
       };
       const int32_t parent = parents[i], depth = depths[i];
       if (depth == -1) continue;

@@ -1,4 +1,4 @@
-// One task owns a tile of rows (nodes) of one sequence and query heads that share a key/value head. It walks the cache
+// One task owns a tile of rows (nodes) of one request and query heads that share a key/value head. It walks the cache
 // in blocks of 64 slots, one page of that head each, and shares every key and value among its (row, head) pairs. What a
 // row reduces is in the order of its *positions*, in blocks of 64: in the prefix and in chains a position is its slot;
 // a tree's scores are kept by slot until each row gathers those of its path. So a node reduces exactly as the same
@@ -17,7 +17,7 @@ static_assert(kBlockSize == kPageSize);
 constexpr int kTaskPairs = 48;                        // share a block of the cache while it is near
 constexpr int kGatherSlots = kMaxNodes + kBlockSize;  // from the block in which a tree's nodes begin
 
-// Rows of one sequence and query heads of one group. Pair p is row p / heads with head p % heads.
+// Rows of one request and query heads of one group. Pair p is row p / heads with head p % heads.
 struct Tile {
   int64_t b, first_row, rows, kv_head, first_head, heads;
 };
@@ -33,7 +33,7 @@ class Attention {
       : op_(op), tile_(tile), dim_(op.q.shape[2]), pairs_(static_cast<int>(tile.rows * tile.heads)) {
     const int64_t H = op.q.shape[1], start = op.cache.row_start.as<int32_t>()[tile.b];
     length_ = op.cache.lengths.as<int32_t>()[tile.b];
-    first_node_ = op.cache.earlier + tile.first_row - start;
+    first_node_ = op.cache.first_node + tile.first_row - start;
     slots_ = length_ + first_node_ + tile.rows;  // no row of the tile sees more
     chain_ = !op.ancestors.defined() || slots_ == length_ + 1;
     for (int64_t row = 0; row < tile.rows; ++row) {

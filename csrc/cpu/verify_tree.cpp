@@ -1,4 +1,4 @@
-// One task owns one sequence: it walks the tree from the root and samples only the nodes it visits.
+// One task owns one request: it walks the tree from the root and samples only the nodes it visits.
 #include "ops/verify_tree.h"
 
 #include "cpu/parallel_for.h"
@@ -38,7 +38,7 @@ void check_chains(const VerifyTree& op) {
   for (int64_t b = 0; b < op.bonus.shape[0]; ++b) {
     for (int64_t node = 1; node < row_start[b + 1] - row_start[b]; ++node) {
       if (op.parents.as<int32_t>()[row_start[b] + node] == node - 1) continue;
-      fail("parents: rule block takes chains only, sequence ", b, " has a tree; rule traversal takes trees");
+      fail("parents: rule block takes chains only, request ", b, " has a tree; rule traversal takes trees");
     }
   }
 }
@@ -110,7 +110,7 @@ void run(const VerifyTree& op) {
     const int32_t last = op.path_length.as<int32_t>()[b] - 1;
     const int32_t row = op.row_start.as<int32_t>()[b] + op.path.as<int32_t>()[b * op.path.shape[1] + last];
     const auto refuse = [&](const char* name, int32_t at, const char* so) {
-      fail(name, ": row ", at, " (sequence ", b, ", position ", op.history.length.as<int32_t>()[b] + last,
+      fail(name, ": row ", at, " (request ", b, ", position ", op.history.length.as<int32_t>()[b] + last,
            ") has NaN or infinite scores, so ", so);
     };
     if (bonus == kNoDraft) {

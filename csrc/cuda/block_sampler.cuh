@@ -2,7 +2,7 @@
 // whole warps. Nothing is copied: scores are made anew in every pass over a row.
 #pragma once
 #include "cuda/filters.cuh"
-#include "cuda/sequences.cuh"
+#include "cuda/requests.cuh"
 #include "rules/rows.h"
 
 #if defined(__CUDACC__)
@@ -18,7 +18,7 @@ inline int rule_threads(int64_t vocab) { return vocab <= 128 ? kWarp : vocab <= 
 
 // A sampler's state, in shared memory: in registers every thread would have to hold it through the whole walk.
 struct SamplerState {
-  // The sequence.
+  // The request.
   DraftedTree tree;
   float temperature, top_p, min_p;
   int top_k;

@@ -1,4 +1,4 @@
-// A warp owns one sequence; its lanes share out the nodes. A few hundred integers per sequence.
+// A warp owns one request; its lanes share out the nodes. A few hundred integers per request.
 #include "ops/commit_tokens.h"
 
 #include "cuda/arch.cuh"

@@ -1,4 +1,4 @@
-// A block owns one sequence. Its threads share out the positions of the history; each compares the tokens before its
+// A block owns one request. Its threads share out the positions of the history; each compares the tokens before its
 // positions with the last ones, and the largest key (length of the match, then position) wins. Floor: the history once.
 #include "ops/draft_lookup.h"
 

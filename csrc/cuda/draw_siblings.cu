@@ -10,7 +10,7 @@ namespace {
 
 struct Arguments {
   const float* logits;
-  const int *sequences, *nodes, *index, *tokens, *parents, *row_start;
+  const int *requests, *nodes, *index, *tokens, *parents, *row_start;
   SequenceTable table;
   int* drawn;
   float* biases;
@@ -24,7 +24,7 @@ struct Arguments {
 __global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Arguments op) {
   wait_for_previous_kernel();
   const int64_t row = blockIdx.x, vocab = op.table.vocab;
-  const int b = op.sequences[row], node = op.nodes[row];
+  const int b = op.requests[row], node = op.nodes[row];
   int* drawn = op.drawn + row * op.count;
   for (int i = threadIdx.x; i < op.count; i += blockDim.x) drawn[i] = kNoToken;
   if (b < 0 || node < 0) return;
@@ -52,7 +52,7 @@ void run_cuda(const DrawSiblings& op) {
   const DeviceGuard guard(op.logits.device_id);
   Arguments a{};
   a.logits = op.logits.as<float>(), a.columns = op.logits.shape[1], a.index = op.index.as<int>();
-  a.sequences = op.sequences.as<int>(), a.nodes = op.nodes.as<int>();
+  a.requests = op.requests.as<int>(), a.nodes = op.nodes.as<int>();
   a.tokens = op.tokens.as<int>(), a.parents = op.parents.as<int>(), a.row_start = op.row_start.as<int>();
   a.table = SequenceTable(op.sampling, op.history, V);
   a.drawn = op.drawn.as<int>(), a.count = static_cast<int>(K), a.replacement = op.replacement, a.as_match = op.as_match;

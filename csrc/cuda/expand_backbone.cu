@@ -1,5 +1,5 @@
 // A block owns one part of one level's vocabulary, which it reads once, into shared memory: it finds the part's best
-// tokens and sums its exponentials. The last block of a sequence to finish merges the parts, a warp per level, and
+// tokens and sums its exponentials. The last block of a request to finish merges the parts, a warp per level, and
 // builds the tree.
 #include "ops/expand_backbone.h"
 

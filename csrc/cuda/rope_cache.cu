@@ -15,11 +15,11 @@ struct Rope {
   const float *qkv, *cos, *sin, *q_norm, *k_norm;
   const int *depths, *block_table, *lengths, *row_start;
   float* q;
-  int heads, kv_heads, dim, batch, max_pages, earlier;
+  int heads, kv_heads, dim, batch, max_pages, first_node;
   float eps;
 };
 
-// The sequence of a row, `batch` for a row of none: lanes count the sequences that end before it.
+// The request of a row, `batch` for a row of none: lanes count the requests that end before it.
 __device__ inline int sequence_of_row(const int* row_start, int batch, int row) {
   int before = 0;
   for (int b = threadIdx.x % kWarp; b < batch; b += kWarp) before += row_start[b + 1] <= row;
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
     const int i = lane + j * kWarp;
     a[j] = i < half ? from[i] : 0.0f, b[j] = i < half ? from[i + half] : 0.0f;
   }
-  const int depth = op.depths[row], sequence = sequence_of_row(op.row_start, op.batch, row);
-  const bool padding = depth < 0 || sequence == op.batch;
+  const int depth = op.depths[row], request = sequence_of_row(op.row_start, op.batch, row);
+  const bool padding = depth < 0 || request == op.batch;
   if (padding && !is_query) return;
 
   const float* norm = is_query ? op.q_norm : is_value ? nullptr : op.k_norm;
@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
       if (i < half) a[j] *= scale * norm[i], b[j] *= scale * norm[i + half];
     }
   }
-  const int length = padding ? 0 : op.lengths[sequence];
+  const int length = padding ? 0 : op.lengths[request];
   int64_t page = 0;
-  const int slot = is_query ? 0 : length + op.earlier + row - op.row_start[sequence];
-  if (!is_query) page = op.block_table[static_cast<int64_t>(sequence) * op.max_pages + slot / kPageSize];
+  const int slot = is_query ? 0 : length + op.first_node + row - op.row_start[request];
+  if (!is_query) page = op.block_table[static_cast<int64_t>(request) * op.max_pages + slot / kPageSize];
   if (!padding && !is_value) {
     const int64_t table = static_cast<int64_t>(length + depth) * half;
 #pragma unroll
@@ -109,7 +109,7 @@ void run_cuda(const RopeCache& op) {
                   static_cast<int>(op.cache.D),
                   static_cast<int>(op.cache.B),
                   static_cast<int>(op.cache.block_table.shape[1]),
-                  static_cast<int>(op.cache.earlier),
+                  static_cast<int>(op.cache.first_node),
                   op.eps};
   const dim3 grid(static_cast<unsigned>(op.q.shape[0]), (heads + 2 * kv_heads + kWarps - 1) / kWarps);
   with_float_type(op.cache.k.dtype, [&](auto zero) {

@@ -36,7 +36,7 @@ __device__ inline Four load_four(const T* row, int v, int end, bool aligned, T p
   return four;
 }
 
-// One node's row, and how its sequence's parameters shape it.
+// One node's row, and how its request's parameters shape it.
 struct Row {
   const float* logits;        // [V], or as many columns as the index says
   const int* index;           // [V]: the column of a token, -1: none (-inf); nullptr: columns are tokens

@@ -1,4 +1,4 @@
-// A block owns a sequence. Its threads hold the keys of the candidates and find, bit by bit, the highest threshold that
+// A block owns a request. Its threads hold the keys of the candidates and find, bit by bit, the highest threshold that
 // as many as wanted reach; a thread each then numbers and writes the nodes. Floor: the candidates once.
 #include "ops/select_nodes.h"
 

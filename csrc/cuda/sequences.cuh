@@ -1,11 +1,11 @@
-// A batch's sampling parameters and histories as kernels read them. What a sequence's penalties and biases touch is
+// A batch's sampling parameters and histories as kernels read them. What a request's penalties and biases touch is
 // made dense in workspaces of V entries, so that a pass over a row adds it in order; they are zero before and after.
 #pragma once
 #include "cuda/sampling.cuh"
 
 namespace specengine {
 
-// A sequence's, or a row's, part of the workspaces.
+// A request's, or a row's, part of the workspaces.
 struct DenseShaping {
   float* biases;  // [V]
   int* counts;    // [V], see kSeen
@@ -63,7 +63,7 @@ struct SequenceTable {
     visit(b, dense, first, step, [](int* count, bool) { atomicExch(count, 0); }, [](float* bias, float) { *bias = 0; });
   }
 
-  // A row of sequence b, without logits and path.
+  // A row of request b, without logits and path.
   __device__ Row row(int b, const DenseShaping& dense) const {
     Row row{};
     row.keep_all();

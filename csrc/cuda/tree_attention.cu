@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a)
     const int last = length + nodes - 1;
     first = split_of(max(0, last - a.window + 1)), end = split_of(last) + 1;
   } else if (nodes > 0) {
-    const PageShares shares = page_shares(a, length, a.earlier + a.row_start[b + 1] - a.row_start[b]);
+    const PageShares shares = page_shares(a, length, a.first_node + a.row_start[b + 1] - a.row_start[b]);
     end = (shares.end - shares.first + shares.each - 1) / shares.each;
   }
   const float2* const outcomes = reinterpret_cast<const float2*>(a.parts + a.splits * a.pairs * a.D) + pair;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a)
 Problem problem_of(const TreeAttention& op) {
   const KvCacheView& cache = op.cache;
   const int64_t M = op.q.shape[0], H = op.q.shape[1], group = H / cache.K, B = std::max<int64_t>(1, cache.B);
-  const int64_t mean_pairs = (M + B - 1) / B * group;  // of a sequence
+  const int64_t mean_pairs = (M + B - 1) / B * group;  // of a request
   const int64_t pages = std::max<int64_t>(1, cache.block_table.shape[1]), unlimited = 1 << 30;
   Problem a{.q = op.q.as<float>(),
             .k = cache.k.data,
@@ -74,7 +74,7 @@ Problem problem_of(const TreeAttention& op) {
             .D = static_cast<int>(cache.D),
             .words = static_cast<int>(op.ancestors.shape[1]),
             .max_pages = static_cast<int>(cache.block_table.shape[1]),
-            .earlier = static_cast<int>(cache.earlier),
+            .first_node = static_cast<int>(cache.first_node),
             .pairs = M * H,
             .exact = op.strict || cache.k.dtype == DType::kFloat32};
   if (a.exact) {

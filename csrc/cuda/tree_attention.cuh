@@ -1,5 +1,5 @@
 // What the two attention kernels and the merge of their splits share. A block owns a tile of pairs (a node of one
-// sequence with one of the query heads that read the same key/value head), one key/value head, and one split of the
+// request with one of the query heads that read the same key/value head), one key/value head, and one split of the
 // keys. Where there are several splits a block leaves its part of each pair's softmax in the workspace.
 #pragma once
 #include <climits>
@@ -28,7 +28,7 @@ struct Problem {
   DType out_type;
   float* parts;  // [splits][pairs][D] sums, then [splits][pairs][2] highest scores and totals
   float scale;   // times log2(e): the kernels take powers of two
-  int window, B, H, K, D, words, max_pages, earlier;
+  int window, B, H, K, D, words, max_pages, first_node;
   int64_t pairs;  // M * H
   bool exact;
   int tile_pairs = 0, tiles = 0;  // as many tiles as there can be
@@ -46,12 +46,12 @@ struct Tile {
   int b;  // -1: there are fewer tiles
   int first_row, rows, length;
   int nodes;       // the rows' and those before
-  int first_pair;  // of the sequence; pair = node * group + head within the group
+  int first_pair;  // of the request; pair = node * group + head within the group
 };
 
 __device__ inline int group_of(const Problem& a) { return a.H / a.K; }
 
-// The tile of that number, sequence after sequence; row_start is only known here. For whole warps.
+// The tile of that number, request after request; row_start is only known here. For whole warps.
 template <int kPairs>
 __device__ inline Tile find_tile(const Problem& a, int number) {
   const int lane = threadIdx.x % kWarp, group = group_of(a);
@@ -59,7 +59,7 @@ __device__ inline Tile find_tile(const Problem& a, int number) {
     const int b = base + lane;
     const int row = b < a.B ? a.row_start[b] : 0, rows = b < a.B ? a.row_start[b + 1] - row : 0;
     const int tiles = (rows * group + kPairs - 1) / kPairs;
-    int through = tiles;  // of all sequences up to this lane's
+    int through = tiles;  // of all requests up to this lane's
     for (int offset = 1; offset < kWarp; offset *= 2) {
       const int before = __shfl_up_sync(kAllLanes, through, offset);
       if (lane >= offset) through += before;
@@ -70,7 +70,7 @@ __device__ inline Tile find_tile(const Problem& a, int number) {
       const int first = __shfl_sync(kAllLanes, through - tiles, owner);
       const int first_row = __shfl_sync(kAllLanes, row, owner);
       const int owned = __shfl_sync(kAllLanes, rows, owner);
-      return {base + owner, first_row, owned, a.lengths[base + owner], a.earlier + owned, (number - first) * kPairs};
+      return {base + owner, first_row, owned, a.lengths[base + owner], a.first_node + owned, (number - first) * kPairs};
     }
     number -= __shfl_sync(kAllLanes, through, kWarp - 1);
   }
@@ -85,7 +85,7 @@ __device__ inline int64_t index_of(const Problem& a, const Tile& tile, int pair)
   return static_cast<int64_t>(tile.first_row + pair / group) * a.H + blockIdx.y * group + pair % group;
 }
 
-// The first position that any row of the sequence sees.
+// The first position that any row of the request sees.
 __device__ inline int first_seen(const Problem& a, int length) { return max(0, length - a.window + 1); }
 
 // What a pair sees at positions [low, high): of the prefix the slots from the result on, of the tree the nodes in
@@ -118,7 +118,7 @@ __device__ inline bool sees(const Tile& tile, int first, const unsigned* bits, i
   return node < tile.nodes && (bits[node / 32] >> (node % 32) & 1) != 0;
 }
 
-// The pages of a sequence, divided among the splits.
+// The pages of a request, divided among the splits.
 struct PageShares {
   int first, end, each;
 };

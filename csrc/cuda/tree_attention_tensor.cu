@@ -2,7 +2,7 @@
 // their slots, prefix and tree alike; it stages keys and values in shared memory, one step ahead. A warp owns 16 of the
 // pairs and its part of each step's keys, with an online softmax of its own; the warps of the same pairs meet at the
 // end. What a pair does not see is masked, so a row's bits depend on the tree and the batch.
-// Floor: every key and value from memory once per sequence and key/value head (tiles of the same keys share them in
+// Floor: every key and value from memory once per request and key/value head (tiles of the same keys share them in
 // L2); expected: about 80 % of the memory's bandwidth from a few thousand cached tokens on.
 #include "cuda/tree_attention.cuh"
 
@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Pro
   const auto written = [&](int slot) {
     if (slot < tile.length) return true;
     const int node = slot - tile.length;
-    // Nodes of earlier passes were written if their sequence is not idle: its first row has the root's bit.
-    const int64_t row = tile.first_row + max(0, node - a.earlier);
-    const int bit = node < a.earlier ? 0 : node;
+    // Nodes of earlier passes were written if their request is not idle: its first row has the root's bit.
+    const int64_t row = tile.first_row + max(0, node - a.first_node);
+    const int bit = node < a.first_node ? 0 : node;
     return node < tile.nodes && (a.ancestors[row * a.words + bit / 32] >> (bit % 32) & 1) != 0;
   };
   const auto copy_step = [&](int slot, Cache* stage) {

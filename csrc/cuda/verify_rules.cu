@@ -1,4 +1,4 @@
-// A block owns a sequence and walks its tree as the CPU does, its threads sharing the loops over the vocabulary.
+// A block owns a request and walks its tree as the CPU does, its threads sharing the loops over the vocabulary.
 // Nothing of the CPU's decisions changes: sums are of integers, and every thread computes the same doubles.
 // Cost per visited node: some reads of its two rows (from L2 after the first) and of 8 * V bytes of weights each.
 #include "cuda/verify_rules.cuh"
@@ -13,7 +13,7 @@ namespace {
 struct Arguments {
   const int *tokens, *parents, *row_start;
   SequenceTable table;
-  LogitRows logits;  // of all sequences
+  LogitRows logits;  // of all requests
   int *path, *path_length, *bonus, *relaxed;
   float* biases;
   int* counts;

@@ -1,18 +1,18 @@
 // Rule `match`; verify_rules.cu has the others. Four launches, or the last one alone where the tokens are known:
-//   mark    A few blocks own a sequence: what its penalties and biases touch becomes dense in the workspaces.
+//   mark    A few blocks own a request: what its penalties and biases touch becomes dense in the workspaces.
 //   filter  A block owns a row with top-k, top-p or min-p and finds which of its tokens they keep.
 //   draw    A block owns a slice of a row: the target's token at EVERY node, so that no row waits for another's choice.
 //   finish  A thread owns a node: merges the slices, asks the rule. One thread follows the answers from the root. The
 //           workspaces become zero again.
 // Floor: the logits once, 4 * M * V bytes. Filters read their rows up to seven times more (from L2), by one block each;
-// penalties and biases add 4 bytes each per token for the sequences that have them.
+// penalties and biases add 4 bytes each per token for the requests that have them.
 #include "ops/verify_tree.h"
 
 #include <algorithm>
 
 #include "cuda/arch.cuh"
 #include "cuda/filters.cuh"
-#include "cuda/sequences.cuh"
+#include "cuda/requests.cuh"
 #include "cuda/verify_rules.cuh"
 #include "rules/drafted_tree.h"
 
@@ -30,7 +30,7 @@ struct Arguments {
   float* biases;
   int* counts;
   RowState* row_states;
-  int sequences, columns;
+  int requests, columns;
   bool aligned;
 
   __device__ int nodes(int b) const { return min(row_start[b + 1] - row_start[b], columns); }
@@ -39,7 +39,7 @@ struct Arguments {
     const int64_t row = static_cast<int64_t>(b) * table.vocab;
     return {biases + row, counts + row};
   }
-  // Blocks (b, 0) to (b, gridDim.y - 1) own a sequence.
+  // Blocks (b, 0) to (b, gridDim.y - 1) own a request.
   __device__ int first_of_sequence() const { return blockIdx.y * blockDim.x + threadIdx.x; }
   __device__ int step_of_sequence() const { return gridDim.y * blockDim.x; }
 };
@@ -51,18 +51,18 @@ __global__ void __launch_bounds__(kThreads) mark_kernel(Arguments op) {
   op.table.mark(b, op.dense(b), op.first_of_sequence(), op.step_of_sequence());
 }
 
-// The sequence of the block's row; -1 where the row is padding.
+// The request of the block's row; -1 where the row is padding.
 __device__ int sequence_of_row(const Arguments& op) {
   const int index = blockIdx.x, thread = threadIdx.x;
   if (op.tokens[index] == kNoToken) return -1;
-  int b = 0;  // sequences that end before this row
-  for (int i = thread; i - thread < op.sequences; i += blockDim.x) {
-    b += __syncthreads_count(i < op.sequences && op.row_start[i + 1] <= index);
+  int b = 0;  // requests that end before this row
+  for (int i = thread; i - thread < op.requests; i += blockDim.x) {
+    b += __syncthreads_count(i < op.requests && op.row_start[i + 1] <= index);
   }
-  return b < op.sequences && index - op.row_start[b] < op.nodes(b) ? b : -1;
+  return b < op.requests && index - op.row_start[b] < op.nodes(b) ? b : -1;
 }
 
-// The block's row, of sequence b.
+// The block's row, of request b.
 __device__ Row row_of(const Arguments& op, int b) {
   SPECENGINE_SHARED(int, parents, kMaxNodes);
   SPECENGINE_SHARED(int, path, kMaxNodes);
@@ -171,7 +171,7 @@ Arguments arguments_of(const VerifyTree& op) {
   a.path = op.path.as<int>(), a.path_length = op.path_length.as<int>(), a.bonus = op.bonus.as<int>();
   a.relaxed = op.relaxed.as<int>();
   a.biases = op.scores.as<float>(), a.counts = op.counts.as<int>(), a.row_states = op.row_states.as<RowState>();
-  a.sequences = static_cast<int>(op.bonus.shape[0]), a.columns = static_cast<int>(op.path.shape[1]);
+  a.requests = static_cast<int>(op.bonus.shape[0]), a.columns = static_cast<int>(op.path.shape[1]);
   a.aligned = a.table.vocab % 4 == 0 && at_16_bytes(a.logits) && at_16_bytes(a.biases) && at_16_bytes(a.counts);
   return a;
 }

@@ -1,5 +1,5 @@
-// Acceptance on the device: appends each sequence's accepted tokens and bonus token to its history, cuts the run where
-// the sequence ends inside it, and writes what the host wants to know.
+// Acceptance on the device: appends each request's accepted tokens and bonus token to its history, cuts the run where
+// the request ends inside it, and writes what the host wants to know.
 #pragma once
 #include "base/check.h"
 #include "ops/kv_cache.h"
@@ -8,8 +8,8 @@ namespace specengine {
 
 constexpr int kRecordHead = 4;  // numbers in front of the path
 
-// A sequence ends with an end-of-text token (unless it ignores them) or at final_length; it is idle from then on.
-// Idle sequences are left alone (path_length 0). A root row without a distribution (bonus -1) ends the sequence, and
+// A request ends with an end-of-text token (unless it ignores them) or at final_length; it is idle from then on.
+// Idle requests are left alone (path_length 0). A root row without a distribution (bonus -1) ends the request, and
 // nothing of its run is kept.
 struct CommitTokens {
   TensorView tokens;          // [B * N] int32, of the trees
@@ -23,7 +23,7 @@ struct CommitTokens {
   TensorView final_length;    // [B] int32
   TensorView history;         // [B, T] int32, written
   TensorView history_length;  // [B] int32, advanced by the tokens kept
-  TensorView active;          // [B] int32, written: 0 once a sequence ended
+  TensorView active;          // [B] int32, written: 0 once a request ended
   TensorView record;          // [B, 4 + 3 N] int32, written: tokens kept, path length before the cut, bonus token,
                               // relaxed, then path, tokens and parents of the tree
 

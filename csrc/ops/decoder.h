@@ -1,5 +1,5 @@
-// One pass of all decoder layers in one call: rows of a TreeBatch in, features out. It only calls the ops of a layer in
-// order (csrc/decoder.cpp), so that Python and dispatch cost nothing per layer.
+// One pass of all decoder layers in one call: rows of a TreeBatch in, hidden states out. It only calls the ops of a
+// layer in order (csrc/decoder.cpp), so that Python and dispatch cost nothing per layer.
 #pragma once
 #include <vector>
 
@@ -44,8 +44,9 @@ struct Decoder {
   TensorView final_norm;  // [C] float32
   int64_t C, H, K, D, I;  // hidden size, query heads, key/value heads, head dim, intermediate size
   float eps;
-  int64_t first_columns;      // of what a pass is given for q, k and v of the first layer; 0: its rows themselves
-  std::vector<int64_t> taps;  // layers whose input is wanted, rising; layers.size(): the last one's output
+  int64_t first_columns;  // of what a pass is given for q, k and v of the first layer; 0: its rows themselves
+  std::vector<int64_t>
+      hidden_state_layers;  // layers whose input is wanted, rising; layers.size(): the last one's output
 
   void validate() const;
   void validate_layer(Checker& check, const DecoderLayer& layer, int64_t qkv_columns) const;
@@ -56,21 +57,22 @@ struct Decoder {
 
 struct DecoderPass {
   const Decoder& decoder;
-  TensorView tokens;        // [M] int32; None: inputs are given
-  TensorView inputs;        // [M, C] float32, instead of the embeddings of tokens
-  TensorView first_inputs;  // [M, first_columns] float32: what q, k and v of the first layer are made of
-  TensorView depths;        // [M] int32, root 0
-  TensorView ancestors;     // [M, W] int32 bits; None: chains
-  TensorView k_cache;       // [layers, P, K, 64, D]; rows of the nodes are written
-  TensorView v_cache;       // the same
-  TensorView block_table;   // [B, max_pages] int32
-  TensorView lengths;       // [B] int32
-  TensorView row_start;     // [B + 1] int32
-  TensorView cos, sin;      // [T, D/2] float32
-  TensorView features;      // [M, C] float32, written: states after the final norm; None: only the cache is
-  TensorView tapped;     // [M, taps, C] float32, written: the residual stream before the decoder's taps; None: no taps
-  TensorView workspace;  // uint8 [workspace_bytes(M)]
-  int64_t earlier;       // see KvCacheView
+  TensorView tokens;         // [M] int32; None: inputs are given
+  TensorView inputs;         // [M, C] float32, instead of the embeddings of tokens
+  TensorView first_inputs;   // [M, first_columns] float32: what q, k and v of the first layer are made of
+  TensorView depths;         // [M] int32, root 0
+  TensorView ancestors;      // [M, W] int32 bits; None: chains
+  TensorView k_cache;        // [layers, P, K, 64, D]; rows of the nodes are written
+  TensorView v_cache;        // the same
+  TensorView block_table;    // [B, max_pages] int32
+  TensorView lengths;        // [B] int32
+  TensorView row_start;      // [B + 1] int32
+  TensorView cos, sin;       // [T, D/2] float32
+  TensorView hidden_states;  // [M, C] float32, written: states after the final norm; None: only the cache is
+  TensorView at_layers;      // [M, hidden_state_layers, C] float32, written: the residual stream before the decoder's
+                             // hidden_state_layers; None: no hidden_state_layers
+  TensorView workspace;      // uint8 [workspace_bytes(M)]
+  int64_t first_node;        // see KvCacheView
 
   Device validate() const;
 };

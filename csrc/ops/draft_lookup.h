@@ -1,4 +1,4 @@
-// Prompt lookup on the device: each sequence's draft is a chain, what followed its last tokens where they occurred
+// Prompt lookup on the device: each request's draft is a chain, what followed its last tokens where they occurred
 // before.
 #pragma once
 #include "base/check.h"
@@ -6,15 +6,15 @@
 
 namespace specengine {
 
-// The tree of sequence b lies in rows [b * N, (b + 1) * N): the root, then the chain, then padding (token -1, parent
+// The tree of request b lies in rows [b * N, (b + 1) * N): the root, then the chain, then padding (token -1, parent
 // -1, depth -1, no ancestor bits). The occurrence with the longest match counts (at least min_ngram tokens, compared up
 // to max_ngram), of equals the newest; behind the history's end the draft goes on with itself, as a loop does. A chain
-// is no longer than what the sequence may still commit besides the bonus token. An idle sequence is padding altogether.
+// is no longer than what the request may still commit besides the bonus token. An idle request is padding altogether.
 // N = 1 is plain decoding.
 struct DraftLookup {
   TensorView history;         // [B, T] int32, committed tokens, the root last
   TensorView history_length;  // [B] int32, root included
-  TensorView final_length;    // [B] int32, history length at which the sequence ends
+  TensorView final_length;    // [B] int32, history length at which the request ends
   TensorView active;          // [B] int32, 0: idle
   TensorView tokens;          // [B * N] int32, written
   TensorView parents;         // [B * N] int32, written
@@ -34,7 +34,7 @@ struct DraftLookup {
     check(depths, "depths", {DType::kInt32}, {M});
     check(ancestors, "ancestors", {DType::kInt32}, {M, W});
     if (B < 1 || M % B != 0 || M < B) fail("tokens: ", M.value, " rows are no whole number of nodes for B=", B.value);
-    if (M / B > kMaxNodes) fail("tokens: ", M / B, " nodes per sequence, at most ", kMaxNodes, " are supported");
+    if (M / B > kMaxNodes) fail("tokens: ", M / B, " nodes per request, at most ", kMaxNodes, " are supported");
     if (W * 32 < M / B) fail("ancestors: ", W.value, " words cannot hold ", M / B, " nodes");
     if (min_ngram < 1 || max_ngram < min_ngram || max_ngram > kLongest) {
       fail("max_ngram: expected 1 <= min_ngram <= max_ngram <= ", kLongest, ", got ", min_ngram, " and ", max_ngram);

@@ -7,7 +7,7 @@
 // Rule `match` emits the target's own draws whatever is drafted, so nothing is biased by children drawn with the noise
 // of these; the more alike the two distributions are, the more often they are the same tokens.
 //
-// CUDA refuses nothing: a row whose sequence is negative or idle, whose node is not among the tree's first 256, or
+// CUDA refuses nothing: a row whose request is negative or idle, whose node is not among the tree's first 256, or
 // whose scores are no distribution gives no siblings.
 #pragma once
 #include "ops/verify_tree.h"
@@ -15,10 +15,10 @@
 namespace specengine {
 
 struct DrawSiblings : SampledTrees {
-  TensorView logits;     // [R, C] float32
-  TensorView sequences;  // [R] int32: whose row it is
-  TensorView nodes;      // [R] int32: the node within that sequence whose children are drawn
-  TensorView index;      // [V] int32 or None; see DraftLogits
+  TensorView logits;    // [R, C] float32
+  TensorView requests;  // [R] int32: whose row it is
+  TensorView nodes;     // [R] int32: the node within that request whose children are drawn
+  TensorView index;     // [V] int32 or None; see DraftLogits
 
   TensorView drawn;    // [R, K] int32, written: siblings in the order they were drawn; -1: nothing is left to draw
   TensorView scores;   // [R, V] float32, workspace; CUDA: all zero before and after
@@ -32,7 +32,7 @@ struct DrawSiblings : SampledTrees {
     Checker check;
     Dim R{"R"}, C{"C"}, V{"V"}, M{"M"}, B{"B"}, K{"K"};
     check(logits, "logits", {DType::kFloat32}, {R, C});
-    check(sequences, "sequences", {DType::kInt32}, {R});
+    check(requests, "requests", {DType::kInt32}, {R});
     check(nodes, "nodes", {DType::kInt32}, {R});
     check(scores, "scores", {DType::kFloat32}, {R, V});
     check(counts, "counts", {DType::kInt32}, {R, V});

@@ -12,7 +12,7 @@ constexpr int kMaxVocabularyParts = 128;  // of the CUDA kernel
 // Level t proposes its `width` most likely tokens as children of the backbone node of level t - 1 (level 0: of the
 // root); the most likely one is the next backbone node, its siblings are leaves. width = widths[number of thresholds
 // below the level's highest probability]: no thresholds is FastEagle's constant k, CAPE has 0.3/0.6/0.8 and 8/6/4/2.
-// An idle sequence, whose root is -1, has no nodes and its logits are not read.
+// An idle request, whose root is -1, has no nodes and its logits are not read.
 struct ExpandBackbone {
   TensorView logits;      // [B, T, V] float32
   TensorView root;        // [B] int32, last committed token

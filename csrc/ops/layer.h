@@ -59,7 +59,7 @@ inline void check_depths(const KvCacheView& cache, const TensorView& depths, int
     const int64_t length = cache.lengths.as<int32_t>()[b];
     for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
       const int64_t depth = depths.as<int32_t>()[m];
-      if (depth < 0 || depth > cache.earlier + m - row_start[b])
+      if (depth < 0 || depth > cache.first_node + m - row_start[b])
         fail("depths: row ", m, " is ", depth, ", expected 0 to its node index");
       if (length + depth >= positions) {
         fail("lengths: position ", length + depth, " is past the ", positions, " rows of cos");
@@ -72,7 +72,7 @@ constexpr int64_t kMaxHeadDim = 256;  // of the CUDA kernels
 
 // Splits the rows of one fused projection, normalises heads (Qwen3), rotates q and k to the node's position
 // (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
-// CUDA: a row of depth -1, or behind the last sequence's rows, is padding: its q becomes 0, the cache stays as it is.
+// CUDA: a row of depth -1, or behind the last request's rows, is padding: its q becomes 0, the cache stays as it is.
 struct RopeCache {
   TensorView qkv;     // [M, (H + 2K) * D] float32
   TensorView cos;     // [T, D/2] float32, T positions

@@ -5,7 +5,7 @@
 
 namespace specengine {
 
-// One entry per sequence.
+// One entry per request.
 struct SamplingTable {
   TensorView temperature;         // [B] float32; 0: the most likely token
   TensorView top_k;               // [B] int32; 0: off
@@ -15,8 +15,8 @@ struct SamplingTable {
   TensorView presence_penalty;    // [B] float32; 0: off
   TensorView frequency_penalty;   // [B] float32; 0: off
   TensorView seed;                // [B] int64
-  TensorView bias_start;          // [B + 1] int32: entries of sequence b in bias_tokens and bias_values
-  TensorView bias_tokens;         // [E] int32, distinct within a sequence
+  TensorView bias_start;          // [B + 1] int32: entries of request b in bias_tokens and bias_values
+  TensorView bias_tokens;         // [E] int32, distinct within a request
   TensorView bias_values;         // [E] float32
 
   void validate(Checker& check, Dim& B) const {
@@ -51,8 +51,8 @@ struct TokenHistory {
 
 // What the ops that sample have in common.
 struct SampledTrees {
-  TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of sequence b
-  TensorView parents;    // [M] int32, node index within the sequence, an earlier one; -1 for the root
+  TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of request b
+  TensorView parents;    // [M] int32, node index within the request, an earlier one; -1 for the root
   TensorView row_start;  // [B + 1] int32
   SamplingTable sampling;
   TokenHistory history;

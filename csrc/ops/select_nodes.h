@@ -17,7 +17,7 @@ struct SelectNodes {
   TensorView parents;  // [B, M] int32, an earlier candidate; -1 for the root, which is candidate 0
   TensorView depths;   // [B, M] int32, of the root 0; -1: there is no candidate
   TensorView scores;   // [B, M] float32
-  // [B] int32, deepest depth to keep; negative: the sequence is idle, has no nodes and its candidates are not read. One
+  // [B] int32, deepest depth to keep; negative: the request is idle, has no nodes and its candidates are not read. One
   // without a candidate 0 has none either.
   TensorView limits;
   TensorView out_tokens;   // [B, N] int32, written

@@ -11,18 +11,18 @@ inline void check_ancestors(const KvCacheView& cache, const TensorView& ancestor
   const int32_t* row_start = cache.row_start.as<int32_t>();
   const int64_t words = ancestors.shape[1];
   for (int64_t b = 0; b < cache.B; ++b) {
-    const int64_t nodes = cache.earlier + row_start[b + 1] - row_start[b];
+    const int64_t nodes = cache.first_node + row_start[b + 1] - row_start[b];
     if (nodes > kMaxNodes)
-      fail("row_start: sequence ", b, " has ", nodes, " nodes, at most ", kMaxNodes, " are supported");
-    if (nodes > 32 * words) fail("ancestors: ", words, " words cannot hold the ", nodes, " nodes of sequence ", b);
-    for (int64_t node = cache.earlier; node < nodes; ++node) {
-      const int64_t row = row_start[b] + node - cache.earlier;
+      fail("row_start: request ", b, " has ", nodes, " nodes, at most ", kMaxNodes, " are supported");
+    if (nodes > 32 * words) fail("ancestors: ", words, " words cannot hold the ", nodes, " nodes of request ", b);
+    for (int64_t node = cache.first_node; node < nodes; ++node) {
+      const int64_t row = row_start[b] + node - cache.first_node;
       const uint32_t* bits = ancestors.as<uint32_t>() + row * words;
       const bool sees_root = bits[0] & 1, sees_itself = bits[node / 32] >> (node % 32) & 1;
       bool sees_later = (static_cast<uint64_t>(bits[node / 32]) >> (node % 32)) > 1;
       for (int64_t w = node / 32 + 1; w < words; ++w) sees_later = sees_later || bits[w] != 0;
       if (!sees_root || !sees_itself || sees_later) {
-        fail("ancestors: row ", row, " (node ", node, " of sequence ", b,
+        fail("ancestors: row ", row, " (node ", node, " of request ", b,
              ") must contain the root and itself, and no later node");
       }
     }
@@ -38,7 +38,7 @@ struct TreeAttention {
   TensorView q;          // [M, H, D] float32
   KvCacheView cache;     // one layer; the nodes' own rows are already written (slot = prefix length + node index)
   TensorView ancestors;  // [M, W] int32, bit j of word w: node 32w + j is on the row's path (itself included);
-                         // None: every sequence's rows are a chain (causal mask), of any length
+                         // None: every request's rows are a chain (causal mask), of any length
   TensorView out;        // [M, H, D] float32, written; CUDA: or bfloat16 | float16
   float scale;
   int64_t window;        // a key is visible while query position - key position < window; 0: no window

@@ -6,7 +6,7 @@
 //   - such a walk ends there with bonus -1;
 //   - a row whose token is -1 is padding and never visited; neither is a row outside row_start;
 //   - rule `block` is not held to chains, and is `traversal` of trees;
-//   - a sequence whose root is padding is idle: path_length 0, bonus -1, path all -1; its history is not read.
+//   - a request whose root is padding is idle: path_length 0, bonus -1, path all -1; its history is not read.
 #pragma once
 #include <vector>
 
@@ -32,7 +32,7 @@ struct RowState {
 };
 constexpr int64_t kRowStateWords = sizeof(RowState) / sizeof(int64_t);
 
-// Weights per token and sequence that a rule other than `match` works with; see rules/rows.h.
+// Weights per token and request that a rule other than `match` works with; see rules/rows.h.
 constexpr int64_t kWeightPlanes = 4;
 
 // The distributions that children were drafted from.

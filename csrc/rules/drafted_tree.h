@@ -1,4 +1,4 @@
-// One sequence's tree as a rule sees it: node 0 is the root, every other node's parent is an earlier one.
+// One request's tree as a rule sees it: node 0 is the root, every other node's parent is an earlier one.
 #pragma once
 #include "base/host_device.h"
 

@@ -1,4 +1,4 @@
-// What a rule sees of one sequence: its tree, and the distributions at the node loaded last.
+// What a rule sees of one request: its tree, and the distributions at the node loaded last.
 //
 // A distribution is a row of integer weights, so that sums have no order and CPU and CUDA decide alike. The loops over
 // the vocabulary are those of a Sampler: one thread on the CPU, a block on CUDA, whose threads all run the rule and all
@@ -26,7 +26,7 @@ struct Leaders {
   TokenScore best, second;
 };
 
-// Rows of logits of one sequence. draft_rows: the row of a node in draft_logits, or -1.
+// Rows of logits of one request. draft_rows: the row of a node in draft_logits, or -1.
 struct LogitRows {
   const float* target;     // [N, V]
   const float* draft;      // [R, C]; nullptr: nothing was drafted from a distribution

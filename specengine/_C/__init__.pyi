@@ -32,7 +32,7 @@ def rope_cache(
     row_start: Tensor,
     q: Tensor,
     eps: float,
-    earlier: int = 0,
+    first_node: int = 0,
 ) -> None: ...
 def tree_attention(
     q: Tensor,
@@ -47,7 +47,7 @@ def tree_attention(
     window: int,
     strict: bool,
     workspace: Tensor | None,
-    earlier: int = 0,
+    first_node: int = 0,
 ) -> None: ...
 def tree_attention_workspace(
     q: Tensor,
@@ -93,7 +93,7 @@ class Decoder:
         intermediate: int,
         eps: float,
         first_columns: int,
-        taps: Sequence[int],
+        hidden_state_layers: Sequence[int],
     ) -> None: ...
     def workspace_bytes(self, rows: int) -> int: ...
 
@@ -111,10 +111,10 @@ def decoder_pass(
     row_start: Tensor,
     cos: Tensor,
     sin: Tensor,
-    features: Tensor | None,
-    tapped: Tensor | None,
+    hidden_states: Tensor | None,
+    at_layers: Tensor | None,
     workspace: Tensor,
-    earlier: int = 0,
+    first_node: int = 0,
 ) -> None: ...
 
 # draft
@@ -145,7 +145,7 @@ def draft_backbone(
     head: Projection,
     vocabulary: Tensor | None,
     tokens: Tensor,
-    features: Tensor,
+    hidden_states: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_table: Tensor,

@@ -44,13 +44,13 @@ class CacheBatch:
 
 
 class KVCache(PagePool):
-    """All layers' keys and values in pages of PAGE_SIZE slots; a sequence has the pages it was given at admission.
+    """All layers' keys and values in pages of PAGE_SIZE slots; a request has the pages it was given at admission.
 
-    A sequence reserves pages for all it may become, so it cannot run out on its way; memory is only used where tokens
-    were written, and growing copies no other page. Companions have the same pages for the same sequences: a drafter's
+    A request reserves pages for all it may become, so it cannot run out on its way; memory is only used where tokens
+    were written, and growing copies no other page. Companions have the same pages for the same requests: a drafter's
     keys and values lie beside the target's and go with them.
 
-    Sequences whose texts begin alike share the whole pages of that beginning. Whoever shares a page writes behind it,
+    Requests whose texts begin alike share the whole pages of that beginning. Whoever shares a page writes behind it,
     so none is ever copied for that. What nobody uses any more can be found until it is evicted: in a fixed pool where
     its room is needed, else where it is more than `kept_bytes`, companions included.
 
@@ -75,7 +75,7 @@ class KVCache(PagePool):
         self._free: list[int] = [*reversed(range(pages or 0))]
         self._freed: deque[tuple[list[int], Sequence[int], Sharing | None]] = deque()  # on their way to _free
         self._known = PrefixIndex()
-        self._promised = 0  # pages of all sequences; one that several share counts for each of them
+        self._promised = 0  # pages of all requests; one that several share counts for each of them
         self._lock = threading.Lock()  # engines that share a fixed pool take turns each for itself
 
     def companion(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagePool:
@@ -87,7 +87,7 @@ class KVCache(PagePool):
 
     @property
     def pages_in_use(self) -> int:
-        """Of sequences; what is kept for others is not among them."""
+        """Of requests; what is kept for others is not among them."""
         with self._lock:
             self._settle()
             return self.k.shape[1] - len(self._free) - self._known.unused
@@ -100,7 +100,7 @@ class KVCache(PagePool):
             return self._known.counts
 
     def check_fits(self, slots: int) -> None:
-        """Raises ValueError where a sequence of `slots` tokens could never get its pages."""
+        """Raises ValueError where a request of `slots` tokens could never get its pages."""
         room = self.k.shape[1] * PAGE_SIZE
         if self.fixed and slots > room:
             raise ValueError(
@@ -145,9 +145,9 @@ class KVCache(PagePool):
         return pages, len(shared) * PAGE_SIZE
 
     def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None) -> None:
-        """Lets others find whole pages of a text that a sequence has cached; the last token of `text` need not be.
+        """Lets others find whole pages of a text that a request has cached; the last token of `text` need not be.
 
-        Where the same text is cached twice, the sequence has the earlier one's pages from now on.
+        Where the same text is cached twice, the request has the earlier one's pages from now on.
         """
         if sharing is not None:
             with self._lock:
@@ -218,7 +218,7 @@ class KVCache(PagePool):
         return [self, *self._companions]
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
-        """Keeps the accepted path of every sequence of a batch and advances its length by it."""
+        """Keeps the accepted path of every request of a batch and advances its length by it."""
         path, count = (
             t if self.device.type == "cpu" else t.to(self.device) for t in (accepted.path, accepted.path_length)
         )
@@ -226,7 +226,7 @@ class KVCache(PagePool):
         batch.advance(count)
 
     def batch(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> CacheBatch:
-        """The view of sequences that own `pages` and have `lengths` tokens cached."""
+        """The view of requests that own `pages` and have `lengths` tokens cached."""
         width = max((len(own) for own in pages), default=0)
         table = [[*own, *[0] * (width - len(own))] for own in pages]
         # numpy makes small tensors in a third of the time

@@ -31,7 +31,7 @@ class PrefixCounts:
 
 @dataclass(frozen=True, eq=False)
 class Sharing:
-    """Who shares pages: sequences with the same object, as one drafter's keys and values lie in its companion's.
+    """Who shares pages: requests with the same object, as one drafter's keys and values lie in its companion's.
 
     step: tokens; what is shared ends at a multiple of it.  answers: whether generated tokens are shared, too.
     """
@@ -41,7 +41,7 @@ class Sharing:
 
     @staticmethod
     def under(ops: Ops) -> Sharing:
-        """What has the bits that a sequence's own prefill would write.
+        """What has the bits that a request's own prefill would write.
 
         Where the bits of a row depend on the rows beside it those are whole passes of prompts, nothing less.
         """
@@ -112,13 +112,13 @@ class PrefixIndex:
         return replaced
 
     def hold(self, pages: Sequence[int]) -> None:
-        """One more sequence holds these pages, which are known."""
+        """One more request holds these pages, which are known."""
         for page in pages:
             self._nodes[page].users += 1
             self._unused.pop(page, None)
 
     def drop(self, pages: Sequence[int]) -> list[int]:
-        """A sequence holds these pages no longer; returns those that are not known, so that nobody has them now."""
+        """A request holds these pages no longer; returns those that are not known, so that nobody has them now."""
         unknown = [page for page in pages if page not in self._nodes]
         for page in reversed(pages):
             node = self._nodes.get(page)

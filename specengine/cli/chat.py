@@ -19,7 +19,7 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an
 
 
 class Chat:
-    """Turns of a conversation with one engine; accepted draft tokens are shown in green.
+    """FairLock of a conversation with one engine; accepted draft tokens are shown in green.
 
     Raises ValueError for a model that has no chat template.
     """
@@ -96,7 +96,7 @@ class Chat:
             text += rest
             typer.echo(rest)
         except KeyboardInterrupt:
-            events.close()  # gives the sequence's memory back
+            events.close()  # gives the request's memory back
             typer.echo()
         return text, output
 

@@ -24,7 +24,7 @@ ACCEPTED, REJECTED = "green", "dim"
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turns errors a user can cause into one line on stderr; exit status 2 for bad input, 1 for the rest."""
+    """FairLock errors a user can cause into one line on stderr; exit status 2 for bad input, 1 for the rest."""
     try:
         yield
     except BrokenPipeError:  # the reader had enough

@@ -28,7 +28,7 @@ from specengine import _C
 from specengine.cache.kv_cache import PAGE_SIZE
 from specengine.draft_trees.tree import TreeBatch
 from specengine.utils.build_info import build_info, cpu_name
-from specengine.utils.measurement_cache import kept_path, read_kept, write_kept
+from specengine.utils.measurement_cache import measurement_path, read_measurement, write_measurement
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
@@ -145,7 +145,7 @@ def costs_of(target: Transformer) -> CostModel:
 def _measured(target: Transformer, path: Path | None, key: dict[str, Any]) -> CostModel:
     far = max(NEAR, min(FAR, (target.config.max_position - max(ROWS)) // PAGE_SIZE * PAGE_SIZE))
     costs = measure(_Passes(target, far), (NEAR, far))
-    write_kept(path, key, dataclasses.asdict(costs))
+    write_measurement(path, key, dataclasses.asdict(costs))
     return costs
 
 
@@ -159,7 +159,7 @@ def _refreshed(kept: CostModel, target: Transformer, path: Path | None, key: dic
         seconds[i] = min(seconds[i], taken)
     costs = dataclasses.replace(kept, seconds=tuple(seconds))
     if costs != kept:
-        write_kept(path, key, dataclasses.asdict(costs))
+        write_measurement(path, key, dataclasses.asdict(costs))
     return costs
 
 
@@ -205,7 +205,7 @@ def _key(target: Transformer) -> dict[str, Any]:
 
 def _path(key: dict[str, Any]) -> Path | None:
     """One file per model and place; the build is inside, so a new one replaces the old one's costs."""
-    return kept_path(
+    return measurement_path(
         "costs", [key[name] for name in ("model", "weights", "ops", "device", "instruction_set", "threads")]
     )
 
@@ -213,6 +213,6 @@ def _path(key: dict[str, Any]) -> Path | None:
 def _read(path: Path | None, key: dict[str, Any]) -> CostModel | None:
     """The costs in a file, or None if it is missing, damaged or about something else."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        if data := read_kept(path, key):
+        if data := read_measurement(path, key):
             return CostModel(*(tuple(data[name]) for name in ("rows", "seconds", "per_position")))
     return None

@@ -22,22 +22,22 @@ class Overhead:
     def __getitem__(self, drafted: bool) -> float:
         return self._seconds[drafted]
 
-    def begin(self, sequences: Sequence[Any]) -> float:
-        """A cycle begins, and the one before is over if it was these sequences'; returns when."""
+    def begin(self, requests: Sequence[Any]) -> float:
+        """A cycle begins, and the one before is over if it was these requests'; returns when."""
         now, last, self._open = time.perf_counter(), self._open, None
-        self._seconds = self._sizes[len(sequences).bit_length()]
-        if last is not None and _are(sequences, last[0]):
+        self._seconds = self._sizes[len(requests).bit_length()]
+        if last is not None and _are(requests, last[0]):
             _, drafted, began, predicted = last
             # no more than double: what waited for somebody else says nothing
             beyond = min(now - began - predicted, predicted)
             self._seconds[drafted] += (beyond - self._seconds[drafted]) / 16
         return now
 
-    def expect(self, sequences: Sequence[Any], drafted: bool, began: float, seconds: float) -> None:
+    def expect(self, requests: Sequence[Any], drafted: bool, began: float, seconds: float) -> None:
         """seconds: predicted of the cycle that has begun, with its drafting."""
-        self._open = [weakref.ref(sequence) for sequence in sequences], drafted, began, seconds
+        self._open = [weakref.ref(request) for request in requests], drafted, began, seconds
 
 
-def _are(sequences: Sequence[Any], known: Sequence[weakref.ref]) -> bool:
+def _are(requests: Sequence[Any], known: Sequence[weakref.ref]) -> bool:
     """Whether they are those, and not others that lie where those were in memory."""
-    return len(sequences) == len(known) and all(a is b() for a, b in zip(sequences, known, strict=True))
+    return len(requests) == len(known) and all(a is b() for a, b in zip(requests, known, strict=True))

@@ -29,27 +29,27 @@ class _Pause:
 
 class Pauses:
     """Told what each use saved, says when to do without. Every size of batch, by powers of two, has its own: rows that
-    are nearly free for one sequence are not for many.
+    are nearly free for one request are not for many.
 
-    bearable: loss of one sequence's plain cycle that is no reason to do without.
+    bearable: loss of one request's plain cycle that is no reason to do without.
     """
 
     def __init__(self, bearable: float = 0.0) -> None:
         self._bearable, self._sizes = bearable, defaultdict[int, _Pause](_Pause)
 
-    def here(self, sequences: int) -> bool:
+    def here(self, requests: int) -> bool:
         """Whether to do without in this cycle; to be asked once a cycle."""
-        pause = self._sizes[sequences.bit_length()]
+        pause = self._sizes[requests.bit_length()]
         pause.left -= 1
         return pause.left >= 0
 
-    def weigh(self, sequences: int, saved: float, plain: float) -> None:
+    def weigh(self, requests: int, saved: float, plain: float) -> None:
         """saved: seconds of a cycle, against one without, which takes `plain`; less than 0 is a loss."""
-        pause = self._sizes[sequences.bit_length()]
+        pause = self._sizes[requests.bit_length()]
         pause.uses = min(pause.uses + 1, MEMORY)
         pause.saved += (saved / plain - pause.saved) / pause.uses
         most = min(LONGEST, max(SHORT, ceil(-SHARE * pause.saved)))
-        loses = pause.uses >= TRIED and pause.saved < -self._bearable / sequences
+        loses = pause.uses >= TRIED and pause.saved < -self._bearable / requests
         pause.cycles = min(most, 2 * pause.cycles + 1) if loses else 0
         pause.left = 0 if saved > 0 else pause.cycles  # what gains once gains again soon: texts have such passages
 
@@ -76,19 +76,19 @@ class Newcomers:
     def __init__(self) -> None:
         self._sizes = defaultdict[int, _Worth](_Worth)
 
-    def ended(self, sequences: int, gained: float) -> None:
-        """Notes a text that was read. sequences: of its largest batch.  gained: seconds; less than 0 is a loss."""
-        worth = self._sizes[sequences.bit_length()]
+    def ended(self, requests: int, gained: float) -> None:
+        """Notes a text that was read. requests: of its largest batch.  gained: seconds; less than 0 is a loss."""
+        worth = self._sizes[requests.bit_length()]
         worth.gained += (gained - worth.gained) / min(max(1, worth.ended), TEXTS)
         worth.ended += 1
 
-    def unread(self, sequences: int) -> bool:
+    def unread(self, requests: int) -> bool:
         """Whether to leave out a text that begins in a batch of so many; to be asked once for each."""
-        worth = self._sizes[sequences.bit_length()]
+        worth = self._sizes[requests.bit_length()]
         if worth.ended < FIRST or worth.gained >= 0:
             worth.texts = 0
             return False
-        batch, rounds = worth.texts // sequences, min(max(FEWEST, sequences), ROUNDS)
+        batch, rounds = worth.texts // requests, min(max(FEWEST, requests), ROUNDS)
         worth.texts += 1
         return batch % rounds < rounds - 1
 
@@ -113,22 +113,22 @@ class Trial:
         self._left -= 1
         return self._left >= 0
 
-    def read(self, sequences: int, prefix: float, seconds: float) -> None:
+    def read(self, requests: int, prefix: float, seconds: float) -> None:
         """Notes a draft that read prompts: that is lost where drafts do not pay, but says nothing of the next one."""
-        self._read += seconds / cycle_seconds(self._costs, sequences, 0, prefix)
+        self._read += seconds / cycle_seconds(self._costs, requests, 0, prefix)
 
-    def drafted(self, sequences: int, nodes: int, prefix: float, seconds: float) -> None:
-        """Notes a draft. nodes: of all sequences, beside the roots.  seconds: that it took."""
-        plain = cycle_seconds(self._costs, sequences, 0, prefix)
-        self._open = sequences, plain, cycle_seconds(self._costs, sequences, nodes, prefix) + seconds
+    def drafted(self, requests: int, nodes: int, prefix: float, seconds: float) -> None:
+        """Notes a draft. nodes: of all requests, beside the roots.  seconds: that it took."""
+        plain = cycle_seconds(self._costs, requests, 0, prefix)
+        self._open = requests, plain, cycle_seconds(self._costs, requests, nodes, prefix) + seconds
 
     def committed(self, tokens: int) -> None:
-        """Notes what became of it: tokens of all sequences."""
+        """Notes what became of it: tokens of all requests."""
         draft, self._open = self._open, None  # at once: engines in other threads may share the drafter
         if draft is None:
             return
-        sequences, plain, taken = draft
-        saved = tokens / sequences - taken / plain
+        requests, plain, taken = draft
+        saved = tokens / requests - taken / plain
         self._uses = min(self._uses + 1, self._MEMORY)
         self._saved += (saved - self._saved) / self._uses
         sure = self._uses / self._MEMORY  # one unlucky draft says little, all the less behind a long prompt

@@ -13,9 +13,9 @@ CYCLE_SECONDS = 2e-4  # of a cycle beside its pass: host, sampling
 DRAFT_SECONDS = 2e-4  # more where anything is drafted: its rows in every stage. Generous, so that doubt drafts nothing
 
 
-def cycle_seconds(costs: CostModel, sequences: int, nodes: int, prefix: float) -> float:
-    """Of a cycle without its drafting. nodes: of all sequences, beside the roots.  prefix: see choose_nodes."""
-    return costs(sequences + nodes, prefix) + CYCLE_SECONDS + (DRAFT_SECONDS if nodes else 0)
+def cycle_seconds(costs: CostModel, requests: int, nodes: int, prefix: float) -> float:
+    """Of a cycle without its drafting. nodes: of all requests, beside the roots.  prefix: see choose_nodes."""
+    return costs(requests + nodes, prefix) + CYCLE_SECONDS + (DRAFT_SECONDS if nodes else 0)
 
 
 class Acceptance:
@@ -54,15 +54,15 @@ class Acceptance:
 
 
 def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, prefix: float = 0.0) -> list[int]:
-    """How many nodes beside its root each sequence of a batch should draft: the least expected time per token.
+    """How many nodes beside its root each request of a batch should draft: the least expected time per token.
 
-    probabilities: per sequence, that the target's text runs through each candidate node, falling, so that any
+    probabilities: per request, that the target's text runs through each candidate node, falling, so that any
     number of first ones is a tree. prefix: tokens in the cache, the mean of the batch.
 
-    The rows of all sequences are one pass, so they compete. What is made small is the mean over the sequences, not the
+    The rows of all requests are one pass, so they compete. What is made small is the mean over the requests, not the
     time per token of all of them together: that would let one that copies take rows for which all the others wait.
     """
-    sequences = len(probabilities)
+    requests = len(probabilities)
     gains: list[tuple[float, int]] = []  # of cycles per token, by each node, and whose it is
     for owner, nodes in enumerate(probabilities):
         expected = 1.0
@@ -70,14 +70,14 @@ def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, pre
             gains.append((1 / expected - 1 / (expected + probability), owner))
             expected += probability
     gains.sort(key=lambda gain: -gain[0])  # equal ones stay in drafting order
-    cycles, taken = float(sequences), 0
-    least = cycles * cycle_seconds(costs, sequences, 0, prefix)
+    cycles, taken = float(requests), 0
+    least = cycles * cycle_seconds(costs, requests, 0, prefix)
     for count, (gain, _) in enumerate(gains, start=1):
         cycles -= gain
-        time = cycles * cycle_seconds(costs, sequences, count, prefix)
+        time = cycles * cycle_seconds(costs, requests, count, prefix)
         if time < least:  # the fewest of equals
             least, taken = time, count
-    chosen = [0] * sequences
+    chosen = [0] * requests
     for _, owner in gains[:taken]:
         chosen[owner] += 1
     return chosen
@@ -86,9 +86,9 @@ def choose_nodes(probabilities: Sequence[Sequence[float]], costs: CostModel, pre
 def deeper_pays(
     reach: Sequence[float], expected: Sequence[float], levels: int, cycle_seconds: float, level_seconds: float
 ) -> bool:
-    """Whether one more level of drafts makes the expected time per token less, the mean over the sequences.
+    """Whether one more level of drafts makes the expected time per token less, the mean over the requests.
 
-    reach: per sequence, that all its `levels` levels are accepted; the next one is thought to be as likely as they were
+    reach: per request, that all its `levels` levels are accepted; the next one is thought to be as likely as they were
     on average.  expected: tokens of the cycle as it is.  level_seconds: what drafting one more takes.
     """
     further = [chance ** ((levels + 1) / levels) for chance in reach]

@@ -4,7 +4,7 @@ Candidates are numbered level by level: `top_k` children of the root, then in ea
 were expanded, in their order. A score is the sum of log-probabilities from the root on; none is above its parent's, and
 of equal ones the earlier counts as better, so the best candidates are a tree whatever their number.
 
-Shapes: B sequences, k = top_k, w nodes expanded, C candidates.
+Shapes: B requests, k = top_k, w nodes expanded, C candidates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trees of drafted tokens: one sequence's, and the batch of them that the target verifies in one pass."""
+"""Trees of drafted tokens: one request's, and the batch of them that the target verifies in one pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specengine._C import MAX_NODES
 
 @dataclass(frozen=True)
 class DraftTree:
-    """One sequence's proposal: node 0 is the root (parent -1), every other node's parent is an earlier node.
+    """One request's proposal: node 0 is the root (parent -1), every other node's parent is an earlier node.
 
     Plain decoding is the root alone: DraftTree([root], [-1]).
     """
@@ -33,11 +33,11 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """The rows of one target pass: all nodes of all sequences, one after the other.
+    """The rows of one target pass: all nodes of all requests, one after the other.
 
     tokens, parents, depths: int32 [M].  row_start: int32 [B + 1].
-    ancestors: int32 bits [M, W], or None when every sequence's rows are a chain (prefill, plain decoding).
-    nodes: rows of the longest sequence, which the host must know without asking the device.
+    ancestors: int32 bits [M, W], or None when every request's rows are a chain (prefill, plain decoding).
+    nodes: rows of the longest request, which the host must know without asking the device.
     """
 
     tokens: torch.Tensor
@@ -49,7 +49,7 @@ class TreeBatch:
 
     @staticmethod
     def of(trees: Sequence[DraftTree], device: torch.device, *, masked: bool = False) -> TreeBatch:
-        """Lays out one tree per sequence; masked: with ancestor bits even where all trees are chains."""
+        """Lays out one tree per request; masked: with ancestor bits even where all trees are chains."""
         tokens = [token for tree in trees for token in tree.tokens]
         parents = [parent for tree in trees for parent in tree.parents]
         depths: list[int] = []
@@ -67,7 +67,7 @@ class TreeBatch:
 
     @staticmethod
     def chains(runs: Sequence[Sequence[int]], device: torch.device) -> TreeBatch:
-        """Lays out one chain per sequence, of any length: prefill."""
+        """Lays out one chain per request, of any length: prefill."""
         tokens = [token for run in runs for token in run]
         depths = [depth for run in runs for depth in range(len(run))]
         starts = list(accumulate((len(run) for run in runs), initial=0))

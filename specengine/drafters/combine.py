@@ -24,7 +24,7 @@ from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.scored_drafter import ScoredDrafter
 from specengine.drafters.source_stats import count_sources
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.utils.spec_string import check_range
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Config:
 
 @dataclass
 class State:
-    """What is remembered of a sequence. parts: by each part.  tree: the last draft's.  sources: the trees that it was
+    """What is remembered of a request. parts: by each part.  tree: the last draft's.  sources: the trees that it was
     made of, with their parts' names.  joints: how they were joined."""
 
     parts: list[Any]
@@ -62,10 +62,10 @@ class State:
 
 
 class PartView:
-    """A sequence as one of the drafters sees it, with that one's own state."""
+    """A request as one of the drafters sees it, with that one's own state."""
 
-    def __init__(self, sequence: Any, part: int) -> None:
-        self._sequence, self._part = sequence, part
+    def __init__(self, request: Any, part: int) -> None:
+        self._sequence, self._part = request, part
 
     @property
     def drafter_state(self) -> Any:
@@ -101,11 +101,13 @@ class Combine(Drafter):
         for part in self.parts:
             if not part.proposes:
                 raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
-        taps = {part.taps for part in self.parts if part.taps}
-        if len(taps) > 1:
-            raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(taps)}")
-        self.taps = taps.pop() if taps else ()
-        self.reads_features = any(part.reads_features for part in self.parts)
+        hidden_state_layers = {part.hidden_state_layers for part in self.parts if part.hidden_state_layers}
+        if len(hidden_state_layers) > 1:
+            raise ValueError(
+                f"drafter: combine: its drafters read different layers of the target: {sorted(hidden_state_layers)}"
+            )
+        self.hidden_state_layers = hidden_state_layers.pop() if hidden_state_layers else ()
+        self.reads_hidden_states = any(part.reads_hidden_states for part in self.parts)
         measured = config.adaptive and not target.ops.resident
         self._costs = (costs or costs_of(target)) if measured else None
         self._overhead = Overhead()
@@ -143,45 +145,45 @@ class Combine(Drafter):
         for part in self.parts:
             part.check_tokenizer(tokenizer)
 
-    def leaves_unread(self, batch: int) -> bool:
+    def skips_reading(self, batch: int) -> bool:
         if self._costs is None:  # every cycle asks them all, and what their drafts save is not known
             return False
-        keeping = [part.leaves_unread(batch) for part in self.parts if part.page_bytes]
+        keeping = [part.skips_reading(batch) for part in self.parts if part.page_bytes]
         return bool(keeping) and all(keeping)
 
-    def observe_prompt(self, sequence, start: int, features: Features) -> None:
-        for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
-            part.observe_prompt(view, start, features)
+    def observe_prompt(self, request, start: int, hidden_states: HiddenStates) -> None:
+        for part, (view,) in zip(self.parts, self._views([request]), strict=True):
+            part.observe_prompt(view, start, hidden_states)
 
-    def filled(self, sequence) -> int:
-        views = [view for (view,) in self._views([sequence])]
+    def filled(self, request) -> int:
+        views = [view for (view,) in self._views([request])]
         return min(part.filled(view) for part, view in zip(self.parts, views, strict=True))
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
-        for part, views in zip(self.parts, self._views(sequences), strict=True):
-            part.observe(views, committed, features if part.reads_features else None)
-        for sequence, tokens in zip(sequences, committed, strict=True):
-            state = sequence.drafter_state
-            count_sources(sequence, state.tree, state.sources, tokens)
+    def observe(self, requests: Sequence, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        for part, views in zip(self.parts, self._views(requests), strict=True):
+            part.observe(views, committed, hidden_states if part.reads_hidden_states else None)
+        for request, tokens in zip(requests, committed, strict=True):
+            state = request.drafter_state
+            count_sources(request, state.tree, state.sources, tokens)
             if self._costs is not None:
                 for agreement, joint in state.joints:
                     agreement.observe(joint, tokens)
 
-    def release(self, sequence) -> None:
-        for part, (view,) in zip(self.parts, self._views([sequence]), strict=True):
+    def release(self, request) -> None:
+        for part, (view,) in zip(self.parts, self._views([request]), strict=True):
             part.release(view)
-        sequence.drafter_state = None
+        request.drafter_state = None
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        if not sequences:
+    def draft(self, requests: Sequence) -> list[DraftTree]:
+        if not requests:
             return []
-        began = self._overhead.begin(sequences)
-        parts = zip(self._names, self.parts, self._views(sequences), self._pauses, self._agreements, strict=True)
-        count, prefix = len(sequences), sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-        trees, asked, network = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences], False, False
+        began = self._overhead.begin(requests)
+        parts = zip(self._names, self.parts, self._views(requests), self._pauses, self._agreements, strict=True)
+        count, prefix = len(requests), sum(len(request.tokens) for request in requests) / len(requests)
+        trees, asked, network = [ScoredTree.root(request.tokens[-1]) for request in requests], False, False
         best = self._cut(trees, prefix)
-        for sequence in sequences:
-            sequence.drafter_state.sources, sequence.drafter_state.joints = [], []
+        for request in requests:
+            request.drafter_state.sources, request.drafter_state.joints = [], []
         for number, (name, part, views, pauses, agreement) in enumerate(parts):
             promised = pauses[bisect_right(PROMISES, best.expected / count)]
             if self._costs is not None and promised.here(count):
@@ -193,10 +195,10 @@ class Combine(Drafter):
                 continue  # there was nothing to draft from
             if asked:
                 joints = [agreement.joined(*pair) for pair in zip(trees, more, strict=True)]
-                for sequence, joint in zip(sequences, joints, strict=True):
-                    sequence.drafter_state.joints.append((agreement, joint))
-            for sequence, tree in zip(sequences, more, strict=True):
-                sequence.drafter_state.sources.append((name, tree))
+                for request, joint in zip(requests, joints, strict=True):
+                    request.drafter_state.joints.append((agreement, joint))
+            for request, tree in zip(requests, more, strict=True):
+                request.drafter_state.sources.append((name, tree))
             trees = [joint.tree for joint in joints] if asked else more
             without, best = best, self._cut(trees, prefix)
             before = self._overhead[network]
@@ -210,17 +212,17 @@ class Combine(Drafter):
             asked = True
         if self._costs is not None:
             seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began
-            self._overhead.expect(sequences, network, began, seconds)
-        for sequence, cut in zip(sequences, best.trees, strict=True):
-            sequence.drafter_state.tree = cut
+            self._overhead.expect(requests, network, began, seconds)
+        for request, cut in zip(requests, best.trees, strict=True):
+            request.drafter_state.tree = cut
         return best.trees
 
     def _cut(self, trees: Sequence, prefix: float) -> Cut:
         return cut_trees(trees, self._costs, prefix, self.config.nodes - 1)
 
-    def _views(self, sequences: Sequence) -> list[list[Any]]:
-        """Every part's PartViews of the sequences, which hold no view: they would wait for the garbage collector."""
-        for sequence in sequences:
-            if sequence.drafter_state is None:
-                sequence.drafter_state = State([None] * len(self.parts))
-        return [[PartView(sequence, part) for sequence in sequences] for part in range(len(self.parts))]
+    def _views(self, requests: Sequence) -> list[list[Any]]:
+        """Every part's PartViews of the requests, which hold no view: they would wait for the garbage collector."""
+        for request in requests:
+            if request.drafter_state is None:
+                request.drafter_state = State([None] * len(self.parts))
+        return [[PartView(request, part) for request in requests] for part in range(len(self.parts))]

@@ -19,9 +19,9 @@ from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.scored_drafter import ScoredDrafter
 from specengine.drafters.shipped import open_drafter
-from specengine.engine.device.buffers import Slots
+from specengine.engine.device.buffers import GraphBatch
 from specengine.models.draft_checkpoint import DraftCheckpoint
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.expand_backbone import BackboneExpander
@@ -51,7 +51,7 @@ class Config:
 
 @dataclass
 class State:
-    """Of one sequence. row: float32 [1, hidden], the target's last feature before the root.  drafted: from that row."""
+    """Of one request. row: float32 [1, hidden], the target's last hidden state before the root.  drafted: from that row."""
 
     row: torch.Tensor
     drafted: ScoredTree | None = None
@@ -81,7 +81,7 @@ class Medusa(ScoredDrafter):
     config_type = Config
     config: Config
     takes_path = True
-    reads_features = True
+    reads_hidden_states = True
     drafts_on_device = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
@@ -110,25 +110,25 @@ class Medusa(ScoredDrafter):
     def max_nodes(self) -> int:
         return len(self.candidates.parents)
 
-    def observe_prompt(self, sequence, start: int, features: Features) -> None:
-        sequence.drafter_state = State(features.last[-1:].clone())
+    def observe_prompt(self, request, start: int, hidden_states: HiddenStates) -> None:
+        request.drafter_state = State(hidden_states.last[-1:].clone())
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
-        assert features is not None  # it reads them
+    def observe(self, requests: Sequence, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        assert hidden_states is not None  # it reads them
         end = 0
-        for sequence, tokens in zip(sequences, committed, strict=True):
+        for request, tokens in zip(requests, committed, strict=True):
             end += len(tokens)
-            self._learn(sequence, tokens)
-            sequence.drafter_state = State(features.last[end - 1 : end].clone())
+            self._learn(request, tokens)
+            request.drafter_state = State(hidden_states.last[end - 1 : end].clone())
 
-    def grow(self, sequences: Sequence) -> list[ScoredTree]:
-        trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
-        known = [slot for slot, sequence in enumerate(sequences) if sequence.drafter_state]
+    def grow(self, requests: Sequence) -> list[ScoredTree]:
+        trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
+        known = [slot for slot, request in enumerate(requests) if request.drafter_state]
         if known:
-            columns = self._draft(stack_rows([sequences[slot].drafter_state.row for slot in known]))
+            columns = self._draft(stack_rows([requests[slot].drafter_state.row for slot in known]))
             for slot, tokens, chances in zip(known, *columns, strict=True):
-                tree, sequence = ScoredTree(tokens, self.candidates.parents.tolist(), chances), sequences[slot]
-                trees[slot] = tree.rooted(sequence.tokens[-1], sequence.draft_limit)
+                tree, request = ScoredTree(tokens, self.candidates.parents.tolist(), chances), requests[slot]
+                trees[slot] = tree.rooted(request.tokens[-1], request.draft_limit)
         return trees
 
     def _draft(self, rows: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
@@ -141,23 +141,23 @@ class Medusa(ScoredDrafter):
         rows = torch.zeros(slots, self._hidden, device=self._device)
         return DeviceState(rows, torch.zeros(slots, dtype=torch.int32, device=self._device))
 
-    def load(self, state: DeviceState, sequences: Sequence) -> None:
+    def load(self, state: DeviceState, requests: Sequence) -> None:
         state.known.zero_()
-        for slot, sequence in enumerate(sequences):
-            if sequence.drafter_state:
-                state.rows[slot], state.known[slot] = sequence.drafter_state.row[0], 1
+        for slot, request in enumerate(requests):
+            if request.drafter_state:
+                state.rows[slot], state.known[slot] = request.drafter_state.row[0], 1
 
-    def unload(self, state: DeviceState, sequences: Sequence) -> None:
-        for slot, (sequence, known) in enumerate(zip(sequences, state.known.tolist(), strict=False)):
-            sequence.drafter_state = State(state.rows[slot : slot + 1].clone()) if known else None
+    def unload(self, state: DeviceState, requests: Sequence) -> None:
+        for slot, (request, known) in enumerate(zip(requests, state.known.tolist(), strict=False)):
+            request.drafter_state = State(state.rows[slot : slot + 1].clone()) if known else None
 
-    def observe_on_device(self, slots: Slots, features: Features) -> None:
+    def observe_on_device(self, slots: GraphBatch, hidden_states: HiddenStates) -> None:
         state, size, accepted = slots.drafter_state, slots.size, slots.accepted
         last = accepted.path.gather(1, (accepted.path_length[:, None] - 1).clamp(min=0).long())[:, 0]
-        state.rows[:size] = features.last[(slots.row_start[:size] + last.clamp(min=0)).long()]
+        state.rows[:size] = hidden_states.last[(slots.row_start[:size] + last.clamp(min=0)).long()]
         state.known[:size] = accepted.path_length > 0
 
-    def draft_on_device(self, slots: Slots) -> TreeBatch:
+    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
         state, size, history = slots.drafter_state, slots.size, slots.history
         tokens, scores = self._scored(state.rows[:size])
         tokens[:, :1] = history.tokens.gather(1, history.length[:, None].long() - 1)

@@ -29,8 +29,8 @@ class NoneDrafter(Drafter):
     def max_nodes(self) -> int:
         return 1
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        return [DraftTree([sequence.tokens[-1]], [-1]) for sequence in sequences]
+    def draft(self, requests: Sequence) -> list[DraftTree]:
+        return [DraftTree([request.tokens[-1]], [-1]) for request in requests]
 
     def draft_on_device(self, slots) -> TreeBatch:
         return slots.lookup(ngrams=(1, 1))  # a tree of one node has no room for what it finds

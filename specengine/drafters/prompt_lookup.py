@@ -17,7 +17,7 @@ from specengine.draft_policy.tree_choice import Acceptance
 from specengine.draft_trees.scored_tree import ScoredTree, cut_trees
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.utils.spec_string import check_range
 
 # A node's kind: bits of the match's length (1, 2-3, 4-7, 8-15, 16 or more tokens), then first branch or a later one.
@@ -51,7 +51,7 @@ class Config:
 
 
 class NgramIndex:
-    """Where each n-gram of a sequence ended, as chains from the newest back; grows with the sequence.
+    """Where each n-gram of a request ended, as chains from the newest back; grows with the request.
 
     An n-gram's end is the position of the token after it. Integers only: an object per n-gram would wake the garbage
     collector in the middle of a prompt.
@@ -104,7 +104,7 @@ class NgramIndex:
 
 @dataclass
 class State:
-    """What the drafter remembers of one sequence. found: the matches of the last cycle, at `length` tokens."""
+    """What the drafter remembers of one request. found: the matches of the last cycle, at `length` tokens."""
 
     index: NgramIndex
     acceptance: Acceptance
@@ -145,51 +145,51 @@ class PromptLookup(Drafter):
     def max_nodes(self) -> int:
         return min(self.config.nodes, self.config.length + 1) if self._resident else self.config.nodes
 
-    def propose(self, sequences: Sequence) -> list[ScoredTree]:
-        return [self._grown(sequence) for sequence in sequences]
+    def propose(self, requests: Sequence) -> list[ScoredTree]:
+        return [self._grown(request) for request in requests]
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        return cut_trees(self.propose(sequences), self.costs, prefix).trees
+    def draft(self, requests: Sequence) -> list[DraftTree]:
+        prefix = sum(len(request.tokens) for request in requests) / max(1, len(requests))
+        return cut_trees(self.propose(requests), self.costs, prefix).trees
 
-    def rest(self, sequences: Sequence) -> None:
-        for sequence in sequences:
-            if sequence.drafter_state:
-                sequence.drafter_state.found = []
+    def rest(self, requests: Sequence) -> None:
+        for request in requests:
+            if request.drafter_state:
+                request.drafter_state.found = []
 
     def draft_on_device(self, slots) -> TreeBatch:
         """A chain: the continuation of the longest match."""
         return slots.lookup(ngrams=(self.config.min_ngram, LONGEST))
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
+    def observe(self, requests: Sequence, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
         if self.costs is None:
             return
-        for sequence, tokens in zip(sequences, committed, strict=True):
-            state = sequence.drafter_state
+        for request, tokens in zip(requests, committed, strict=True):
+            state = request.drafter_state
             matches = state.found if state else []  # it may never have been asked
             for token in tokens if matches else ():
-                branches = _branches(matches, sequence.tokens, state.length)
+                branches = _branches(matches, request.tokens, state.length)
                 for kind, branch, _ in branches:
                     state.acceptance.observe(kind, branch == token)
                 matches = next((rest for _, branch, rest in branches if branch == token), None)
                 if not matches:
                     break
 
-    def release(self, sequence) -> None:
-        sequence.drafter_state = None  # an index: its sequence waits for the others of its call
+    def release(self, request) -> None:
+        request.drafter_state = None  # an index: its request waits for the others of its call
 
-    def _grown(self, sequence) -> ScoredTree:
+    def _grown(self, request) -> ScoredTree:
         """The largest tree there is, best first."""
-        config, tokens = self.config, sequence.tokens
-        if sequence.drafter_state is None:
+        config, tokens = self.config, request.tokens
+        if request.drafter_state is None:
             acceptance = Acceptance(self.acceptance, weight=8, memory=50)
-            sequence.drafter_state = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
-        state = sequence.drafter_state
+            request.drafter_state = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
+        state = request.drafter_state
         state.index.extend(tokens)
         state.found, state.length = state.index.matches(tokens, config.matches), len(tokens)
         rates = state.acceptance.rates()
         least = 0.0 if self.costs is None else UNLIKELY
-        deepest = min(config.length, sequence.draft_limit)
+        deepest = min(config.length, request.draft_limit)
         drafted, parents, chances = [tokens[-1]], [-1], [1.0]
         waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, chance, matches)
         node, depth, probability, matches, number = 0, 0, 1.0, state.found, 0

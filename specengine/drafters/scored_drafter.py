@@ -59,44 +59,44 @@ class ScoredDrafter(Drafter):
         self._calibration, self._pauses, self._overhead = Calibration(self.name), Pauses(), Overhead()
 
     @abstractmethod
-    def grow(self, sequences: Sequence) -> list[ScoredTree]:
-        """The largest tree of every sequence, with the drafter's own chances; the root alone where there is none."""
+    def grow(self, requests: Sequence) -> list[ScoredTree]:
+        """The largest tree of every request, with the drafter's own chances; the root alone where there is none."""
 
-    def propose(self, sequences: Sequence) -> list[ScoredTree]:
-        trees = self.grow(sequences)
-        for sequence, tree in zip(sequences, trees, strict=True):
-            if sequence.drafter_state is not None:
-                sequence.drafter_state.drafted = tree
+    def propose(self, requests: Sequence) -> list[ScoredTree]:
+        trees = self.grow(requests)
+        for request, tree in zip(requests, trees, strict=True):
+            if request.drafter_state is not None:
+                request.drafter_state.drafted = tree
         return [replace(tree, chances=self._calibration(tree.chances)) for tree in trees]
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        begin = self._overhead.begin(sequences)
-        if self._pauses.here(len(sequences)):
-            self.rest(sequences)
-            trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
+    def draft(self, requests: Sequence) -> list[DraftTree]:
+        begin = self._overhead.begin(requests)
+        if self._pauses.here(len(requests)):
+            self.rest(requests)
+            trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         else:
-            trees = self.propose(sequences)
-        count, prefix = len(trees), sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
+            trees = self.propose(requests)
+        count, prefix = len(trees), sum(len(request.tokens) for request in requests) / max(1, len(requests))
         cut = cut_trees(trees, self._costs, prefix)
         if self._costs is not None and count:
             seconds = cycle_seconds(self._costs, count, cut.nodes, prefix) + time.perf_counter() - begin
             drafted = any(len(tree.tokens) > 1 for tree in trees)
-            self._overhead.expect(sequences, drafted, begin, seconds)
+            self._overhead.expect(requests, drafted, begin, seconds)
             if drafted:
                 plain = cycle_seconds(self._costs, count, 0, prefix)
                 alone = (plain + self._overhead[False]) * cut.expected / count
                 saved = alone - seconds - self._overhead[True]
                 self._pauses.weigh(count, saved, plain)
-                self.credit(sequences, saved)
+                self.credit(requests, saved)
         return cut.trees
 
-    def rest(self, sequences: Sequence) -> None:
-        for sequence in sequences:
-            if sequence.drafter_state is not None:
-                sequence.drafter_state.drafted = None
+    def rest(self, requests: Sequence) -> None:
+        for request in requests:
+            if request.drafter_state is not None:
+                request.drafter_state.drafted = None
 
-    def _learn(self, sequence, committed: Sequence[int]) -> None:
-        """Compares what was drafted of a sequence with its text."""
-        state = sequence.drafter_state
+    def _learn(self, request, committed: Sequence[int]) -> None:
+        """Compares what was drafted of a request with its text."""
+        state = request.drafter_state
         if state is not None and state.drafted is not None:
             self._calibration.observe(state.drafted, committed)

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.engine.request import Sequence as TokenSequence
+from specengine.engine.request import Request
 from specengine.types import SourceStats
 
 
 def count_sources(
-    sequence: TokenSequence,
+    request: Request,
     tree: DraftTree | None,
     sources: Sequence[tuple[str, ScoredTree]],
     committed: Sequence[int],
 ) -> None:
-    """Adds to a sequence's statistics, and to its trace, what its last cycle verified and accepted of each source.
+    """Adds to a request's statistics, and to its trace, what its last cycle verified and accepted of each source.
 
     tree: that was verified; None: none was drafted.  sources: trees with the same root, and their sources' names.
     """
@@ -27,7 +27,7 @@ def count_sources(
         child: node for node, child in enumerate(zip(tree.parents, tree.tokens, strict=True))
     }
     accepted: list[int | None] = [0]
-    for token in committed[: sequence.accepted_last]:
+    for token in committed[: request.accepted_last]:
         accepted.append(children.get((accepted[-1], token)))
     nodes: dict[str, set[int | None]] = {}
     for name, source in sources:
@@ -37,9 +37,9 @@ def count_sources(
         nodes.setdefault(name, set()).update(places)
     for name, held in nodes.items():
         held -= {0, None}
-        stats = sequence.sources.setdefault(name, SourceStats())
+        stats = request.sources.setdefault(name, SourceStats())
         stats.drafted += len(held)
         stats.accepted += len(held.intersection(accepted))
-    if sequence.trace:
+    if request.trace:
         whose = tuple(tuple(name for name, held in nodes.items() if node in held) for node in accepted[1:])
-        sequence.trace[-1] = replace(sequence.trace[-1], sources=whose)
+        request.trace[-1] = replace(request.trace[-1], sources=whose)

@@ -32,36 +32,36 @@ class TriedDrafter(Drafter):
         return self.config.adaptive
 
     @abstractmethod
-    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
+    def _trees(self, requests: Sequence, paused: bool) -> list[DraftTree]:
         """As draft(); paused: the roots alone."""
 
-    def _reads_prompt(self, sequence) -> bool:
-        """Whether its next draft has to read the sequence's prompt."""
+    def _reads_prompt(self, request) -> bool:
+        """Whether its next draft has to read the request's prompt."""
         return False
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        return self._tried(sequences, self._trees)
+    def draft(self, requests: Sequence) -> list[DraftTree]:
+        return self._tried(requests, self._trees)
 
-    def _tried(self, sequences: Sequence, draw: Callable[[Sequence, bool], list[DraftTree]]) -> list[DraftTree]:
+    def _tried(self, requests: Sequence, draw: Callable[[Sequence, bool], list[DraftTree]]) -> list[DraftTree]:
         """draft(), by what draws the trees as _trees() does."""
-        if self._trial is None or not sequences:
-            return draw(sequences, False)
+        if self._trial is None or not requests:
+            return draw(requests, False)
         began, paused = time.perf_counter(), self._trial.here()
-        reads = not paused and any(self._reads_prompt(sequence) for sequence in sequences)
-        trees = draw(sequences, paused)
+        reads = not paused and any(self._reads_prompt(request) for request in requests)
+        trees = draw(requests, paused)
         if paused:
             return trees
         # A prompt is read once, which says nothing of the next cycle; where every cycle has one, it does.
         self._judged = not (reads and self._judged)
         seconds = time.perf_counter() - began
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
+        prefix = sum(len(request.tokens) for request in requests) / len(requests)
         if self._judged:
             nodes = sum(len(tree.tokens) for tree in trees) - len(trees)
-            self._trial.drafted(len(sequences), nodes, prefix, seconds)
+            self._trial.drafted(len(requests), nodes, prefix, seconds)
         else:
-            self._trial.read(len(sequences), prefix, seconds)
+            self._trial.read(len(requests), prefix, seconds)
         return trees
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features) -> None:
+    def observe(self, requests: Sequence, committed: Sequence[list[int]], hidden_states) -> None:
         if self._trial is not None:
             self._trial.committed(sum(map(len, committed)))

@@ -1,28 +1,27 @@
-"""An engine for many asyncio tasks: their requests share one running batch."""
+"""An engine for many asyncio tasks: their groups share one running batch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncGenerator, Sequence
 
-from specengine.engine.background_loop import Request, Worker
+from specengine.engine.background_loop import RequestGroup, Worker
 from specengine.engine.engine import Engine
 from specengine.engine.metrics import Metrics
-from specengine.engine.request import Sequence
+from specengine.engine.request import Request
 from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
 
 
 class AsyncEngine:
-    """Serves requests in the order they came, as many at a time as the engine's max_batch_size.
+    """Serves groups in the order they came, as many at a time as the engine's max_batch_size.
 
-    A text is what the request would get alone. Requests join and leave between two cycles, and are held up there by
+    A text is what the group would get alone. Requests join and leave between two cycles, and are held up there by
     other ones' prompts for less than two passes of the target. Any event loop may call, and the engine stays usable.
 
-    max_waiting: sequences (prompts times n) in the queue, at most.
-    A deadline is in seconds from the request on: the text then ends where it is, perhaps empty, with finish_reason
+    max_waiting: requests (prompts times n) in the queue, at most.
+    A deadline is in seconds from the group on: the text then ends where it is, perhaps empty, with finish_reason
     `deadline`. A task that is cancelled, or a stream that is closed, leaves at the end of the cycle under way.
-    Used as `async with`, it finishes its requests at the end, or drops them where an exception is the reason.
+    Used as `async with`, it finishes its groups at the end, or drops them where an exception is the reason.
     Raises ValueError naming the argument.
     """
 
@@ -41,8 +40,8 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         deadline: float | None = None,
     ) -> Outputs:
@@ -52,55 +51,55 @@ class AsyncEngine:
         of the model or drafter fails.
         """
         groups, single = self.engine._groups(prompts, params)
-        sequences = self._all(groups)
-        if sequences:
-            call = _Call(sequences, deadline)
+        requests = self._all(groups)
+        if requests:
+            call = _Call(requests, deadline)
             try:
-                self._worker.submit(call.request)
+                self._worker.submit(call.group)
                 await call.answer()
             finally:
-                call.request.cancelled = True
+                call.group.cancelled = True
         return self.engine._results(groups, single)
 
     def stream(
         self,
-        prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         deadline: float | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
-        """As Engine.stream, with a deadline in seconds; the request is made when the iteration begins.
+        """As Engine.stream, with a deadline in seconds; the group is made when the iteration begins.
 
         Takes what generate() takes: the texts of several prompts, and of n samples, come mixed, told apart by the
-        event's `index`; each has a last event with its output. They are one request, taken or refused as a whole.
+        event's `index`; each has a last event with its output. They are one group, taken or refused as a whole.
         Raises ValueError at once; Overloaded, Closed and GenerationFailed while iterating, as generate().
         """
         _check_deadline(deadline)
-        sequences = self._all(self.engine._groups(prompts, params)[0])
-        for index, sequence in enumerate(sequences):
-            sequence.index = index
-        return self._events(sequences, deadline)
+        requests = self._all(self.engine._groups(prompts, params)[0])
+        for index, request in enumerate(requests):
+            request.index = index
+        return self._events(requests, deadline)
 
-    def _all(self, groups: Seq[Seq[Sequence]]) -> list[Sequence]:
-        sequences = [sequence for group in groups for sequence in group]
-        if len(sequences) > self.max_waiting:
-            raise ValueError(f"prompts: {len(sequences)} sequences never fit into a queue of {self.max_waiting}")
-        return sequences
+    def _all(self, groups: Sequence[Sequence[Request]]) -> list[Request]:
+        requests = [request for group in groups for request in group]
+        if len(requests) > self.max_waiting:
+            raise ValueError(f"prompts: {len(requests)} requests never fit into a queue of {self.max_waiting}")
+        return requests
 
-    async def _events(self, sequences: list[Sequence], deadline: float | None) -> AsyncGenerator[StreamEvent, None]:
-        if not (left := len(sequences)):
+    async def _events(self, requests: list[Request], deadline: float | None) -> AsyncGenerator[StreamEvent, None]:
+        if not (left := len(requests)):
             return
-        call = _Call(sequences, deadline, streams=True)
+        call = _Call(requests, deadline, streams=True)
         try:
-            self._worker.submit(call.request)
+            self._worker.submit(call.group)
             while left and (event := await call.answer()):
                 yield event
                 left -= event.output is not None
         finally:
-            call.request.cancelled = True
+            call.group.cancelled = True
 
     async def close(self, drain: bool = True) -> None:
-        """Takes no more requests; finishes those there are, or (drain=False) drops them: their callers get Closed."""
+        """Takes no more groups; finishes those there are, or (drain=False) drops them: their callers get Closed."""
         self._worker.stop(drain)
         await asyncio.to_thread(self._worker.join)
 
@@ -112,9 +111,9 @@ class AsyncEngine:
 
 
 class _Call:
-    """A request and what its task has been told of it."""
+    """A group and what its task has been told of it."""
 
-    def __init__(self, sequences: list[Sequence], deadline: float | None, streams: bool = False) -> None:
+    def __init__(self, requests: list[Request], deadline: float | None, streams: bool = False) -> None:
         _check_deadline(deadline)
         self._told: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -122,7 +121,7 @@ class _Call:
         def tell(answer: StreamEvent | Exception | None) -> None:
             loop.call_soon_threadsafe(self._told.put_nowait, answer)
 
-        self.request = Request(sequences, tell, streams, deadline)
+        self.group = RequestGroup(requests, tell, streams, deadline)
 
     async def answer(self) -> StreamEvent | None:
         answer = await self._told.get()

@@ -7,8 +7,7 @@ both ways of delivery.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,19 +15,19 @@ from specengine.cache.prefix_cache import Sharing
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.engine.batch import Batch
-from specengine.engine.device.buffers import Slots
-from specengine.engine.device.memory_budget import ResidentOptions, resident_cache, resident_cycles
-from specengine.engine.device.runner import DeviceBatch, DeviceCycles
+from specengine.engine.device.buffers import GraphBatch
+from specengine.engine.device.memory_budget import DeviceOptions, device_cache, device_runner
+from specengine.engine.device.runner import DeviceBatch, DeviceRunner
 from specengine.engine.metrics import Metrics
 from specengine.engine.prompts import as_prompts, encode_prompt
-from specengine.engine.request import Sequence
-from specengine.engine.scheduler import Cohort
+from specengine.engine.request import Request
+from specengine.engine.scheduler import Scheduler
 from specengine.models.transformer import TargetOutput
 from specengine.rules import Rule, parse_rule
 from specengine.tensor_parallel.loading import MOST_PROCESSES, LoadedModel, load_model
 from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
 from specengine.utils.cuda_graphs import stream_of
-from specengine.utils.fair_lock import Turns
+from specengine.utils.fair_lock import FairLock
 from specengine.utils.spec_string import check_range
 
 
@@ -40,7 +39,7 @@ class Engine:
     rule: `NAME[:option=value,...]` or a Rule; see specengine.rules.
     device: `auto` (CUDA where there is a GPU), `cpu` or `cuda`.
     dtype: `auto` (what the checkpoint has, quantised or not), `float32`, `float16`, `bfloat16`, `int8` or `int4`.
-    max_batch_size: sequences that share a cycle; more wait their turn. It does not change what they say.
+    max_batch_size: requests that share a cycle; more wait their turn. It does not change what they say.
     On CUDA: gpu_memory_fraction: of the GPU's memory, for weights and all else; the cache gets what is left of it.
     graphs: whether cycles are captured as CUDA graphs; without them the same code runs call by call, to be debugged.
     prefix_cache_mib: keys and values, in MiB, that are kept when nobody uses them: a prompt that begins like an earlier
@@ -83,13 +82,13 @@ class Engine:
         check_offers(self.drafter, self.rule.name, self.rule.wants)
         check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size
-        self._target = self.model.target.with_taps(self.drafter.taps)
-        self._cycles: DeviceCycles | None = None
+        self._target = self.model.target.with_hidden_state_layers(self.drafter.hidden_state_layers)
+        self._cycles: DeviceRunner | None = None
         if self.model.target.ops.resident:
-            options = ResidentOptions(max_batch_size, gpu_memory_fraction, graphs)
-            self.cache = resident_cache(self.model, self.drafter, self.rule, options)
+            options = DeviceOptions(max_batch_size, gpu_memory_fraction, graphs)
+            self.cache = device_cache(self.model, self.drafter, self.rule, options)
             with stream_of(self.model.target.device):
-                self._cycles = resident_cycles(self.model, self.drafter, self.rule, self._cycle, options)
+                self._cycles = device_runner(self.model, self.drafter, self.rule, self._cycle, options)
         else:
             self.cache = self.model.target.new_cache()
             self.cache.kept_bytes = prefix_cache_mib << 20
@@ -97,7 +96,7 @@ class Engine:
         about = {"model": self.model.name, "drafter": self.drafter.name, "rule": self.rule.name}
         self.metrics = Metrics(self.cache, about)
         self._sharing = Sharing.under(self.model.target.ops) if prefix_cache_mib else None
-        self._turns = Turns()  # one prefill pass or one cycle each: concurrent calls advance side by side
+        self._turns = FairLock()  # one prefill pass or one cycle each: concurrent calls advance side by side
 
     @property
     def healthy(self) -> bool:
@@ -106,8 +105,8 @@ class Engine:
 
     def generate(
         self,
-        prompts: Prompt | Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Outputs:
         """Continues prompts: strings, lists of token ids, or lists of chat messages ({"role", "content"}).
 
@@ -116,58 +115,58 @@ class Engine:
         prompt or parameter before anything is generated.
         """
         groups, single = self._groups(prompts, params)
-        for _ in self._run([sequence for group in groups for sequence in group]):
+        for _ in self._run([request for group in groups for request in group]):
             pass
         return self._results(groups, single)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamEvent, None, None]:
         """Continues one prompt, yielding an event per cycle; the last one carries the whole output (n must be 1)."""
-        sequence = self._streamed(prompt, params)
-        return (sequence.take_event(self.rule) for _ in self._run([sequence]))
+        request = self._streamed(prompt, params)
+        return (request.take_event(self.rule) for _ in self._run([request]))
 
-    def _streamed(self, prompt: Prompt, params: SamplingParams | None) -> Sequence:
-        """The sequence of stream()'s arguments."""
+    def _streamed(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """The request of stream()'s arguments."""
         prompts, single = as_prompts(prompt)
         if not single:
             raise ValueError("prompt: stream() takes one prompt, got a list of prompts")
         (params,) = _one_each(params, 1)
         if params.n != 1:
             raise ValueError(f"n: stream() takes n=1, got {params.n}")
-        (sequence,) = self._sequences(prompts[0], params)
-        return sequence
+        (request,) = self._requests(prompts[0], params)
+        return request
 
     def _groups(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None
-    ) -> tuple[list[list[Sequence]], bool]:
-        """The sequences of each prompt, and whether it was a single one."""
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> tuple[list[list[Request]], bool]:
+        """The requests of each prompt, and whether it was a single one."""
         prompts, single = as_prompts(prompts)
-        groups = [self._sequences(p, s) for p, s in zip(prompts, _one_each(params, len(prompts)), strict=True)]
+        groups = [self._requests(p, s) for p, s in zip(prompts, _one_each(params, len(prompts)), strict=True)]
         return groups, single
 
-    def _results(self, groups: Seq[Seq[Sequence]], single: bool) -> Outputs:
-        """What generate() returns of sequences that ended."""
+    def _results(self, groups: Sequence[Sequence[Request]], single: bool) -> Outputs:
+        """What generate() returns of requests that ended."""
         outputs = [[s.output(s.take_text(), self.rule) for s in group] for group in groups]
         results = [out[0] if group[0].params.n == 1 else out for group, out in zip(groups, outputs, strict=True)]
         return results[0] if single else results
 
-    def _sequences(self, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
-        """The n sequences of a prompt, checked against the model."""
+    def _requests(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
+        """The n requests of a prompt, checked against the model."""
         ids = encode_prompt(prompt, self.tokenizer, self.model.config)
         self.model.check_params(params)
         if self._cycles:
             self._cycles.state.check_biases(params)
         limit = min(params.max_new_tokens, self.model.config.max_position - len(ids))
-        sequences = [
-            Sequence(list(ids), params, params.seed + i, limit, self.model.eos_token_ids, self.tokenizer)
+        requests = [
+            Request(list(ids), params, params.seed + i, limit, self.model.eos_token_ids, self.tokenizer)
             for i in range(params.n)
         ]
-        self.cache.check_fits(self._slots(sequences[0]))
-        return sequences
+        self.cache.check_fits(self._slots(requests[0]))
+        return requests
 
-    def _run(self, sequences: Seq[Sequence]) -> Iterator[None]:
-        """Runs sequences to their end, at most max_batch_size at a time; yields after every cycle."""
-        cohort = Cohort(self)
-        cohort.submit(sequences)
+    def _run(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Runs requests to their end, at most max_batch_size at a time; yields after every cycle."""
+        cohort = Scheduler(self)
+        cohort.submit(requests)
         try:
             while cohort.busy:
                 if cohort.step():
@@ -184,11 +183,11 @@ class Engine:
         with self._cycles.timed() as timings:
             yield timings
 
-    def _batch(self, sequences: Seq[Sequence]) -> Batch | DeviceBatch:
+    def _batch(self, requests: Sequence[Request]) -> Batch | DeviceBatch:
         if self._cycles:
-            return self._cycles.batch(sequences)
+            return self._cycles.batch(requests)
         return Batch(
-            sequences, self.cache, self.model.config.vocab_size, self._cycle, self.model.target.device, self.rule
+            requests, self.cache, self.model.config.vocab_size, self._cycle, self.model.target.device, self.rule
         )
 
     @contextmanager
@@ -197,47 +196,47 @@ class Engine:
         with self._turns, stream_of(self.model.target.device):
             yield
 
-    def _slots(self, sequence: Sequence) -> int:
-        """Slots of the cache that a sequence may come to need."""
-        return sequence.prompt_length + sequence.limit + self.drafter.spare_slots
+    def _slots(self, request: Request) -> int:
+        """GraphBatch of the cache that a request may come to need."""
+        return request.prompt_length + request.limit + self.drafter.spare_slots
 
-    def _admit(self, sequence: Sequence, active: Seq[Sequence]) -> bool:
-        """Whether there is room for one more sequence."""
-        fits = not self._cycles or self._cycles.state.has_room([*active, sequence])
-        return fits and self.cache.has_room(self._slots(sequence))
+    def _admit(self, request: Request, active: Sequence[Request]) -> bool:
+        """Whether there is room for one more request."""
+        fits = not self._cycles or self._cycles.state.has_room([*active, request])
+        return fits and self.cache.has_room(self._slots(request))
 
-    def _place(self, sequence: Sequence, batch: int) -> None:
-        """Gives a sequence its pages, in the same turn in which there was room for it. batch: as large as it will be.
+    def _place(self, request: Request, batch: int) -> None:
+        """Gives a request its pages, in the same turn in which there was room for it. batch: as large as it will be.
 
         Their first ones may be those of earlier prompts and answers that begin alike.
         """
-        sequence.sharing = self._sharing
+        request.sharing = self._sharing
         # What later texts find of one saves more than its drafter's reading takes, and they may be drafted.
-        sequence.unread = self._sharing is None and self.drafter.leaves_unread(batch)
-        text, slots = sequence.tokens[:-1], self._slots(sequence)
-        sequence.pages, sequence.prefix_hit = self.cache.begin(slots, text, sequence.sharing)
+        request.unread = self._sharing is None and self.drafter.skips_reading(batch)
+        text, slots = request.tokens[:-1], self._slots(request)
+        request.pages, request.prefix_hit = self.cache.begin(slots, text, request.sharing)
 
-    def _prefill(self, sequence: Sequence) -> Iterator[int]:
-        """Caches a sequence's prompt but the last token, which is the first cycle's root.
+    def _prefill(self, request: Request) -> Iterator[int]:
+        """Caches a request's prompt but the last token, which is the first cycle's root.
 
         What other prompts and answers have cached of it is not passed again. Yields the rows of each pass.
         """
         begin = time.perf_counter()
-        target, step, prompt = self._target, self._target.ops.prefill_rows, sequence.tokens[:-1]
-        target.ensure_positions(sequence.prompt_length + sequence.limit)
-        for start in range(sequence.prefix_hit, len(prompt), step):
+        target, step, prompt = self._target, self._target.ops.prefill_rows, request.tokens[:-1]
+        target.ensure_positions(request.prompt_length + request.limit)
+        for start in range(request.prefix_hit, len(prompt), step):
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             with self._turn():
-                features = target.features(rows, self.cache, self.cache.batch([sequence.pages], [start]))
-                self.drafter.observe_prompt(sequence, start, features)
-                sequence.cached = min(start + step, len(prompt))
-                self.cache.share(sequence.pages, self._shared_text(sequence), sequence.sharing)
+                hidden_states = target.hidden_states(rows, self.cache, self.cache.batch([request.pages], [start]))
+                self.drafter.observe_prompt(request, start, hidden_states)
+                request.cached = min(start + step, len(prompt))
+                self.cache.share(request.pages, self._shared_text(request), request.sharing)
             yield len(rows.tokens)
-        sequence.started = time.perf_counter()
-        sequence.prefill_seconds = sequence.started - begin
+        request.started = time.perf_counter()
+        request.prefill_seconds = request.started - begin
 
-    def _cycle(self, batch: Batch | Slots) -> None:
-        """One round: every sequence of the batch commits its accepted tokens and the bonus token."""
+    def _cycle(self, batch: Batch | GraphBatch) -> None:
+        """One round: every request of the batch commits its accepted tokens and the bonus token."""
         target = self._target
         tree = batch.draft(self.drafter, self.rule)
         batch.mark("draft")
@@ -250,27 +249,27 @@ class Engine:
         batch.mark("accept")
         self.cache.compact(batch.cache, accepted, target.ops)
         batch.mark("compact")
-        batch.observe(self.drafter, out.features)
+        batch.observe(self.drafter, out.hidden_states)
         batch.mark("draft")
 
-    def _forward(self, tree: TreeBatch, batch: Batch | Slots) -> TargetOutput:
+    def _forward(self, tree: TreeBatch, batch: Batch | GraphBatch) -> TargetOutput:
         return self._target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
 
-    def _release(self, sequences: Iterable[Sequence]) -> None:
+    def _release(self, requests: Iterable[Request]) -> None:
         # Takes no turn: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.
-        for sequence in sequences:
-            text = self._shared_text(sequence)
-            self.drafter.release(sequence)  # first: who gets the target's pages may count on the drafter's
-            self.cache.free(sequence.pages, text, sequence.sharing)
-            sequence.pages, sequence.cached = [], 0
+        for request in requests:
+            text = self._shared_text(request)
+            self.drafter.release(request)  # first: who gets the target's pages may count on the drafter's
+            self.cache.free(request.pages, text, request.sharing)
+            request.pages, request.cached = [], 0
 
-    def _shared_text(self, sequence: Sequence) -> list[int]:
-        return sequence.shared_text(self.drafter.filled(sequence))
+    def _shared_text(self, request: Request) -> list[int]:
+        return request.shared_text(self.drafter.filled(request))
 
 
-def _one_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if isinstance(params, Seq) and len(params) == count and all(isinstance(p, SamplingParams) for p in params):
+    if isinstance(params, Sequence) and len(params) == count and all(isinstance(p, SamplingParams) for p in params):
         return list(params)
     raise ValueError(f"params: expected one SamplingParams or {count} of them, one per prompt, got {params!r}")

@@ -6,8 +6,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -18,7 +17,7 @@ from specengine.types import PHASES
 
 if TYPE_CHECKING:
     from specengine.cache.kv_cache import KVCache
-    from specengine.engine.request import Sequence
+    from specengine.engine.request import Request
 
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -42,13 +41,13 @@ class Histogram:
 
 @dataclass
 class Counts:
-    """What was counted since the engine was made. A sequence is a prompt, or one sample of it where n > 1.
+    """What was counted since the engine was made. A request is a prompt, or one sample of it where n > 1.
 
-    running, waiting: sequences in the batch (or whose prompt is being read), and in the queue, now.
+    running, waiting: requests in the batch (or whose prompt is being read), and in the queue, now.
     finished: by finish_reason, with `cancelled` and `error` for those that ended without an output.
-    refused: sequences for which there was no place in the queue.
-    cycles: rounds of the batch.  sequence_cycles: the same, once for each sequence that took part.
-    drafted_by_depth: entry d counts the cycles of ended sequences that drafted to depth d + 1 or deeper;
+    refused: requests for which there was no place in the queue.
+    cycles: rounds of the batch.  request_cycles: the same, once for each request that took part.
+    drafted_by_depth: entry d counts the cycles of ended requests that drafted to depth d + 1 or deeper;
     accepted_by_depth: those of them that accepted a node there.
     seconds_by_phase: of all cycles; host is what Python does in them.
     first_token: seconds from a request to its first token.  between_tokens: seconds between two tokens; each of the k
@@ -64,7 +63,7 @@ class Counts:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cycles: int = 0
-    sequence_cycles: int = 0
+    request_cycles: int = 0
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     seconds_by_phase: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -76,8 +75,8 @@ class Counts:
 
     @property
     def tau(self) -> float:
-        """Mean committed tokens per sequence and cycle."""
-        return self.generated_tokens / max(1, self.sequence_cycles)
+        """Mean committed tokens per request and cycle."""
+        return self.generated_tokens / max(1, self.request_cycles)
 
     @property
     def acceptance_by_depth(self) -> list[float]:
@@ -94,28 +93,28 @@ class Metrics:
         self._cache, self._about = cache, dict(about)
         self._counts, self._lock = Counts(), threading.Lock()
         # The garbage collector may close an abandoned stream while this very thread holds the lock.
-        self._left: deque[tuple[Sequence, bool]] = deque()
+        self._left: deque[tuple[Request, bool]] = deque()
 
     def submitted(self, count: int) -> None:
-        """Sequences entered the queue."""
+        """Requests entered the queue."""
         with self._lock:
             self._count_ends()
             self._counts.waiting += count
 
     def refused(self, count: int) -> None:
-        """There was no place for sequences in the queue."""
+        """There was no place for requests in the queue."""
         with self._lock:
             self._counts.refused += count
 
-    def joined(self, sequence: Sequence) -> None:
-        """A sequence left the queue: its prompt is about to be read."""
+    def joined(self, request: Request) -> None:
+        """A request left the queue: its prompt is about to be read."""
         with self._lock:
             self._counts.waiting -= 1
             self._counts.running += 1
-            self._counts.prompt_tokens += sequence.prompt_length
+            self._counts.prompt_tokens += request.prompt_length
 
-    def cycle(self, sequences: Seq[Sequence], seconds: Mapping[str, float], wall: float) -> None:
-        """A cycle of these sequences ended.  seconds: of its phases.  wall: of all of it."""
+    def cycle(self, requests: Sequence[Request], seconds: Mapping[str, float], wall: float) -> None:
+        """A cycle of these requests ended.  seconds: of its phases.  wall: of all of it."""
         now = time.perf_counter()
         with self._lock:
             self._count_ends()
@@ -125,12 +124,12 @@ class Metrics:
                 counts.seconds_by_phase[phase] += (took := seconds.get(phase, 0.0))
                 wall -= took
             counts.seconds_by_phase["host"] += wall
-            for sequence in sequences:
-                self._progress(sequence, now)
+            for request in requests:
+                self._progress(request, now)
 
-    def left(self, sequence: Sequence, began: bool) -> None:
-        """A sequence is gone.  began: it had left the queue. Takes no lock, so it may be called at any moment."""
-        self._left.append((sequence, began))
+    def left(self, request: Request, began: bool) -> None:
+        """A request is gone.  began: it had left the queue. Takes no lock, so it may be called at any moment."""
+        self._left.append((request, began))
 
     def snapshot(self) -> Counts:
         """The counts of this moment, as a copy."""
@@ -149,29 +148,29 @@ class Metrics:
         """The counts of this moment, as exposition() writes them."""
         return _families(self.snapshot(), self._about)
 
-    def _progress(self, sequence: Sequence, now: float) -> None:
-        counts, meter = self._counts, sequence.meter
-        tokens, cycles = len(sequence.tokens) - sequence.prompt_length, sequence.cycles
+    def _progress(self, request: Request, now: float) -> None:
+        counts, meter = self._counts, request.meter
+        tokens, cycles = len(request.tokens) - request.prompt_length, request.cycles
         new = tokens - meter.tokens
         if new:
             if meter.tokens:
                 counts.between_tokens.add((now - meter.at) / new, new)
             else:
-                counts.first_token.add(now - sequence.arrived)
+                counts.first_token.add(now - request.arrived)
             counts.generated_tokens += new
-            counts.sequence_cycles += cycles - meter.cycles
+            counts.request_cycles += cycles - meter.cycles
             meter.tokens, meter.cycles, meter.at = tokens, cycles, now
 
     def _count_ends(self) -> None:
         while self._left:
             self._count_end(*self._left.popleft())
 
-    def _count_end(self, sequence: Sequence, began: bool) -> None:
-        counts, reason = self._counts, sequence.finish_reason or "cancelled"
+    def _count_end(self, request: Request, began: bool) -> None:
+        counts, reason = self._counts, request.finish_reason or "cancelled"
         counts.running -= began
         counts.waiting -= not began
         counts.finished[reason] = counts.finished.get(reason, 0) + 1
-        depths = (counts.drafted_by_depth, sequence.drafted), (counts.accepted_by_depth, sequence.accepted)
+        depths = (counts.drafted_by_depth, request.drafted), (counts.accepted_by_depth, request.accepted)
         for total, own in depths:
             total += [0] * (len(own) - len(total))
             for depth, count in enumerate(own):
@@ -180,7 +179,7 @@ class Metrics:
 
 @dataclass
 class Meter:
-    """What was counted of a sequence.  at: when."""
+    """What was counted of a request.  at: when."""
 
     tokens: int = 0
     cycles: int = 0
@@ -212,21 +211,21 @@ def _families(counts: Counts, about: Labels) -> Iterable[Family]:
         return [("", {label: key}, value) for key, value in values]
 
     yield "info", "gauge", "What the engine is.", [("", about, 1)]
-    yield "sequences_running", "gauge", "Sequences in the batch.", one(counts.running)
-    yield "sequences_waiting", "gauge", "Sequences in the queue.", one(counts.waiting)
+    yield "requests_running", "gauge", "Requests in the batch.", one(counts.running)
+    yield "requests_waiting", "gauge", "Requests in the queue.", one(counts.waiting)
     yield (
-        "sequences_finished_total",
+        "requests_finished_total",
         "counter",
-        "Sequences that ended, by reason.",
+        "Requests that ended, by reason.",
         by("reason", sorted(counts.finished.items())),
     )
-    yield "sequences_refused_total", "counter", "Sequences that found the queue full.", one(counts.refused)
+    yield "requests_refused_total", "counter", "Requests that found the queue full.", one(counts.refused)
     yield "prompt_tokens_total", "counter", "Tokens of prompts.", one(counts.prompt_tokens)
     yield "generated_tokens_total", "counter", "Tokens committed.", one(counts.generated_tokens)
     yield "cycles_total", "counter", "Cycles of the batch.", one(counts.cycles)
-    yield "sequence_cycles_total", "counter", "Cycles, once per sequence in them.", one(counts.sequence_cycles)
-    yield "tau", "gauge", "Mean tokens committed per sequence and cycle.", one(counts.tau)
-    deep = "Cycles of ended sequences that {} depth, or deeper."
+    yield "request_cycles_total", "counter", "Cycles, once per request in them.", one(counts.request_cycles)
+    yield "tau", "gauge", "Mean tokens committed per request and cycle.", one(counts.tau)
+    deep = "Cycles of ended requests that {} depth, or deeper."
     for verb, column in (("drafted", counts.drafted_by_depth), ("accepted", counts.accepted_by_depth)):
         samples = by("depth", enumerate(column, start=1))
         yield f"{verb}_depth_total", "counter", deep.format(f"{verb} a node of this"), samples

@@ -1,4 +1,4 @@
-"""One sequence on its way: its tokens, what ends it, its text, its statistics."""
+"""One request on its way: its tokens, what ends it, its text, its statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specengine.types import (
 
 
 @dataclass
-class Sequence:
+class Request:
     """A prompt and its continuation. tokens: prompt and output; the last one is the root, not yet in the cache."""
 
     tokens: list[int]
@@ -87,7 +87,7 @@ class Sequence:
         return self.tokens[: min(filled, most) + 1]
 
     def commit(self, accepted: list[int], bonus: int) -> list[int]:
-        """Appends the accepted tokens and the bonus up to the one that ends the sequence; returns those kept."""
+        """Appends the accepted tokens and the bonus up to the one that ends the request; returns those kept."""
         kept = []
         for token in (*accepted, bonus):
             kept.append(token)
@@ -199,7 +199,7 @@ class Sequence:
             self.logprobs.append(TokenLogprob(token, log_probs[token].item(), tuple(top)))
 
     def output(self, text: str, rule: Rule) -> GenerationOutput:
-        """The finished sequence as the caller gets it."""
+        """The finished request as the caller gets it."""
         decode, count = self.finished - self.started, len(self.tokens) - self.prompt_length
         self.seconds["host"] = max(0.0, decode - sum(self.seconds[phase] for phase in PHASES[:-1]))
         stats = GenerationStats(

@@ -1,60 +1,59 @@
-"""The engine's one loop: sequences that share cycles join and leave between two of them, first come, first served."""
+"""The engine's one loop: requests that share cycles join and leave between two of them, first come, first served."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from specengine.engine.batch import Batch
 from specengine.engine.device.runner import DeviceBatch
-from specengine.engine.request import Sequence
+from specengine.engine.request import Request
 
 if TYPE_CHECKING:
     from specengine.engine.engine import Engine
 
 
-class Cohort:
+class Scheduler:
     """A part of an engine, run by whoever calls step() until nobody is left; for one thread.
 
     rows: of prompts that are read between two cycles; those under way wait that long at most. By default all there are.
-    What fails ends the sequences it was done for (finish_reason `error`) and is raised; the others may go on.
+    What fails ends the requests it was done for (finish_reason `error`) and is raised; the others may go on.
     """
 
     def __init__(self, engine: Engine, rows: float = math.inf) -> None:
         self._engine, self._rows = engine, rows
-        self.waiting: deque[Sequence] = deque()
-        self._reading: list[Sequence] = []  # whose prompt is being read: one at most
+        self.waiting: deque[Request] = deque()
+        self._reading: list[Request] = []  # whose prompt is being read: one at most
         self._passes: Iterator[int] = iter(())  # of its prompt, that are left
-        self._active: list[Sequence] = []
+        self._active: list[Request] = []
         self._batch: Batch | DeviceBatch | None = None
-        self._gone: list[Sequence] = []  # since the last step
+        self._gone: list[Request] = []  # since the last step
 
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self._reading or self._active)
 
-    def submit(self, sequences: Seq[Sequence]) -> None:
-        """Puts sequences at the end of the queue."""
-        self._engine.metrics.submitted(len(sequences))
-        self.waiting.extend(sequences)
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Puts requests at the end of the queue."""
+        self._engine.metrics.submitted(len(requests))
+        self.waiting.extend(requests)
 
-    def end(self, sequences: Iterable[Sequence], reason: str) -> None:
-        """Ends sequences where they are, between two cycles; their pages are free now."""
-        for sequence in sequences:
-            if not sequence.finish_reason:
-                sequence.end(reason)
+    def end(self, requests: Iterable[Request], reason: str) -> None:
+        """Ends requests where they are, between two cycles; their pages are free now."""
+        for request in requests:
+            if not request.finish_reason:
+                request.end(reason)
         queue, self.waiting = self.waiting, deque(s for s in self.waiting if not s.finish_reason)
         self._left((s for s in queue if s.finish_reason), began=False)
         if any(s.finish_reason for s in self._reading):
             self._release(self._reading)
         self._part()
 
-    def step(self) -> list[Sequence]:
+    def step(self) -> list[Request]:
         """Takes in who has a place, then one cycle; gives all that were in it, or ended since the last step.
 
         Where pages are missing that other callers hold, it waits a moment instead.
@@ -127,23 +126,23 @@ class Cohort:
                 batch.close()
 
     @contextmanager
-    def _fatal_to(self, members: list[Sequence]) -> Iterator[None]:
+    def _fatal_to(self, members: list[Request]) -> Iterator[None]:
         try:
             yield
         except BaseException:
             if members is self._active:
                 self._batch = None  # not closed: on a device that commits what is under way
-            for sequence in members:
-                sequence.finish_reason = sequence.finish_reason or "error"
+            for request in members:
+                request.finish_reason = request.finish_reason or "error"
             self._release(members)
             raise
 
-    def _release(self, members: list[Sequence]) -> None:
+    def _release(self, members: list[Request]) -> None:
         self._engine._release(members)
         self._left(members, began=True)
         members.clear()
 
-    def _left(self, sequences: Iterable[Sequence], began: bool) -> None:
-        for sequence in sequences:
-            self._gone.append(sequence)
-            self._engine.metrics.left(sequence, began)
+    def _left(self, requests: Iterable[Request], began: bool) -> None:
+        for request in requests:
+            self._gone.append(request)
+            self._engine.metrics.left(request, began)

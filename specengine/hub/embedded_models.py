@@ -25,7 +25,7 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
-from specengine.utils.cache_dir import cache_folder
+from specengine.utils.cache_dir import cache_dir
 
 _CHUNK_BYTES = 1 << 20
 
@@ -147,7 +147,7 @@ def list_models(*, verify: bool = False) -> list[ModelEntry]:
 
 def _cache_path(name: str) -> Path:
     model = EMBEDDED[name]
-    return cache_folder() / name / model.gguf_sha256[:16] / PurePosixPath(model.member).name
+    return cache_dir() / name / model.gguf_sha256[:16] / PurePosixPath(model.member).name
 
 
 @contextmanager

@@ -163,10 +163,15 @@ class DraftCheckpoint(Checkpoint):
         if wanted != target.hidden_size:
             raise self.error(f"it reads a target of hidden size {wanted}, this one has {target.hidden_size}")
         layers = target.num_layers
-        taps = self.fields.ids("eagle_aux_hidden_state_layer_ids") or (2, layers // 2, layers - 3)
-        if list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] <= layers:
-            raise self.error(f"it reads the target's layers {taps}, expected rising numbers up to {layers}")
-        return taps
+        hidden_state_layers = self.fields.ids("eagle_aux_hidden_state_layer_ids") or (2, layers // 2, layers - 3)
+        if (
+            list(hidden_state_layers) != sorted(set(hidden_state_layers))
+            or not 0 <= hidden_state_layers[0] <= hidden_state_layers[-1] <= layers
+        ):
+            raise self.error(
+                f"it reads the target's layers {hidden_state_layers}, expected rising numbers up to {layers}"
+            )
+        return hidden_state_layers
 
     def vocabulary(self, target: ModelConfig) -> torch.Tensor | None:
         """int64 [Vd], the target's token of each of the drafter's, from `d2t`, which holds the difference of both.

@@ -1,7 +1,7 @@
 """The one transformer: LLaMA, Vicuna, Mistral, Qwen2, Qwen3 and every model of their shape.
 
 A pass takes the rows of a TreeBatch (prefill chunk, root, or tree: all the same), writes their keys and values to the
-cache behind the prefix and returns features, and logits or greedy tokens, of every row.
+cache behind the prefix and returns hidden states, and logits or greedy tokens, of every row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, ops_for
@@ -28,10 +28,10 @@ from specengine.utils.spec_string import check_range
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """scores: logits float32 [M, V] or greedy tokens int32 [M].  features: of the same rows."""
+    """scores: logits float32 [M, V] or greedy tokens int32 [M].  hidden_states: of the same rows."""
 
     scores: torch.Tensor
-    features: Features
+    hidden_states: HiddenStates
 
 
 class Transformer:
@@ -47,7 +47,7 @@ class Transformer:
         self._layers = [loader.layer(i) for i in range(self.config.num_layers)]
         self.final_norm = loader.vector("model.norm.weight")
         self.head = self._embedding if self.config.tie_embeddings else loader.linear("lm_head")
-        self.taps: tuple[int, ...] = ()
+        self.hidden_state_layers: tuple[int, ...] = ()
         self._decoder = self._new_decoder()
         self.formats = loader.formats
         self._rope = RopeTables(self.config, device)
@@ -55,18 +55,18 @@ class Transformer:
     def _new_loader(self, checkpoint: Checkpoint, dtype: str) -> WeightLoader:
         return WeightLoader(checkpoint, dtype, self.device, self.ops)
 
-    def _new_decoder(self, taps: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
-        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, taps)
+    def _new_decoder(self, hidden_state_layers: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
+        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, hidden_state_layers)
 
-    def with_taps(self, layers: Sequence[int]) -> Transformer:
+    def with_hidden_state_layers(self, layers: Sequence[int]) -> Transformer:
         """The same model, whose passes also give out the residual stream before these layers (their number: behind the
         last); it shares all memory. Raises ValueError for layers that do not rise or do not exist."""
-        if tuple(layers) == self.taps:
+        if tuple(layers) == self.hidden_state_layers:
             return self
-        tapped = copy.copy(self)
-        tapped.taps = tuple(layers)
-        tapped._decoder = tapped._new_decoder(tapped.taps)
-        return tapped
+        at_layers = copy.copy(self)
+        at_layers.hidden_state_layers = tuple(layers)
+        at_layers._decoder = at_layers._new_decoder(at_layers.hidden_state_layers)
+        return at_layers
 
     def first_layers(self, count: int) -> Transformer:
         """The model that goes from layer `count` straight to the final norm and the head; it shares all memory.
@@ -83,7 +83,7 @@ class Transformer:
             sliding_window=self.config.sliding_window if any(sliding) else None,
         )
         part._layers = self._layers[:count]
-        part.taps = ()
+        part.hidden_state_layers = ()
         part._decoder = part._new_decoder()
         return part
 
@@ -100,7 +100,7 @@ class Transformer:
         checkpoint.expect_all({name: shape for name, shape in shapes.items() if name not in ENDS})
         loader = WeightLoader(checkpoint, dtype, self.device, self.ops)
         other = copy.copy(self)
-        other.config, other.taps = checkpoint.config, ()
+        other.config, other.hidden_state_layers = checkpoint.config, ()
         other._layers = [loader.layer(i) for i in range(other.config.num_layers)]
         other.final_norm = loader.vector("model.norm.weight")
         other.formats = loader.formats
@@ -161,23 +161,23 @@ class Transformer:
                 self.ops.tune(layer)
 
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
-        """Features and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""
-        features = self.features(tree, cache, batch)
-        last = features.last
-        return TargetOutput(self.ops.linear_argmax(last, self.head) if greedy else self.logits(last), features)
+        """HiddenStates and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""
+        hidden_states = self.hidden_states(tree, cache, batch)
+        last = hidden_states.last
+        return TargetOutput(self.ops.linear_argmax(last, self.head) if greedy else self.logits(last), hidden_states)
 
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Logits float32 [M, V] of features [M, hidden]."""
-        return self.ops.linear(features, self.head)
+        return self.ops.linear(hidden_states, self.head)
 
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
-        """The last features alone, float32 [M, hidden]."""
-        return self.features(tree, cache, batch).last
+        """The last hidden states alone, float32 [M, hidden]."""
+        return self.hidden_states(tree, cache, batch).last
 
-    def features(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> Features:
-        """Features of every row, without logits; keys and values of row r go to slot length + node index."""
-        shape, tapped = (len(tree.tokens), len(self.taps), self.config.hidden_size), None
-        if self.taps:
-            tapped = torch.empty(shape, device=self.device)
+    def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:
+        """HiddenStates of every row, without logits; keys and values of row r go to slot length + node index."""
+        shape, at_layers = (len(tree.tokens), len(self.hidden_state_layers), self.config.hidden_size), None
+        if self.hidden_state_layers:
+            at_layers = torch.empty(shape, device=self.device)
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
-        return Features(self._decoder(tree, *place, *self._rope.cos_sin, tapped), tapped)
+        return HiddenStates(self._decoder(tree, *place, *self._rope.cos_sin, at_layers), at_layers)

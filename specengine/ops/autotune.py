@@ -19,7 +19,7 @@ from specengine.ops.linear import LIBRARY, multiply
 from specengine.ops.weight import Projection
 from specengine.utils.build_info import build_info
 from specengine.utils.cuda_graphs import capture_graph
-from specengine.utils.measurement_cache import kept_path, read_kept, write_kept
+from specengine.utils.measurement_cache import measurement_path, read_measurement, write_measurement
 
 ROWS = (1, 8, 16, 32, 64)  # measured; others are treated as the next larger one
 DEFAULT = 0
@@ -44,13 +44,13 @@ class LinearChoices:
         self.strict = strict
         self._timer = timer or (_CudaTimer if device.type == "cuda" else None)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        self._path = kept_path("linear", name)
+        self._path = measurement_path("linear", name)
         core = os.stat(_C.__file__).st_mtime_ns  # kernels change without a new version while one works on them
         self._key = {"device": name, "version": build_info()["version"], "torch": torch.__version__, "core": core}
         self._lock = threading.Lock()
         self._seconds: dict[str, dict[str, dict[str, float]]] = {}  # by weight, rows and way
         self._chosen: dict[tuple[str, int], int] = {}
-        self._add(_checked(read_kept(self._path, self._key)))
+        self._add(_checked(read_measurement(self._path, self._key)))
 
     def choose(self, weight: torch.Tensor, rows: int) -> int:
         """How to multiply `rows` rows by this weight [N, C]: a variant of the kernel, or LIBRARY."""
@@ -69,7 +69,7 @@ class LinearChoices:
                 if missing := [n for n in wanted if str(n) not in known]:
                     seconds = self._timer(weight.data)
                     self._add({_name_of(weight.data): {str(n): _seconds_of_ways(seconds, n) for n in missing}})
-                    write_kept(self._path, self._key, {"seconds": self._seconds})
+                    write_measurement(self._path, self._key, {"seconds": self._seconds})
 
     def report(self) -> dict[str, Any]:
         """What was chosen on which device, as plain JSON values: by weight and number of rows."""

@@ -1,6 +1,6 @@
 """Acceptance on the device: accepted tokens become history, and the host gets a record of the cycle.
 
-Shapes: B sequences, N nodes per tree, T columns of the history, E end-of-text tokens.
+Shapes: B requests, N nodes per tree, T columns of the history, E end-of-text tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RECORD_HEAD = 4  # numbers in front of the path
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a sequence. eos: int32 [E].  ignores_eos: int32 [B].  final_length: int32 [B], of the history.
+    """What ends a request. eos: int32 [E].  ignores_eos: int32 [B].  final_length: int32 [B], of the history.
     active: int32 [B], 0 once it ended."""
 
     eos: torch.Tensor
@@ -33,9 +33,9 @@ def record_width(nodes: int) -> int:
 
 
 def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, limits: Limits, record) -> None:
-    """Appends every running sequence's accepted tokens and bonus token to its history, cut where it ends.
+    """Appends every running request's accepted tokens and bonus token to its history, cut where it ends.
 
-    Writes history, accepted.path_length (tokens kept, 0 for an idle sequence), limits.active and
+    Writes history, accepted.path_length (tokens kept, 0 for an idle request), limits.active and
     record: int32 [B, record_width(N)].
     """
     _C.commit_tokens(

@@ -1,6 +1,6 @@
 """One pass of all decoder layers: one native call on the CPU, elsewhere the same ops one by one.
 
-Shapes: M rows of a TreeBatch, B sequences, H query heads, K key/value heads, D head dim.
+Shapes: M rows of a TreeBatch, B requests, H query heads, K key/value heads, D head dim.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Layer:
 class Decoder:
     """The layers of a model on the CPU.
 
-    taps: rising numbers of layers whose input is wanted of every pass; the number of layers: the last one's output.
+    hidden_state_layers: rising numbers of layers whose input is wanted of every pass; the number of layers: the last one's output.
     first_columns: of rows that every pass is given for q, k and v of the first layer, which has no norm of its own; 0:
     they are made of the rows that enter. Raises ValueError for others.
     """
@@ -71,7 +71,7 @@ class Decoder:
         embedding: Weight | None,
         layers: Sequence[Layer],
         final_norm: torch.Tensor,
-        taps: Sequence[int] = (),
+        hidden_state_layers: Sequence[int] = (),
         first_columns: int = 0,
     ) -> None:
         self._hidden = config.hidden_size
@@ -86,7 +86,7 @@ class Decoder:
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
             first_columns=first_columns,
-            taps=tuple(taps),
+            hidden_state_layers=tuple(hidden_state_layers),
         )
 
     def __call__(
@@ -98,23 +98,23 @@ class Decoder:
         lengths: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        tapped: torch.Tensor | None = None,
+        at_layers: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
         first_inputs: torch.Tensor | None = None,
-        earlier: int = 0,
+        first_node: int = 0,
         only_cache: bool = False,
     ) -> torch.Tensor | None:
-        """Features float32 [M, hidden], after the final norm; keys and values of row r go to slot length + node index.
+        """HiddenStates float32 [M, hidden], after the final norm; keys and values of row r go to slot length + node index.
 
         k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D].  block_table: int32 [B, max_pages].  lengths: int32 [B].
-        cos, sin: [positions, D/2].  tapped: float32 [M, taps, hidden], written where there are taps.
+        cos, sin: [positions, D/2].  at_layers: float32 [M, hidden_state_layers, hidden], written where there are hidden_state_layers.
         inputs: float32 [M, hidden], the rows that enter the first layer instead of the tokens' embeddings.
-        first_inputs: float32 [M, first_columns], of a decoder that has them.  earlier: the rows are nodes from this
+        first_inputs: float32 [M, first_columns], of a decoder that has them.  first_node: the rows are nodes from this
         number on, and passes before wrote keys and values of the nodes before.  only_cache: nothing else is written.
         Raises ValueError where a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)
-        features = None if only_cache else torch.empty(rows, self._hidden)
+        hidden_states = None if only_cache else torch.empty(rows, self._hidden)
         _C.decoder_pass(
             *(
                 self.native,
@@ -128,11 +128,11 @@ class Decoder:
                 block_table,
                 lengths,
             ),
-            *(tree.row_start, cos, sin, features, tapped),
+            *(tree.row_start, cos, sin, hidden_states, at_layers),
             torch.empty(self.native.workspace_bytes(rows), dtype=torch.uint8),
-            earlier,
+            first_node,
         )
-        return features
+        return hidden_states
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ class LayerwiseDecoder:
         embedding: Weight | None,
         layers: Sequence[Layer],
         final_norm: torch.Tensor,
-        taps: Sequence[int] = (),
+        hidden_state_layers: Sequence[int] = (),
         first_columns: int = 0,
     ) -> None:
-        self.ops, self.config, self.taps = ops, config, tuple(taps)
+        self.ops, self.config, self.hidden_state_layers = ops, config, tuple(hidden_state_layers)
         self.embedding, self.layers, self.final_norm = embedding, layers, final_norm
 
     def __call__(
@@ -176,10 +176,10 @@ class LayerwiseDecoder:
         lengths: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        tapped: torch.Tensor | None = None,
+        at_layers: torch.Tensor | None = None,
         inputs: torch.Tensor | None = None,
         first_inputs: torch.Tensor | None = None,
-        earlier: int = 0,
+        first_node: int = 0,
         only_cache: bool = False,
     ) -> torch.Tensor | None:
         """As Decoder; the caller answers for slots and positions."""
@@ -197,8 +197,8 @@ class LayerwiseDecoder:
         place = (block_table, lengths, tree.row_start)
 
         def tap(number: int) -> None:
-            if tapped is not None and number in self.taps:
-                tapped[:, self.taps.index(number)] = residual
+            if at_layers is not None and number in self.hidden_state_layers:
+                at_layers[:, self.hidden_state_layers.index(number)] = residual
 
         for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):
             if layer.attention_norm is None:
@@ -210,12 +210,13 @@ class LayerwiseDecoder:
                 tap(number)
             qkv = ops.linear(normed, layer.qkv)
             norms = (layer.q_norm, layer.k_norm)
-            ops.rope_cache(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps, earlier)
+            ops.rope_cache(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps, first_node)
             if only_cache and number == len(self.layers) - 1:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
             ops.tree_attention(
-                *(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window), earlier=earlier
+                *(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window),
+                first_node=first_node,
             )
             delta = ops.linear(attended.view(rows, -1), layer.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up)
@@ -223,10 +224,10 @@ class LayerwiseDecoder:
             gated = empty(rows, c.intermediate_size, reader=layer.down)
             ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
             delta = ops.linear(gated, layer.down)
-        features = empty(rows, c.hidden_size)
-        ops.rms_norm(residual, delta, self.final_norm, features, c.rms_norm_eps)
+        hidden_states = empty(rows, c.hidden_size)
+        ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)
         tap(len(self.layers))
-        return features
+        return hidden_states
 
 
 def _native_layer(layer: Layer) -> _C.DecoderLayer:

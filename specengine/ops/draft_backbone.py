@@ -20,8 +20,8 @@ from specengine.ops.weight import Projection, Weight
 class BackboneNetwork:
     """What a draft runs. decoder: made with first_columns twice the hidden size and the last layer's output as its tap.
 
-    embedding_norm, feature_norm: of the halves of the first layer's input.  fuse: makes a pair's feature of what the
-    draft is given; None: it is given.  before_residual: whether the residual stream is the normed feature.
+    embedding_norm, feature_norm: of the halves of the first layer's input.  fuse: makes a pair's hidden state of what the
+    draft is given; None: it is given.  before_residual: whether the residual stream is the normed hidden state.
     feed_back: whether what is fed back is normed.  vocabulary: int32 [Vd], the target's token of each row of the head;
     None: the same.
     """
@@ -45,21 +45,21 @@ class BackboneDraft:
         n, fuse = network, None if network.fuse is None else native_projection(network.fuse)
         self._weights = (n.decoder.native, n.embedding.data, n.embedding_norm, n.feature_norm, fuse)
         self._rest = (n.before_residual, n.feed_back, native_projection(n.head), n.vocabulary)
-        self._outputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}  # by sequences and levels
+        self._outputs: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}  # by requests and levels
 
     def __call__(
         self,
         runs: Sequence[Sequence[int]],
-        features: torch.Tensor,
+        hidden_states: torch.Tensor,
         place: CacheBatch,
         pool: PagePool,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         levels: int,
         least: float = 0.0,
     ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """The likeliest tokens of every sequence's levels, the target's ids, top_k each, and their log-probabilities.
+        """The likeliest tokens of every request's levels, the target's ids, top_k each, and their log-probabilities.
 
-        runs: tokens of the true pairs of each sequence, at least one.  features: float32 [M, columns] of all of them.
+        runs: tokens of the true pairs of each request, at least one.  hidden_states: float32 [M, columns] of all of them.
         place: the pairs before them.  levels: at most; there are fewer where another one is thought to lengthen a
         cycle's run by a smaller share than `least`. Raises ValueError as a decoder does, and for logits that are no
         distribution.
@@ -68,7 +68,7 @@ class BackboneDraft:
         tokens, row_start = _ints(chain(*runs)), _ints(starts)
         children, scores, count = self._outputs_for(len(runs), levels)
         _C.draft_backbone(
-            *(*self._weights, *self._rest, tokens, features, pool.k, pool.v, place.block_table, place.lengths),
+            *(*self._weights, *self._rest, tokens, hidden_states, pool.k, pool.v, place.block_table, place.lengths),
             *(row_start, *cos_sin, least, children, scores, count),
         )
         (reached, *_) = count.tolist()

@@ -1,6 +1,6 @@
-"""Prompt lookup on the device: a chain per sequence, what followed its last tokens where they occurred before.
+"""Prompt lookup on the device: a chain per request, what followed its last tokens where they occurred before.
 
-Shapes: B sequences, N nodes per tree, T columns of the history.
+Shapes: B requests, N nodes per tree, T columns of the history.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from specengine.draft_trees.tree import TreeBatch
 
 
 def draft_lookup(history, history_length, final_length, active, row_start, nodes: int, ngrams: tuple[int, int]):
-    """TreeBatch of N = `nodes` rows per sequence: the root, a drafted chain, padding. N = 1 drafts nothing.
+    """TreeBatch of N = `nodes` rows per request: the root, a drafted chain, padding. N = 1 drafts nothing.
 
-    history: int32 [B, T], the root last.  history_length, final_length (where the sequence ends), active (0: idle):
+    history: int32 [B, T], the root last.  history_length, final_length (where the request ends), active (0: idle):
     int32 [B].  row_start: int32 [B + 1], multiples of N.  ngrams: least and most tokens that are compared.
     The longest match counts, of equals the newest; behind the end of the text the draft goes on with itself.
     Saxena 2023.
@@ -28,7 +28,7 @@ def draft_lookup(history, history_length, final_length, active, row_start, nodes
 
 
 def draft_lookup_reference(history, history_length, final_length, active, nodes: int, ngrams: tuple[int, int]):
-    """The drafted chains, root first: a list of token ids per sequence; an idle one has none."""
+    """The drafted chains, root first: a list of token ids per request; an idle one has none."""
     chains = []
     for b, length in enumerate(history_length.tolist()):
         tokens = history[b, :length].tolist()

@@ -18,7 +18,7 @@ def draw_siblings(
     logits: torch.Tensor,
     nodes: torch.Tensor,
     tree: TreeBatch,
-    sequences: torch.Tensor,
+    requests: torch.Tensor,
     params: SamplingTable,
     history: TokenHistory,
     count: int,
@@ -28,7 +28,7 @@ def draw_siblings(
 ) -> torch.Tensor:
     """Tokens int32 [R, K], in the order they were drawn; -1 where a distribution has no further token.
 
-    logits: float32 [R, C], row r for the children of node nodes[r] of sequence sequences[r] (int32 [R] each), shaped by
+    logits: float32 [R, C], row r for the children of node nodes[r] of request requests[r] (int32 [R] each), shaped by
     the sampling parameters as the target's rows are.  tree: as far as it has grown.  count: K.  replacement: whether a
     token may be drawn twice.  index: int32 [V], see DraftLogits. The noise is keyed by (seed, position of the root,
     node, sibling, token) in a stream of its own; as_match: it is what the rule `match` draws the target's tokens with,
@@ -38,7 +38,7 @@ def draw_siblings(
     rows, vocab, device = len(logits), logits.shape[1] if index is None else len(index), logits.device
     drawn = torch.empty(rows, count, dtype=torch.int32, device=device)
     _C.draw_siblings(
-        *(logits, sequences, nodes, index, tree.tokens, tree.parents, tree.row_start),
+        *(logits, requests, nodes, index, tree.tokens, tree.parents, tree.row_start),
         *(params.columns(), history.columns()),
         drawn,
         zero_rows(rows, vocab, device).view(torch.float32),
@@ -51,10 +51,10 @@ def draw_siblings(
 
 
 def draw_siblings_reference(
-    logits, nodes, tree, sequences, params, history, count, replacement, index=None, as_match=False
+    logits, nodes, tree, requests, params, history, count, replacement, index=None, as_match=False
 ) -> torch.Tensor:
     drawn = torch.full((len(logits), count), -1, dtype=torch.int32)
-    for r, (b, node) in enumerate(zip(sequences.tolist(), nodes.tolist(), strict=True)):
+    for r, (b, node) in enumerate(zip(requests.tolist(), nodes.tolist(), strict=True)):
         first, length = int(tree.row_start[b]), int(history.length[b])
         path: list[int] = []
         at = node

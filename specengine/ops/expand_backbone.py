@@ -25,7 +25,7 @@ class BackboneTrees:
 
     @staticmethod
     def empty(batch: int, nodes: int, device: torch.device | str) -> BackboneTrees:
-        """Room for `nodes` nodes (root included) per sequence."""
+        """Room for `nodes` nodes (root included) per request."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
@@ -81,7 +81,7 @@ def expand_backbone(
 ) -> BackboneTrees:
     """Attaches each level's most likely tokens to the previous level's best one (FastEagle sec. 3, CAPE sec. 3.3).
 
-    logits: float32 [B, T, V], T levels.  root: int32 [B], -1 for an idle sequence, which gets no nodes.
+    logits: float32 [B, T, V], T levels.  root: int32 [B], -1 for an idle request, which gets no nodes.
     Level t gets widths[c] nodes, c = number of thresholds below its highest probability: widths=[k] is FastEagle's
     constant k (k = 1: a chain); widths=[8, 6, 4, 2], thresholds=[0.3, 0.6, 0.8] is CAPE.
     Example, T = 2, widths=[2]: nodes root, a, b, c, d with parents -1, 0, 0, 1, 1; a is more likely than b.

@@ -26,19 +26,32 @@ def silu_mul(gate_up, out) -> None:
 
 
 def rope_cache(
-    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float, earlier=0
+    qkv,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    depths,
+    k_cache,
+    v_cache,
+    block_table,
+    lengths,
+    row_start,
+    q,
+    eps: float,
+    first_node=0,
 ) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
 
-    earlier: the rows are nodes from this number on; passes before wrote keys and values of the nodes before.
+    first_node: the rows are nodes from this number on; passes before wrote keys and values of the nodes before.
 
     cos, sin: [T, D/2].  q_norm, k_norm: [D] RMSNorm weights before the rotation (Qwen3) or None.  depths: int32 [M].
     k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D].  q: [M, H, D], written.
     Raises ValueError where a slot has no page or a position no row in cos. CUDA cannot; there a row of depth -1, or
-    behind the last sequence's rows, is padding: its q becomes 0 and the cache stays as it is.
+    behind the last request's rows, is padding: its q becomes 0 and the cache stays as it is.
     """
     _C.rope_cache(
-        qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps, earlier
+        qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps, first_node
     )
 
 
@@ -54,28 +67,41 @@ def silu_mul_reference(gate_up, out) -> None:
 
 
 def rope_cache_reference(
-    qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps: float, earlier=0
+    qkv,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    depths,
+    k_cache,
+    v_cache,
+    block_table,
+    lengths,
+    row_start,
+    q,
+    eps: float,
+    first_node=0,
 ) -> None:
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
-    sequence, node = rows_of(row_start, rows)
-    real = (depths >= 0) & (sequence < len(lengths))
-    sequence, node, depths = sequence[real], node[real], depths[real]
-    position = (lengths[sequence] + depths).long()
-    slot = (lengths[sequence] + earlier + node).long()
+    request, node = rows_of(row_start, rows)
+    real = (depths >= 0) & (request < len(lengths))
+    request, node, depths = request[real], node[real], depths[real]
+    position = (lengths[request] + depths).long()
+    slot = (lengths[request] + first_node + node).long()
     query, key, value = qkv.view(rows, -1, dim)[real].split([heads, kv_heads, kv_heads], dim=1)
     q.zero_()
     q[real] = _rotate(query, q_norm, cos[position], sin[position], eps)
-    page = block_table[sequence, slot // PAGE_SIZE].long()
+    page = block_table[request, slot // PAGE_SIZE].long()
     k_cache[page, :, slot % PAGE_SIZE] = _rotate(key, k_norm, cos[position], sin[position], eps).to(k_cache.dtype)
     v_cache[page, :, slot % PAGE_SIZE] = value.to(v_cache.dtype)
 
 
 def rows_of(row_start: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sequence and the node index of each row: int64 [M] each."""
+    """The request and the node index of each row: int64 [M] each."""
     row = torch.arange(rows, device=row_start.device)
-    sequence = torch.searchsorted(row_start[1:].long(), row, right=True)
-    return sequence, row - row_start[sequence]
+    request = torch.searchsorted(row_start[1:].long(), row, right=True)
+    return request, row - row_start[request]
 
 
 def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -87,7 +113,7 @@ def _rotate(x: torch.Tensor, norm, cos: torch.Tensor, sin: torch.Tensor, eps: fl
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turns heads x [M, H, D] to the positions of cos and sin [M, D/2]; component j is paired with j + D/2."""
+    """FairLock heads x [M, H, D] to the positions of cos and sin [M, D/2]; component j is paired with j + D/2."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,4 +1,4 @@
-"""Causal attention of one sequence's new rows over its gathered cache, in PyTorch: prefill on CUDA.
+"""Causal attention of one request's new rows over its gathered cache, in PyTorch: prefill on CUDA.
 
 flash-attn (the optional extra `flash`) serves long runs where it is installed and the cache is of a half type;
 everything else goes through torch's scaled_dot_product_attention, whose own flash kernel takes half types without a

@@ -1,4 +1,4 @@
-"""What a drafter that runs between two cycles asks of rows of logits and features.
+"""What a drafter that runs between two cycles asks of rows of logits and hidden states.
 
 On the CPU numpy answers, in the calling thread: torch would wake a second pool of threads, which go on spinning on the
 cores that the next pass needs. That made a draft several times slower.

@@ -23,7 +23,7 @@ class SelectedTrees:
 
     @staticmethod
     def empty(batch: int, nodes: int, device: torch.device | str = "cpu") -> SelectedTrees:
-        """Room for `nodes` nodes (root included) per sequence."""
+        """Room for `nodes` nodes (root included) per request."""
 
         def padding(*shape: int, value: int = -1) -> torch.Tensor:
             return torch.full(shape, value, dtype=torch.int32, device=device)
@@ -41,12 +41,12 @@ def select_nodes(
     limits: torch.Tensor,
     trees: SelectedTrees,
 ) -> SelectedTrees:
-    """Writes `trees`: of each sequence's candidates the root and the N - 1 others with the highest scores, ties to the
+    """Writes `trees`: of each request's candidates the root and the N - 1 others with the highest scores, ties to the
     lower index, in the order of the candidates (EAGLE-2 sec. 4.2).
 
     tokens, parents (an earlier candidate; candidate 0 is the root with parent -1), depths (root 0; -1: no candidate):
     int32 [B, M].  scores: float32 [B, M], cumulative log-probabilities; candidates of -inf are kept last.
-    limits: int32 [B], the deepest depth to keep; negative: the sequence is idle and gets no nodes.
+    limits: int32 [B], the deepest depth to keep; negative: the request is idle and gets no nodes.
     Nothing is allocated, so that a call can be captured in a CUDA graph.
     Raises ValueError for what is no such tree: NaN, a child that scores above its parent, a parent that is no earlier
     candidate, a depth that is not one below its parent's. On CUDA NaN gives a node count of -1 and no nodes, and of

@@ -1,6 +1,6 @@
 """Attention of tree nodes over the paged cache.
 
-Shapes: M rows (nodes of all sequences), H query heads, K key/value heads, D head dim, B sequences, W mask words.
+Shapes: M rows (nodes of all requests), H query heads, K key/value heads, D head dim, B requests, W mask words.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def tree_attention(
     scale: float,
     window: int,
     strict: bool = False,
-    earlier: int = 0,
+    first_node: int = 0,
 ) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
     q: float32 [M, H, D].  k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D], float32, bfloat16 or float16.
     block_table: int32 [B, max_pages].  lengths: int32 [B].  row_start: int32 [B + 1].
-    ancestors: int32 bits [M, W], bit j set where node j is on the row's path; None: every sequence is a chain.
+    ancestors: int32 bits [M, W], bit j set where node j is on the row's path; None: every request is a chain.
     window: keys at most window - 1 positions back are visible; 0: all.
     Example: the tree 0 -> 1, 0 -> 2, 2 -> 3 has the bits 0b0001, 0b0011, 0b0101, 0b1101.
-    earlier: the rows are nodes from this number on, whose keys and values lie behind those of the nodes before.
+    first_node: the rows are nodes from this number on, whose keys and values lie behind those of the nodes before.
     strict: a row's bits depend on its own path only, not on the tree or the batch. So they do on the CPU and with a
     float32 cache in any case.
     CUDA: out may also be bfloat16 or float16, a row without ancestor bits is padding and becomes zeros, and None
@@ -42,7 +42,7 @@ def tree_attention(
     """
     arguments = (q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window, strict)
     workspace = q.new_empty(_C.tree_attention_workspace(*arguments))
-    _C.tree_attention(*arguments, workspace, earlier)
+    _C.tree_attention(*arguments, workspace, first_node)
 
 
 def tree_attention_cuda(
@@ -57,31 +57,31 @@ def tree_attention_cuda(
     scale: float,
     window: int,
     strict: bool = False,
-    earlier: int = 0,
+    first_node: int = 0,
 ) -> None:
     """tree_attention of CUDA: chains without bits, which are prefill, go through PyTorch's attention unless strict."""
     place = (q, k_cache, v_cache, block_table, lengths, row_start)
     if ancestors is None and not strict:
-        return tree_attention_reference(*place, None, out, scale, window, earlier)
-    ancestors = chain_bits(row_start, q.shape[0], earlier) if ancestors is None else ancestors
-    return tree_attention(*place, ancestors, out, scale, window, strict, earlier)
+        return tree_attention_reference(*place, None, out, scale, window, first_node)
+    ancestors = chain_bits(row_start, q.shape[0], first_node) if ancestors is None else ancestors
+    return tree_attention(*place, ancestors, out, scale, window, strict, first_node)
 
 
-def chain_bits(row_start: torch.Tensor, rows: int, earlier: int = 0) -> torch.Tensor:
-    """int32 bits [rows, ceil((earlier + rows) / 32)]: a node sees itself and all nodes before it."""
-    node = earlier + rows_of(row_start, rows)[1]
-    word = torch.arange(-(-(earlier + rows) // 32), device=row_start.device)
+def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch.Tensor:
+    """int32 bits [rows, ceil((first_node + rows) / 32)]: a node sees itself and all nodes before it."""
+    node = first_node + rows_of(row_start, rows)[1]
+    word = torch.arange(-(-(first_node + rows) // 32), device=row_start.device)
     bits = (node[:, None] + 1 - 32 * word).clamp(0, 32)
     return torch.where(bits == 32, -1, (1 << bits.clamp(max=31)) - 1).int()
 
 
 def tree_attention_reference(
-    q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale: float, window: int, earlier: int = 0
+    q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale: float, window: int, first_node: int = 0
 ) -> None:
     starts = row_start.tolist()
     for b, length in enumerate(lengths.tolist()):
-        rows, nodes = slice(starts[b], starts[b + 1]), earlier + starts[b + 1] - starts[b]
-        if nodes == earlier:
+        rows, nodes = slice(starts[b], starts[b + 1]), first_node + starts[b + 1] - starts[b]
+        if nodes == first_node:
             continue
         keys, values = gather_slots(k_cache, v_cache, block_table[b], length + nodes)
         if ancestors is None:
@@ -92,7 +92,7 @@ def tree_attention_reference(
 
 
 def gather_slots(k_cache, v_cache, pages, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the first `slots` slots of one sequence: [slots, K, D]."""
+    """Keys and values of the first `slots` slots of one request: [slots, K, D]."""
     used = pages[: -(-slots // PAGE_SIZE)].long()
     k, v = (cache[used].transpose(1, 2).flatten(0, 1)[:slots] for cache in (k_cache, v_cache))
     return k, v

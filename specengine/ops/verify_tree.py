@@ -1,6 +1,6 @@
 """Verification: walks the drafted trees with the target's logits.
 
-Shapes: M rows (nodes of all sequences), B sequences, V vocabulary, N columns of a path, T columns of the history.
+Shapes: M rows (nodes of all requests), B requests, V vocabulary, N columns of a path, T columns of the history.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specengine.types import SamplingParams
 
 @dataclass(frozen=True)
 class SamplingTable:
-    """The sampling parameters of a batch as tensors, one entry per sequence; see SamplingParams for what they mean."""
+    """The sampling parameters of a batch as tensors, one entry per request; see SamplingParams for what they mean."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -37,7 +37,7 @@ class SamplingTable:
 
     @staticmethod
     def of(params: Sequence[SamplingParams], seeds: Sequence[int]) -> SamplingTable:
-        """seeds: one per sequence (the request's seed, or seed + i for its sample i)."""
+        """seeds: one per request (the request's seed, or seed + i for its sample i)."""
         biases = [dict(p.logit_bias or {}) for p in params]
 
         def column(name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -146,7 +146,7 @@ def verify_tree(
     are those of plain decoding.
     Raises ValueError for NaN or infinite scores on the walk, the target's or those the drafter hands to a rule that
     reads them (-inf is a masked token), or a parent that is no earlier node. CUDA, where nothing waits for the device,
-    ends such a walk with bonus -1 instead, never visits rows whose token is -1 (padding), and gives a sequence whose
+    ends such a walk with bonus -1 instead, never visits rows whose token is -1 (padding), and gives a request whose
     root is padding (idle) path_length 0 and bonus -1.
     """
     batch, device, rule = len(params.seed), scores.device, rule or Match()

@@ -17,7 +17,7 @@ from specengine.server.errors import ApiError, of_request, refused
 from specengine.server.schema import Speculation
 from specengine.server.settings import Settings
 from specengine.tensor_parallel.loading import LoadedModel
-from specengine.utils.fair_lock import Turns
+from specengine.utils.fair_lock import FairLock
 from specengine.utils.spec_string import Spec
 
 logger = logging.getLogger("specengine")
@@ -49,7 +49,7 @@ class Engines:
             raise ValueError(f"model: {model.name} has no tokenizer; a server takes and gives text")
         self.model, self.tokenizer, self._settings = model, model.tokenizer, settings
         self._making = asyncio.Lock()
-        self._turns = Turns()
+        self._turns = FairLock()
         self._closed = False
         self._default = Choice(settings.drafters[0], settings.rules[0])
         self._kept = OrderedDict({self._default: self._serving(self._default)})

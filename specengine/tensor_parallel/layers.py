@@ -22,7 +22,7 @@ def part_decoder(
     config: ModelConfig,
     layers: Sequence[Layer],
     final_norm: torch.Tensor,
-    taps: Sequence[int] = (),
+    hidden_state_layers: Sequence[int] = (),
 ) -> LayerwiseDecoder:
     """Op by op, so that the ranks can meet in between; takes its rows as `inputs`.  gather: all ranks' x
     side by side, of a rank's own x and how many columns each has."""
@@ -32,4 +32,4 @@ def part_decoder(
             return ops.layer.linear(x, layer)
         return gather(ops.layer.linear(gather(x, layer.columns_of), layer), layer.rows_of)
 
-    return LayerwiseDecoder(replace(ops.layer, linear=linear), config, None, layers, final_norm, taps)
+    return LayerwiseDecoder(replace(ops.layer, linear=linear), config, None, layers, final_norm, hidden_state_layers)

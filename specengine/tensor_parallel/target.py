@@ -14,7 +14,7 @@ from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops import Ops, native
@@ -52,9 +52,9 @@ class ParallelTransformer(Transformer):
     def _new_loader(self, checkpoint: Checkpoint, dtype: str) -> WeightLoader:
         return ShardLoader(checkpoint, dtype, CPU, native, self._parts, rank=0)
 
-    def _new_decoder(self, taps: tuple[int, ...] = ()) -> Pass:
+    def _new_decoder(self, hidden_state_layers: tuple[int, ...] = ()) -> Pass:
         part = self._parts.config(0, self.config)
-        return part_decoder(native, self._group.gather, part, self._layers, self.final_norm, taps)
+        return part_decoder(native, self._group.gather, part, self._layers, self.final_norm, hidden_state_layers)
 
     def first_layers(self, count: int) -> Transformer:
         raise ValueError("drafter: a target under tensor_parallel has no layers of its own to draft with")
@@ -69,13 +69,13 @@ class ParallelTransformer(Transformer):
             raise ValueError("pages: under tensor_parallel caches grow with the need, got a fixed number")
         return ParallelCache(self._group, self.config, self._parts.config(0, self.config), self.cache_dtype)
 
-    def features(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> Features:
+    def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:
         assert isinstance(cache, ParallelCache)  # new_cache() makes no others
-        hidden, tapped = self.config.hidden_size, None
+        hidden, at_layers = self.config.hidden_size, None
         inputs = torch.empty(len(tree.tokens), hidden)
         self.ops.layer.gather_rows(self.embedding, tree.tokens, inputs)
-        if self.taps:
-            tapped = torch.empty(len(tree.tokens), len(self.taps), hidden)
+        if self.hidden_state_layers:
+            at_layers = torch.empty(len(tree.tokens), len(self.hidden_state_layers), hidden)
         cos, sin = self._rope.cos_sin
         ancestors = None if tree.ancestors is None else tree.ancestors.numpy()
         place = (batch.block_table, batch.lengths)
@@ -90,8 +90,8 @@ class ParallelTransformer(Transformer):
             positions=len(cos),
         )
         with self._group.together(message):
-            last = self._decoder(tree, cache.k, cache.v, *place, cos, sin, tapped, inputs)
-        return Features(last, tapped)
+            last = self._decoder(tree, cache.k, cache.v, *place, cos, sin, at_layers, inputs)
+        return HiddenStates(last, at_layers)
 
 
 class ParallelCache(KVCache):

@@ -74,7 +74,7 @@ class PieceDecoder:
 
 
 class Detokenizer:
-    """Turns tokens into text as they come, holding back the bytes of a character that is not complete yet.
+    """FairLock tokens into text as they come, holding back the bytes of a character that is not complete yet.
 
     `piece_bytes` gives the bytes of a token, empty for the ones to skip. All the text given out, `finish`
     included, equals `Tokenizer.decode` of all the ids. A continuation keeps its leading space if the prompt's

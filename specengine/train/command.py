@@ -122,8 +122,12 @@ def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: Wor
     vocabulary = corpus.frequent_tokens(request.vocabulary) if 0 < request.vocabulary < limit else None
     torch.manual_seed(config.seed)
     objective = new_objective(request.drafter, load_frozen(request.target, vocabulary, world.device))
-    passes = TargetStates(model.target, objective.taps, objective.kv_layers)
-    reads = {"target": request.target, "taps": str(objective.taps), "layers": str(objective.kv_layers)}
+    passes = TargetStates(model.target, objective.hidden_state_layers, objective.kv_layers)
+    reads = {
+        "target": request.target,
+        "hidden_state_layers": str(objective.hidden_state_layers),
+        "layers": str(objective.kv_layers),
+    }
     folder = (request.data or request.out / "data") / "states" / _slug(reads)
     store = StateStore(passes.of, folder if request.store == "disk" else None, reads)
     trainer = Trainer(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 
 STORAGE = ("bfloat16", "int8", "float32")
 _BLOCK = 32  # columns that share a scale
@@ -42,9 +42,9 @@ def write_drafter(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], storage: str, card: str
 ) -> None:
     """The weights come last: a folder that has new ones has all that belongs to them."""
-    with whole_file(folder / "config.json") as part:
+    with atomic_file(folder / "config.json") as part:
         part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    with whole_file(folder / "README.md") as part:
+    with atomic_file(folder / "README.md") as part:
         part.write_text(card, encoding="utf-8")
-    with whole_file(folder / "model.safetensors") as part:
+    with atomic_file(folder / "model.safetensors") as part:
         save_file(stored(tensors, storage), part, {"format": "pt"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 
 _KEPT = 2
 
@@ -15,7 +15,7 @@ _KEPT = 2
 def save_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Writes checkpoint-STEP.pt and drops all but the newest two."""
     path = folder / f"checkpoint-{step:08d}.pt"
-    with whole_file(path) as part, part.open("wb") as file:
+    with atomic_file(path) as part, part.open("wb") as file:
         torch.save(state, file)
     for old in _states(folder)[:-_KEPT]:
         old.unlink()

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Gives the path to write to, which is put in place at the end; makes the folder.
 
     Raises OSError naming `path` for a disk that is full, and whatever else keeps a file from being written.

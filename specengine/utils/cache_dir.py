@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 
-def cache_folder() -> Path:
+def cache_dir() -> Path:
     """$SPECENGINE_CACHE, else specengine in the user's cache folder. Raises RuntimeError where there is no home."""
     if chosen := os.environ.get("SPECENGINE_CACHE"):
         return Path(os.path.expanduser(chosen))

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 
-class Turns:
+class FairLock:
     """A lock that is handed to the longest waiting thread.
 
     threading.Lock is not fair: a thread that releases it between two cycles mostly gets it back at once, and another

@@ -183,15 +183,15 @@ def test_a_drafter_that_changes_the_answers_is_found_out(tiny, monkeypatch):
     seen = []
 
     class Cheat(NoneDrafter):
-        """Tampers with every second sequence."""
+        """Tampers with every second request."""
 
-        def draft(self, sequences):
-            for sequence in sequences:
-                if len(sequence.tokens) == sequence.prompt_length:
-                    seen.append(sequence)
+        def draft(self, requests):
+            for request in requests:
+                if len(request.tokens) == request.prompt_length:
+                    seen.append(request)
                 if len(seen) % 2 == 0:
-                    sequence.tokens[-1] = 7
-            return super().draft(sequences)
+                    request.tokens[-1] = 7
+            return super().draft(requests)
 
     real = specengine.engine.engine.load_drafter
     monkeypatch.setattr(

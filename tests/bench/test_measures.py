@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from specengine.bench.quality import perplexity as perplexity_module
 from specengine.bench.__main__ import app
 from specengine.bench.kernels.rows import time_linear, time_rows
 from specengine.bench.machine import OthersCPU
+from specengine.bench.quality import perplexity as perplexity_module
 from specengine.bench.quality.perplexity import TEXT, perplexities, perplexity, perplexity_table
 from specengine.bench.race.prefill import long_prompt, time_prefill
 from specengine.bench.race.questions import Question, load_files

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from typer.testing import CliRunner
 
-from specengine.bench.report import html as html_report
 from specengine.bench.__main__ import app as bench_app
+from specengine.bench.report import html as html_report
 from specengine.bench.report.html import PICTURES, write_report
 from specengine.bench.report.plot import picture
 from specengine.bench.report.results import read_results

@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from specengine import Engine, SamplingParams
-from specengine.bench.race import draft_cost
 from specengine.bench.__main__ import app
+from specengine.bench.race import draft_cost
 from specengine.bench.race.contenders import open_contender
 from specengine.bench.race.draft_cost import Eagle3, FastEagle
 from specengine.bench.race.questions import Question
@@ -66,8 +66,8 @@ def check_acceptance(drafter, output):
 
 def test_every_level_hangs_on_the_first_node_of_the_one_before_and_has_distinct_tokens(tiny):
     drafter = Synthetic.parse("synthetic:0.5,0.5,0.5,k=3", tiny.target)
-    sequence = SimpleNamespace(tokens=[5] * 9, draft_limit=2)
-    (tree,) = drafter.draft([sequence])
+    request = SimpleNamespace(tokens=[5] * 9, draft_limit=2)
+    (tree,) = drafter.draft([request])
     assert tree.parents == [-1, 0, 0, 0, 1, 1, 1] and tree.tokens[0] == 5  # no deeper than the limit
     levels = [tree.tokens[1:4], tree.tokens[4:7]]
     assert all(len(set(level)) == 3 and min(level) >= 1 and max(level) < 320 for level in levels)

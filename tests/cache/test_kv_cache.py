@@ -9,7 +9,7 @@ def new_cache():
     return KVCache(layers=2, kv_heads=3, head_dim=8, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_sequences_get_as_many_pages_as_they_need_and_none_twice():
+def test_requests_get_as_many_pages_as_they_need_and_none_twice():
     cache = new_cache()
     first, second = cache.allocate(PAGE_SIZE), cache.allocate(PAGE_SIZE + 1)
     assert (len(first), len(second)) == (1, 2)

@@ -29,7 +29,7 @@ def begin(cache, text, sharing=EVERYBODY):
 
 
 def keep(cache, text, sharing=EVERYBODY):
-    """A sequence of this text comes and goes."""
+    """A request of this text comes and goes."""
     pages, hit = begin(cache, text, sharing)
     cache.free(pages, text, sharing)
     return pages, hit

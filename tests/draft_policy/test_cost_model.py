@@ -4,8 +4,8 @@ import json
 import threading
 
 import pytest
-from specengine.draft_policy import cost_model
 
+from specengine.draft_policy import cost_model
 from specengine.draft_policy.cost_model import FAR, NEAR, ROUNDS, ROWS, CostModel, costs_of, measure
 from specengine.tensor_parallel.loading import load_model
 

@@ -62,12 +62,12 @@ def test_a_cycle_of_others_says_nothing():
     assert not trial.here()
 
 
-def uses_of(pauses, sequences, saved, cycles=4000) -> int:
+def uses_of(pauses, requests, saved, cycles=4000) -> int:
     """How many of so many cycles used what saves so much of a plain one."""
     uses = 0
     for _ in range(cycles):
-        if not pauses.here(sequences):
-            pauses.weigh(sequences, saved, 1.0)
+        if not pauses.here(requests):
+            pauses.weigh(requests, saved, 1.0)
             uses += 1
     return uses
 

@@ -62,7 +62,7 @@ def test_a_dear_row_may_pay_together_with_those_after_it():
     assert choose_nodes([[0.8] * 7], stairs) == [7]
 
 
-def test_sequences_of_a_batch_compete_for_the_rows():
+def test_requests_of_a_batch_compete_for_the_rows():
     assert choose_nodes([[0.9, 0.8], [0.1], [0.8, 0.7]], CostModel((1, 5, 6, 64), (1.0, 1.0, 4.0, 400.0))) == [1, 0, 1]
     assert choose_nodes([[0.9, 0.8], [0.1], [0.8, 0.7]], CostModel((1, 7, 8, 64), (1.0, 1.0, 4.0, 400.0))) == [2, 0, 2]
     alone = choose_nodes([[0.9] * 6], STEP)

@@ -19,7 +19,7 @@ def children_of(path, top_k, coarse):
 
 
 def brute_force(seed, levels, top_k, width, count, coarse, limit):
-    """The tree of one sequence as its paper has it: {path: cumulative score}."""
+    """The tree of one request as its paper has it: {path: cumulative score}."""
     nodes, beam = {}, [((seed,), 0.0)]
     for _ in range(min(levels, limit)):
         level = []

@@ -1,4 +1,4 @@
-"""Straight-line readings of a target in plain PyTorch: whole sequences, no cache, none of our ops."""
+"""Straight-line readings of a target in plain PyTorch: whole requests, no cache, none of our ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass
 class Dense:
-    """Of one sequence. last: [T, hidden], normed.  keys (rotated), values: per layer [T, K, D]."""
+    """Of one request. last: [T, hidden], normed.  keys (rotated), values: per layer [T, K, D]."""
 
     last: torch.Tensor
     keys: list[torch.Tensor]

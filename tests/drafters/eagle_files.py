@@ -54,10 +54,12 @@ def offsets(config):
     return kept - torch.arange(len(kept)), table
 
 
-def eagle3_state(config, prefix="midlayer", taps=3, *, d2t=True, bias=False, embedding=False, target=HIDDEN):
+def eagle3_state(
+    config, prefix="midlayer", hidden_state_layers=3, *, d2t=True, bias=False, embedding=False, target=HIDDEN
+):
     hidden = config["hidden_size"]
     norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-    state = {"fc.weight": draw(hidden, taps * target), "norm.weight": 1 + draw(hidden, scale=0.2)}
+    state = {"fc.weight": draw(hidden, hidden_state_layers * target), "norm.weight": 1 + draw(hidden, scale=0.2)}
     state |= layer_tensors(prefix, config, 2 * hidden, norms, bias)
     for number in range(1, config["num_hidden_layers"]):
         state |= layer_tensors(f"layers.{number}", config, hidden, norms[1:], bias)
@@ -122,7 +124,7 @@ def layouts():
         "a single feature layer": (
             "eagle3",
             with_(eagle_aux_hidden_state_layer_ids=[1]),
-            eagle3_state(CONFIG, taps=1),
+            eagle3_state(CONFIG, hidden_state_layers=1),
         ),
         "no feature layer": (
             "eagle3",
@@ -191,7 +193,7 @@ class Reading:
         return self.config["eagle_aux_hidden_state_layer_ids"]
 
     def fused(self, last, states):
-        """Rows of true features; last: [n, hidden] after the final norm, states: the input of each layer."""
+        """Rows of true hidden states; last: [n, hidden] after the final norm, states: the input of each layer."""
         if not self.three or "fc.weight" not in self.state:
             return last.double()
         parts = [states[layer].double() for layer in self.feature_layers()]
@@ -203,7 +205,7 @@ class Reading:
         return self.linear(wide, "fc")
 
     def logits(self, fused, tokens):
-        """Logits [Vd] after the last of `tokens`, which follow the true features and what was made of them."""
+        """Logits [Vd] after the last of `tokens`, which follow the true hidden states and what was made of them."""
         rows = list(fused)
         for count in range(len(fused), len(tokens) + 1):
             out = self.outputs(torch.stack(rows), torch.tensor(tokens[:count]))

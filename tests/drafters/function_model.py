@@ -19,7 +19,7 @@ class FunctionModel:
 
     def __init__(self, function, vocab, max_position=10_000):
         self.function, self.config = function, SimpleNamespace(vocab_size=vocab, max_position=max_position)
-        argmax = SimpleNamespace(linear_argmax=lambda features, head: features[:, 0].int())
+        argmax = SimpleNamespace(linear_argmax=lambda hidden_states, head: hidden_states[:, 0].int())
         self.ops = SimpleNamespace(compact_kv=native.compact_kv, prefill_rows=8, **vars(argmax))
 
     def new_cache(self, pages=None):
@@ -44,12 +44,12 @@ class FunctionModel:
         return torch.tensor(out, dtype=torch.float32)[:, None]
 
 
-def run(drafter, target, sequences):
-    """One cycle of a greedy loop: (tree, tokens committed) of every sequence."""
-    trees = drafter.draft(sequences)
+def run(drafter, target, requests):
+    """One cycle of a greedy loop: (tree, tokens committed) of every request."""
+    trees = drafter.draft(requests)
     committed, choices = [], []
-    for sequence, tree in zip(sequences, trees, strict=True):
-        texts = {-1: sequence.tokens[:-1]}
+    for request, tree in zip(requests, trees, strict=True):
+        texts = {-1: request.tokens[:-1]}
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             texts[node] = [*texts[parent], token]
         said = [target(texts[node]) for node in range(len(tree.tokens))]
@@ -57,15 +57,15 @@ def run(drafter, target, sequences):
         while node is not None:
             tokens.append(said[node])
             node = next((n for n in range(len(said)) if (tree.parents[n], tree.tokens[n]) == (node, tokens[-1])), None)
-        sequence.tokens += tokens
+        request.tokens += tokens
         committed.append(tokens), choices.append(said)
-    drafter.observe_choices(sequences, committed, choices)
-    drafter.observe(sequences, committed, None)
+    drafter.observe_choices(requests, committed, choices)
+    drafter.observe(requests, committed, None)
     return list(zip(trees, committed, strict=True))
 
 
 def sequence_of(tokens, limit=10_000):
-    """A sequence with the fields that drafters read; its drafts are never limited."""
+    """A request with the fields that drafters read; its drafts are never limited."""
     tokens, about = list(tokens), {"limit": limit, "draft_limit": 64, "params": SamplingParams()}
     about |= {"sharing": None, "shared_text": lambda filled: []}
     return SimpleNamespace(tokens=tokens, prompt_length=len(tokens), drafter_state=None, **about)

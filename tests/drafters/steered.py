@@ -9,37 +9,37 @@ from tests.engines import Oracle, ids, tiny_model
 
 
 class Steered(Oracle):
-    """drafts: per cycle, the tokens of every sequence and what the drafter proposed."""
+    """drafts: per cycle, the tokens of every request and what the drafter proposed."""
 
-    reads_features = True
+    reads_hidden_states = True
 
     def __init__(self, inner, answers, vocab, nodes=12, seed=0) -> None:
         super().__init__(answers, vocab, nodes, seed)
-        self.inner, self.drafts, self.taps = inner, [], inner.taps
+        self.inner, self.drafts, self.hidden_state_layers = inner, [], inner.hidden_state_layers
 
     @property
     def max_nodes(self):
         return max(self.nodes, self.inner.max_nodes)
 
-    def draft(self, sequences):
-        before = [list(sequence.tokens) for sequence in sequences]
-        self.drafts.append((before, self.inner.draft(sequences)))
-        return super().draft(sequences)
+    def draft(self, requests):
+        before = [list(request.tokens) for request in requests]
+        self.drafts.append((before, self.inner.draft(requests)))
+        return super().draft(requests)
 
     def attach(self, cache):
         self.inner.attach(cache)
 
-    def observe_prompt(self, sequence, start, features):
-        self.inner.observe_prompt(sequence, start, features)
+    def observe_prompt(self, request, start, hidden_states):
+        self.inner.observe_prompt(request, start, hidden_states)
 
-    def filled(self, sequence):
-        return self.inner.filled(sequence)
+    def filled(self, request):
+        return self.inner.filled(request)
 
-    def observe(self, sequences, committed, features):
-        self.inner.observe(sequences, committed, features if self.inner.reads_features else None)
+    def observe(self, requests, committed, hidden_states):
+        self.inner.observe(requests, committed, hidden_states if self.inner.reads_hidden_states else None)
 
-    def release(self, sequence):
-        self.inner.release(sequence)
+    def release(self, request):
+        self.inner.release(request)
 
 
 def steer(drafter, prompts, params, seed=0, model=None) -> Steered:

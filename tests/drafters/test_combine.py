@@ -8,12 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from specengine.drafters import shipped
 
 from specengine import SamplingParams
 from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.drafters import best_drafter, load_drafter
+from specengine.drafters import best_drafter, load_drafter, shipped
 from specengine.drafters.combine import Combine, Config
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.types import CycleTrace
@@ -66,38 +65,38 @@ def test_the_tree_holds_the_paths_of_every_part(folder):
 
 def test_what_a_part_knows_of_a_sequence_goes_with_the_sequence(folder):
     drafter = load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target)
-    sequence = sequence_of([5, 6, 5, 6])
-    drafter.draft([sequence])
-    copies = weakref.ref(sequence.drafter_state.parts[0])
+    request = sequence_of([5, 6, 5, 6])
+    drafter.draft([request])
+    copies = weakref.ref(request.drafter_state.parts[0])
     assert copies() is not None
     gc.disable()
     try:
-        del sequence
+        del request
         assert copies() is None
     finally:
         gc.enable()
 
 
-def test_a_batch_of_no_sequences_has_no_trees(folder):
+def test_a_batch_of_no_requests_has_no_trees(folder):
     assert load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target).draft([]) == []
 
 
 class Part:
     """Proposes one tree, and counts how often it is asked."""
 
-    name, taps, reads_features = "part", (), False
+    name, hidden_state_layers, reads_hidden_states = "part", (), False
 
     def __init__(self, tree):
         self.tree, self.asked, self.rested, self.saved = tree, 0, 0, []
 
-    def propose(self, sequences):
+    def propose(self, requests):
         self.asked += 1
-        return [self.tree for _ in sequences]
+        return [self.tree for _ in requests]
 
-    def rest(self, sequences):
+    def rest(self, requests):
         self.rested += 1
 
-    def credit(self, sequences, saved):
+    def credit(self, requests, saved):
         self.saved.append(saved)
 
 
@@ -108,7 +107,7 @@ def test_a_part_is_asked_where_it_pays(useful):
     spec, model = "prompt_lookup+prompt_lookup", tiny_model()
     drafter = Combine(Config(), spec, model.target, CostModel((1, 2, 64), (1.0, 1.001, 1.1)))
     drafter.parts = parts = [Part(sure), Part(other)]
-    # each another sequence's: between two cycles of one, a pass would take what is predicted
+    # each another request's: between two cycles of one, a pass would take what is predicted
     sizes = [len(drafter.draft([sequence_of([1])])[0].tokens) for _ in range(320)]
     assert parts[0].asked == 320 and parts[1].asked + parts[1].rested == 320
     assert [len(part.saved) for part in parts] == [part.asked for part in parts]  # each is told what it was worth
@@ -120,18 +119,18 @@ def test_a_part_is_asked_where_it_pays(useful):
 )
 def test_a_text_is_left_unread_where_no_part_that_keeps_anything_would_read_it(kept, unread):
     drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1.0, 2.0)))
-    drafter.parts = [SimpleNamespace(page_bytes=0, leaves_unread=lambda batch: False)]
-    drafter.parts += [SimpleNamespace(page_bytes=64, leaves_unread=lambda batch, own=own: own) for own in kept]
-    assert drafter.leaves_unread(8) is unread
+    drafter.parts = [SimpleNamespace(page_bytes=0, skips_reading=lambda batch: False)]
+    drafter.parts += [SimpleNamespace(page_bytes=64, skips_reading=lambda batch, own=own: own) for own in kept]
+    assert drafter.skips_reading(8) is unread
     drafter._costs = None  # all are asked in every cycle
-    assert drafter.leaves_unread(8) is False
+    assert drafter.skips_reading(8) is False
 
 
 def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
     class Slow(Part):
-        def propose(self, sequences):
+        def propose(self, requests):
             time.sleep(0.002)
-            return super().propose(sequences)
+            return super().propose(requests)
 
     drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1e-4, 1e-2)))
     drafter.parts = parts = [Slow(ScoredTree([1, 2], [-1, 0], [1.0, 0.5])) for _ in range(2)]
@@ -144,19 +143,19 @@ def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
 class Fixed(Part):
     """Proposes one tree wherever the text is, and learns nothing."""
 
-    taps, max_nodes, spare_slots, page_bytes, projections, proposes = (), 8, 8, 0, (), True
+    hidden_state_layers, max_nodes, spare_slots, page_bytes, projections, proposes = (), 8, 8, 0, (), True
 
-    def propose(self, sequences):
-        return [self.tree.rooted(sequence.tokens[-1], sequence.draft_limit) for sequence in sequences]
+    def propose(self, requests):
+        return [self.tree.rooted(request.tokens[-1], request.draft_limit) for request in requests]
 
     def attach(self, cache): ...
     def check_tokenizer(self, tokenizer): ...
-    def observe_prompt(self, sequence, start, features): ...
-    def filled(self, sequence):
-        return len(sequence.tokens)
+    def observe_prompt(self, request, start, hidden_states): ...
+    def filled(self, request):
+        return len(request.tokens)
 
-    def observe(self, sequences, committed, features): ...
-    def release(self, sequence): ...
+    def observe(self, requests, committed, hidden_states): ...
+    def release(self, request): ...
 
 
 def test_every_part_is_counted_by_itself():

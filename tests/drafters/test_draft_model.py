@@ -14,8 +14,8 @@ from specengine.drafters.draft_model.drafter import Config, DraftModel
 from specengine.drafters.draft_model.small_model import State
 from specengine.drafters.prompt_lookup import PromptLookup
 from specengine.engine.batch import Batch
-from specengine.engine.device.buffers import ResidentState, Slots
-from specengine.engine.request import Sequence
+from specengine.engine.device.buffers import DeviceBuffers, GraphBatch
+from specengine.engine.request import Request
 from specengine.ops import native, row_tools
 from specengine.ops.row_tools import confidence, likeliest, stack_rows, take_rows
 from specengine.rules.base import Wants
@@ -44,8 +44,8 @@ def drafter_of(spec="self,layers=2", **options) -> DraftModel:
     return load_drafter(text, tiny_model().target)
 
 
-def sequence_of(tokens, limit=100, params=GREEDY) -> Sequence:
-    return Sequence(list(tokens), params, params.seed, limit, frozenset(), None)
+def sequence_of(tokens, limit=100, params=GREEDY) -> Request:
+    return Request(list(tokens), params, params.seed, limit, frozenset(), None)
 
 
 def ids(outputs):
@@ -70,7 +70,7 @@ def plain_logits(model, tokens) -> torch.Tensor:
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Watches a model: the rows of each of its passes, by sequence."""
+    """Watches a model: the rows of each of its passes, by request."""
 
     def watch(model) -> list[list[int]]:
         seen, hidden = [], model.hidden
@@ -121,19 +121,19 @@ def test_the_whole_target_drafts_its_own_draws_with_the_noise_of_match(options):
     assert max(*taus[0], *taus[0.5]) < min(taus[1]) and sum(taus[0]) < sum(taus[0.5])
 
 
-def test_a_batch_of_all_temperatures_and_depths_is_drafted_as_its_sequences_are_alone():
+def test_a_batch_of_all_temperatures_and_depths_is_drafted_as_its_requests_are_alone():
     drafter = drafter_of(tree="3x2x1")
 
-    def sequences() -> list[Sequence]:
+    def requests() -> list[Request]:
         kinds = [GREEDY, *SHAPED, replace(GREEDY, logit_bias={7: 9.0})]
         limits = (9, 2, 1, 9, 3)
         return [sequence_of(PROMPTS[i % 3], limits[i], params) for i, params in enumerate(kinds)]
 
-    together = drafter.draft(sequences())
-    assert together == [drafter.draft([sequence])[0] for sequence in sequences()]
+    together = drafter.draft(requests())
+    assert together == [drafter.draft([request])[0] for request in requests()]
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in together]
     assert depths == [3, 1, 0, 3, 2]
-    likeliest_alone = drafter_of(tree="3x2x1", noise=0).draft(sequences())
+    likeliest_alone = drafter_of(tree="3x2x1", noise=0).draft(requests())
     assert [a == b for a, b in zip(together, likeliest_alone, strict=True)] == [True, False, True, False, True]
 
 
@@ -165,38 +165,38 @@ def test_the_confidence_ends_drafts_with_the_noise_of_match_too():
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_every_distribution_is_the_models_own_at_its_node(options, sampled):
     drafter = drafter_of("self,layers=1", **options)
-    sequences = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS]
-    trees, logits = drafter.draft_with_logits(sequences, sampled)
+    requests = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS]
+    trees, logits = drafter.draft_with_logits(requests, sampled)
     rows = iter(logits.rows.tolist())
     known = 0
-    for sequence, tree in zip(sequences, trees, strict=True):
+    for request, tree in zip(requests, trees, strict=True):
         for node in range(len(tree.tokens)):
             row = next(rows)
             assert (row >= 0) == (node in tree.parents)
             if row >= 0:
                 known += 1
-                tokens = [*sequence.tokens, *path_to(tree, node)]
+                tokens = [*request.tokens, *path_to(tree, node)]
                 assert logits.logits[row].equal(plain_logits(drafter.model, tokens))
     assert known == len(logits.logits) and next(rows, None) is None
 
 
-def run_cycles(drafter, sequences, cycles=6):
+def run_cycles(drafter, requests, cycles=6):
     """Commits some of each tree and a bonus token, now and then one that was drafted; once what nobody drafted."""
     for cycle in range(cycles):
-        for number, (sequence, tree) in enumerate(zip(sequences, drafter.draft(sequences), strict=True)):
+        for number, (request, tree) in enumerate(zip(requests, drafter.draft(requests), strict=True)):
             path = path_to(tree, len(tree.tokens) - 1)
             kept = (cycle + number) % (len(path) + 1)
             bonus = path[kept] if kept < len(path) and cycle % 3 == 2 else 40 + cycle
-            sequence.commit([41, 42, 43] if cycle == cycles - 1 else path[:kept], bonus)
+            request.commit([41, 42, 43] if cycle == cycles - 1 else path[:kept], bonus)
 
 
 def continued(drafter, prompts=PROMPTS):
     """Logits of a drafter after several cycles, and those of a new one at the same tokens."""
-    sequences = [sequence_of(prompt) for prompt in prompts]
-    run_cycles(drafter, sequences)
-    used = drafter.draft_with_logits(sequences, sampled=False)
+    requests = [sequence_of(prompt) for prompt in prompts]
+    run_cycles(drafter, requests)
+    used = drafter.draft_with_logits(requests, sampled=False)
     fresh = DraftModel(drafter.config, "self", tiny_model().target)
-    return used, fresh.draft_with_logits([sequence_of(sequence.tokens) for sequence in sequences], sampled=False)
+    return used, fresh.draft_with_logits([sequence_of(request.tokens) for request in requests], sampled=False)
 
 
 @pytest.mark.parametrize("options", [{"length": 4}, {"tree": "3x2x1"}], ids=["chain", "tree"])
@@ -218,13 +218,13 @@ def test_a_cache_that_is_not_rolled_back_would_be_seen(monkeypatch):
 def test_catching_up_and_the_first_level_are_one_pass(passes):
     drafter = drafter_of(length=3)
     rows = passes(drafter.model)
-    sequences = [sequence_of(prompt) for prompt in PROMPTS]
-    trees = drafter.draft(sequences)
+    requests = [sequence_of(prompt) for prompt in PROMPTS]
+    trees = drafter.draft(requests)
     assert rows == [[len(prompt) for prompt in PROMPTS], [1, 1, 1], [1, 1, 1]]
     rows.clear()
-    for kept, sequence, tree in zip((3, 1, 0), sequences, trees, strict=True):
-        sequence.commit(tree.tokens[1 : kept + 1], 50)
-    drafter.draft(sequences)
+    for kept, request, tree in zip((3, 1, 0), requests, trees, strict=True):
+        request.commit(tree.tokens[1 : kept + 1], 50)
+    drafter.draft(requests)
     assert rows == [[2, 1, 1], [1, 1, 1], [1, 1, 1]]  # the last node's own keys were not known
 
 
@@ -239,8 +239,8 @@ def test_a_tree_is_passed_again_for_each_level(passes):
 def test_a_long_prompt_is_passed_in_pieces(passes):
     drafter, step = drafter_of(length=1), native.prefill_rows
     rows = passes(drafter.model)
-    sequences = [sequence_of([3] * 300), sequence_of([4] * 5)]
-    drafter.draft(sequences)
+    requests = [sequence_of([3] * 300), sequence_of([4] * 5)]
+    drafter.draft(requests)
     assert rows == [[300 - step // 2], [step // 2, 5]]
 
 
@@ -251,19 +251,19 @@ def test_pages_are_given_back_whatever_ends_a_sequence():
     assert engine.drafter._cache.pages_in_use > 0
     stream.close()
     assert engine.drafter._cache.pages_in_use == 0
-    sequence = sequence_of([1, 2])
-    engine.drafter.draft([sequence])
+    request = sequence_of([1, 2])
+    engine.drafter.draft([request])
     for _ in range(2):  # twice does no harm
-        engine.drafter.release(sequence)
+        engine.drafter.release(request)
     assert engine.drafter._cache.pages_in_use == 0
 
 
 def test_nothing_is_drafted_behind_a_node_the_model_is_unsure_of():
-    sequences = [sequence_of(prompt) for prompt in PROMPTS]
-    all_logits = drafter_of(tree="3x2x1").draft_with_logits(sequences, sampled=False)[1].logits
+    requests = [sequence_of(prompt) for prompt in PROMPTS]
+    all_logits = drafter_of(tree="3x2x1").draft_with_logits(requests, sampled=False)[1].logits
     median = all_logits.softmax(-1).amax(-1).median().item()
-    sequences = [sequence_of(prompt) for prompt in PROMPTS]
-    trees, logits = drafter_of(tree="3x2x1", confidence=median).draft_with_logits(sequences, sampled=False)
+    requests = [sequence_of(prompt) for prompt in PROMPTS]
+    trees, logits = drafter_of(tree="3x2x1", confidence=median).draft_with_logits(requests, sampled=False)
     rows, stopped, went_on = iter(logits.rows.tolist()), 0, 0
     for tree in trees:
         for node in range(len(tree.tokens)):
@@ -281,12 +281,12 @@ def test_nothing_is_drafted_behind_a_node_the_model_is_unsure_of():
 @pytest.mark.parametrize("options", [{"length": 4}, {"tree": "2x2x2"}], ids=["chain", "tree"])
 def test_no_tree_is_deeper_than_its_sequence_needs(options):
     drafter = drafter_of(**options)
-    sequences = [sequence_of(PROMPTS[0], limit) for limit in (1, 3, 9)]
-    trees, logits = drafter.draft_with_logits(sequences, sampled=False)
+    requests = [sequence_of(PROMPTS[0], limit) for limit in (1, 3, 9)]
+    trees, logits = drafter.draft_with_logits(requests, sampled=False)
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in trees]
-    assert [s.draft_limit for s in sequences] == [0, 2, 8] and depths == [0, 2, len(drafter.config.widths)]
-    assert logits.rows[0] == -1 and sequences[0].drafter_state is None
-    trees, logits = drafter.draft_with_logits(sequences[:1], sampled=True)
+    assert [s.draft_limit for s in requests] == [0, 2, 8] and depths == [0, 2, len(drafter.config.widths)]
+    assert logits.rows[0] == -1 and requests[0].drafter_state is None
+    trees, logits = drafter.draft_with_logits(requests[:1], sampled=True)
     assert trees == [DraftTree([9], [-1])] and logits.logits.shape == (0, 320)
 
 
@@ -340,13 +340,13 @@ def test_of_equally_likely_children_the_lower_token_comes_first(where, monkeypat
 
 def test_a_batch_hands_over_what_its_rule_wants():
     model, drafter = tiny_model(), drafter_of("self,layers=1", tree="2x1")
-    sequences = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS[:2]]
+    requests = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS[:2]]
     cache = model.target.new_cache()
-    batch = Batch(sequences, cache, 320, lambda _: None, CPU, Match())
+    batch = Batch(requests, cache, 320, lambda _: None, CPU, Match())
     assert batch.draft(drafter, SimpleNamespace(wants=Wants.NOTHING)).nodes == 5 and batch.draft_logits is None
     for wants in (Wants.SAMPLES, Wants.SAMPLED_ONLY, Wants.PROBABILITIES):
         tree = batch.draft(drafter, SimpleNamespace(wants=wants))
-        chosen, logits = drafter.draft_with_logits(sequences, sampled=wants is not Wants.PROBABILITIES)
+        chosen, logits = drafter.draft_with_logits(requests, sampled=wants is not Wants.PROBABILITIES)
         assert tree.tokens.tolist() == [token for each in chosen for token in each.tokens]
         assert batch.draft_logits.logits.equal(logits.logits) and batch.draft_logits.rows.equal(logits.rows)
     lookup = load_drafter("prompt_lookup,adaptive=false", model.target)
@@ -358,11 +358,11 @@ def test_a_batch_hands_over_what_its_rule_wants():
 @pytest.mark.parametrize("width", [3, 5])
 def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width):
     drafter = drafter_of("self,layers=1", tree="2x1")
-    state = ResidentState(4, 64, 5, 4 * width, 320, [], CPU, drafter.room_for_logits(4 * width))
-    slots = Slots(state, 3, width)
-    sequences = [sequence_of(prompt) for prompt in PROMPTS[:2]]  # the third slot is idle
+    state = DeviceBuffers(4, 64, 5, 4 * width, 320, [], CPU, drafter.room_for_logits(4 * width))
+    slots = GraphBatch(state, 3, width)
+    requests = [sequence_of(prompt) for prompt in PROMPTS[:2]]  # the third slot is idle
     for _ in range(2):
-        trees, logits = drafter.draft_with_logits(sequences, sampled=False)
+        trees, logits = drafter.draft_with_logits(requests, sampled=False)
         slots.take(trees, logits)
         tree = slots.draft(drafter, SimpleNamespace(wants=Wants.PROBABILITIES))
         assert tree.tokens[: 2 * width].tolist() == [t for each in trees for t in each.tokens[:width]]
@@ -371,8 +371,8 @@ def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width)
         assert [row >= 0 for row in taken] == [row >= 0 for row in (*expected, *[-1] * width)]
         for row, source in zip(taken, expected, strict=False):
             assert row < 0 or slots.draft_logits.logits[row].equal(logits.logits[source])
-        for sequence in sequences:
-            sequence.commit([], 33)
+        for request in requests:
+            request.commit([], 33)
 
 
 def test_a_rule_that_a_drafter_cannot_serve_is_refused_with_those_that_can():

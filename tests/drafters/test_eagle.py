@@ -42,45 +42,53 @@ class Bench:
     def __init__(self, spec, prompts, options=OPTIONS):
         model = tiny_model().target
         self.drafter = load_drafter(f"{spec},{options}", model)
-        self.target = model.with_taps(tuple(range(model.config.num_layers + 1)))
+        self.target = model.with_hidden_state_layers(tuple(range(model.config.num_layers + 1)))
         self.cache = model.new_cache()
         self.drafter.attach(self.cache)
-        self.sequences = [sequence_of(prompt) for prompt in prompts]
-        for sequence in self.sequences:
-            sequence.pages = self.cache.allocate(400)
-            features, known = self.features(sequence.tokens), len(sequence.tokens) - 1
+        self.requests = [sequence_of(prompt) for prompt in prompts]
+        for request in self.requests:
+            request.pages = self.cache.allocate(400)
+            hidden_states, known = self.hidden_states(request.tokens), len(request.tokens) - 1
             for start in range(0, known, 16):
-                self.drafter.observe_prompt(sequence, start, self.shown(features, slice(start, min(known, start + 16))))
+                self.drafter.observe_prompt(
+                    request, start, self.shown(hidden_states, slice(start, min(known, start + 16)))
+                )
 
-    def features(self, tokens):
+    def hidden_states(self, tokens):
         """Of all positions, by a pass over the whole text."""
         pages = self.cache.allocate(len(tokens))
         rows = TreeBatch.chains([tokens], CPU)
-        features = self.target.features(rows, self.cache, self.cache.batch([pages], [0]))
+        hidden_states = self.target.hidden_states(rows, self.cache, self.cache.batch([pages], [0]))
         self.cache.free(pages)
-        return features
+        return hidden_states
 
-    def shown(self, features, rows):
-        taps = features.tapped[:, list(self.drafter.taps)] if self.drafter.taps else None
-        return type(features)(features.last[rows], None if taps is None else taps[rows])
+    def shown(self, hidden_states, rows):
+        hidden_state_layers = (
+            hidden_states.at_layers[:, list(self.drafter.hidden_state_layers)]
+            if self.drafter.hidden_state_layers
+            else None
+        )
+        return type(hidden_states)(
+            hidden_states.last[rows], None if hidden_state_layers is None else hidden_state_layers[rows]
+        )
 
     def commit(self, committed):
-        """Every sequence goes on by its own tokens."""
+        """Every request goes on by its own tokens."""
         shown = []
-        for sequence, tokens in zip(self.sequences, committed, strict=True):
-            first = len(sequence.tokens) - 1
-            sequence.commit(tokens[:-1], tokens[-1])
-            shown.append(self.shown(self.features(sequence.tokens), slice(first, first + len(tokens))))
+        for request, tokens in zip(self.requests, committed, strict=True):
+            first = len(request.tokens) - 1
+            request.commit(tokens[:-1], tokens[-1])
+            shown.append(self.shown(self.hidden_states(request.tokens), slice(first, first + len(tokens))))
         parts = [torch.cat([each.last for each in shown])]
-        parts.append(torch.cat([each.tapped for each in shown]) if self.drafter.taps else None)
-        self.drafter.observe(self.sequences, committed, type(shown[0])(*parts))
+        parts.append(torch.cat([each.at_layers for each in shown]) if self.drafter.hidden_state_layers else None)
+        self.drafter.observe(self.requests, committed, type(shown[0])(*parts))
 
     def grown(self):
         """The candidates of a draft, and the logits of every pass [rows, Vd]."""
         seen, logits = [], self.drafter.network.logits
         self.drafter.network.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
         self.drafter._backbone_draft = None  # a backbone's passes are to be seen one by one
-        ready = [sequence for sequence in self.sequences if self.drafter._state(sequence).pairs.count]
+        ready = [request for request in self.requests if self.drafter._state(request).pairs.count]
         grown, grow = [], self.drafter._grow
         self.drafter._grow = lambda *rest: grown.append(grow(*rest)) or grown[-1]
         self.drafter._trees(ready)
@@ -103,10 +111,10 @@ def check_against(reading, bench):
     ready, trees, seen = bench.grown()
     k, checked = bench.drafter.config.top_k, 0
     tokens, parents, _, scores = trees.rooted(torch.zeros(len(ready), 1, dtype=torch.int32))
-    for b, sequence in enumerate(ready):
-        features = bench.features(sequence.tokens)
-        known = len(sequence.tokens) - 1
-        fused = reading.fused(features.last[:known], list(features.tapped[:known].unbind(1)))
+    for b, request in enumerate(ready):
+        hidden_states = bench.hidden_states(request.tokens)
+        known = len(request.tokens) - 1
+        fused = reading.fused(hidden_states.last[:known], list(hidden_states.at_layers[:known].unbind(1)))
         for level, logits in enumerate(seen):
             rows = logits.view(len(ready), -1, logits.shape[1])[b]
             first = 1 + (trees.ends[level - 1] if level else 0)
@@ -114,7 +122,7 @@ def check_against(reading, bench):
                 children = slice(first + row * k, first + (row + 1) * k)
                 (parent,) = set(parents[b, children].tolist())
                 path = candidate_path(tokens[b], parents[b], parent)
-                theirs = reading.logits(fused, [*sequence.tokens[1:], *path])
+                theirs = reading.logits(fused, [*request.tokens[1:], *path])
                 assert (ours - theirs).abs().max() / theirs.abs().max() < 1e-4
                 best = theirs.sort(descending=True, stable=True)
                 assert tokens[b, children].tolist() == reading.tokens()[best.indices[:k]].tolist()
@@ -133,7 +141,7 @@ def test_every_distribution_is_that_of_the_published_architecture(layout, beam):
     check_against(reading, bench)
     for committed in ([[6], [2, 8, 5], [7], [1]], [[5, 4, 3, 2], [1], [2], [3]]):
         bench.commit(committed)
-        bench.drafter.draft(bench.sequences)
+        bench.drafter.draft(bench.requests)
     bench.commit([[6], [2, 8, 5], [7], [1]])
     check_against(reading, bench)
 
@@ -162,7 +170,7 @@ def test_a_backbone_in_one_call_is_that_of_its_passes_one_by_one(layout, options
     for committed in ([[1, 2, 3], [8], [9, 9], [30, 31]], [[6], [2, 8, 5], [7], [1]], [[5, 4], [1], [2], [3]]):
         for bench in (whole, single):
             bench.commit(committed)
-        for one, other in zip(*(bench.drafter.grow(bench.sequences) for bench in (whole, single)), strict=True):
+        for one, other in zip(*(bench.drafter.grow(bench.requests) for bench in (whole, single)), strict=True):
             assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
             assert one.chances == pytest.approx(other.chances, rel=1e-4)
             assert len(one.tokens) == min(whole.drafter.config.nodes, 1 + 5 * whole.drafter.config.top_k)
@@ -173,7 +181,7 @@ def test_a_backbone_ends_where_another_level_does_not_pay(tmp_path, share, level
     bench = Bench(spec_of(tmp_path), PROMPTS, "top_k=2,levels=5,beam=1,adaptive=false")
     draft = bench.drafter._backbone_draft
     bench.drafter._backbone_draft = lambda *rest: draft(*rest[:-1], share)
-    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.sequences[2:])} == {1 + 2 * levels}
+    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:])} == {1 + 2 * levels}
 
 
 def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):
@@ -234,7 +242,7 @@ def test_what_nothing_was_drafted_of_for_long_is_not_read_unless_it_is_shared(tm
     def cycles(prompts: list[list[int]], pauses) -> list:
         calls.clear()
         asked = iter(range(1 << 20))
-        monkeypatch.setattr(drafter._pauses, "here", lambda sequences: pauses(next(asked)))
+        monkeypatch.setattr(drafter._pauses, "here", lambda requests: pauses(next(asked)))
         outputs = engine.generate(prompts, params)
         assert ids(outputs) == ids(tiny_engine("none").generate(prompts, params))
         return outputs
@@ -264,7 +272,7 @@ def test_texts_are_left_unread_where_drafts_did_not_pay_for_reading_them(tmp_pat
 
     for options, left in (("adaptive=true", True), ("adaptive=false", False)):
         engine = tiny_engine(f"{spec_of(tmp_path)},{options}", max_batch_size=batch, prefix_cache_mib=0)
-        monkeypatch.setattr(engine.drafter._pauses, "here", lambda sequences: True)  # nothing is gained
+        monkeypatch.setattr(engine.drafter._pauses, "here", lambda requests: True)  # nothing is gained
         for _ in range(3):  # nothing could be drafted
             read(engine, short)
         assert read(engine, long) and read(engine, long)  # as many texts as a verdict takes
@@ -298,7 +306,7 @@ def test_a_text_s_account_holds_its_share_of_what_drafts_saved_and_is_closed_onc
 @pytest.mark.parametrize("spec", ["{}", "combine:prompt_lookup+{}"])
 def test_texts_are_read_as_long_as_cycles_gain(tmp_path, monkeypatch, spec, saved):
     engine = tiny_engine(spec.format(spec_of(tmp_path)), max_batch_size=2, prefix_cache_mib=0)
-    monkeypatch.setattr("specengine.draft_policy.pauses.Pauses.here", lambda self, sequences: False)
+    monkeypatch.setattr("specengine.draft_policy.pauses.Pauses.here", lambda self, requests: False)
     part = getattr(engine.drafter, "parts", [engine.drafter])[-1]
     own = part.credit
     monkeypatch.setattr(part, "credit", lambda texts, _: own(texts, saved))
@@ -311,29 +319,29 @@ def test_texts_are_read_as_long_as_cycles_gain(tmp_path, monkeypatch, spec, save
         engine.generate(PROMPTS[:2], GREEDY)
     (worth,) = part._newcomers._sizes.values()
     assert worth.ended >= FIRST and worth.gained * saved > 0
-    assert engine.drafter.leaves_unread(2) == (saved < 0)
+    assert engine.drafter.skips_reading(2) == (saved < 0)
 
 
 def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS, "levels=5,top_k=3,nodes=40,adaptive=false")
     assert bench.drafter.max_nodes == 40 and bench.drafter.spare_slots == 40
-    for sequence, limit in zip(bench.sequences, (1, 30, 3, 9), strict=True):
-        sequence.limit = limit
-    trees = bench.drafter.draft(bench.sequences)
+    for request, limit in zip(bench.requests, (1, 30, 3, 9), strict=True):
+        request.limit = limit
+    trees = bench.drafter.draft(bench.requests)
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in trees]
-    assert depths == [0, 0, 2, 5]  # of one token there is no feature yet
+    assert depths == [0, 0, 2, 5]  # of one token there is no hidden state yet
     assert len(trees[3].tokens) == 40
 
 
 def test_a_tree_has_the_published_size(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[:1], "adaptive=false")
-    (tree,) = bench.drafter.draft(bench.sequences)
+    (tree,) = bench.drafter.draft(bench.requests)
     assert len(tree.tokens) == 60 == bench.drafter.max_nodes and bench.drafter.spare_slots == 71
 
 
 def test_a_backbone_has_the_size_of_its_levels(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[:1], "levels=6,top_k=3,beam=1,adaptive=false")
-    (tree,) = bench.drafter.draft(bench.sequences)
+    (tree,) = bench.drafter.draft(bench.requests)
     assert len(tree.tokens) == 1 + 6 * 3 == bench.drafter.max_nodes == bench.drafter.spare_slots
     assert len(set(tree.parents)) == 1 + 6  # the last level has no children: -1, the root and five backbone nodes
 
@@ -341,7 +349,7 @@ def test_a_backbone_has_the_size_of_its_levels(tmp_path):
 def test_a_beam_of_all_children_is_the_published_tree(tmp_path):
     spec, options = spec_of(tmp_path), "levels=4,top_k=3,nodes=20,adaptive=false"
     trees = [
-        (bench := Bench(spec, PROMPTS, f"{options}{more}")).drafter.draft(bench.sequences) for more in ("", ",beam=3")
+        (bench := Bench(spec, PROMPTS, f"{options}{more}")).drafter.draft(bench.requests) for more in ("", ",beam=3")
     ]
     assert trees[0] == trees[1]
 
@@ -352,7 +360,7 @@ def test_a_static_tree_holds_the_likeliest_tokens_of_its_ranks(tmp_path):
     spec = spec_of(tmp_path)
     static = Bench(spec, PROMPTS[:1], f"tree={tmp_path / 'tree.json'},adaptive=false")
     wide = Bench(spec, PROMPTS[:1], "nodes=200,levels=3,top_k=10,adaptive=false")
-    (tree,), ((_, trees, _),) = static.drafter.draft(static.sequences), [wide.grown()]
+    (tree,), ((_, trees, _),) = static.drafter.draft(static.requests), [wide.grown()]
     tokens, parents, _, _ = trees.rooted(torch.zeros(1, 1, dtype=torch.int32))
     children = {}  # of every path, likeliest first
     for node in range(1, 1 + trees.ends[-1]):
@@ -373,15 +381,15 @@ def test_only_pairs_of_true_features_stay_cached(tmp_path):
     for drafts in (0, 1, 2):
         bench = Bench(spec, [PROMPTS[2]])
         for _ in range(drafts):
-            bench.drafter.draft(bench.sequences)
+            bench.drafter.draft(bench.requests)
         for committed in ([1, 2, 3], [9]):
             bench.commit([committed])
             if drafts:
-                bench.drafter.draft(bench.sequences)
-        bench.drafter.draft(bench.sequences)
-        pairs = bench.drafter._state(bench.sequences[0]).pairs.first
-        assert pairs == len(bench.sequences[0].tokens) - 1
-        (first, *_) = bench.sequences[0].pages
+                bench.drafter.draft(bench.requests)
+        bench.drafter.draft(bench.requests)
+        pairs = bench.drafter._state(bench.requests[0]).pairs.first
+        assert pairs == len(bench.requests[0].tokens) - 1
+        (first, *_) = bench.requests[0].pages
         keys.append(bench.drafter._pool.k[:, first, :, :pairs].clone())
     assert torch.allclose(keys[0], keys[1], atol=1e-5) and torch.allclose(keys[0], keys[2], atol=1e-5)
 

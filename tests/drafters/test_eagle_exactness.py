@@ -39,7 +39,7 @@ def folders(tmp_path_factory):
     torch.manual_seed(1)
     config, folder = CONFIG | SIZES, tmp_path_factory.mktemp("drafters")
     states = {"eagle3": eagle3_state(config, target=576), "eagle": eagle1_state(config)}
-    # from a feature its own token is the best guess, which is right where a text repeats a token
+    # from a hidden state its own token is the best guess, which is right where a text repeats a token
     states["eagle"]["fc.weight"] = torch.cat([torch.zeros(576, 576), torch.eye(576)], dim=1)
     states["eagle"]["fc.bias"].zero_()
     return {name: write_drafter(folder / name, config, state) for name, state in states.items()}

@@ -3,11 +3,10 @@ import dataclasses
 import pytest
 import torch
 from safetensors.torch import save_file
-from specengine.drafters import shipped
 
 from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters import load_drafter
+from specengine.drafters import load_drafter, shipped
 from specengine.drafters.fasteagle.drafter import Config, FastEagle
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.models.presets import PRESETS
@@ -45,17 +44,17 @@ def folder(tmp_path_factory):
 
 def dense_logits(tensors, tokens: list[int], *, parallel: bool) -> torch.Tensor:
     """float32 [levels, Vd] of the published architecture for a text whose last token is the root."""
-    target = tiny_model().target.with_taps(TAPS)
+    target = tiny_model().target.with_hidden_state_layers(TAPS)
     cache = target.new_cache()
     rows = TreeBatch.chains([tokens[:-1]], target.device)
-    tapped = target.features(rows, cache, cache.batch([cache.allocate(len(tokens))], [0])).tapped
+    at_layers = target.hidden_states(rows, cache, cache.batch([cache.allocate(len(tokens))], [0])).at_layers
     embedding, head = (table.weights[0] for table in (target._embedding, target.head))
     embedded, unpacked = (torch.empty(TINY.vocab_size, TINY.hidden_size) for _ in range(2))
     everything = torch.arange(TINY.vocab_size, dtype=torch.int32)
     target.ops.layer.gather_rows(embedding, everything, embedded)
     target.ops.layer.gather_rows(head, everything, unpacked)
     eps = SHAPE.rms_norm_eps
-    normed = [norm(tapped[:, i], tensors[f"fc_norm.{i}.weight"], eps) for i in range(len(TAPS))]
+    normed = [norm(at_layers[:, i], tensors[f"fc_norm.{i}.weight"], eps) for i in range(len(TAPS))]
     fused = torch.cat(normed, -1) @ tensors["fc_features.weight"].T
     x = first = torch.cat([fused, embedded[tokens[1:]]], -1) @ tensors["fc_input.weight"].T
     vocabulary = torch.arange(DRAFT_VOCAB) + tensors["d2t"]
@@ -80,9 +79,9 @@ def test_every_draft_is_what_the_published_architecture_says_of_the_whole_text(t
         seen.append(logits(self, outputs))
         return seen[-1]
 
-    def drafting(self, sequences):
-        texts.extend(list(s.tokens) for s in sequences if len(s.tokens) > 1 and s.draft_limit > 0)
-        return draft(self, sequences)
+    def drafting(self, requests):
+        texts.extend(list(s.tokens) for s in requests if len(s.tokens) > 1 and s.draft_limit > 0)
+        return draft(self, requests)
 
     monkeypatch.setattr(Cascade, "logits", recorded), monkeypatch.setattr(FastEagle, "draft", drafting)
     outputs = engine.generate(PROMPTS, GREEDY)

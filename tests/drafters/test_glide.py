@@ -294,7 +294,7 @@ def test_it_drafts_what_the_trained_network_says(model, target_state, tmp_path):
 
 
 def first_errors(model, target_state, folder):
-    """How far the first level's logits are from the dense reading, cycle by cycle of one sequence."""
+    """How far the first level's logits are from the dense reading, cycle by cycle of one request."""
     drafter, seen = drafter_of(model, folder, cape="false", length=1), []
     expand = drafter._expand
     drafter._expand = lambda logits: seen.append(logits[0][0]) or expand(logits)
@@ -318,10 +318,10 @@ def test_rows_that_are_not_passed_again_would_be_noticed(model, target_state, tm
     write(tmp_path, glide_state())
     first = Glide._first_logits
 
-    def keeps_the_root(self, sequences):
-        logits = first(self, sequences)
-        for sequence in sequences:
-            sequence.drafter_state.cached = len(sequence.tokens)
+    def keeps_the_root(self, requests):
+        logits = first(self, requests)
+        for request in requests:
+            request.drafter_state.cached = len(request.tokens)
         return logits
 
     monkeypatch.setattr(Glide, "_first_logits", keeps_the_root)

@@ -29,16 +29,16 @@ def drafter_of(costs=None, **options):
 @pytest.mark.parametrize("prompt", [False, True])
 def test_it_is_the_algorithm(window, ngram, guesses, prompt):
     drafter = drafter_of(window=window, ngram=ngram, guesses=guesses, prompt=prompt)
-    sequence = sequence_of([1, 5, 2, 8, 1, 5])
-    steps = transcriptions.lookahead(function, [*sequence.tokens], window, ngram, guesses, prompt)
+    request = sequence_of([1, 5, 2, 8, 1, 5])
+    steps = transcriptions.lookahead(function, [*request.tokens], window, ngram, guesses, prompt)
     more = 0
     for _ in range(200):
-        ((tree, committed),) = run(drafter, function, [sequence])
+        ((tree, committed),) = run(drafter, function, [request])
         tried, expected, pool, levels = next(steps)
         assert paths_of(tree) == prefixes(tried)
         assert committed == expected
         assert pool_of(drafter.pool) == pool
-        assert sequence.drafter_state.window.levels == levels
+        assert request.drafter_state.window.levels == levels
         more += len(committed) - 1
     assert more > 20  # it was of use, so acceptance was compared too
 
@@ -61,9 +61,9 @@ def test_a_warm_pool_knows_what_was_said_before():
     for warm in (False, True):
         drafter = drafter_of(warm=warm, prompt=False)
         for _ in range(2):
-            sequence, count = sequence_of([1, 5, 2, 8, 1, 5]), 0
-            while len(sequence.tokens) < 60:
-                run(drafter, function, [sequence])
+            request, count = sequence_of([1, 5, 2, 8, 1, 5]), 0
+            while len(request.tokens) < 60:
+                run(drafter, function, [request])
                 count += 1
         cycles.append(count)
     assert cycles[1] < cycles[0]
@@ -78,11 +78,11 @@ def test_the_prompt_s_ngrams_are_drafted_where_asked_for():
 def test_no_tree_is_deeper_or_larger_than_allowed():
     rng = random.Random(3)
     drafter = drafter_of(window=10, ngram=6, guesses=20)
-    sequence = sequence_of([1, 5, 2, 8, 1, 5])
+    request = sequence_of([1, 5, 2, 8, 1, 5])
     for _ in range(100):
-        sequence.draft_limit = rng.choice([0, 1, 3, 64])
-        ((tree, _),) = run(drafter, function, [sequence])
-        assert max(map(len, paths_of(tree)), default=0) <= sequence.draft_limit
+        request.draft_limit = rng.choice([0, 1, 3, 64])
+        ((tree, _),) = run(drafter, function, [request])
+        assert max(map(len, paths_of(tree)), default=0) <= request.draft_limit
         assert len(tree.tokens) <= drafter.max_nodes <= MAX_NODES
 
 
@@ -90,8 +90,8 @@ def test_what_does_not_pay_is_left_out_for_most_cycles():
     cheap, dear = CostModel((1, 64), (1.0, 1.0 + 1e-9)), CostModel((1, 64), (1.0, 64.0))
     drafted = []
     for costs in (cheap, dear):
-        drafter, sequence = drafter_of(costs), sequence_of([1, 5, 2, 8, 1, 5])
-        drafted.append(sum(len(run(drafter, function, [sequence])[0][0].tokens) > 1 for _ in range(300)))
+        drafter, request = drafter_of(costs), sequence_of([1, 5, 2, 8, 1, 5])
+        drafted.append(sum(len(run(drafter, function, [request])[0][0].tokens) > 1 for _ in range(300)))
     assert drafted[0] > 200 and 1 <= drafted[1] < 15
 
 

@@ -2,13 +2,13 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from specengine.drafters.draft_model import small_model
 
 from specengine._C import MAX_NODES
 from specengine.draft_policy.cost_model import CostModel
 from specengine.drafters import load_drafter
+from specengine.drafters.draft_model import small_model
 from specengine.drafters.ouroboros.drafter import TASKS, Config, Ouroboros
-from specengine.engine.request import Sequence
+from specengine.engine.request import Request
 from specengine.ops import native
 from specengine.rules.base import Wants
 from tests.drafters import transcriptions
@@ -40,29 +40,29 @@ def drafter_of(monkeypatch):
 def test_it_is_the_algorithm(drafter_of, length, window, ngram, suffixes, inspire, refine):
     options = {"length": length, "window": window, "ngram": ngram, "suffixes": suffixes}
     drafter = drafter_of(**options, inspire=inspire, refine=refine)
-    sequence = sequence_of(START)
+    request = sequence_of(START)
     steps = transcriptions.ouroboros(
-        function, small, [*sequence.tokens], length, window, ngram, suffixes, inspire, refine
+        function, small, [*request.tokens], length, window, ngram, suffixes, inspire, refine
     )
     beyond = 0
     for _ in range(200):
-        ((tree, committed),) = run(drafter, function, [sequence])
+        ((tree, committed),) = run(drafter, function, [request])
         sentence, ends, expected, pool, levels = next(steps)
         assert tree.tokens[1 : length + 1] == sentence
         assert paths_of(tree) == prefixes([sentence, *(sentence + list(phrase) for phrase in ends)])
         assert committed == expected
         assert pool_of(drafter.pool) == pool
-        assert sequence.drafter_state.window.levels == levels
+        assert request.drafter_state.window.levels == levels
         beyond += len(committed) > length + 1
     assert (beyond > 5) == (suffixes > 0)  # suffixes were accepted, so that was compared too
 
 
-def drafted(drafter, sequence, sentence, phrases=()):
+def drafted(drafter, request, sentence, phrases=()):
     """The tree where the small model says a sentence and the pool has these phrases behind it."""
     for phrase in phrases:
         drafter.pool.insert(sentence[-1], phrase)
-    drafter._speaker.say = lambda cache, sequences, minds, goals, noise: minds[0].sentence.extend(sentence)
-    (tree,) = drafter.draft([sequence])
+    drafter._speaker.say = lambda cache, requests, minds, goals, noise: minds[0].sentence.extend(sentence)
+    (tree,) = drafter.draft([request])
     return tree
 
 
@@ -74,17 +74,17 @@ def test_the_newest_phrases_are_the_suffixes(drafter_of):
 
 
 def test_inspiration_reads_what_the_target_says_behind_refused_tokens(drafter_of):
-    drafter, sequence = drafter_of(length=5, ngram=3, suffixes=0), sequence_of([9])
-    drafted(drafter, sequence, [20, 21, 22, 23, 24])
+    drafter, request = drafter_of(length=5, ngram=3, suffixes=0), sequence_of([9])
+    drafted(drafter, request, [20, 21, 22, 23, 24])
     # refused from 21 on; behind it the target says 22 23, behind 22 it says 23 7, behind 23 something else
-    drafter.observe_choices([sequence], [[20, 50]], [[20, 50, 22, 23, 7, 8]])
+    drafter.observe_choices([request], [[20, 50]], [[20, 50, 22, 23, 7, 8]])
     assert pool_of(drafter.pool) == {21: [(22, 23)], 22: [(23, 7)]}
 
 
 def test_inspiration_needs_a_refused_token(drafter_of):
-    drafter, sequence = drafter_of(length=3, ngram=3, suffixes=0), sequence_of([9])
-    drafted(drafter, sequence, [20, 21, 22])
-    drafter.observe_choices([sequence], [[20, 21, 22, 23]], [[20, 21, 22, 23]])
+    drafter, request = drafter_of(length=3, ngram=3, suffixes=0), sequence_of([9])
+    drafted(drafter, request, [20, 21, 22])
+    drafter.observe_choices([request], [[20, 21, 22, 23]], [[20, 21, 22, 23]])
     assert len(drafter.pool) == 0
 
 
@@ -93,8 +93,8 @@ def test_inspiration_needs_a_refused_token(drafter_of):
     ("never", True, False), ("never", False, False),
 ])  # fmt: skip
 def test_refinement_takes_the_target_s_word_for_a_suffix(drafter_of, refine, whole, refined):
-    drafter, sequence = drafter_of(length=2, ngram=3, suffixes=2, refine=refine, inspire=False), sequence_of([9])
-    tree = drafted(drafter, sequence, [20, 21], [[30, 31], [40, 41]])
+    drafter, request = drafter_of(length=2, ngram=3, suffixes=2, refine=refine, inspire=False), sequence_of([9])
+    tree = drafted(drafter, request, [20, 21], [[30, 31], [40, 41]])
     said = dict(zip([(), *sorted(paths_of(tree), key=len)], range(60, 80), strict=False))
     said |= {(): 20, (20,): 21 if whole else 50}
     paths = {0: ()}
@@ -102,7 +102,7 @@ def test_refinement_takes_the_target_s_word_for_a_suffix(drafter_of, refine, who
         paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
     behind = said[20, 21]
     committed = [20, 21, behind] if whole else [20, 50]
-    drafter.observe_choices([sequence], [committed], [[said[paths[node]] for node in range(len(tree.tokens))]])
+    drafter.observe_choices([request], [committed], [[said[paths[node]] for node in range(len(tree.tokens))]])
     along = [(behind, said[20, 21, 30]), (behind, said[20, 21, 40])]
     assert pool_of(drafter.pool) == {21: along if refined else [(30, 31), (40, 41)]}
 
@@ -112,21 +112,21 @@ def test_a_warm_pool_helps_the_next_request(drafter_of):
     for warm in (False, True):
         drafter = drafter_of(length=4, window=5, ngram=4, warm=warm)
         for request in range(2):
-            sequence, count = sequence_of(START), 0
-            while len(sequence.tokens) < 100:
-                run(drafter, function, [sequence])
+            request, count = sequence_of(START), 0
+            while len(request.tokens) < 100:
+                run(drafter, function, [request])
                 count += 1
             cycles[warm, request] = count
     assert cycles[False, 0] == cycles[False, 1] == cycles[True, 0] > cycles[True, 1]
 
 
-def test_sequences_of_a_batch_do_not_disturb_each_other(drafter_of):
+def test_requests_of_a_batch_do_not_disturb_each_other(drafter_of):
     drafter = drafter_of(length=5, window=4, ngram=4, warm=False)
     starts = [START, [3], [2, 2, 2, 9], START[::-1]]
     alone = []
     for start in starts:
-        sequence = sequence_of(start)
-        alone.append([run(drafter, function, [sequence]) for _ in range(40)])
+        request = sequence_of(start)
+        alone.append([run(drafter, function, [request]) for _ in range(40)])
     together = [sequence_of(start) for start in starts]
     for cycle in range(40):
         assert run(drafter, function, together) == [own[cycle][0] for own in alone]
@@ -134,19 +134,19 @@ def test_sequences_of_a_batch_do_not_disturb_each_other(drafter_of):
 
 def test_the_small_model_s_context_may_end(drafter_of):
     drafter = drafter_of(length=5, window=4, ngram=4, max_position=40)
-    sequence, nodes = sequence_of(START, limit=200), []
-    while len(sequence.tokens) < 60:
-        ((tree, _),) = run(drafter, function, [sequence])
+    request, nodes = sequence_of(START, limit=200), []
+    while len(request.tokens) < 60:
+        ((tree, _),) = run(drafter, function, [request])
         nodes.append(len(tree.tokens))
     assert nodes[0] > 5 and nodes[-1] == 1
 
 
 def test_no_tree_is_deeper_or_larger_than_allowed(drafter_of):
-    rng, drafter, sequence = random.Random(3), drafter_of(length=6, window=4, ngram=4), sequence_of(START)
+    rng, drafter, request = random.Random(3), drafter_of(length=6, window=4, ngram=4), sequence_of(START)
     for _ in range(100):
-        sequence.draft_limit = rng.choice([0, 1, 3, 7, 64])
-        ((tree, _),) = run(drafter, function, [sequence])
-        assert max(map(len, paths_of(tree)), default=0) <= sequence.draft_limit
+        request.draft_limit = rng.choice([0, 1, 3, 7, 64])
+        ((tree, _),) = run(drafter, function, [request])
+        assert max(map(len, paths_of(tree)), default=0) <= request.draft_limit
         assert len(tree.tokens) <= drafter.max_nodes <= MAX_NODES
 
 
@@ -154,8 +154,8 @@ def test_what_does_not_pay_is_left_out_for_most_cycles(drafter_of):
     counts = []
     for seconds in (1.0 + 1e-9, 64.0):
         drafter = drafter_of(costs=CostModel((1, 64), (1.0, seconds)), length=5, window=4, ngram=4)
-        sequence = sequence_of(START)
-        counts.append(sum(len(run(drafter, function, [sequence])[0][0].tokens) > 1 for _ in range(300)))
+        request = sequence_of(START)
+        counts.append(sum(len(run(drafter, function, [request])[0][0].tokens) > 1 for _ in range(300)))
     assert counts[0] > 200 and 1 <= counts[1] < 15
 
 
@@ -188,9 +188,9 @@ def test_rules_that_draw_from_a_residual_get_drafts_that_share_none_of_its_noise
     drafter = load_drafter("ouroboros:self,layers=1,adaptive=false,warm=false,window=2,ngram=3", tiny_model().target)
 
     def drafted(wants, seed):
-        sequence = Sequence([5, 9, 13], SAMPLED, seed, 48, frozenset(), None)
-        ((tree,), _) = drafter.draft_for(wants, [sequence])
-        drafter.release(sequence)
+        request = Request([5, 9, 13], SAMPLED, seed, 48, frozenset(), None)
+        ((tree,), _) = drafter.draft_for(wants, [request])
+        drafter.release(request)
         return tuple(tree.tokens)
 
     assert len({drafted(Wants.NOTHING, seed) for seed in range(10)}) > 5

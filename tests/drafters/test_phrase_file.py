@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
-from specengine.drafters.phrases import file as phrase_file
 
 from specengine._C import PhrasePool
+from specengine.drafters.phrases import file as phrase_file
 from specengine.drafters.phrases.file import open_pool, save_pool
 from tests.drafters.function_model import pool_of
 

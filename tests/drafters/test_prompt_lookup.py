@@ -27,13 +27,13 @@ def draft(tokens, *, limit=100, **options):
     return tree
 
 
-def say(drafter, sequence, tokens):
+def say(drafter, request, tokens):
     """Tree sizes while the target says `tokens`, one per cycle (what is accepted does not matter to the drafter)."""
     sizes = []
     for token in tokens:
-        sizes.append(len(drafter.draft([sequence])[0].tokens))
-        sequence.tokens.append(token)
-        drafter.observe([sequence], [[token]], None)
+        sizes.append(len(drafter.draft([request])[0].tokens))
+        request.tokens.append(token)
+        drafter.observe([request], [[token]], None)
     return sizes
 
 
@@ -95,11 +95,11 @@ def test_likelier_nodes_come_first():
 
 
 def test_the_index_grows_with_the_sequence():
-    sequence, drafter = sequence_of([1, 2, 3], 9), drafter_of(adaptive=False)
-    assert drafter.draft([sequence])[0].tokens == [3]
-    sequence.tokens += [1, 2]
-    assert drafter.draft([sequence]) == drafter.draft([sequence_of(sequence.tokens, 9)])
-    assert paths(drafter.draft([sequence])[0]) == [[3, 1, 2]]
+    request, drafter = sequence_of([1, 2, 3], 9), drafter_of(adaptive=False)
+    assert drafter.draft([request])[0].tokens == [3]
+    request.tokens += [1, 2]
+    assert drafter.draft([request]) == drafter.draft([sequence_of(request.tokens, 9)])
+    assert paths(drafter.draft([request])[0]) == [[3, 1, 2]]
 
 
 def test_free_rows_give_the_full_tree_and_dear_ones_the_root_alone():
@@ -125,13 +125,13 @@ def kept_and_broken(kept, count, first):
 
 
 def test_the_tree_shrinks_to_the_root_where_matches_mislead_and_grows_back_without_a_probe():
-    drafter, sequence = drafter_of(), sequence_of(PAIRS)
-    assert say(drafter, sequence, [9, 100])[-1] == 1
-    assert len(drafter.draft([sequence])[0].tokens) > 1
-    say(drafter, sequence, [9])
-    sizes = say(drafter, sequence, kept_and_broken(False, 40, first=0))
+    drafter, request = drafter_of(), sequence_of(PAIRS)
+    assert say(drafter, request, [9, 100])[-1] == 1
+    assert len(drafter.draft([request])[0].tokens) > 1
+    say(drafter, request, [9])
+    sizes = say(drafter, request, kept_and_broken(False, 40, first=0))
     assert sizes[-30:] == [1] * 30
-    sizes = say(drafter, sequence, kept_and_broken(True, 60, first=40))
+    sizes = say(drafter, request, kept_and_broken(True, 60, first=40))
     assert max(sizes[-3:]) > 1  # nothing was drafted meanwhile: what would have been is what counts
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from specengine import SamplingParams
 from specengine.drafters import load_drafter
-from specengine.engine.request import Sequence
+from specengine.engine.request import Request
 from tests.engines import tiny_model
 
 SPECS = ("prompt_lookup", "suffix,remember=100", "lookahead", "ouroboros:self,layers=1", "draft-model:self,layers=1")
@@ -12,8 +12,8 @@ SPECS = ("prompt_lookup", "suffix,remember=100", "lookahead", "ouroboros:self,la
 def test_nothing_is_kept_of_a_sequence_that_is_over(spec):
     """A call of thousands of prompts holds them all to its end."""
     drafter = load_drafter(spec, tiny_model().target)
-    sequence = Sequence([5, 9, 13, 5, 9], SamplingParams(), 0, 48, frozenset(), None)
-    drafter.draft([sequence])
-    assert sequence.drafter_state is not None
-    drafter.release(sequence)
-    assert sequence.drafter_state is None
+    request = Request([5, 9, 13, 5, 9], SamplingParams(), 0, 48, frozenset(), None)
+    drafter.draft([request])
+    assert request.drafter_state is not None
+    drafter.release(request)
+    assert request.drafter_state is None

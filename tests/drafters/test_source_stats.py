@@ -7,11 +7,11 @@ from specengine.types import CycleTrace
 
 
 def counted(tree, sources, committed, accepted, times=1) -> dict[str, tuple[int, int]]:
-    """(drafted, accepted) by source of a sequence whose last cycle is counted."""
-    sequence = SimpleNamespace(sources={}, accepted_last=accepted, trace=[])
+    """(drafted, accepted) by source of a request whose last cycle is counted."""
+    request = SimpleNamespace(sources={}, accepted_last=accepted, trace=[])
     for _ in range(times):
-        count_sources(sequence, tree, sources, committed)
-    return {name: (stats.drafted, stats.accepted) for name, stats in sequence.sources.items()}
+        count_sources(request, tree, sources, committed)
+    return {name: (stats.drafted, stats.accepted) for name, stats in request.sources.items()}
 
 
 def scored(tokens, parents) -> ScoredTree:
@@ -44,10 +44,10 @@ def test_a_bonus_token_that_a_source_drafted_too_is_not_accepted():
 
 def test_a_trace_names_every_source_of_an_accepted_node():
     before, last = (CycleTrace((9, 1, 2, 3, 5, 7), (-1, 0, 1, 2, 0, 1), accepted=(1, 2, 3), bonus=4) for _ in range(2))
-    sequence = SimpleNamespace(sources={}, accepted_last=3, trace=[before, last])
-    count_sources(sequence, WHOLE, BOTH, [1, 2, 3, 4])
-    assert sequence.trace[1].sources == (("chain", "fork"), ("chain", "fork"), ("chain",))
-    assert sequence.trace[0] is before
+    request = SimpleNamespace(sources={}, accepted_last=3, trace=[before, last])
+    count_sources(request, WHOLE, BOTH, [1, 2, 3, 4])
+    assert request.trace[1].sources == (("chain", "fork"), ("chain", "fork"), ("chain",))
+    assert request.trace[0] is before
 
 
 def test_several_trees_of_a_source_are_one():

@@ -101,24 +101,24 @@ def test_it_learns_what_pays_and_drafts_no_more_where_nothing_does():
     right, wrong = sequence_of(LOOP * 2), sequence_of(LOOP * 2)
     sizes = {}
     for step in range(60):
-        for name, sequence in (("right", right), ("wrong", wrong)):
-            (tree,) = drafter.draft([sequence])
+        for name, request in (("right", right), ("wrong", wrong)):
+            (tree,) = drafter.draft([request])
             sizes.setdefault(name, []).append(len(tree.tokens))
-            follows = sequence.tokens[-19]
+            follows = request.tokens[-19]
             token = follows if name == "right" else 20 + step % 70
-            sequence.tokens += [token] if name == "right" else [token, LOOP[step % 19]]
-            drafter.observe([sequence], [sequence.tokens[-1:] if name == "right" else sequence.tokens[-2:]], None)
+            request.tokens += [token] if name == "right" else [token, LOOP[step % 19]]
+            drafter.observe([request], [request.tokens[-1:] if name == "right" else request.tokens[-2:]], None)
     assert sizes["right"][-1] > 8 and max(sizes["wrong"][-10:]) < sizes["right"][-1]
     assert max(len(tree.tokens) for tree in drafter_of(DEAR).draft([sequence_of(LOOP * 2)])) == 1
 
 
 def test_the_sources_learn_apart(corpus):
     drafter = drafter_of(path=corpus)
-    sequence = sequence_of([50, 51, 7, 50, 51])
+    request = sequence_of([50, 51, 7, 50, 51])
     for _ in range(30):
-        drafter.draft([sequence])
-        sequence.tokens += [7, 50, 51]
-        drafter.observe([sequence], [[7, 50, 51]], None)
+        drafter.draft([request])
+        request.tokens += [7, 50, 51]
+        drafter.observe([request], [[7, 50, 51]], None)
     own, other = (drafter.rates[source].rates() for source in (OWN, CORPUS))
     kind = 6 + 2  # two tokens matched, the corpus said 52 three times of four
     assert other[kind] < 0.2  # 0.4 at first
@@ -128,22 +128,22 @@ def test_the_sources_learn_apart(corpus):
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_what_each_source_drafted_and_what_was_accepted_of_it_is_counted(corpus, adaptive):
     drafter = drafter_of(path=corpus, adaptive=adaptive, length=3)
-    sequence = sequence_of([50, 51, 7, 50, 51])
-    (tree,) = drafter.draft([sequence])
+    request = sequence_of([50, 51, 7, 50, 51])
+    (tree,) = drafter.draft([request])
     assert paths(tree) == [[7, 50, 51], [52, 53, 54], [60]]
-    sequence.tokens, sequence.accepted_last = [*sequence.tokens, 7, 50, 3], 2
-    drafter.observe([sequence], [[7, 50, 3]], None)
-    assert sequence.sources == {"text": SourceStats(3, 2), "corpus": SourceStats(4, 0)}
+    request.tokens, request.accepted_last = [*request.tokens, 7, 50, 3], 2
+    drafter.observe([request], [[7, 50, 3]], None)
+    assert request.sources == {"text": SourceStats(3, 2), "corpus": SourceStats(4, 0)}
 
 
 def test_a_rest_is_not_learned_from(corpus):
     drafter = drafter_of(path=corpus)
-    sequence = sequence_of([3, 50, 51])
+    request = sequence_of([3, 50, 51])
     before = drafter.rates[CORPUS].rates()
-    drafter.draft([sequence])
-    drafter.rest([sequence])
-    sequence.tokens += [9]
-    drafter.observe([sequence], [[9]], None)
+    drafter.draft([request])
+    drafter.rest([request])
+    request.tokens += [9]
+    drafter.observe([request], [[9]], None)
     assert drafter.rates[CORPUS].rates() == before
 
 

@@ -1,10 +1,10 @@
 from types import SimpleNamespace
 
 import pytest
-from specengine.drafters import tried_drafter
 
 from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_trees.tree import DraftTree
+from specengine.drafters import tried_drafter
 from specengine.drafters.tried_drafter import TriedDrafter
 
 CONFIG = SimpleNamespace(adaptive=True)
@@ -21,15 +21,15 @@ class Slow(TriedDrafter):
         self.clock, self.drafts = clock, 0
         self._try(SimpleNamespace(ops=SimpleNamespace(resident=False)), COSTS)
 
-    def _reads_prompt(self, sequence):
-        return sequence.drafter_state is None
+    def _reads_prompt(self, request):
+        return request.drafter_state is None
 
-    def _trees(self, sequences, paused):
+    def _trees(self, requests, paused):
         self.drafts += not paused
-        for sequence in sequences:
-            if not paused and self._reads_prompt(sequence):
-                sequence.drafter_state, self.clock.now = "read", self.clock.now + 1000.0
-        return [DraftTree([1], [-1]) if paused else DraftTree([1, 2], [-1, 0]) for _ in sequences]
+        for request in requests:
+            if not paused and self._reads_prompt(request):
+                request.drafter_state, self.clock.now = "read", self.clock.now + 1000.0
+        return [DraftTree([1], [-1]) if paused else DraftTree([1, 2], [-1, 0]) for _ in requests]
 
 
 @pytest.fixture
@@ -45,16 +45,16 @@ def fresh():
 
 def test_a_prompt_that_was_read_is_not_held_against_the_drafts_behind_it(slow):
     for _ in range(5):
-        sequence = fresh()
+        request = fresh()
         for _ in range(20):
-            slow.draft([sequence])
-            slow.observe([sequence], [[5, 6]], None)
+            slow.draft([request])
+            slow.observe([request], [[5, 6]], None)
     assert slow.drafts == 100
 
 
 def test_where_every_cycle_reads_a_prompt_that_counts(slow):
     for _ in range(500):
-        sequence = fresh()
-        slow.draft([sequence])
-        slow.observe([sequence], [[5, 6]], None)
+        request = fresh()
+        slow.draft([request])
+        slow.observe([request], [[5, 6]], None)
     assert slow.drafts < 5

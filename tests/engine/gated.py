@@ -26,15 +26,15 @@ class Gated(NoneDrafter):
         self.failure: Exception | None = None  # of the next cycle
         self._reached, self._gate, self._free = threading.Semaphore(0), threading.Semaphore(0), False
 
-    def draft(self, sequences):
-        self.batches.append([tuple(s.tokens[: s.prompt_length]) for s in sequences])
+    def draft(self, requests):
+        self.batches.append([tuple(s.tokens[: s.prompt_length]) for s in requests])
         self._reached.release()
         if not self._free and not self._gate.acquire(timeout=LIMIT):
             raise TimeoutError("the test has forgotten a cycle")
         if self.failure:
             failure, self.failure = self.failure, None
             raise failure
-        return super().draft(sequences)
+        return super().draft(requests)
 
     async def reached(self, cycles: int = 1) -> None:
         """Waits until so many more cycles wanted to begin."""

@@ -67,7 +67,7 @@ def test_requests_that_come_and_go_get_the_texts_they_get_alone(drafter):
 
     assert run(main()) == alone
     counts = engine.metrics.snapshot()
-    assert counts.sequence_cycles > 1.5 * counts.cycles, "they were not batched"
+    assert counts.request_cycles > 1.5 * counts.cycles, "they were not batched"
     assert engine.cache.pages_in_use == 0
 
 
@@ -143,9 +143,9 @@ def test_a_stream_goes_on_while_long_prompts_are_read():
     engine, order = tiny_engine("none"), []
     target, most = engine.model.target, engine.model.target.ops.prefill_rows
     long = [[3 + (i + first) % 200 for i in range(400)] for first in range(4)]
-    original = target.features
+    original = target.hidden_states
 
-    def features(tree, *rest):  # forward calls it too, with one row per sequence
+    def hidden_states(tree, *rest):  # forward calls it too, with one row per request
         order.append(len(tree.tokens))
         return original(tree, *rest)
 
@@ -157,11 +157,11 @@ def test_a_stream_goes_on_while_long_prompts_are_read():
             assert len(await collected(stream, skipped=1)) == 199
             await others
 
-    target.features = features
+    target.hidden_states = hidden_states
     try:
         run(main())
     finally:
-        del target.features
+        del target.hidden_states
     passes = [i for i, rows in enumerate(order) if rows > 8]
     assert sum(order[i] for i in passes) == 4 * 399
     between, held_up = 0, []
@@ -235,7 +235,7 @@ def test_a_full_queue_refuses_and_has_room_again_later():
             await gate.reached()  # it is in the batch
             second = asyncio.create_task(serving.generate([[6], [7]], GREEDY))
             await asyncio.sleep(0)
-            with pytest.raises(Overloaded, match=r"room for 2 sequences, 2 are waiting, 1 more"):
+            with pytest.raises(Overloaded, match=r"room for 2 requests, 2 are waiting, 1 more"):
                 await serving.generate([8], GREEDY)
             with pytest.raises(Overloaded):
                 await anext(serving.stream([8], GREEDY))
@@ -251,13 +251,13 @@ def test_a_full_queue_refuses_and_has_room_again_later():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.generate([[3]] * 9), "prompts: 9 sequences never fit into a queue of 8"),
+        (lambda s: s.generate([[3]] * 9), "prompts: 9 requests never fit into a queue of 8"),
         (lambda s: s.generate([3], deadline=0), "deadline: expected a positive number of seconds or None, got 0"),
         (lambda s: s.generate([3], deadline="soon"), "deadline: expected"),
         (lambda s: s.generate([]), None),
         (lambda s: s.generate([3], SamplingParams(stop="x")), "stop: this model has no tokenizer"),
         (lambda s: s.stream([3], deadline=-1), "deadline: expected"),
-        (lambda s: s.stream([[3]] * 5, SamplingParams(n=2)), "prompts: 10 sequences never fit into a queue of 8"),
+        (lambda s: s.stream([[3]] * 5, SamplingParams(n=2)), "prompts: 10 requests never fit into a queue of 8"),
         (lambda s: AsyncEngine("smollm2-135m"), "engine: expected an Engine, got str"),
         (lambda s: AsyncEngine(s.engine, max_waiting=0), "max_waiting: expected a positive integer, got 0"),
     ],

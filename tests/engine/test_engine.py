@@ -149,12 +149,12 @@ def test_trace_shows_trees_whose_accepted_paths_are_the_output():
 class SlowObserver(NoneDrafter):
     """Takes its time over what it is told."""
 
-    reads_features = True
+    reads_hidden_states = True
 
-    def observe_prompt(self, sequence, start, features):
+    def observe_prompt(self, request, start, hidden_states):
         time.sleep(0.05)
 
-    def observe(self, sequences, committed, features):
+    def observe(self, requests, committed, hidden_states):
         time.sleep(0.01)
 
 

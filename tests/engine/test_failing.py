@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from specengine import AsyncEngine, GenerationFailed
-from specengine.engine.background_loop import Request
+from specengine.engine.background_loop import RequestGroup
 from specengine.engine.batch import Batch
-from specengine.engine.scheduler import Cohort
+from specengine.engine.scheduler import Scheduler
 from tests.engine.gated import collected, gated, run, settled
 from tests.engines import GREEDY, tiny_engine
 
@@ -19,7 +19,7 @@ def test_a_failing_cycle_fails_those_in_it_and_no_others(caplog, capsys, monkeyp
     expected = tiny_engine("none").generate([7], GREEDY).token_ids
 
     def close(batch) -> None:  # on a device that would commit what is under way
-        assert all(s.finish_reason != "error" for s in batch.sequences)
+        assert all(s.finish_reason != "error" for s in batch.requests)
 
     monkeypatch.setattr(Batch, "close", close)
 
@@ -93,14 +93,14 @@ def test_a_prompt_that_fails_fails_alone(monkeypatch):
 
 def test_a_failure_of_the_worker_itself_reaches_everybody(monkeypatch):
     engine, gate = gated(max_batch_size=1)
-    submit = Cohort.submit
+    submit = Scheduler.submit
 
-    def planted(cohort, sequences):
-        if any(sequence.tokens == [7] for sequence in sequences):
+    def planted(cohort, requests):
+        if any(request.tokens == [7] for request in requests):
             raise SystemError("planted")
-        submit(cohort, sequences)
+        submit(cohort, requests)
 
-    monkeypatch.setattr(Cohort, "submit", planted)
+    monkeypatch.setattr(Scheduler, "submit", planted)
 
     async def main() -> None:
         async with AsyncEngine(engine) as serving:
@@ -122,7 +122,7 @@ def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along():
     serving, loop = AsyncEngine(engine), asyncio.new_event_loop()
     loop.close()
     tell = partial(loop.call_soon_threadsafe, print)
-    serving._worker.submit(Request([engine._streamed([5], GREEDY)], tell, streams=True))
+    serving._worker.submit(RequestGroup([engine._streamed([5], GREEDY)], tell, streams=True))
 
     async def main() -> None:
         await gate.reached()

@@ -19,11 +19,11 @@ def test_counts_are_those_of_the_outputs():
     tokens = sum(len(output.token_ids) for output in outputs)
     assert counts.finished == {"length": 3} and (counts.running, counts.waiting, counts.refused) == (0, 0, 0)
     assert counts.prompt_tokens == sum(map(len, PROMPTS)) and counts.generated_tokens == tokens
-    assert counts.sequence_cycles == sum(each.cycles for each in stats)
-    assert counts.sequence_cycles / 2 <= counts.cycles < counts.sequence_cycles
-    assert counts.tau == pytest.approx(tokens / counts.sequence_cycles) and counts.tau > 1.5
+    assert counts.request_cycles == sum(each.cycles for each in stats)
+    assert counts.request_cycles / 2 <= counts.cycles < counts.request_cycles
+    assert counts.tau == pytest.approx(tokens / counts.request_cycles) and counts.tau > 1.5
     firsts = counts.first_token.counts, counts.between_tokens.counts
-    assert sum(firsts[0]) == 3 and tokens - counts.sequence_cycles <= sum(firsts[1]) <= tokens - 3
+    assert sum(firsts[0]) == 3 and tokens - counts.request_cycles <= sum(firsts[1]) <= tokens - 3
     assert counts.pages_used == 0 < counts.pages_total
 
 
@@ -83,7 +83,7 @@ def test_threads_lose_no_count():
         thread.join()
     counts = engine.metrics.snapshot()
     assert (counts.running, counts.waiting) == (0, 0)
-    assert counts.finished == {"length": 18} and counts.generated_tokens == counts.sequence_cycles == 18 * 30
+    assert counts.finished == {"length": 18} and counts.generated_tokens == counts.request_cycles == 18 * 30
 
 
 def test_a_snapshot_stays_as_it_is():
@@ -112,11 +112,11 @@ def test_prometheus_reads_what_the_snapshot_says():
         return families[f"specengine_{name}"].samples[suffix, tuple(labels.items())]
 
     assert value("info", model="random:tiny-llama", drafter="prompt_lookup", rule="match") == 1
-    assert value("sequences_running") == 1 and value("sequences_waiting") == 0
-    assert value("sequences_finished_total", reason="length") == 3 and value("sequences_refused_total") == 2
+    assert value("requests_running") == 1 and value("requests_waiting") == 0
+    assert value("requests_finished_total", reason="length") == 3 and value("requests_refused_total") == 2
     assert value("prompt_tokens_total") == counts.prompt_tokens
     assert value("generated_tokens_total") == counts.generated_tokens
-    assert value("cycles_total") == counts.cycles and value("sequence_cycles_total") == counts.sequence_cycles
+    assert value("cycles_total") == counts.cycles and value("request_cycles_total") == counts.request_cycles
     assert value("tau") == counts.tau
     for depth, (drafted, accepted) in enumerate(zip(counts.drafted_by_depth, counts.accepted_by_depth, strict=True)):
         assert value("drafted_depth_total", depth=str(depth + 1)) == drafted

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specengine import Engine, SamplingParams
 from specengine._C import PAGE_SIZE
 from specengine.drafters.draft_model.small_model import SmallModelDrafter
-from specengine.drafters.hidden_states.drafter import PairDrafter
+from specengine.drafters.hidden_states.drafter import HiddenStateDrafter
 from specengine.ops import native
 from specengine.tensor_parallel.loading import load_model
 from tests.drafters import eagle_files, test_fasteagle, test_glide, test_medusa
@@ -112,7 +112,7 @@ def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name, params):
 def test_a_drafter_that_would_leave_texts_unread_loses_no_hit(make, monkeypatch, name):
     cold, warm = make(name, prefix_cache_mib=0), make(name)
     for engine in (cold, warm):
-        monkeypatch.setattr(engine.drafter, "leaves_unread", lambda batch: True)
+        monkeypatch.setattr(engine.drafter, "skips_reading", lambda batch: True)
     for prompt in (FIRST, SECOND):
         plain = said(make("none"), [prompt], GREEDY)
         assert said(cold, [prompt], GREEDY) == plain  # not drafted at all
@@ -242,11 +242,11 @@ def test_arithmetic_that_is_not_strict_shares_whole_passes_of_prompts_alone():
 def test_a_pair_drafter_begins_behind_the_hit(make):
     engine = make("eagle3")
     engine.generate(FIRST, GREEDY)
-    assert isinstance(engine.drafter, PairDrafter)
+    assert isinstance(engine.drafter, HiddenStateDrafter)
     starts, observe = [], engine.drafter.observe_prompt
-    engine.drafter.observe_prompt = lambda sequence, start, features: (
-        starts.append((start, len(features.last))),
-        observe(sequence, start, features),
+    engine.drafter.observe_prompt = lambda request, start, hidden_states: (
+        starts.append((start, len(hidden_states.last))),
+        observe(request, start, hidden_states),
     )
     engine.generate(SECOND, GREEDY)
     assert starts == [(whole(len(SYSTEM)), len(SECOND) - 1 - whole(len(SYSTEM)))]

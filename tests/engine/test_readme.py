@@ -19,5 +19,5 @@ def test_the_service_of_the_readme_answers_and_counts(capsys):
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     answers, metrics = capsys.readouterr().out.split("\n", 1)
     assert len(literal_eval(answers)) == 3 and all(literal_eval(answers))
-    finished = parsed(metrics.rstrip("\n") + "\n")["specengine_sequences_finished_total"].samples
+    finished = parsed(metrics.rstrip("\n") + "\n")["specengine_requests_finished_total"].samples
     assert sum(finished.values()) == 3

@@ -52,15 +52,15 @@ def test_a_call_is_not_kept_waiting_by_another_ones_many_prompts():
     stream = engine.stream([3, 4, 5], SamplingParams(max_new_tokens=200))
     next(stream)
     long = [[3 + (i + j) % 200 for i in range(400)] for j in range(8)]
-    original = engine.model.target.features
+    original = engine.model.target.hidden_states
 
-    def features(tree, *args):  # forward calls it too, with one row per sequence
+    def hidden_states(tree, *args):  # forward calls it too, with one row per request
         if len(tree.tokens) > 8:
             order.append("prefill")
         return original(tree, *args)
 
     engine.model = dataclasses.replace(engine.model)
-    engine.model.target.features = features
+    engine.model.target.hidden_states = hidden_states
     try:
         thread = threading.Thread(target=engine.generate, args=(long, SamplingParams(max_new_tokens=1)))
         thread.start()
@@ -68,7 +68,7 @@ def test_a_call_is_not_kept_waiting_by_another_ones_many_prompts():
             order.append("cycle")
         thread.join()
     finally:
-        del engine.model.target.features
+        del engine.model.target.hidden_states
     first, last = order.index("prefill"), len(order) - 1 - order[::-1].index("prefill")
     during = order[first : last + 1]
     assert during.count("prefill") == 8 * -(-399 // native.prefill_rows)

@@ -15,7 +15,7 @@ SYMBOLS = (7, 7 + MODULUS, 7 + 2 * MODULUS)  # texts of these have equal hashes 
 
 @dataclass(eq=False)
 class Held:
-    """A sequence that is alive."""
+    """A request that is alive."""
 
     text: list[int]
     pages: list[int]
@@ -104,7 +104,7 @@ class SharedPages(RuleBasedStateMachine):
             self.evict()
 
     @invariant()
-    def pages_hold_what_their_sequences_wrote(self):
+    def pages_hold_what_their_requests_wrote(self):
         for each in self.held:
             for page, symbol, behind in self.written(each):
                 assert (self.cache.k[0, page] == symbol).all() and (self.cache.v[0, page] == behind).all()

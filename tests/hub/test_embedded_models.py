@@ -26,7 +26,7 @@ from specengine.hub.embedded_models import (
     fetch_embedded,
     list_models,
 )
-from specengine.utils.cache_dir import cache_folder
+from specengine.utils.cache_dir import cache_dir
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
 MEMBER = "tiny_model/tiny.gguf"
@@ -329,13 +329,13 @@ def test_a_cache_folder_that_is_a_file_is_a_clear_error(offer, cache):
 
 def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECENGINE_CACHE", "~/models")
-    assert cache_folder() == Path.home() / "models"
+    assert cache_dir() == Path.home() / "models"
     monkeypatch.delenv("SPECENGINE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "specengine"
+    assert cache_dir() == tmp_path / "specengine"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(sys, "platform", "linux")
-    assert cache_folder() == Path.home() / ".cache" / "specengine"
+    assert cache_dir() == Path.home() / ".cache" / "specengine"
 
 
 # --- pip ------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def decoder_layer() -> Arguments:
 def decoder() -> Arguments:
     sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5}
     layers = [_C.DecoderLayer(**decoder_layer()) for _ in range(2)]
-    rest = {"first_columns": 0, "taps": (0, 2)}
+    rest = {"first_columns": 0, "hidden_state_layers": (0, 2)}
     return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes, **rest}
 
 
@@ -150,7 +150,7 @@ def decoder_pass() -> Arguments:
         "cos": randn(90, 4),
         "sin": randn(90, 4),
         "features": torch.zeros(8, 6),
-        "tapped": torch.zeros(8, 2, 6),
+        "at_layers": torch.zeros(8, 2, 6),
         "workspace": torch.zeros(native.workspace_bytes(8), dtype=torch.uint8),
     }
 
@@ -163,10 +163,10 @@ def decoder_pass_fed() -> Arguments:
 
 
 def draft_backbone() -> Arguments:
-    """Two sequences with chains of 5 and 3 pairs, three levels of two tokens."""
+    """Two requests with chains of 5 and 3 pairs, three levels of two tokens."""
     first = {**decoder_layer(), "attention_norm": None, "qkv": projection(64, 12, 1)}
     layers = [_C.DecoderLayer(**first), _C.DecoderLayer(**decoder_layer())]
-    changes = {"embedding": None, "layers": layers, "first_columns": 12, "taps": (2,)}
+    changes = {"embedding": None, "layers": layers, "first_columns": 12, "hidden_state_layers": (2,)}
     passed = decoder_pass()
     return {
         "decoder": _C.Decoder(**{**decoder(), **changes}),
@@ -192,7 +192,7 @@ def draft_backbone() -> Arguments:
 
 
 def draft_backbone_fused() -> Arguments:
-    """Its features are made of ten columns."""
+    """Its hidden states are made of ten columns."""
     return {**draft_backbone(), "fuse": projection(6, 10, 9), "features": randn(8, 10, seed=5)}
 
 
@@ -268,7 +268,7 @@ def draw_siblings() -> Arguments:
     batch = make_batch(TREES, [PARAMS["everything"], PARAMS["bias"]], 20, seed=1)
     return {
         "logits": randn(3, 20, seed=5),
-        "sequences": ints(0, 0, 1),
+        "requests": ints(0, 0, 1),
         "nodes": ints(0, 2, 1),
         "index": None,
         **{name: verified[name] for name in shared},

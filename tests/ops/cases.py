@@ -65,7 +65,7 @@ def ancestor_bits(trees: Sequence[Parents], words: int | None = None) -> torch.T
 
 @dataclass
 class Cache:
-    """One layer of a paged cache and the batch of trees on it. Every slot that no sequence uses holds NaN."""
+    """One layer of a paged cache and the batch of trees on it. Every slot that no request uses holds NaN."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -78,12 +78,12 @@ class Cache:
         return self.k, self.v, self.block_table, self.lengths, self.row_start
 
     def rows(self, b: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first slots of sequence b, [slots, K, D]."""
+        """Keys and values of the first slots of request b, [slots, K, D]."""
         return gather_slots(self.k, self.v, self.block_table[b], slots)
 
 
 def write_slots(cache: torch.Tensor, pages: torch.Tensor, rows: torch.Tensor) -> None:
-    """rows [slots, K, D] become slots 0, 1, ... of the sequence that owns `pages`."""
+    """rows [slots, K, D] become slots 0, 1, ... of the request that owns `pages`."""
     slot = torch.arange(len(rows))
     cache[pages.long()[slot // PAGE_SIZE], :, slot % PAGE_SIZE] = rows.to(cache.dtype)
 
@@ -98,7 +98,7 @@ def make_cache(
     seed: int = 0,
     rows: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> Cache:
-    """Prefix and nodes of every sequence in shuffled, non-contiguous pages; rows: what they hold (default random)."""
+    """Prefix and nodes of every request in shuffled, non-contiguous pages; rows: what they hold (default random)."""
     rng = torch.Generator().manual_seed(seed)
     slots = [length + len(tree) for length, tree in zip(lengths, trees, strict=True)]
     needed = [-(-count // PAGE_SIZE) for count in slots]
@@ -121,8 +121,8 @@ def randn(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def later_rows(row_start: torch.Tensor, earlier: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of every tree's nodes from `earlier` on, and the row_start of a pass of these."""
+def later_rows(row_start: torch.Tensor, first_node: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of every tree's nodes from `first_node` on, and the row_start of a pass of these."""
     starts = row_start.tolist()
-    rows = [row for begin, end in pairwise(starts) for row in range(begin + earlier, end)]
-    return torch.tensor(rows), (row_start - earlier * torch.arange(len(starts))).int()
+    rows = [row for begin, end in pairwise(starts) for row in range(begin + first_node, end)]
+    return torch.tensor(rows), (row_start - first_node * torch.arange(len(starts))).int()

@@ -63,8 +63,8 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "verify_tree drawn": {"path", "path_length", "bonus", "relaxed"},
         "verify_tree sampled": {"path", "path_length", "bonus", "relaxed", "scores", "weights"},
         "draw_siblings": {"drawn", "scores", "weights"},
-        "decoder_pass": {"k_cache", "v_cache", "features", "tapped", "workspace"},
-        "decoder_pass fed": {"k_cache", "v_cache", "features", "tapped", "workspace"},
+        "decoder_pass": {"k_cache", "v_cache", "features", "at_layers", "workspace"},
+        "decoder_pass fed": {"k_cache", "v_cache", "features", "at_layers", "workspace"},
         "draft_backbone": {"k_cache", "v_cache", "children", "scores", "levels"},
         "draft_backbone fused": {"k_cache", "v_cache", "children", "scores", "levels"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
@@ -216,16 +216,16 @@ POSITION_VALUES = [
     ("lengths", 1, 89, "lengths: position 90 is past the 90 rows"),
 ]
 ANCESTOR_VALUES = [
-    ("ancestors", (3, 0), 0b1010, r"ancestors: row 3 \(node 3 of sequence 0\)"),
+    ("ancestors", (3, 0), 0b1010, r"ancestors: row 3 \(node 3 of request 0\)"),
     ("ancestors", (3, 0), 0b0011, "ancestors: row 3"),
     ("ancestors", (3, 0), 0b11001, "ancestors: row 3"),
-    ("ancestors", (5, 0), -(2**31) + 1, r"ancestors: row 5 \(node 0 of sequence 1\)"),
+    ("ancestors", (5, 0), -(2**31) + 1, r"ancestors: row 5 \(node 0 of request 1\)"),
 ]
 CACHE_VALUES = [
-    ("block_table", (0, 0), -1, r"block_table: page -1 of sequence 0"),
-    ("block_table", (0, 1), 2**31 - 1, r"block_table: page \d+ of sequence 0"),
+    ("block_table", (0, 0), -1, r"block_table: page -1 of request 0"),
+    ("block_table", (0, 1), 2**31 - 1, r"block_table: page \d+ of request 0"),
     ("lengths", 1, -1, "lengths: entry 1 is negative"),
-    ("lengths", 0, 2**31 - 1, r"block_table: sequence 0 needs \d+ pages"),
+    ("lengths", 0, 2**31 - 1, r"block_table: request 0 needs \d+ pages"),
     ("row_start", 0, 1, "row_start: "),
     ("row_start", 1, -1, "row_start: decreases"),
     ("row_start", 1, 9, "row_start: decreases"),
@@ -241,7 +241,7 @@ VALUES = [
     *[("draft_backbone", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
     *[("draft_backbone", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
     ("draft_backbone", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
-    ("draft_backbone", "row_start", 1, 8, "row_start: sequence 1 has no pair"),
+    ("draft_backbone", "row_start", 1, 8, "row_start: request 1 has no pair"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
     *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],
     *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
@@ -254,32 +254,32 @@ VALUES = [
     ("expand_backbone", "thresholds", 0, 0.6, "thresholds: entry 1"),
     ("expand_backbone", "thresholds", 0, torch.nan, "thresholds: entry 0"),
     ("expand_backbone", "logits", (1, 0, 9), torch.nan, r"logits: NaN at \[1, 0, 9\]"),
-    ("select_nodes", "scores", (1, 3), torch.nan, "scores: candidate 3 of sequence 1 has NaN"),
-    ("select_nodes", "scores", (0, 0), torch.nan, "scores: candidate 0 of sequence 0 has NaN"),
-    ("select_nodes", "scores", (0, 3), -1.5, "scores: candidate 3 of sequence 0 has -1.5, expected at most .* -2"),
+    ("select_nodes", "scores", (1, 3), torch.nan, "scores: candidate 3 of request 1 has NaN"),
+    ("select_nodes", "scores", (0, 0), torch.nan, "scores: candidate 0 of request 0 has NaN"),
+    ("select_nodes", "scores", (0, 3), -1.5, "scores: candidate 3 of request 0 has -1.5, expected at most .* -2"),
     (
         "select_nodes",
         "scores",
         (0, 0),
         -torch.inf,
-        "scores: candidate 1 of sequence 0 has -2, expected at most .* -inf",
+        "scores: candidate 1 of request 0 has -2, expected at most .* -inf",
     ),
-    ("select_nodes", "parents", (0, 0), 0, "parents: candidate 0 of sequence 0 has parent 0, expected -1"),
+    ("select_nodes", "parents", (0, 0), 0, "parents: candidate 0 of request 0 has parent 0, expected -1"),
     *[
         (
             "select_nodes",
             "parents",
             (0, 3),
             value,
-            f"parents: candidate 3 of sequence 0 has parent {value}, expected an",
+            f"parents: candidate 3 of request 0 has parent {value}, expected an",
         )
         for value in (-1, 3, 4, -(2**31), 2**31 - 1)
     ],
-    ("select_nodes", "parents", (1, 4), 2, "parents: candidate 4 of sequence 1 has parent 2, expected an earlier"),
-    ("select_nodes", "depths", (1, 0), -1, "parents: candidate 1 of sequence 1 has parent 0"),
-    ("select_nodes", "depths", (1, 0), 1, "depths: candidate 0 of sequence 1 has depth 1, expected 0"),
+    ("select_nodes", "parents", (1, 4), 2, "parents: candidate 4 of request 1 has parent 2, expected an earlier"),
+    ("select_nodes", "depths", (1, 0), -1, "parents: candidate 1 of request 1 has parent 0"),
+    ("select_nodes", "depths", (1, 0), 1, "depths: candidate 0 of request 1 has depth 1, expected 0"),
     *[
-        ("select_nodes", "depths", (0, 4), value, f"depths: candidate 4 of sequence 0 has depth {value}, expected 2")
+        ("select_nodes", "depths", (0, 4), value, f"depths: candidate 4 of request 0 has depth {value}, expected 2")
         for value in (0, 1, 3, -2, -(2**31), 2**31 - 1)
     ],
     ("compact_kv", "path", (0, 1), 0, "path: entry"),
@@ -290,12 +290,12 @@ VALUES = [
     ("compact_kv", "path_length", 1, -1, "path_length: entry 1"),
     ("compact_kv", "path_length", 0, 4, "path_length: entry 0"),
     ("compact_kv", "lengths", 0, -1, "lengths: entry 0"),
-    ("compact_kv", "lengths", 0, 2**31 - 1, r"block_table: sequence 0 needs \d+ pages"),
-    ("compact_kv", "lengths", 0, 126, "block_table: sequence 0 needs 3 pages"),
+    ("compact_kv", "lengths", 0, 2**31 - 1, r"block_table: request 0 needs \d+ pages"),
+    ("compact_kv", "lengths", 0, 126, "block_table: request 0 needs 3 pages"),
     ("compact_kv", "block_table", (0, 1), 5, "block_table: page 5"),
     ("compact_kv", "block_table", (1, 0), -1, "block_table: page -1"),
     ("verify_tree", "row_start", 0, 1, "row_start: "),
-    ("verify_tree", "row_start", 1, 0, "row_start: sequence 0 has 0 nodes"),
+    ("verify_tree", "row_start", 1, 0, "row_start: request 0 has 0 nodes"),
     ("verify_tree", "row_start", 1, 200, "(row_start|path): "),
     ("verify_tree", "row_start", 1, -(2**31), "row_start: "),
     ("verify_tree", "row_start", 2, 9, "row_start: "),
@@ -306,8 +306,8 @@ VALUES = [
     *[("verify_tree", "bias_start", 1, value, "bias_start: ") for value in (-1, 99)],
     ("verify_tree", "bias_start", 0, 1, "bias_start: "),
     ("verify_tree", "bias_start", 2, 4, "bias_start: "),
-    ("verify_tree", "parents", 5, 0, "parents: node 0 of sequence 1 has parent 0, expected -1"),
-    *[("verify_tree", "parents", 6, value, "parents: node 1 of sequence 1") for value in (-1, 1, 2, 2**31 - 1)],
+    ("verify_tree", "parents", 5, 0, "parents: node 0 of request 1 has parent 0, expected -1"),
+    *[("verify_tree", "parents", 6, value, "parents: node 1 of request 1") for value in (-1, 1, 2, 2**31 - 1)],
     *[("verify_tree", "history_length", 1, value, "history_length: entry 1") for value in (0, -1, 10**6)],
     *[("verify_tree", "prompt_length", 1, value, "prompt_length: entry 1") for value in (-1, 10**6)],
     *[("verify_tree", "top_p", 0, value, "top_p: entry 0") for value in (0, -1, 1.1, torch.nan)],
@@ -397,7 +397,7 @@ LINEAR_CHANGES = [
         ("rms_norm quantised", {"out": torch.zeros(3, 3, 44, dtype=torch.uint8)}, "out: expected shape"),
         ("silu_mul quantised", {"out": torch.zeros(3, 2, 40, dtype=torch.uint8)}, "out: expected shape"),
         ("rope_cache", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected D/2=4 columns"),
-        ("rope_cache", {"block_table": ints([0], [1])}, "block_table: sequence 0 needs 2 pages"),
+        ("rope_cache", {"block_table": ints([0], [1])}, "block_table: request 0 needs 2 pages"),
         ("tree_attention", {"window": -1}, "window: "),
         ("tree_attention", {"q": randn(8, 3, 8), "out": torch.zeros(8, 3, 8)}, "q: H=3 heads are no multiple of K=2"),
         ("tree_attention", {"q": randn(8, 0, 8), "out": torch.zeros(8, 0, 8)}, "q: H=0"),
@@ -413,7 +413,7 @@ LINEAR_CHANGES = [
         ("decoder_pass", {"workspace": torch.zeros(64, dtype=torch.uint8)}, r"workspace: expected \d+ bytes, got 64"),
         ("decoder_pass", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected shape .*4"),
         ("decoder_pass", {"cos": randn(61, 4), "sin": randn(61, 4)}, "lengths: position 61 is past the 61 rows of cos"),
-        ("decoder_pass", {"block_table": ints([0], [1])}, "block_table: sequence 0 needs 2 pages"),
+        ("decoder_pass", {"block_table": ints([0], [1])}, "block_table: request 0 needs 2 pages"),
         ("decoder_pass", {"ancestors": torch.zeros(8, 0, dtype=torch.int32)}, "ancestors: 0 words cannot hold"),
         ("verify_tree", {"drawn": ints(*[0] * 8)}, "drawn: expected None where logits are given"),
         ("verify_tree", {"drawn": 3}, "drawn: expected a tensor, got int"),
@@ -421,9 +421,9 @@ LINEAR_CHANGES = [
         ("verify_tree sampled", {"rule": "hope"}, "rule: there is no rule 'hope'"),
         ("verify_tree", {"path": torch.zeros(2, 4, dtype=torch.int32)}, "path: 4 columns cannot hold a path of 5"),
         (
-            "verify_tree",  # a wide path must not let the first sequence reach behind the rows there are
+            "verify_tree",  # a wide path must not let the first request reach behind the rows there are
             {"row_start": ints(0, 200, 8), "path": torch.zeros(2, 256, dtype=torch.int32)},
-            "row_start: sequence 1 has -192 nodes",
+            "row_start: request 1 has -192 nodes",
         ),
         ("verify_tree", {"row_start": ints(0, 1, -(2**31))}, "row_start: "),
     ],
@@ -434,7 +434,7 @@ def test_arguments_that_do_not_fit_together_are_refused(op, changes, message):
 
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize(
-    "nodes, words, message", [(257, 9, "row_start: sequence 0 has 257 nodes"), (33, 1, "ancestors: 1 words")]
+    "nodes, words, message", [(257, 9, "row_start: request 0 has 257 nodes"), (33, 1, "ancestors: 1 words")]
 )
 def test_trees_too_large_for_their_masks_are_refused(nodes, words, message):
     cache = make_cache([comb(nodes)], [3], 1, 8, torch.float32)

@@ -1,4 +1,4 @@
-"""commit_tokens against its reference: what becomes history, what ends a sequence, what the host is told."""
+"""commit_tokens against its reference: what becomes history, what ends a request, what the host is told."""
 
 import random
 
@@ -87,7 +87,7 @@ def test_a_run_is_cut_at_the_final_length(cuda_backend):
     assert record[:, 0].max() == 2 and not limits.active[record[:, 0] == 2].any()
 
 
-def test_idle_sequences_are_left_alone(cuda_backend):
+def test_idle_requests_are_left_alone(cuda_backend):
     arguments = make(4, 6, 5, active=[0, 1, 0, 1])
     before = arguments[2].tokens.clone()
     _, accepted, history, _, record = check(cuda_backend, arguments)

@@ -11,7 +11,7 @@ from tests.ops.cases import CACHE_DTYPES, HEAD_DIMS, PREFIX_LENGTHS
 
 
 def make_caches(layers, lengths, nodes, kv_heads, dim, dtype, seed=0):
-    """(k, v, block_table, lengths) with shuffled pages for every sequence's prefix and nodes."""
+    """(k, v, block_table, lengths) with shuffled pages for every request's prefix and nodes."""
     rng = torch.Generator().manual_seed(seed)
     pages = (max(lengths, default=0) + nodes + 63) // 64
     table = torch.randperm(pages * len(lengths) + 2, generator=rng)[: pages * len(lengths)].int()

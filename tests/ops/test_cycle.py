@@ -41,7 +41,7 @@ def test_a_cycle_leaves_what_plain_decoding_would_have_left(dtype, batch, seed):
     accepted = verify_tree(*verifying.arguments())
 
     paths = [row[: int(n)].tolist() for row, n in zip(accepted.path, accepted.path_length, strict=True)]
-    plain, own = [], []  # per sequence: the rows plain decoding writes one after the other, the path's row numbers
+    plain, own = [], []  # per request: the rows plain decoding writes one after the other, the path's row numbers
     for b, (tree, length, path) in enumerate(zip(trees, lengths, paths, strict=True)):
         assert path[0] == 0 and [tree[node] for node in path[1:]] == path[:-1], "a path follows parents from the root"
         keys, values = cache.rows(b, length + len(tree))

@@ -77,7 +77,7 @@ class Model:
         weights = tuple(packed(self._random(n, columns), form) for n, form in zip(rows, forms, strict=True))
         return Projection(weights, self._random(sum(rows)) if bias else None)
 
-    def reference(self, taps: tuple[int, ...] = ()) -> LayerwiseDecoder:
+    def reference(self, hidden_state_layers: tuple[int, ...] = ()) -> LayerwiseDecoder:
         """The same weights as float32."""
 
         def plain(weight: Weight, columns: int) -> Weight:
@@ -97,7 +97,7 @@ class Model:
             dataclasses.replace(layer, **{n: plain_linear(getattr(layer, n), size) for n, size in columns.items()})
             for layer in self.layers
         ]
-        return reference.decoder(c, plain(self.embedding, c.hidden_size), layers, self.final_norm, taps)
+        return reference.decoder(c, plain(self.embedding, c.hidden_size), layers, self.final_norm, hidden_state_layers)
 
     def caches(self, trees, lengths, dtype=torch.float32) -> list[torch.Tensor]:
         """k_cache and v_cache [layers, pages, K, 64, D] with random prefixes, block_table, lengths."""
@@ -157,9 +157,9 @@ def test_a_pass_is_that_of_its_reference(options, batch):
     tree = tree_batch(trees)
     assert (tree.ancestors is None) == (batch != "trees")
     cache, expected_cache = model.caches(trees, lengths), model.caches(trees, lengths)
-    features = model.native(tree, *cache, *model.rope)
+    hidden_states = model.native(tree, *cache, *model.rope)
     expected = model.reference()(tree, *expected_cache, *model.rope)
-    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(hidden_states, expected, rtol=1e-4, atol=1e-4)
     for got, wanted in zip(cache, expected_cache, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
 
@@ -169,11 +169,11 @@ def test_a_pass_is_that_of_its_reference(options, batch):
 def test_a_pass_of_any_float_weights_and_cache_is_that_of_its_reference(form, cache_dtype):
     model, tree = Model(form, biases=True), tree_batch(TREES)
     cache, expected_cache = (model.caches(TREES, LENGTHS, cache_dtype) for _ in range(2))
-    features = model.native(tree, *cache, *model.rope)
+    hidden_states = model.native(tree, *cache, *model.rope)
     expected = model.reference()(tree, *expected_cache, *model.rope)
     # A key may fall on the other side of a rounding boundary of the cache.
     tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[cache_dtype]
-    torch.testing.assert_close(features, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(hidden_states, expected, rtol=tolerance, atol=tolerance)
     for got, wanted in zip(cache, expected_cache, strict=True):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -181,9 +181,9 @@ def test_a_pass_of_any_float_weights_and_cache_is_that_of_its_reference(form, ca
 @pytest.mark.parametrize("form, most", [("q8", 0.03), ("q4", 0.03), ("q4_min", 0.03)])
 def test_a_pass_of_quantised_weights_is_near_that_of_the_values_they_hold(form, most):
     model, tree = Model(form), tree_batch(TREES)
-    features = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
+    hidden_states = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
     expected = model.reference()(tree, *model.caches(TREES, LENGTHS), *model.rope)
-    assert (features - expected).std() < most * expected.std()
+    assert (hidden_states - expected).std() < most * expected.std()
 
 
 @pytest.mark.usefixtures("wide_instruction_set")
@@ -194,24 +194,26 @@ def test_a_pass_is_its_ops_one_by_one_to_the_bit(form, options):
     model = Model("q8" if mixed else form, mixed=mixed, **OPTIONS[options])
     for trees, lengths in ((TREES, LENGTHS), ([chain(9)], [64])):
         tree, cache, expected_cache = tree_batch(trees), model.caches(trees, lengths), model.caches(trees, lengths)
-        features = model.native(tree, *cache, *model.rope)
-        assert torch.equal(features, step_by_step(model, tree, *expected_cache))
+        hidden_states = model.native(tree, *cache, *model.rope)
+        assert torch.equal(hidden_states, step_by_step(model, tree, *expected_cache))
         for got, wanted in zip(cache, expected_cache, strict=True):
             assert torch.equal(got.nan_to_num(9), wanted.nan_to_num(9))
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("taps", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
-def test_taps_are_the_residual_stream_before_the_layers_asked_for(form, taps):
+@pytest.mark.parametrize("hidden_state_layers", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
+def test_taps_are_the_residual_stream_before_the_layers_asked_for(form, hidden_state_layers):
     model, tree, states = Model(form), tree_batch(TREES), []
     expected = step_by_step(model, tree, *model.caches(TREES, LENGTHS), states)
-    decoder = Decoder(model.config, model.embedding, model.layers, model.final_norm, taps)
-    tapped, other = (torch.full((len(tree.tokens), len(taps), CONFIG.hidden_size), torch.nan) for _ in range(2))
-    assert torch.equal(decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, tapped), expected)
-    assert torch.equal(tapped, torch.stack([states[layer] for layer in taps], 1))
+    decoder = Decoder(model.config, model.embedding, model.layers, model.final_norm, hidden_state_layers)
+    at_layers, other = (
+        torch.full((len(tree.tokens), len(hidden_state_layers), CONFIG.hidden_size), torch.nan) for _ in range(2)
+    )
+    assert torch.equal(decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, at_layers), expected)
+    assert torch.equal(at_layers, torch.stack([states[layer] for layer in hidden_state_layers], 1))
     if form == "float32":
-        model.reference(taps)(tree, *model.caches(TREES, LENGTHS), *model.rope, other)
-        torch.testing.assert_close(tapped, other, rtol=1e-4, atol=1e-4)
+        model.reference(hidden_state_layers)(tree, *model.caches(TREES, LENGTHS), *model.rope, other)
+        torch.testing.assert_close(at_layers, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -233,15 +235,15 @@ def test_a_first_layer_without_a_norm_reads_its_inputs_as_they_are(form):
     model, tree = Model(form), tree_batch(TREES)
     inputs = randn(len(tree.tokens), CONFIG.hidden_size, seed=9)
     inputs = inputs / inputs.square().mean(-1, keepdim=True).sqrt()
-    features = []
+    hidden_states = []
     for norm in (torch.ones(CONFIG.hidden_size), None):
         layers = [dataclasses.replace(model.layers[0], attention_norm=norm), *model.layers[1:]]
         decoder = Decoder(model.config, None, layers, model.final_norm)
-        features.append(decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=inputs))
-    difference, scale = (features[0] - features[1]).abs().max(), features[0].abs().max()
+        hidden_states.append(decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=inputs))
+    difference, scale = (hidden_states[0] - hidden_states[1]).abs().max(), hidden_states[0].abs().max()
     assert difference < (1e-4 if form in FLOAT_FORMATS else 0.05) * scale
     twice = decoder(tree, *model.caches(TREES, LENGTHS), *model.rope, inputs=2 * inputs)
-    assert (twice - features[1]).abs().max() > 0.1 * scale  # which a norm would not tell apart
+    assert (twice - hidden_states[1]).abs().max() > 0.1 * scale  # which a norm would not tell apart
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -253,38 +255,38 @@ def test_the_first_layer_may_read_rows_of_its_own(form, columns):
     qkv = model._linear("qkv", (c.num_heads * c.head_dim, *(c.num_kv_heads * c.head_dim,) * 2), columns, False)
     layers = [dataclasses.replace(model.layers[0], attention_norm=None, qkv=qkv), *model.layers[1:]]
     inputs, first = randn(rows, c.hidden_size, seed=9), randn(rows, columns, seed=8)
-    arguments = {"inputs": inputs, "first_inputs": first, "tapped": torch.empty(rows, 1, c.hidden_size)}
+    arguments = {"inputs": inputs, "first_inputs": first, "at_layers": torch.empty(rows, 1, c.hidden_size)}
     decoders = [make(c, None, layers, model.final_norm, (0,), columns) for make in (Decoder, by_native_ops)]
     cache, expected_cache = (model.caches(TREES, LENGTHS) for _ in range(2))
-    features = decoders[0](tree, *cache, *model.rope, **arguments)
-    assert torch.equal(arguments["tapped"][:, 0], inputs)
+    hidden_states = decoders[0](tree, *cache, *model.rope, **arguments)
+    assert torch.equal(arguments["at_layers"][:, 0], inputs)
     expected = decoders[1](tree, *expected_cache, *model.rope, **arguments)
     # rows are quantised here and there
     tolerance = 1e-5 if form in FLOAT_FORMATS else 1e-4
-    torch.testing.assert_close(features, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(hidden_states, expected, rtol=tolerance, atol=tolerance)
     other = decoders[0](tree, *cache, *model.rope, **{**arguments, "first_inputs": 2 * first})
-    assert (other - features).abs().max() > 0.01
+    assert (other - hidden_states).abs().max() > 0.01
 
 
 def by_native_ops(*arguments):
     return LayerwiseDecoder(native.layer, *arguments)
 
 
-@pytest.mark.parametrize("earlier", [1, 7])
+@pytest.mark.parametrize("first_node", [1, 7])
 @pytest.mark.parametrize("make", [Decoder, by_native_ops])
-def test_levels_one_after_the_other_are_the_whole_tree(make, earlier):
-    """Nodes before `earlier` in a pass of their own, then the others behind them."""
+def test_levels_one_after_the_other_are_the_whole_tree(make, first_node):
+    """Nodes before `first_node` in a pass of their own, then the others behind them."""
     trees, lengths = [random_tree(20), comb(40), chain(7)], [70, 0, 62]
     model, tree = Model("q8", windows=(0, 16, 70)), tree_batch(trees)
     decoder = make(model.config, model.embedding, model.layers, model.final_norm)
     cache, expected_cache = (model.caches(trees, lengths) for _ in range(2))
     expected = decoder(tree, *expected_cache, *model.rope)
-    later, later_start = later_rows(tree.row_start, earlier)
+    later, later_start = later_rows(tree.row_start, first_node)
     first = torch.tensor([row for row in range(len(tree.tokens)) if row not in later.tolist()])
-    first_start = torch.arange(len(trees) + 1, dtype=torch.int32) * earlier
-    for rows, start, before in ((first, first_start, 0), (later, later_start, earlier)):
+    first_start = torch.arange(len(trees) + 1, dtype=torch.int32) * first_node
+    for rows, start, before in ((first, first_start, 0), (later, later_start, first_node)):
         part = TreeBatch(*(x[rows] for x in (tree.tokens, tree.parents, tree.depths)), start, tree.ancestors[rows], 0)
-        assert torch.equal(decoder(part, *cache, *model.rope, earlier=before), expected[rows])
+        assert torch.equal(decoder(part, *cache, *model.rope, first_node=before), expected[rows])
     for got, wanted in zip(cache, expected_cache, strict=True):
         assert torch.equal(got.nan_to_num(9), wanted.nan_to_num(9))
 
@@ -309,10 +311,10 @@ def test_a_node_has_the_bits_of_its_token_in_plain_decoding(form):
     trees, lengths = [random_tree(9, 4), comb(12)], [62, 5]
     tree = tree_batch(trees)
     _C.set_num_threads(1)
-    features = model.native(tree, *model.caches(trees, lengths), *model.rope)
+    hidden_states = model.native(tree, *model.caches(trees, lengths), *model.rope)
     for threads in (2, 3):
         _C.set_num_threads(threads)
-        assert torch.equal(model.native(tree, *model.caches(trees, lengths), *model.rope), features)
+        assert torch.equal(model.native(tree, *model.caches(trees, lengths), *model.rope), hidden_states)
     _C.set_num_threads(1)
     for b, parents in enumerate(trees):
         first = int(tree.row_start[b])
@@ -323,20 +325,20 @@ def test_a_node_has_the_bits_of_its_token_in_plain_decoding(form):
                 root = TreeBatch.chains([[int(tree.tokens[first + step])]], CPU)
                 length = torch.tensor([lengths[b] + depth], dtype=torch.int32)
                 plain = model.native(root, k, v, table[b : b + 1].contiguous(), length, *model.rope)
-                assert torch.equal(plain[0], features[first + step]), f"node {step} of sequence {b}"
+                assert torch.equal(plain[0], hidden_states[first + step]), f"node {step} of request {b}"
 
 
 @pytest.mark.parametrize("form", ["float32", "q8", "q4_min"])
 def test_a_sequence_has_its_bits_alone_and_in_a_batch(form):
     model, tree = Model(form), tree_batch(TREES)
-    features = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
+    hidden_states = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
     for b, parents in enumerate(TREES):
         first = int(tree.row_start[b])
         k, v, table, lengths = model.caches(TREES, LENGTHS)
         own = slice(first, first + len(parents))
         alone = TreeBatch.of([DraftTree(tree.tokens[own].tolist(), parents)], CPU)
         got = model.native(alone, k, v, table[b : b + 1].contiguous(), lengths[b : b + 1], *model.rope)
-        assert torch.equal(got, features[own])
+        assert torch.equal(got, hidden_states[own])
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -359,8 +361,8 @@ def test_an_empty_batch_has_no_features():
     model = Model("q8")
     k, v, *_ = model.caches([[-1]], [0])
     table, lengths = torch.empty(0, 1, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
-    features = model.native(TreeBatch.of([], CPU), k, v, table, lengths, *model.rope)
-    assert features.shape == (0, CONFIG.hidden_size)
+    hidden_states = model.native(TreeBatch.of([], CPU), k, v, table, lengths, *model.rope)
+    assert hidden_states.shape == (0, CONFIG.hidden_size)
 
 
 def test_the_workspace_grows_with_the_rows_and_is_what_the_pass_asks_for():
@@ -374,6 +376,6 @@ def test_features_that_are_not_finite_stay_with_their_sequence():
     tree, caches = tree_batch(trees), model.caches(trees, [10, 10])
     clean = model.native(tree, *model.caches(trees, [10, 10]), *model.rope)
     page = int(caches[2][0, 0])
-    caches[1][0, page, :, 3] = torch.nan  # a value of the first sequence's prefix, in the first layer
-    features = model.native(tree, *caches, *model.rope)
-    assert features[:4].isnan().all() and torch.equal(features[4:], clean[4:])
+    caches[1][0, page, :, 3] = torch.nan  # a value of the first request's prefix, in the first layer
+    hidden_states = model.native(tree, *caches, *model.rope)
+    assert hidden_states[:4].isnan().all() and torch.equal(hidden_states[4:], clean[4:])

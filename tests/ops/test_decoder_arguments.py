@@ -82,7 +82,10 @@ def test_a_decoder_refuses_a_layer_that_does_not_fit(changes, message):
         ({"head_dim": 7}, "head_dim: expected an even number, got 7"),
         ({"intermediate": 11}, "layers: layer 0: gate_up: expected 22 rows, got 20"),
         ({"kv_heads": 4}, "layers: layer 0: qkv: expected 96 rows, got 64"),
-        *[({"taps": taps}, "taps: expected rising numbers from 0 to 2") for taps in ((3,), (-1,), (1, 1), (2, 0))],
+        *[
+            ({"hidden_state_layers": hidden_state_layers}, "hidden_state_layers: expected rising numbers from 0 to 2")
+            for hidden_state_layers in ((3,), (-1,), (1, 1), (2, 0))
+        ],
     ],
 )
 def test_a_decoder_refuses_sizes_and_tensors_that_do_not_fit(changes, message):
@@ -106,9 +109,9 @@ def test_only_the_first_layer_may_do_without_a_norm():
 
 def test_a_decoder_without_taps_has_nowhere_to_write_them():
     arguments = OPS["decoder_pass"]()
-    plain = _C.Decoder(**{**decoder(), "taps": ()})
-    call("decoder_pass", {**arguments, "decoder": plain, "tapped": None})
-    with pytest.raises(ValueError, match="tapped: this decoder has no taps"):
+    plain = _C.Decoder(**{**decoder(), "hidden_state_layers": ()})
+    call("decoder_pass", {**arguments, "decoder": plain, "at_layers": None})
+    with pytest.raises(ValueError, match="at_layers: this decoder has no hidden_state_layers"):
         call("decoder_pass", {**arguments, "decoder": plain})
 
 
@@ -141,7 +144,7 @@ def test_a_first_layer_that_is_given_its_rows_has_no_norm_and_needs_them():
         call("decoder_pass", {**arguments, "first_inputs": randn(8, 6)})
 
 
-@pytest.mark.parametrize("earlier", [-1, 256, 2**63 - 1])
-def test_nodes_before_a_pass_are_counted_from_0(earlier):
-    with pytest.raises(ValueError, match=f"^earlier: expected 0 to 255 nodes, got {earlier}"):
-        call("decoder_pass", {**OPS["decoder_pass"](), "earlier": earlier})
+@pytest.mark.parametrize("first_node", [-1, 256, 2**63 - 1])
+def test_nodes_before_a_pass_are_counted_from_0(first_node):
+    with pytest.raises(ValueError, match=f"^first_node: expected 0 to 255 nodes, got {first_node}"):
+        call("decoder_pass", {**OPS["decoder_pass"](), "first_node": first_node})

@@ -10,15 +10,15 @@ from tests.drafters.test_eagle import PROMPTS, Bench, spec_of
 
 
 class Call:
-    """A draft of two sequences whose arguments can be changed."""
+    """A draft of two requests whose arguments can be changed."""
 
     def __init__(self, tmp_path, monkeypatch):
         bench = Bench(spec_of(tmp_path), PROMPTS[2:], "top_k=2,levels=3,beam=1,adaptive=false")
-        self.drafter, sequences = bench.drafter, bench.sequences
-        pairs = self.drafter._pairs(sequences)
-        self.place = self.drafter._place(sequences, [own.first for own in pairs])
-        self.runs, picked = take_pairs(sequences, pairs, [own.count for own in pairs])
-        self.features = self.drafter.network.backbone_features(picked)
+        self.drafter, requests = bench.drafter, bench.requests
+        pairs = self.drafter._pairs(requests)
+        self.place = self.drafter._place(requests, [own.first for own in pairs])
+        self.runs, picked = take_pairs(requests, pairs, [own.count for own in pairs])
+        self.hidden_states = self.drafter.network.backbone_features(picked)
         native = _C.draft_backbone
         self.change = lambda arguments: arguments
         monkeypatch.setattr(_C, "draft_backbone", lambda *rest: native(*self.change(list(rest))))
@@ -26,7 +26,7 @@ class Call:
     def __call__(self, levels=3, least=0.0):
         network = self.drafter.network
         return self.drafter._backbone_draft(
-            self.runs, self.features, self.place, self.drafter._pool, network.cos_sin, levels, least
+            self.runs, self.hidden_states, self.place, self.drafter._pool, network.cos_sin, levels, least
         )
 
 
@@ -43,7 +43,7 @@ def test_a_draft_has_all_levels_and_falling_scores(call):
 
 def test_no_level_is_drafted_that_lengthens_a_run_by_too_little(call):
     _, scores = map(torch.tensor, call())
-    reached = scores[..., 0].double().cumsum(1).exp().tolist()  # [sequences, levels]
+    reached = scores[..., 0].double().cumsum(1).exp().tolist()  # [requests, levels]
     shares = [
         sum(own[depth - 1] ** (1 + 1 / depth) / (1 + depth * own[depth - 1]) for own in reached) / len(reached)
         for depth in (1, 2)
@@ -71,8 +71,8 @@ ARGUMENTS = [
         ("tokens", torch.full((2,), 999, dtype=torch.int32), "tokens: entry 0 is 999"),
         ("tokens", torch.zeros(2, dtype=torch.int64), "tokens: expected .*int32"),
         ("features", torch.zeros(2, 3), "fuse: expected shape .* with C=3"),
-        ("lengths", torch.full((2,), 100_000, dtype=torch.int32), "block_table: sequence 0 needs"),
-        ("row_start", torch.tensor([0, 2, 2], dtype=torch.int32), "row_start: sequence 1 has no pair"),
+        ("lengths", torch.full((2,), 100_000, dtype=torch.int32), "block_table: request 0 needs"),
+        ("row_start", torch.tensor([0, 2, 2], dtype=torch.int32), "row_start: request 1 has no pair"),
         ("cos", torch.zeros(1, 8), "lengths: position"),
         ("children", torch.zeros(2, 3, 400, dtype=torch.int32), "children"),
         ("children", torch.zeros(2, 0, 2, dtype=torch.int32), "children"),
@@ -95,11 +95,11 @@ def test_wrong_arguments_are_named(call, name, wrong, message):
 
 def test_a_draft_past_the_pages_of_a_sequence_is_refused(call):
     call.place = CacheBatch(call.place.block_table[:, :1].contiguous(), call.place.lengths + 64)
-    with pytest.raises(ValueError, match="block_table: sequence 0 needs"):
+    with pytest.raises(ValueError, match="block_table: request 0 needs"):
         call()
 
 
 def test_features_that_are_no_numbers_are_refused(call):
-    call.features = call.features * float("nan")
+    call.hidden_states = call.hidden_states * float("nan")
     with pytest.raises(ValueError, match="features: level 0 has no distribution; logits: NaN"):
         call()

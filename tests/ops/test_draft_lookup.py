@@ -24,7 +24,7 @@ def lookup(backend, rows, finals, active, nodes, ngrams=NGRAMS):
 
 
 def check(tree, chains, nodes):
-    """The rows of every sequence are its chain, then padding."""
+    """The rows of every request are its chain, then padding."""
     words = tree.ancestors.shape[1]
     for b, expected in enumerate(chains):
         rows, used = slice(b * nodes, (b + 1) * nodes), len(expected)
@@ -65,7 +65,7 @@ def test_a_chain_ends_where_the_sequence_will(cuda_backend):
         check(tree, chains, 8)
 
 
-def test_idle_sequences_are_padding(cuda_backend):
+def test_idle_requests_are_padding(cuda_backend):
     rows = [[5, 6, 5], [5, 6, 5], [5, 6, 5]]
     tree, chains = lookup(cuda_backend, rows, [9] * 3, [0, 1, 0], 3)
     assert [len(c) for c in chains] == [0, 3, 0]

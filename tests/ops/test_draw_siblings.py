@@ -14,11 +14,11 @@ SIBLINGS = 5
 
 
 def case(vocab: int, seed: int) -> tuple[Batch, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Every set of parameters, the draft's logits [R, V] at one node each, those nodes and their sequences."""
+    """Every set of parameters, the draft's logits [R, V] at one node each, those nodes and their requests."""
     count = len(PARAMS)
     batch = make_batch([comb(7)] * count, list(PARAMS.values()), vocab, seed=seed)
-    sequences = torch.arange(count, dtype=torch.int32)
-    return batch, 2 * randn(count, vocab, seed=seed + 50), (sequences * 3 + seed) % 7, sequences
+    requests = torch.arange(count, dtype=torch.int32)
+    return batch, 2 * randn(count, vocab, seed=seed + 50), (requests * 3 + seed) % 7, requests
 
 
 def drawn_at_roots(logits: torch.Tensor, batch: Batch, nodes: torch.Tensor) -> list[int]:
@@ -37,11 +37,11 @@ def drawn_at_roots(logits: torch.Tensor, batch: Batch, nodes: torch.Tensor) -> l
 @pytest.mark.parametrize("vocab", [5, 17, 64, 130, 700])
 def test_siblings_are_those_of_the_reference(vocab, how):
     for seed in range(3):
-        batch, logits, nodes, sequences = case(vocab, seed)
+        batch, logits, nodes, requests = case(vocab, seed)
         index = torch.arange(vocab, dtype=torch.int32).roll(1) if seed == 2 else None
         if index is not None:
             index[::3] = -1
-        where = (logits, nodes, batch.tree, sequences, batch.params, batch.history, SIBLINGS)
+        where = (logits, nodes, batch.tree, requests, batch.params, batch.history, SIBLINGS)
         options = {"replacement": False, "index": index, **how}
         assert torch.equal(draw_siblings(*where, **options), draw_siblings_reference(*where, **options))
 
@@ -50,8 +50,8 @@ def test_siblings_are_those_of_the_reference(vocab, how):
 def test_the_first_sibling_as_match_is_what_match_draws_of_the_same_logits(vocab):
     alone = own = 0
     for seed in range(8):
-        batch, logits, nodes, sequences = case(vocab, seed)
-        where = (logits, nodes, batch.tree, sequences, batch.params, batch.history)
+        batch, logits, nodes, requests = case(vocab, seed)
+        where = (logits, nodes, batch.tree, requests, batch.params, batch.history)
         expected = drawn_at_roots(logits, batch, nodes)
         for count in (1, SIBLINGS):
             drawn = draw_siblings(*where, count, False, as_match=True)
@@ -65,9 +65,9 @@ def test_the_first_sibling_as_match_is_what_match_draws_of_the_same_logits(vocab
 
 
 def test_no_filtered_token_is_drawn_as_match():
-    batch, logits, nodes, sequences = case(700, 1)
+    batch, logits, nodes, requests = case(700, 1)
     logits[:, 1::2] = -torch.inf
-    where = (logits, nodes, batch.tree, sequences, batch.params, batch.history)
+    where = (logits, nodes, batch.tree, requests, batch.params, batch.history)
     drawn = dict(zip(PARAMS, draw_siblings(*where, SIBLINGS, False, as_match=True), strict=True))
     assert all((row[row >= 0] % 2 == 0).all() for row in drawn.values())
     assert (drawn["top_k"] >= 0).sum() == PARAMS["top_k"].top_k < SIBLINGS
@@ -75,6 +75,6 @@ def test_no_filtered_token_is_drawn_as_match():
 
 
 def test_the_noise_of_match_and_replacement_are_refused_together():
-    batch, logits, nodes, sequences = case(5, 0)
+    batch, logits, nodes, requests = case(5, 0)
     with pytest.raises(ValueError, match=r"^replacement: expected False, the noise of match would repeat one token"):
-        draw_siblings(logits, nodes, batch.tree, sequences, batch.params, batch.history, 2, True, as_match=True)
+        draw_siblings(logits, nodes, batch.tree, requests, batch.params, batch.history, 2, True, as_match=True)

@@ -196,22 +196,22 @@ def test_rope_cache_matches_its_reference_for_every_head_dim(cuda_backend, dim, 
     check_rope(cuda_backend, rope_arguments(trees, lengths, 3, 1, dim, torch.float32, norms), 3, dim)
 
 
-@pytest.mark.parametrize("earlier", [1, 5])
-def test_rope_cache_writes_the_later_nodes_where_the_whole_tree_has_them(cuda_backend, earlier):
+@pytest.mark.parametrize("first_node", [1, 5])
+def test_rope_cache_writes_the_later_nodes_where_the_whole_tree_has_them(cuda_backend, first_node):
     trees, lengths = [comb(20), chain(5), random_tree(9)], [70, 0, 62]
     arguments = rope_arguments(trees, lengths, 4, 2, 16, torch.float32)
     whole = roped(cuda_backend, arguments, 4, 16)
-    rows, starts = later_rows(arguments[-1], earlier)
+    rows, starts = later_rows(arguments[-1], first_node)
     later = [arguments[0][rows], *arguments[1:5], arguments[5][rows], *arguments[6:-1], starts]
     there = [None if x is None else cuda_backend.put(x.clone()) for x in later]
     for side, full in zip((6, 7), whole[1:], strict=True):
         there[side] = cuda_backend.put(full.clone())
         for b, (begin, end) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
-            for node in range(earlier, earlier + end - begin):
+            for node in range(first_node, first_node + end - begin):
                 slot = lengths[b] + node
                 there[side][int(arguments[8][b, slot // 64]), :, slot % 64] = POISON
     q = cuda_backend.put(torch.full((len(rows), 4, 16), POISON))
-    rope_cache(*there, q, EPS, earlier)
+    rope_cache(*there, q, EPS, first_node)
     assert torch.equal(q.cpu(), whole[0][rows])
     for side, full in zip((6, 7), whole[1:], strict=True):
         assert torch.equal(there[side].cpu().nan_to_num(POISON), full.nan_to_num(POISON))
@@ -234,7 +234,7 @@ def test_padding_rows_become_zeros_and_leave_the_cache_alone(cuda_backend, dtype
     trees, lengths = [chain(5), star(5), chain(5)], [60, 0, 7]
     arguments = rope_arguments(trees, lengths, 4, 2, 16, dtype)
     depths, row_start = arguments[5], arguments[10]
-    depths[3:5], depths[9], row_start[3] = -1, -1, 13  # the last two rows belong to no sequence
+    depths[3:5], depths[9], row_start[3] = -1, -1, 13  # the last two rows belong to no request
     arguments[0][13:] = torch.nan
     q, _, _ = check_rope(cuda_backend, arguments, 4, 16)
     padding = [3, 4, 9, 13, 14]

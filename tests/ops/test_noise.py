@@ -33,7 +33,7 @@ def test_philox_gives_the_published_numbers(key, counter, expected):
 
 
 def draw_natively(logits: torch.Tensor, seeds: list[int], positions: list[int]) -> list[int]:
-    """The tokens verify_tree draws at root-only trees, one sequence per (seed, position), all with the same logits."""
+    """The tokens verify_tree draws at root-only trees, one request per (seed, position), all with the same logits."""
     count = len(seeds)
     params = SamplingTable.of([SamplingParams(temperature=1.0)] * count, seeds)
     length = torch.tensor(positions, dtype=torch.int32)

@@ -87,7 +87,7 @@ def by_definition(c: Candidates, nodes: int) -> SelectedTrees:
 
 
 def random_candidates(rng: random.Random, batch: int, count: int) -> Candidates:
-    """Random trees with holes, scores of few values so that many are equal, limits, idle sequences."""
+    """Random trees with holes, scores of few values so that many are equal, limits, idle requests."""
     rows: list[tuple[list, list]] = []
     for _ in range(batch):
         parents, scores = [-1], [0.0]

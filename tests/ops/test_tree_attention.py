@@ -83,7 +83,7 @@ def test_every_sliding_window_matches_the_reference(window):
     check(*MIXED, window=window)
 
 
-def test_an_empty_batch_and_sequences_without_rows_are_accepted():
+def test_an_empty_batch_and_requests_without_rows_are_accepted():
     cache = make_cache([], [], 2, 8, torch.float32)
     assert attend(cache, queries(cache, 4), None).shape == (0, 4, 8)
     trees, lengths = [comb(5), [], star(3)], [10, 7, 0]
@@ -116,7 +116,7 @@ def test_a_chain_longer_than_any_tree_is_prefill(window):
 
 
 def decoded(cache: Cache, trees, lengths, q: torch.Tensor, window: int) -> torch.Tensor:
-    """Every node by plain decoding: its own sequence, its path's rows consecutive behind the prefix, one query."""
+    """Every node by plain decoding: its own request, its path's rows consecutive behind the prefix, one query."""
     own, rows = [], []
     for b, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
         keys, values = cache.rows(b, length + len(tree))
@@ -239,18 +239,18 @@ def test_ancestors_in_the_cases_agree_with_depths():
 
 
 @pytest.mark.parametrize("window", [0, 5, 70])
-@pytest.mark.parametrize("earlier", [1, 7, 40])
-def test_the_later_nodes_alone_have_the_bits_of_the_whole_tree(earlier, window):
+@pytest.mark.parametrize("first_node", [1, 7, 40])
+def test_the_later_nodes_alone_have_the_bits_of_the_whole_tree(first_node, window):
     trees, lengths = [comb(50), random_tree(41, 3), chain(64)], [129, 0, 63]
     cache = make_cache(trees, lengths, 2, 16, torch.float32)
     q, ancestors = queries(cache, 4), ancestor_bits(trees)
     whole = attend(cache, q, ancestors, window)
-    rows, cache.row_start = later_rows(cache.row_start, earlier)
+    rows, cache.row_start = later_rows(cache.row_start, first_node)
     out, expected = (torch.full_like(q[rows], torch.nan) for _ in range(2))
     arguments = (q[rows], *cache.place(), ancestors[rows])
-    tree_attention(*arguments, out, 0.25, window, earlier=earlier)
+    tree_attention(*arguments, out, 0.25, window, first_node=first_node)
     assert torch.equal(out, whole[rows])
-    tree_attention_reference(*arguments, expected, 0.25, window, earlier)
+    tree_attention_reference(*arguments, expected, 0.25, window, first_node)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -262,13 +262,13 @@ def test_a_chain_behind_earlier_nodes_needs_no_bits():
     rows, cache.row_start = later_rows(cache.row_start, 6)
     for op in (tree_attention, tree_attention_reference):
         out = torch.full_like(q[rows], torch.nan)
-        op(q[rows], *cache.place(), None, out, 0.25, 0, earlier=6)
+        op(q[rows], *cache.place(), None, out, 0.25, 0, first_node=6)
         torch.testing.assert_close(out, whole[rows], rtol=1e-4, atol=2e-5)
 
 
 def test_no_more_earlier_nodes_are_taken_than_a_tree_may_have():
     cache = make_cache([[-1]], [5], 2, 16, torch.float32)
-    for earlier in (-1, 256):
-        with pytest.raises(ValueError, match=f"^earlier: expected 0 to 255 nodes, got {earlier}"):
+    for first_node in (-1, 256):
+        with pytest.raises(ValueError, match=f"^first_node: expected 0 to 255 nodes, got {first_node}"):
             q = queries(cache, 4)
-            tree_attention(q, *cache.place(), ancestor_bits([[-1]]), q.clone(), 0.25, 0, earlier=earlier)
+            tree_attention(q, *cache.place(), ancestor_bits([[-1]]), q.clone(), 0.25, 0, first_node=first_node)

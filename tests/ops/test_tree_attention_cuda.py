@@ -1,6 +1,6 @@
 """tree_attention's CUDA kernels, simulated and on a GPU, against softmax attention over each node's path in float64.
 
-Slots that no node may read hold NaN, and so do outputs and workspaces before each run.
+GraphBatch that no node may read hold NaN, and so do outputs and workspaces before each run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Problem:
     cache: Cache
     q: torch.Tensor
     ancestors: torch.Tensor
-    rows: list[tuple[int, int] | None]  # (sequence, node), None for padding
+    rows: list[tuple[int, int] | None]  # (request, node), None for padding
 
     def arguments(self, backend: Backend, strict=False, window=0, out_dtype=torch.float32) -> tuple:
         poison = torch.full_like(self.q, torch.nan, dtype=out_dtype)
@@ -135,7 +135,7 @@ def test_every_prefix_length_matches(cuda_backend, length, dtype, strict):
 
 @all_kernels
 @pytest.mark.parametrize("heads, kv_heads", [*HEADS, (7, 1), (40, 2)])
-def test_sequences_of_different_lengths_and_trees_share_a_call(cuda_backend, heads, kv_heads, dtype, strict):
+def test_requests_of_different_lengths_and_trees_share_a_call(cuda_backend, heads, kv_heads, dtype, strict):
     check(cuda_backend, *MIXED, dtype, strict, heads=heads, kv_heads=kv_heads)
 
 
@@ -159,7 +159,7 @@ def test_padding_becomes_zeros_and_its_slots_are_not_read(cuda_backend, dtype, s
 
 
 @kernels
-def test_many_short_sequences_and_none_with_rows_are_accepted(cuda_backend, dtype, strict):
+def test_many_short_requests_and_none_with_rows_are_accepted(cuda_backend, dtype, strict):
     check(cuda_backend, [[-1], [], chain(2)] * 23, list(range(69)), dtype, strict, kv_heads=1)
     check(cuda_backend, [[], [], []], [5, 0, 64], dtype, strict)
     check(cuda_backend, [], [], dtype, strict, words=1)
@@ -228,7 +228,7 @@ STRICT_SIZES = [(2, 1, 8, 0), (6, 2, 64, 0), (6, 2, 64, 70), (2, 1, 128, 0), (9,
 
 
 def moved(case: Problem, in_prefix: bool) -> tuple[Problem, list[int]]:
-    """Every node as the last of a sequence of its own, on a chain or behind a prefix; and where those rows are."""
+    """Every node as the last of a request of its own, on a chain or behind a prefix; and where those rows are."""
     trees, lengths, rows, queries = [], [], [], []
     for row, (b, node) in enumerate(case.rows):
         length, path = case.lengths[b], path_to(case.trees[b], node)
@@ -316,17 +316,17 @@ def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, mes
 
 
 @all_kernels
-@pytest.mark.parametrize("earlier", [1, 9, 40])
-def test_the_later_nodes_alone_are_those_of_the_whole_tree(cuda_backend, earlier, dtype, strict):
-    """One of the sequences is idle: its rows are padding, and what earlier passes would have written is not there."""
+@pytest.mark.parametrize("first_node", [1, 9, 40])
+def test_the_later_nodes_alone_are_those_of_the_whole_tree(cuda_backend, first_node, dtype, strict):
+    """One of the requests is idle: its rows are padding, and what earlier passes would have written is not there."""
     trees, lengths = [comb(50), [], random_tree(50, 3), chain(49)], [129, 70, 0, 63]
     for heads, kv_heads in ((4, 2), (40, 2)):
         case = problem(trees, lengths, heads, kv_heads, dtype=dtype, width=50)
         expected, whole = case.expected(), case.run(cuda_backend, strict)
-        rows, case.cache.row_start = later_rows(case.cache.row_start, earlier)
+        rows, case.cache.row_start = later_rows(case.cache.row_start, first_node)
         case.q, case.ancestors = case.q[rows], case.ancestors[rows]
         arguments = case.arguments(cuda_backend, strict)
-        module.tree_attention(*arguments, earlier=earlier)
+        module.tree_attention(*arguments, first_node=first_node)
         out = arguments[7].cpu()
         assert close(out, expected[rows], TOLERANCE[torch.float32 if strict else dtype])
         assert (out[[case.rows[row] is None for row in rows]] == 0).all()

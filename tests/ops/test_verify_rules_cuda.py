@@ -111,8 +111,8 @@ def random_case(seed: int, cases: int, vocab: int, only_chains: bool) -> Case:
 
 
 def run(backend, case: Case, rule) -> Accepted:
-    sequences, vocab = len(case.batch.params.seed), case.batch.logits.shape[1]
-    workspace = VerifyWorkspace(sequences, vocab, device=backend.device, weights=True)
+    requests, vocab = len(case.batch.params.seed), case.batch.logits.shape[1]
+    workspace = VerifyWorkspace(requests, vocab, device=backend.device, weights=True)
     workspace.weights.fill_(-77)
     draft = case.draft.to(backend.device)
     accepted = verify_tree(*case.batch.to(backend.device).arguments(), workspace, rule, draft)
@@ -143,8 +143,8 @@ def test_random_cases_match_the_cpu(cuda_backend, spec):
 
 
 @pytest.mark.parametrize("spec", RULES)
-def test_padding_and_idle_sequences_change_nothing_for_the_others(cuda_backend, spec):
-    """The rows of a graph: as many per sequence, whatever the trees need; the second sequence is idle."""
+def test_padding_and_idle_requests_change_nothing_for_the_others(cuda_backend, spec):
+    """The rows of a graph: as many per request, whatever the trees need; the second request is idle."""
     rule, vocab, width = parse_rule(spec), 30, 6
     batch = make_batch([chain(4), [-1], chain(6)], [PARAMS["everything"], PARAMS["plain"], PARAMS["cold"]], vocab)
     plain = Case(batch, DraftLogits(randn(11, vocab, seed=3), torch.arange(11, dtype=torch.int32)))
@@ -182,8 +182,8 @@ def test_a_root_without_a_distribution_gives_no_token(cuda_backend, spec, bad):
 def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement, as_match):
     names = list(PARAMS)
     batch = make_batch([comb(4) if i % 2 else chain(3) for i in range(len(names))], [PARAMS[n] for n in names], vocab)
-    sequences = torch.arange(len(names), dtype=torch.int32)
-    nodes = (sequences % 3).int()
+    requests = torch.arange(len(names), dtype=torch.int32)
+    nodes = (requests % 3).int()
     index = None if vocab % 2 else torch.arange(vocab, dtype=torch.int32).roll(1)
     if index is not None and vocab > 2:
         index[::3] = -1
@@ -191,7 +191,7 @@ def test_drawn_siblings_match_the_cpu(cuda_backend, vocab, replacement, as_match
     logits = randn(len(names), vocab, seed=5)
 
     def draw(put, tree, params, history, *rest):
-        where = (put(logits), put(nodes), tree, put(sequences), params, history)
+        where = (put(logits), put(nodes), tree, put(requests), params, history)
         return draw_siblings(*where, *rest, index=places, as_match=as_match).cpu()
 
     places = index if index is None else cuda_backend.put(index)
@@ -207,9 +207,9 @@ def test_rows_of_siblings_that_are_padding_or_have_no_distribution_give_none(cud
     batch = make_batch([chain(3)] * 4, [PARAMS["everything"]] * 4, 20).to(cuda_backend.device)
     logits = randn(4, 20)
     logits[2, 7] = torch.nan
-    nodes, sequences = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2, -1], [-1, 1, 2, 3]))
+    nodes, requests = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2, -1], [-1, 1, 2, 3]))
     put = cuda_backend.put
-    found = draw_siblings(put(logits), put(nodes), batch.tree, put(sequences), batch.params, batch.history, 2, False)
+    found = draw_siblings(put(logits), put(nodes), batch.tree, put(requests), batch.params, batch.history, 2, False)
     assert (found[[0, 2, 3]] == -1).all() and (found[1] >= 0).all()
 
 
@@ -219,8 +219,8 @@ def test_rows_of_nodes_beyond_their_tree_or_the_largest_one_give_none(cuda_backe
     tree = TreeBatch(
         put(torch.full((300,), 7, dtype=torch.int32)), put(parents), torch.empty(0), put(starts), None, 300
     )
-    nodes, sequences = (put(torch.tensor(x, dtype=torch.int32)) for x in ([299, 255, 0], [0, 0, 1]))
-    found = draw_siblings(put(randn(3, 20)), nodes, tree, sequences, batch.params, batch.history, 2, False)
+    nodes, requests = (put(torch.tensor(x, dtype=torch.int32)) for x in ([299, 255, 0], [0, 0, 1]))
+    found = draw_siblings(put(randn(3, 20)), nodes, tree, requests, batch.params, batch.history, 2, False)
     assert (found[[0, 2]] == -1).all() and (found[1] >= 0).all()
 
 

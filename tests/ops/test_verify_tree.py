@@ -33,7 +33,7 @@ def check(batch: Batch) -> Accepted:
 
 
 def roots(logits: torch.Tensor, params: list[SamplingParams], seeds: list[int] | None = None) -> list[int]:
-    """What root-only trees draw, one sequence per row of logits."""
+    """What root-only trees draw, one request per row of logits."""
     count = len(logits)
     table = SamplingTable.of(params, seeds or [0] * count)
     tree = TreeBatch.chains([[0]] * count, CPU)
@@ -54,7 +54,7 @@ def test_a_batch_may_mix_all_parameters_and_shapes():
     batch = make_batch(trees, [PARAMS[name] for name in names], 77, seed=5)
     together = check(batch)
     starts = batch.tree.row_start.tolist()
-    for b in range(0, len(names), 5):  # and no sequence depends on the others
+    for b in range(0, len(names), 5):  # and no request depends on the others
         rows = slice(starts[b], starts[b + 1])
         tree = TreeBatch.of([DraftTree(batch.tree.tokens[rows].tolist(), batch.tree.parents[rows].tolist())], CPU)
         table = SamplingTable.of([PARAMS[names[b]]], [int(batch.params.seed[b])])
@@ -75,7 +75,7 @@ def test_every_node_count_matches_the_reference(nodes):
 
 def test_more_than_256_nodes_are_refused():
     tree = TreeBatch.chains([[0] * 257], CPU)
-    with pytest.raises(ValueError, match=r"^row_start: sequence 0 has 257 nodes"):
+    with pytest.raises(ValueError, match=r"^row_start: request 0 has 257 nodes"):
         verify_tree(randn(257, 8), tree, SamplingTable.of([SamplingParams()], [0]), history_of([[0]], [0]))
 
 
@@ -155,7 +155,7 @@ def test_scores_without_a_distribution_are_refused_where_the_walk_meets_them(bad
         poisoned[4 + node, 17] = -torch.inf if bad is None else bad
         arguments = (poisoned, batch.tree, batch.params, batch.history, workspace)
         if node in visited:
-            with pytest.raises(ValueError, match=rf"^logits: row {4 + node} \(sequence 1"):
+            with pytest.raises(ValueError, match=rf"^logits: row {4 + node} \(request 1"):
                 verify_tree(*arguments)
             assert not workspace.counts.any()
         else:
@@ -208,7 +208,7 @@ def test_a_row_without_a_token_is_refused_where_the_walk_meets_it():
         unknown[4 + node] = -1
         if node in visited:
             position = int(batch.history.length[1]) + visited.index(node)
-            with pytest.raises(ValueError, match=rf"^logits: row {4 + node} \(sequence 1, position {position}\)"):
+            with pytest.raises(ValueError, match=rf"^logits: row {4 + node} \(request 1, position {position}\)"):
                 verify_tree(unknown, *batch.arguments()[1:], workspace)
         else:
             assert equal(verify_tree(unknown, *batch.arguments()[1:], workspace), reached)

@@ -199,8 +199,8 @@ def test_scores_driven_out_of_float32_by_a_parameter_give_no_token(cuda_backend,
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["logits", "drawn"])
-def test_padding_and_idle_sequences_change_nothing_for_the_others(cuda_backend, known):
-    """The rows of a graph: 7 per sequence, whatever the trees need; the second and the last sequence are idle."""
+def test_padding_and_idle_requests_change_nothing_for_the_others(cuda_backend, known):
+    """The rows of a graph: 7 per request, whatever the trees need; the second and the last request are idle."""
     width, names = 7, ["everything", "plain", "repetition", "greedy bias", "plain"]
     trees = [random_tree(5), [-1], comb(7), chain(3), [-1]]
     batch = make_batch(trees, [PARAMS[name] for name in names], 50, seed=9)

@@ -201,11 +201,11 @@ def test_draft_logits_without_a_distribution_are_refused_by_their_name(rule, tem
         poisoned = draft.logits.clone()
         poisoned[2, slice(None) if bad is None else 17] = -torch.inf if bad is None else bad
         what = dataclasses.replace(draft, logits=poisoned)
-        with pytest.raises(ValueError, match=r"^draft_logits: row 2 \(sequence 1, position \d+\) has NaN or infinite"):
+        with pytest.raises(ValueError, match=r"^draft_logits: row 2 \(request 1, position \d+\) has NaN or infinite"):
             verify_tree(*batch.arguments(), rule=parse_rule(rule), draft=what)
         assert torch.equal(verify_tree(*batch.arguments(), draft=what).bonus, verify_tree(*batch.arguments()).bonus)
     batch.logits[3, 17] = torch.nan
-    with pytest.raises(ValueError, match=r"^logits: row 3 \(sequence 1"):
+    with pytest.raises(ValueError, match=r"^logits: row 3 \(request 1"):
         verify_tree(*batch.arguments(), rule=parse_rule(rule), draft=draft)
 
 
@@ -215,8 +215,8 @@ def test_a_drafter_s_bad_logits_are_an_error_and_the_engine_stays_usable(monkeyp
     expected = engine.generate(PROMPTS[0], params).token_ids
     draft = engine.drafter.draft_with_logits
 
-    def poisoned(sequences, sampled):
-        trees, logits = draft(sequences, sampled)
+    def poisoned(requests, sampled):
+        trees, logits = draft(requests, sampled)
         logits.logits[0, 3] = torch.nan
         return trees, logits
 
@@ -235,7 +235,7 @@ def test_siblings_are_not_drawn_from_scores_without_a_distribution(bad):
     logits[1, slice(None) if bad is None else 7] = -torch.inf if bad is None else bad
     rest = (batch.params, batch.history, 2, False)
     root = torch.zeros_like(both)
-    with pytest.raises(ValueError, match=r"^logits: row 1 of the drafter \(sequence 1, node 0\) has NaN or infinite"):
+    with pytest.raises(ValueError, match=r"^logits: row 1 of the drafter \(request 1, node 0\) has NaN or infinite"):
         draw_siblings(logits, root, batch.tree, both, *rest)
     assert draw_siblings(logits[:1], root[:1], batch.tree, both[:1], *rest).tolist() == [[0, -1]]
     with pytest.raises(ValueError, match=r"^drawn: expected at least one column"):

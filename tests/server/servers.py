@@ -131,5 +131,5 @@ def total(address: str, name: str) -> float:
 
 def settled(address: str) -> None:
     """Waits until nobody is left and everything is given back."""
-    names = ("sequences_running", "sequences_waiting", "cache_pages_used", "http_streams")
+    names = ("requests_running", "requests_waiting", "cache_pages_used", "http_streams")
     until(lambda: all(total(address, name) == 0 for name in names))

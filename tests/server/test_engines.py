@@ -155,7 +155,7 @@ def test_requests_of_different_engines_run_side_by_side(slow):
     with served() as address:
         bodies = [LONG | {"speculation": each} for each in ({}, {"off": True}, {"rule": "rejection"})]
         threads = [streaming(address, body, stop) for body in bodies]
-        assert total(address, "sequences_running") == 3
+        assert total(address, "requests_running") == 3
         stop.set()
         for thread in threads:
             thread.join()

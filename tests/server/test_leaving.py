@@ -25,12 +25,12 @@ def test_a_client_that_leaves_a_stream_frees_its_place_and_its_pages(slow, n):
     stop = threading.Event()
     with served() as address:
         threads = [streaming(address, LONG | {"n": n}, stop) for _ in range(3)]
-        assert total(address, "sequences_running") == 3 * n and total(address, "cache_pages_used") > 0
+        assert total(address, "requests_running") == 3 * n and total(address, "cache_pages_used") > 0
         stop.set()
         for thread in threads:
             thread.join()
         settled(address)
-        finished = metrics(address)["specengine_sequences_finished_total"].samples
+        finished = metrics(address)["specengine_requests_finished_total"].samples
         assert finished == {("", (("reason", "cancelled"), *LABELS)): 3 * n}
 
 
@@ -47,9 +47,9 @@ def test_a_client_that_leaves_before_it_hears_anything_is_noticed(slow, stream):
             body = json.dumps(LONG | {"stream": stream}).encode()
             head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: total(address, "sequences_waiting") == 1)
-        until(lambda: total(address, "sequences_waiting") == 0)
-        assert total(address, "sequences_running") == 1
+            until(lambda: total(address, "requests_waiting") == 1)
+        until(lambda: total(address, "requests_waiting") == 0)
+        assert total(address, "requests_running") == 1
         stop.set()
         first.join()
         settled(address)
@@ -88,7 +88,7 @@ def test_a_pass_that_fails_is_an_error_of_its_requests_alone(monkeypatch, when):
     cycle, failing = Engine._cycle, [False]
 
     def sometimes(self, batch):
-        if failing[0] and all(len(s.tokens) - s.prompt_length >= when for s in batch.sequences):
+        if failing[0] and all(len(s.tokens) - s.prompt_length >= when for s in batch.requests):
             failing[0] = False
             raise RuntimeError("the planted failure")
         return cycle(self, batch)

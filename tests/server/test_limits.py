@@ -203,12 +203,12 @@ def test_a_full_queue_gets_503_and_loses_nothing_that_was_taken(slow):
         waiting = [threading.Thread(target=lambda: results.append(chat(address))) for _ in range(2)]
         for thread in waiting:
             thread.start()
-        until(lambda: total(address, "sequences_waiting") == 2)
+        until(lambda: total(address, "requests_waiting") == 2)
         for body in (ASK, ASK | {"stream": True}):
             response = chat(address, body)
             assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
             assert problem(response)["code"] == "overloaded"
-        assert total(address, "sequences_refused_total") == 2
+        assert total(address, "requests_refused_total") == 2
         stop.set()
         for thread in (first, *waiting):
             thread.join()

@@ -115,11 +115,11 @@ def test_an_answer_can_be_stopped(chromium, slow):
             page.fill("#tokens", "400")
             ask(page, QUESTION)
             page.wait_for_selector(".text span")
-            assert total(address, "sequences_running") == 1
+            assert total(address, "requests_running") == 1
             page.click("#stop")
             page.wait_for_selector(".verdict:not([hidden])")
             assert page.locator(".verdict").inner_text() == "stopped" and shown(page)
-            until(lambda: total(address, "sequences_running") == 0)
+            until(lambda: total(address, "requests_running") == 0)
         settled(address)
 
 

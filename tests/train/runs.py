@@ -69,6 +69,6 @@ def trainer(
 ) -> Trainer:  # fmt: skip
     torch.set_num_threads(1)
     made = made or objective()
-    store = StateStore(TargetStates(TARGET, made.taps, made.kv_layers).of, None, {})
+    store = StateStore(TargetStates(TARGET, made.hidden_state_layers, made.kv_layers).of, None, {})
     options = {"about": about or {}, "publish": publish, "show": show}
     return Trainer(made, corpus(out.parent / "data"), store.states, config, out, world or World(CPU), **options)

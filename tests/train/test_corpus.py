@@ -68,11 +68,11 @@ def test_states_do_not_depend_on_how_a_text_is_cut_into_passes(tmp_path):
     tokens = corpus(tmp_path).training[0].dialogue.tokens
     whole = TargetStates(TARGET, (2, 3, 4), (5, 6)).of(tokens)
     parts = TargetStates(TARGET, (2, 3, 4), (5, 6), rows=5).of(tokens)
-    for name in ("greedy", "last", "tapped", "keys", "values"):
+    for name in ("greedy", "last", "at_layers", "keys", "values"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-4)
     assert torch.equal(whole.greedy.long(), TARGET.logits(whole.last).argmax(-1))
     assert whole.keys.shape == (2, CONFIG.num_kv_heads, len(tokens), CONFIG.head_dim)
-    assert whole.tapped.shape == (len(tokens), 3, CONFIG.hidden_size)
+    assert whole.at_layers.shape == (len(tokens), 3, CONFIG.hidden_size)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
@@ -83,7 +83,7 @@ def test_kept_states_are_made_once_and_rounded_to_float16(tmp_path, on_disk):
     one = made.training[0]
     first, second = store.states(one.number, one.dialogue), store.states(one.number, one.dialogue)
     assert len(calls) == 1
-    assert torch.equal(first.tapped, second.tapped)
+    assert torch.equal(first.at_layers, second.at_layers)
     torch.testing.assert_close(first.last.float(), states.of(one.dialogue.tokens).last, rtol=1e-3, atol=1e-3)
 
 

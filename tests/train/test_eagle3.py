@@ -19,11 +19,11 @@ def made(**options):
     return randomised(Eagle3Objective(frozen(), Options(levels=LEVELS, **options)))
 
 
-def step_states(w, tapped, embedded, steps):
+def step_states(w, at_layers, embedded, steps):
     """[steps][T] outputs for one dialogue. embedded: [T + steps] of tokens 1, 2, .. ; w: exported tensors."""
-    rows, eps = len(tapped), SHAPE.rms_norm_eps
+    rows, eps = len(at_layers), SHAPE.rms_norm_eps
     x, mid = [], w.of("midlayer.")
-    for states in tapped:
+    for states in at_layers:
         parts = list(states.double())
         if "fc_norm.0.weight" in w:
             parts = [straight.rms(part, w(f"fc_norm.{i}.weight"), eps) for i, part in enumerate(parts)]
@@ -54,7 +54,7 @@ def test_the_loss_is_that_of_steps_done_one_by_one(fc_norm):
     expected, rows = torch.zeros(LEVELS, dtype=torch.float64), torch.zeros(LEVELS)
     for b, length in enumerate(given.lengths.tolist()):
         embedded = objective.frozen.embed(torch.cat([given.tokens[b, 1:length], torch.zeros(LEVELS + 1).long()]))
-        steps = step_states(tensors, given.tapped[b, :length], embedded, LEVELS)
+        steps = step_states(tensors, given.at_layers[b, :length], embedded, LEVELS)
         for step, states in enumerate(steps):
             for t in range(length):
                 guessed = t + 1 + step
@@ -75,12 +75,12 @@ def test_the_loss_is_that_of_steps_done_one_by_one(fc_norm):
 
 def test_a_row_sees_nothing_later_than_itself():
     network = made().network
-    given = batch(taps=3, lengths=(12,), wanted_from=(4,))
+    given = batch(hidden_state_layers=3, lengths=(12,), wanted_from=(4,))
     embedded = frozen().embed(ahead(given.tokens, 1))
-    before = network(given.tapped, embedded, LEVELS)
-    tapped, changed = given.tapped.clone(), embedded.clone()
-    tapped[:, 7], changed[:, 7] = 1.0, -1.0
-    after = network(tapped, changed, LEVELS)
+    before = network(given.at_layers, embedded, LEVELS)
+    at_layers, changed = given.at_layers.clone(), embedded.clone()
+    at_layers[:, 7], changed[:, 7] = 1.0, -1.0
+    after = network(at_layers, changed, LEVELS)
     for step, (old, new) in enumerate(zip(before, after, strict=True)):
         same = (old == new).all(-1)[0].tolist()
         first = 7 - step  # reads the changed embedding as its own
@@ -90,11 +90,11 @@ def test_a_row_sees_nothing_later_than_itself():
 def test_the_step_keys_of_other_rows_are_not_seen():
     """Only the first step's are: a later embedding of another row changes nothing, and the row's own does."""
     network = made().network
-    given = batch(taps=3, lengths=(12,), wanted_from=(4,))
+    given = batch(hidden_state_layers=3, lengths=(12,), wanted_from=(4,))
     embedded = frozen().embed(ahead(given.tokens, 1))
     longer = embedded.clone()
     longer[:, 9] = 1.0  # read at step 2 by row 7, at step 3 by row 6
-    old, new = network(given.tapped, embedded, 4), network(given.tapped, longer, 4)
+    old, new = network(given.at_layers, embedded, 4), network(given.at_layers, longer, 4)
     assert (old[2][0, :7] == new[2][0, :7]).all() and (old[2][0, 7] != new[2][0, 7]).any()
     # row 8 has read it one step earlier; row 7's later steps must not have
     assert (old[3][0, :6] == new[3][0, :6]).all() and (old[3][0, 6] != new[3][0, 6]).any()
@@ -102,10 +102,10 @@ def test_the_step_keys_of_other_rows_are_not_seen():
 
 def test_rows_that_are_only_attended_change_nothing():
     network = made().network
-    given = batch(taps=3)
+    given = batch(hidden_state_layers=3)
     embedded = frozen().embed(ahead(given.tokens, 1))
-    whole = network(given.tapped, embedded, LEVELS)
-    part = network(given.tapped, embedded, LEVELS, first=5)
+    whole = network(given.at_layers, embedded, LEVELS)
+    part = network(given.at_layers, embedded, LEVELS, first=5)
     for all_rows, some in zip(whole, part, strict=True):
         torch.testing.assert_close(some, all_rows[:, 5:], rtol=1e-5, atol=1e-5)
 
@@ -143,8 +143,8 @@ def test_fused_states_are_brought_to_one_scale_that_the_checkpoint_has_in_it():
     objective.prepare(given)
     network = objective.network
     torch.testing.assert_close(network.tap_scale, torch.tensor([3.0, 61, 65]), rtol=0.2, atol=0)
-    stored = given.tapped.flatten(-2) @ objective.export()[1]["fc.weight"].T
-    torch.testing.assert_close(stored, network.fused(given.tapped), rtol=1e-4, atol=1e-5)
+    stored = given.at_layers.flatten(-2) @ objective.export()[1]["fc.weight"].T
+    torch.testing.assert_close(stored, network.fused(given.at_layers), rtol=1e-4, atol=1e-5)
     assert 0.5 < stored[given.wanted].std() < 2
 
 

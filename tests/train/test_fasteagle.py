@@ -19,18 +19,18 @@ def batch(lengths=(9, 6), seed=0) -> TrainingBatch:
     lengths = torch.tensor(lengths)
     inside = torch.arange(width) < lengths[:, None]
     wanted = (torch.arange(width) >= 2) & (torch.arange(width) < lengths[:, None] - 1)
-    last, tapped = torch.randn(len(lengths), width, size), torch.randn(len(lengths), width, 3, size)
-    return TrainingBatch(tokens * inside, lengths, wanted, tokens, last, tapped * inside[..., None, None])
+    last, at_layers = torch.randn(len(lengths), width, size), torch.randn(len(lengths), width, 3, size)
+    return TrainingBatch(tokens * inside, lengths, wanted, tokens, last, at_layers * inside[..., None, None])
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_row_t_reads_features_up_to_t_and_tokens_up_to_t_plus_1(parallel):
     torch.manual_seed(0)
     network = FastEagleNetwork(SHAPE, 3, 3, parallel=parallel)
-    tapped, embedded = torch.randn(1, 8, 3, 64), torch.randn(1, 8, 64)
-    before = network(tapped, embedded)
-    tapped[:, 5:], embedded[:, 5:] = torch.randn(1, 3, 3, 64), torch.randn(1, 3, 64)
-    for old, new in zip(before, network(tapped, embedded), strict=True):
+    at_layers, embedded = torch.randn(1, 8, 3, 64), torch.randn(1, 8, 64)
+    before = network(at_layers, embedded)
+    at_layers[:, 5:], embedded[:, 5:] = torch.randn(1, 3, 3, 64), torch.randn(1, 3, 64)
+    for old, new in zip(before, network(at_layers, embedded), strict=True):
         assert torch.equal(old[:, :5], new[:, :5])
         assert not torch.isclose(old[:, 5], new[:, 5]).any(-1).all()
 
@@ -51,7 +51,7 @@ def test_the_loss_is_the_published_one(feature_sum):
     options = FastEagleOptions(levels=3, start="random", feature_sum=feature_sum)
     made, x = objective(options=options), batch()
     total, report = made.loss(x)
-    states = made.network(x.tapped, made.frozen.embed(ahead(x.tokens, 1)) * made._scale)
+    states = made.network(x.at_layers, made.frozen.embed(ahead(x.tokens, 1)) * made._scale)
     target_logits, expected = x.last @ made.frozen.head.T, 0.0
     for i, state in enumerate(states, start=1):
         for b, t in ahead(x.wanted, i).nonzero().tolist():
@@ -67,7 +67,7 @@ def test_a_batch_costs_what_its_dialogues_cost_alone():
     made, x = objective(), batch()
     alone = 0.0
     for b, length in enumerate(x.lengths.tolist()):
-        cut = [f[b : b + 1, :length] for f in (x.tokens, x.wanted, x.greedy, x.last, x.tapped)]
+        cut = [f[b : b + 1, :length] for f in (x.tokens, x.wanted, x.greedy, x.last, x.at_layers)]
         alone += made.loss(TrainingBatch(cut[0], x.lengths[b : b + 1], *cut[1:]))[0]
     torch.testing.assert_close(made.loss(x)[0], alone)
 
@@ -95,7 +95,9 @@ def test_the_stored_weights_read_plain_embeddings():
     loaded = FastEagleNetwork(SHAPE, 3, 3)
     loaded.load_state_dict(tensors)
     embedded = made.frozen.embed(ahead(x.tokens, 1))
-    for ours, theirs in zip(made.network(x.tapped, embedded * made._scale), loaded(x.tapped, embedded), strict=True):
+    for ours, theirs in zip(
+        made.network(x.at_layers, embedded * made._scale), loaded(x.at_layers, embedded), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 

@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-from specengine.train.objectives import draft_model
-from specengine.train.objectives import eagle
-from specengine.train.objectives import eagle3
-from specengine.train.objectives import glide
-from specengine.train.objectives import medusa
+from specengine.train.objectives import draft_model, eagle, eagle3, glide, medusa
 from tests.train.tiny import batch_for, frozen, padded, randomised
 
 KINDS = {

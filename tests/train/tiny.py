@@ -26,7 +26,7 @@ def frozen(vocabulary=(0, 2, 3, 5, *range(20, 55)), config=CONFIG):
     )
 
 
-def batch(lengths=(17, 11), wanted_from=(6, 4), taps=0, kv_layers=0, seed=0, config=CONFIG):
+def batch(lengths=(17, 11), wanted_from=(6, 4), hidden_state_layers=0, kv_layers=0, seed=0, config=CONFIG):
     """Random states, spread as those of a real target are; what it says most likely follows from them."""
     g = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
@@ -35,7 +35,10 @@ def batch(lengths=(17, 11), wanted_from=(6, 4), taps=0, kv_layers=0, seed=0, con
     real = row < counts[:, None]
     last = torch.randn(*shape, config.hidden_size, generator=g) * real[..., None]
     head = RandomCheckpoint(config).read("lm_head.weight")
-    tapped = torch.randn(*shape, taps, config.hidden_size, generator=g) * torch.tensor([3.0, 61, 65])[:taps, None]
+    at_layers = (
+        torch.randn(*shape, hidden_state_layers, config.hidden_size, generator=g)
+        * torch.tensor([3.0, 61, 65])[:hidden_state_layers, None]
+    )
     cached = torch.randn(2, kv_layers, shape[0], config.num_kv_heads, shape[1], config.head_dim, generator=g)
     keys = rotated(cached[0], *rope_tables(config, shape[1]))
     return TrainingBatch(
@@ -44,14 +47,14 @@ def batch(lengths=(17, 11), wanted_from=(6, 4), taps=0, kv_layers=0, seed=0, con
         wanted=(row >= torch.tensor(wanted_from)[:, None]) & (row < counts[:, None] - 1),
         greedy=(last @ head.T).argmax(-1) * real,
         last=last,
-        tapped=tapped * real[..., None, None] if taps else None,
+        at_layers=at_layers * real[..., None, None] if hidden_state_layers else None,
         keys=keys * real[:, None, :, None] if kv_layers else None,
         values=cached[1] * real[:, None, :, None] if kv_layers else None,
     )
 
 
 def batch_for(objective, **changes):
-    return batch(taps=len(objective.taps), kv_layers=len(objective.kv_layers), **changes)
+    return batch(hidden_state_layers=len(objective.hidden_state_layers), kv_layers=len(objective.kv_layers), **changes)
 
 
 def padded(given, rows):
@@ -65,7 +68,7 @@ def padded(given, rows):
     return replace(
         given,
         **{name: longer(getattr(given, name), 1) for name in ("tokens", "wanted", "greedy", "last")},
-        tapped=None if given.tapped is None else longer(given.tapped, 1),
+        at_layers=None if given.at_layers is None else longer(given.at_layers, 1),
         keys=None if given.keys is None else longer(given.keys, 3),
         values=None if given.values is None else longer(given.values, 3),
     )

@@ -1,16 +1,16 @@
 import threading
 import time
 
-from specengine.utils.fair_lock import Turns
+from specengine.utils.fair_lock import FairLock
 
 
-def waits(turns: Turns, count: int) -> None:
+def waits(turns: FairLock, count: int) -> None:
     while len(turns._waiting) < count:
         time.sleep(0.001)
 
 
 def test_the_longest_waiting_thread_is_next_even_if_the_holder_comes_back_at_once():
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
 
     def work(name: str) -> None:
         with turns:
@@ -29,7 +29,7 @@ def test_the_longest_waiting_thread_is_next_even_if_the_holder_comes_back_at_onc
 
 
 def test_only_one_thread_holds_it():
-    turns, inside, most = Turns(), 0, 0
+    turns, inside, most = FairLock(), 0, 0
 
     def work() -> None:
         nonlocal inside, most
@@ -49,7 +49,7 @@ def test_only_one_thread_holds_it():
 
 
 def test_an_exception_inside_hands_the_turn_on():
-    turns = Turns()
+    turns = FairLock()
     try:
         with turns:
             raise RuntimeError

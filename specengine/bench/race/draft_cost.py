@@ -1,6 +1,6 @@
 """What published drafters compute per cycle, with random weights: only the time counts.
 
-B sequences. Of the shape of a target layer each; what a real one has beside that (wider inputs, fusion of features) is
+B requests. Of the shape of a target layer each; what a real one has beside that (wider inputs, fusion of hidden states) is
 made up for by a wider MLP, so that the bytes read are the same.
 """
 
@@ -19,7 +19,7 @@ from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.weight import FLOAT_FORMATS
 
-PAGES = 64  # of the drafter's own cache per sequence; longer prefixes see them again and again
+PAGES = 64  # of the drafter's own cache per request; longer prefixes see them again and again
 EAGLE3_VOCABULARY = 32000
 FASTEAGLE_LAYERS = 7
 
@@ -37,7 +37,7 @@ class Place:
 
 class DraftCost:
     """Layers of a drafter, ready to run. vocabulary: of its own embedding and head.  extra: weights that the layers of
-    the target's shape lack.  nodes: rows per sequence and pass.  positions: that it may add to a prefix."""
+    the target's shape lack.  nodes: rows per request and pass.  positions: that it may add to a prefix."""
 
     def __init__(
         self, target: Transformer, layers: int, vocabulary: int, extra: int, *, nodes: int, positions: int
@@ -63,7 +63,7 @@ class DraftCost:
         self._places: dict[int, Place] = {}
 
     def hidden(self, tokens: torch.Tensor, lengths: torch.Tensor, step: int) -> torch.Tensor:
-        """Features of `nodes` rows per sequence, one behind the prefix and its siblings. tokens: int32 [B * nodes]."""
+        """HiddenStates of `nodes` rows per request, one behind the prefix and its siblings. tokens: int32 [B * nodes]."""
         place = self._place(len(lengths))
         rows = replace(place.rows, tokens=tokens % self.net.config.vocab_size)
         batch = CacheBatch(place.block_table, lengths.clamp(max=self._longest) + step)
@@ -93,7 +93,7 @@ class Eagle3(DraftCost):
 
     def __init__(self, target: Transformer, levels: int, k: int) -> None:
         c = target.config
-        # q, k and v read embedding and feature together; three features become one, once per cycle
+        # q, k and v read embedding and hidden state together; three hidden states become one, once per cycle
         extra = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim * c.hidden_size + 3 * c.hidden_size**2 // levels
         super().__init__(target, 1, EAGLE3_VOCABULARY, extra, nodes=min(k, 32), positions=levels)
         self.levels = levels
@@ -101,8 +101,8 @@ class Eagle3(DraftCost):
     def __call__(self, roots: torch.Tensor, lengths: torch.Tensor, mark: Mark = lambda phase: None) -> None:
         tokens = roots[:, None].repeat(1, self.nodes).view(-1)
         for step in range(self.levels):
-            features = self.hidden(tokens, lengths, step)
-            tokens = self.net.ops.linear_argmax(features, self.net.head)
+            hidden_states = self.hidden(tokens, lengths, step)
+            tokens = self.net.ops.linear_argmax(hidden_states, self.net.head)
 
 
 class FastEagle(DraftCost):
@@ -110,7 +110,7 @@ class FastEagle(DraftCost):
     one go."""
 
     def __init__(self, target: Transformer, levels: int, k: int) -> None:
-        extra = 5 * target.config.hidden_size**2  # three features become one; that and the embedding become one
+        extra = 5 * target.config.hidden_size**2  # three hidden states become one; that and the embedding become one
         super().__init__(target, FASTEAGLE_LAYERS, 1, extra, nodes=1, positions=1)
         self.levels, self.k = levels, k
         self._expanders: dict[int, BackboneExpander] = {}
@@ -119,8 +119,8 @@ class FastEagle(DraftCost):
         batch, vocab = len(lengths), self.target.config.vocab_size
         if batch not in self._expanders:  # made by the first call, which is not captured
             self._expanders[batch] = BackboneExpander(batch, self.levels, vocab, [self.k], device=self.net.device)
-        features = self.hidden(roots, lengths, 0)
-        rows = features.repeat(1, self.levels).view(batch * self.levels, -1)
+        hidden_states = self.hidden(roots, lengths, 0)
+        rows = hidden_states.repeat(1, self.levels).view(batch * self.levels, -1)
         logits = self.net.ops.linear(rows, self.target.head)
         mark("draft")
         self._expanders[batch](logits.view(batch, self.levels, vocab), roots)

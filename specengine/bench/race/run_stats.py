@@ -11,9 +11,9 @@ from specengine.types import PHASES, CycleTrace, GenerationOutput
 
 @dataclass
 class Tally:
-    """Sums over calls. passes: cycles of the whole batch; cycles: those of every sequence.
+    """Sums over calls. passes: cycles of the whole batch; cycles: those of every request.
 
-    cached_tokens: that the cycles of all sequences read, about: halfway through its answer a sequence has the mean.
+    cached_tokens: that the cycles of all requests read, about: halfway through its answer a request has the mean.
     first_tokens, gaps: seconds from each request to its first token, and between any two tokens after that.
     by_class: the calls whose questions are all of one class, by class.
     """
@@ -36,11 +36,11 @@ class Tally:
         """One call: traced outputs that ran as one batch, all admitted before its first cycle."""
         if category:
             self.by_class.setdefault(category, Tally()).add(outputs, seconds)
-        # The sequence that ran longest took part in every pass, so its phases are the batch's.
+        # The request that ran longest took part in every pass, so its phases are the batch's.
         longest = max(outputs, key=lambda output: output.stats.cycles).stats
         prefill = sum(output.stats.prefill_seconds for output in outputs)
         phases = {phase: longest.seconds_by_phase[phase] for phase in PHASES if phase != "host"}
-        # A sequence's own host time holds the prefills of those admitted after it; this remainder does not.
+        # A request's own host time holds the prefills of those admitted after it; this remainder does not.
         phases["host"] = max(0.0, seconds - prefill - sum(phases.values()))
         for phase, spent in phases.items():
             self.phase_seconds[phase] += spent
@@ -87,7 +87,7 @@ class Tally:
         for parent in cycle.parents[1:]:
             depths.append(depths[parent] + 1)
         taken = len(cycle.accepted)
-        # Where an accepted token ended the sequence, nobody was asked about the next level.
+        # Where an accepted token ended the request, nobody was asked about the next level.
         asked = taken if cycle.bonus is None else taken + 1
         for depth in range(max(depths)):
             if depth == len(self.drafted):

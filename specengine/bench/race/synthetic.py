@@ -16,7 +16,7 @@ from specengine.bench.race.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.engine.batch import Batch
-from specengine.engine.device.buffers import Slots
+from specengine.engine.device.buffers import GraphBatch
 from specengine.engine.engine import Engine
 from specengine.models.transformer import TargetOutput, Transformer
 from specengine.ops.layer import rows_of
@@ -106,19 +106,19 @@ class Synthetic(Drafter):
     def max_nodes(self) -> int:
         return 1 + self.config.k * len(self.rates)
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        if self._cost and sequences:
-            columns = ([s.tokens[-1] for s in sequences], [len(s.tokens) - 1 for s in sequences])
+    def draft(self, requests: Sequence) -> list[DraftTree]:
+        if self._cost and requests:
+            columns = ([s.tokens[-1] for s in requests], [len(s.tokens) - 1 for s in requests])
             roots, lengths = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in columns)
             self._cost(roots, lengths)
         trees = []
-        for sequence in sequences:
-            nodes = min(self.max_nodes, 1 + self.config.k * sequence.draft_limit)
-            tokens = self._tokens[(len(sequence.tokens) - 1) % PERIOD, 1:nodes].tolist()
-            trees.append(DraftTree([sequence.tokens[-1], *tokens], self._parents[:nodes]))
+        for request in requests:
+            nodes = min(self.max_nodes, 1 + self.config.k * request.draft_limit)
+            tokens = self._tokens[(len(request.tokens) - 1) % PERIOD, 1:nodes].tolist()
+            trees.append(DraftTree([request.tokens[-1], *tokens], self._parents[:nodes]))
         return trees
 
-    def draft_on_device(self, slots: Slots) -> TreeBatch:
+    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
         nodes, shape, history = slots.nodes, self._shape, slots.history
         last = (history.length - 1).long()
         root = history.tokens.gather(1, last[:, None])
@@ -140,12 +140,12 @@ class Synthetic(Drafter):
         logits: float32 [M, V], written.  lengths: int32 [B], of the prefix: the root's position.
         """
         row = torch.arange(len(logits), device=logits.device)
-        sequence, node = rows_of(tree.row_start, len(logits))
+        request, node = rows_of(tree.row_start, len(logits))
         drafted = tree.parents >= 0
         # The other rows write column 0 back: what is bent must have one shape in a captured graph.
-        rows = torch.where(drafted, tree.row_start[sequence] + tree.parents, row)
+        rows = torch.where(drafted, tree.row_start[request] + tree.parents, row)
         columns = tree.tokens.masked_fill(~drafted, 0).long()
-        bends = self._bends[lengths[sequence].long() % PERIOD, node]
+        bends = self._bends[lengths[request].long() % PERIOD, node]
         logits.index_put_((rows, columns), torch.where(drafted, bends, logits[:, 0]))
 
 
@@ -157,7 +157,7 @@ class SyntheticEngine(Engine):
     def __init__(self, model: LoadedModel, drafter: str, **options) -> None:
         super().__init__(model, drafter=Synthetic.parse(drafter, model.target), **options)
 
-    def _forward(self, tree: TreeBatch, batch: Batch | Slots) -> TargetOutput:
+    def _forward(self, tree: TreeBatch, batch: Batch | GraphBatch) -> TargetOutput:
         out = self.model.target.forward(tree, self.cache, batch.cache)
         batch.mark("verify")
         self.drafter.bend(out.scores, tree, batch.cache.lengths)

@@ -11,7 +11,7 @@ from specengine.bench.race.latency import latency_dict
 from specengine.bench.race.run import BASE, Run
 from specengine.bench.race.run_stats import Tally
 from specengine.bench.report.labels import short_labels
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 
 
 def run_dicts(
@@ -109,7 +109,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Puts a file in place at once: a kill at any moment leaves the one before. Raises OSError."""
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         part.write_bytes(content)
 
 

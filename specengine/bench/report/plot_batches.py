@@ -28,7 +28,7 @@ def batches_figure(results: dict[str, Any]) -> Figure | None:
     panel.axhline(1, color="black", linewidth=0.8, linestyle=":")
     panel.set_xticks(batches, map(str, batches))
     panel.set(
-        xlabel="sequences that share a cycle", ylabel=f"speedup over {BASE} of the same batch size", ylim=(0, None)
+        xlabel="requests that share a cycle", ylabel=f"speedup over {BASE} of the same batch size", ylim=(0, None)
     )
     panel.grid(alpha=0.3)
     legend_below(figure)

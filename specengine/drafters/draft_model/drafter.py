@@ -103,16 +103,16 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
     def max_nodes(self) -> int:
         return self.config.nodes
 
-    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
+    def _trees(self, requests: Sequence, paused: bool) -> list[DraftTree]:
         if paused:
-            return [DraftTree(sequence.tokens[-1:], [-1]) for sequence in sequences]
-        choose = agreeing_children(sequences, self.config.noise, self.model.device)
-        return [growth.tree for growth in self._grow(sequences, choose)[0]]
+            return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
+        choose = agreeing_children(requests, self.config.noise, self.model.device)
+        return [growth.tree for growth in self._grow(requests, choose)[0]]
 
-    def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
+    def draft_with_logits(self, requests: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
         device, replacement = self.model.device, self.config.replacement
-        choose = drawn_children(sequences, replacement, device) if sampled else likeliest_children
-        trees, logits = self._grow(sequences, choose)
+        choose = drawn_children(requests, replacement, device) if sampled else likeliest_children
+        trees, logits = self._grow(requests, choose)
         rows = torch.tensor([row for growth in trees for row in growth.rows], dtype=torch.int32, device=device)
         return [growth.tree for growth in trees], DraftLogits(stack_rows(logits), rows, replacement=replacement)
 
@@ -122,9 +122,9 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
         rows = torch.full((nodes,), -1, dtype=torch.int32, device=device)
         return DraftLogits(logits, rows, replacement=self.config.replacement)
 
-    def _grow(self, sequences: Sequence, choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
+    def _grow(self, requests: Sequence, choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
         """The trees of a batch, and all distributions that were looked at on the way, level by level."""
-        trees = [Growth(s, b, self._depth(s), [s.tokens[-1]]) for b, s in enumerate(sequences)]
+        trees = [Growth(s, b, self._depth(s), [s.tokens[-1]]) for b, s in enumerate(requests)]
         levels = [torch.empty(0, self.model.config.vocab_size, device=self.model.device)]
         known = 0
         for level, width in enumerate(self.config.widths):
@@ -152,12 +152,12 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
     def _logits(self, growing: list[Growth], level: int) -> torch.Tensor:
         """One pass: logits [R, V] of all open nodes."""
         model, device = self.model, self.model.device
-        states = [self._state(growth.sequence) for growth in growing]
+        states = [self._state(growth.request) for growth in growing]
         if level == 0:  # what was committed since the last draft; its last token is the root
             cycle = len(self.config.widths) + 1  # what it commits always fits
             most = max(cycle, model.ops.prefill_rows // len(growing))
-            self._catch_up([growth.sequence for growth in growing], states, most)
-            runs = [growth.sequence.tokens[state.cached :] for growth, state in zip(growing, states, strict=True)]
+            self._catch_up([growth.request for growth in growing], states, most)
+            runs = [growth.request.tokens[state.cached :] for growth, state in zip(growing, states, strict=True)]
             rows, open_rows = TreeBatch.chains(runs, device), [[len(run) - 1] for run in runs]
             starts = [state.cached for state in states]
         elif self._chain:
@@ -168,17 +168,17 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
             runs = [growth.tokens for growth in growing]
             rows, open_rows = TreeBatch.of([growth.tree for growth in growing], device), [g.open for g in growing]
             starts = [state.cached - 1 for state in states]  # from the root on
-        features = model.hidden(rows, self._cache, self._cache.batch([state.pages for state in states], starts))
+        hidden_states = model.hidden(rows, self._cache, self._cache.batch([state.pages for state in states], starts))
         for growth, state in zip(growing, states, strict=True):
             if level == 0:
-                state.cached = len(growth.sequence.tokens)
+                state.cached = len(growth.request.tokens)
             elif self._chain:
                 state.ahead.append(growth.tokens[-1])
         first = accumulate((len(run) for run in runs), initial=0)
         picked = [start + row for start, own in zip(first, open_rows, strict=False) for row in own]
-        return model.logits(take_rows(features, picked))
+        return model.logits(take_rows(hidden_states, picked))
 
-    def _state(self, sequence) -> State:
-        if sequence.drafter_state is None:
-            sequence.drafter_state = State(*self._place(sequence, self.max_nodes))
-        return sequence.drafter_state
+    def _state(self, request) -> State:
+        if request.drafter_state is None:
+            request.drafter_state = State(*self._place(request, self.max_nodes))
+        return request.drafter_state

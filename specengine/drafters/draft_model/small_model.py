@@ -29,7 +29,7 @@ def check_noise(noise: float) -> None:
 
 @dataclass
 class State:
-    """What the cache holds of a sequence: `cached` committed tokens, then the drafted tokens `ahead`."""
+    """What the cache holds of a request: `cached` committed tokens, then the drafted tokens `ahead`."""
 
     pages: list[int]
     cached: int = 0
@@ -80,29 +80,29 @@ class SmallModelDrafter(Drafter):
             self._cache = self.model.new_cache(cache.k.shape[1])
         self._cache.kept_bytes = cache.kept_bytes
 
-    def release(self, sequence) -> None:
-        state, sequence.drafter_state = sequence.drafter_state, None
+    def release(self, request) -> None:
+        state, request.drafter_state = request.drafter_state, None
         if state is not None:
-            self._cache.free(state.pages, sequence.shared_text(state.cached), sequence.sharing)
+            self._cache.free(state.pages, request.shared_text(state.cached), request.sharing)
 
-    def _place(self, sequence, beyond: int) -> tuple[list[int], int]:
-        """Pages for all that a sequence may become and a pass of so many rows behind it; its tokens cached there."""
-        longest = sequence.prompt_length + sequence.limit + beyond
+    def _place(self, request, beyond: int) -> tuple[list[int], int]:
+        """Pages for all that a request may become and a pass of so many rows behind it; its tokens cached there."""
+        longest = request.prompt_length + request.limit + beyond
         self.model.ensure_positions(min(longest, self.model.config.max_position))
-        return self._cache.begin(longest, sequence.tokens[:-1], sequence.sharing)
+        return self._cache.begin(longest, request.tokens[:-1], request.sharing)
 
-    def _depth(self, sequence) -> int:
+    def _depth(self, request) -> int:
         """Levels worth drafting, as far as the draft model's own context goes."""
-        return min(sequence.draft_limit, self.model.config.max_position - len(sequence.tokens) + 1)
+        return min(request.draft_limit, self.model.config.max_position - len(request.tokens) + 1)
 
-    def _reads_prompt(self, sequence) -> bool:
-        return sequence.drafter_state is None or sequence.drafter_state.cached < sequence.prompt_length
+    def _reads_prompt(self, request) -> bool:
+        return request.drafter_state is None or request.drafter_state.cached < request.prompt_length
 
-    def _catch_up(self, sequences: Sequence, states: Sequence[State], most: int) -> None:
-        """Passes what is more than `most` tokens of a sequence: prompts."""
+    def _catch_up(self, requests: Sequence, states: Sequence[State], most: int) -> None:
+        """Passes what is more than `most` tokens of a request: prompts."""
         step = self.model.ops.prefill_rows
-        for sequence, state in zip(sequences, states, strict=True):
-            tokens = sequence.tokens
+        for request, state in zip(requests, states, strict=True):
+            tokens = request.tokens
             state.settle(tokens)
             while (waiting := len(tokens) - state.cached) > most:
                 run = tokens[state.cached : state.cached + min(step, waiting - most)]

@@ -14,17 +14,17 @@ from specengine.ops.row_tools import likeliest, take_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 
 if TYPE_CHECKING:
-    from specengine.engine.request import Sequence as TokenSequence
+    from specengine.engine.request import Request
 
 
 @dataclass
 class Growth:
-    """A sequence's tree while it grows. slot: of the sequence in its batch.  depth: levels it may have.
+    """A request's tree while it grows. slot: of the request in its batch.  depth: levels it may have.
 
     rows: per node, the row of its children's distribution, or -1.  open: the nodes whose children come next.
     """
 
-    sequence: TokenSequence
+    request: Request
     slot: int
     depth: int
     tokens: list[int]
@@ -53,18 +53,16 @@ def likeliest_children(logits: torch.Tensor, nodes, trees, count: int) -> list[l
     return likeliest(logits, count)
 
 
-def drawn_children(
-    sequences: Sequence[TokenSequence], replacement: bool, device: torch.device, noise: float = 0.0
-) -> Choice:
+def drawn_children(requests: Sequence[Request], replacement: bool, device: torch.device, noise: float = 0.0) -> Choice:
     """A Choice: tokens drawn from the distributions that the sampling parameters make of the logits.
 
     noise: 0: with noise of their own, else as the rule `match` draws, but at so much of the temperature.
     """
-    params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences]).to(device)
+    params = SamplingTable.of([s.params for s in requests], [s.seed for s in requests]).to(device)
     if noise:
         params = replace(params, temperature=noise * params.temperature)
-    longest = max((len(s.tokens) for s in sequences), default=1)
-    history = TokenHistory.of([s.tokens for s in sequences], [s.prompt_length for s in sequences], longest).to(device)
+    longest = max((len(s.tokens) for s in requests), default=1)
+    history = TokenHistory.of([s.tokens for s in requests], [s.prompt_length for s in requests], longest).to(device)
 
     def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> list[list[int]]:
         slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
@@ -75,16 +73,16 @@ def drawn_children(
     return choose
 
 
-def agreeing_children(sequences: Sequence[TokenSequence], noise: float, device: torch.device) -> Choice:
+def agreeing_children(requests: Sequence[Request], noise: float, device: torch.device) -> Choice:
     """A Choice: what the rule `match` would draw of these distributions at `noise` times the temperature; where that is
     0 the likeliest tokens."""
-    if not noise or not any(s.params.temperature for s in sequences):
+    if not noise or not any(s.params.temperature for s in requests):
         return likeliest_children
-    draw = drawn_children(sequences, False, device, noise)
+    draw = drawn_children(requests, False, device, noise)
 
     def choose(logits: torch.Tensor, nodes: list[tuple[int, int]], trees: list[Growth], count: int) -> list[list[int]]:
         children = draw(logits, nodes, trees, count)
-        greedy = [row for row, (slot, _) in enumerate(nodes) if not sequences[slot].params.temperature]
+        greedy = [row for row, (slot, _) in enumerate(nodes) if not requests[slot].params.temperature]
         for row, tokens in zip(greedy, likeliest(take_rows(logits, greedy), count), strict=True):
             children[row] = tokens
         return children

@@ -30,12 +30,12 @@ _IGNORED = re.compile(r"rotary_emb\.inv_freq$|^t2d$|^verifier_|^target_model\.")
 class EagleDrafter:
     """A drafter's network and what it has to do with its target.
 
-    taps: layers of the target whose input it reads.  tokens: int32 [Vd], the target's token of each of the drafter's
+    hidden_state_layers: layers of the target whose input it reads.  tokens: int32 [Vd], the target's token of each of the drafter's
     own; None: they are the same.
     """
 
     layers: EagleLayers
-    taps: tuple[int, ...]
+    hidden_state_layers: tuple[int, ...]
     tokens: torch.Tensor | None
 
 
@@ -54,15 +54,17 @@ def load_eagle1(checkpoint: DraftCheckpoint, target: Transformer, dtype: str) ->
     return EagleDrafter(layers, (), None)
 
 
-def load_eagle3(checkpoint: DraftCheckpoint, target: Transformer, dtype: str, taps: Sequence[int] = ()) -> EagleDrafter:
-    """EAGLE-3. taps: layers of the target, instead of those the checkpoint names. Raises as load_eagle1."""
+def load_eagle3(
+    checkpoint: DraftCheckpoint, target: Transformer, dtype: str, hidden_state_layers: Sequence[int] = ()
+) -> EagleDrafter:
+    """EAGLE-3. hidden_state_layers: layers of the target, instead of those the checkpoint names. Raises as load_eagle1."""
     parts = _Parts(checkpoint, target, dtype)
     tensors, hidden = parts.checkpoint.tensors, parts.hidden
     if "layers.0.hidden_norm.weight" not in tensors:
         raise checkpoint.error("tensor 'midlayer.hidden_norm.weight' is missing; is this EAGLE-1 or -2 (eagle:PATH)?")
     if "fc.weight" not in tensors and hidden != target.config.hidden_size:
         raise checkpoint.error(f"tensor 'fc.weight' is missing, and hidden_size {hidden} is not the target's")
-    order = _feature_layers(parts, target, taps) if "fc.weight" in tensors else []
+    order = _feature_layers(parts, target, hidden_state_layers) if "fc.weight" in tensors else []
     parts.expect_layers(first_columns=2 * hidden, first_norms=("input_layernorm", "hidden_norm"))
     parts.checkpoint.expect("norm.weight", hidden)
     tokens, head = parts.vocabulary(target)
@@ -189,14 +191,14 @@ def _name_here(name: str) -> str:
     return name
 
 
-def _feature_layers(parts: _Parts, target: Transformer, taps: Sequence[int]) -> list[int]:
+def _feature_layers(parts: _Parts, target: Transformer, hidden_state_layers: Sequence[int]) -> list[int]:
     """The layers whose input fc reads, in the order of its columns."""
     fields, count, width = parts.checkpoint.fields, target.config.num_layers, target.config.hidden_size
     listed = fields.get("eagle_aux_hidden_state_layer_ids", list, None)
     if listed is not None and any(type(layer) is not int for layer in listed):
         raise fields.error("eagle_aux_hidden_state_layer_ids", f"must be a list of layers, got {listed!r}")
-    if taps:
-        layers = list(taps)
+    if hidden_state_layers:
+        layers = list(hidden_state_layers)
     elif listed:
         # in an eagle_config, as SpecForge and ModelOpt write it, layers are numbered by their outputs
         grouped = fields.data.get("eagle_config")

@@ -1,6 +1,6 @@
-"""What EAGLE-1, -2 and -3 share as drafters: true features first, then level by level on what the network says.
+"""What EAGLE-1, -2 and -3 share as drafters: true hidden states first, then level by level on what the network says.
 
-A draft first reads the pairs of feature and token that the last cycle made known. Their keys and values stay. Those of
+A draft first reads the pairs of hidden state and token that the last cycle made known. Their keys and values stay. Those of
 drafted nodes lie behind them until the next draft writes over them.
 """
 
@@ -28,7 +28,7 @@ from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.eagle.checkpoint import EagleDrafter
 from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
 from specengine.drafters.eagle.network import EagleLayers, Outputs
-from specengine.drafters.hidden_states.drafter import PairDrafter
+from specengine.drafters.hidden_states.drafter import HiddenStateDrafter
 from specengine.drafters.hidden_states.pairs import PairRows, take_pairs
 from specengine.models.transformer import Transformer
 from specengine.ops.draft_backbone import BackboneDraft
@@ -37,7 +37,7 @@ from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.utils.spec_string import check_range
 
 if TYPE_CHECKING:
-    from specengine.engine.device.buffers import Slots
+    from specengine.engine.device.buffers import GraphBatch
 
 MAX_CANDIDATES = 2048  # of select_nodes
 UNLIKELY = 0.02  # a node that is reached less often is not worth the rows of its children
@@ -93,8 +93,8 @@ class EagleConfig:
         return self.beam or self.top_k
 
 
-class Eagle(PairDrafter):
-    """A drafter whose network goes on from its own output where the target's features end."""
+class Eagle(HiddenStateDrafter):
+    """A drafter whose network goes on from its own output where the target's hidden states end."""
 
     config: EagleConfig
     network: EagleLayers
@@ -106,7 +106,7 @@ class Eagle(PairDrafter):
             config = replace(config, nodes=shape.nodes, levels=shape.levels, top_k=shape.top_k, beam=0)
         loaded = self._open(config.dtype, path, target)
         check_range("top_k", config.top_k, 1, loaded.layers.head.rows)
-        super().__init__(config, target, loaded.layers, loaded.taps, config.levels)
+        super().__init__(config, target, loaded.layers, loaded.hidden_state_layers, config.levels)
         self._tokens = loaded.tokens
         self._level_seconds: dict[int, float] = {}  # of one more level, by its rows
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # and roots, by rows
@@ -130,7 +130,7 @@ class Eagle(PairDrafter):
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 
-    def draft_on_device(self, slots: Slots) -> TreeBatch:
+    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
         pairs, history = slots.drafter_state, slots.history
         first, counts = pairs.first[: slots.size], pairs.counts[: slots.size]
         table, read = slots.cache.block_table, pairs.rows(slots)
@@ -141,42 +141,42 @@ class Eagle(PairDrafter):
         limits = torch.where(counts > 0, self.config.levels, 0)  # nothing read, nothing drafted
         return slots.selected(*self._candidates(trees, roots), limits)
 
-    def _trees(self, sequences: Sequence) -> list[ScoredTree]:
+    def _trees(self, requests: Sequence) -> list[ScoredTree]:
         if self._backbone_draft:
-            return self._backbones(sequences, self._backbone_draft)
-        pairs, limits = self._pairs(sequences), [s.draft_limit for s in sequences]
-        outputs = self._read(sequences, [own.count for own in pairs])
-        place = self._place(sequences, [own.first - 1 for own in pairs])
+            return self._backbones(requests, self._backbone_draft)
+        pairs, limits = self._pairs(requests), [s.draft_limit for s in requests]
+        outputs = self._read(requests, [own.count for own in pairs])
+        place = self._place(requests, [own.first - 1 for own in pairs])
         expanded = Expanded(place, self._own_bits, None)
         trees = self._grow(outputs, expanded, min(self.config.levels, max(limits)), self._costs)
-        roots = torch.tensor([[s.tokens[-1]] for s in sequences], dtype=torch.int32, device=self._device)
+        roots = torch.tensor([[s.tokens[-1]] for s in requests], dtype=torch.int32, device=self._device)
         candidates = self._candidates(trees, roots)
-        tree = SelectedTrees.empty(len(sequences), self.max_nodes, self._device)
+        tree = SelectedTrees.empty(len(requests), self.max_nodes, self._device)
         tree = select_nodes(*candidates, torch.tensor(limits, dtype=torch.int32, device=self._device), tree)
         columns = (tree.node_counts, tree.tokens, tree.parents, tree.kept, candidates[3])
         return [_scored(*rows) for rows in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def _backbones(self, sequences: Sequence, draft: BackboneDraft) -> list[ScoredTree]:
-        begin, batch, pairs = time.perf_counter(), len(sequences), self._pairs(sequences)
-        place = self._place(sequences, [own.first for own in pairs])
-        runs, picked = take_pairs(sequences, pairs, [own.count for own in pairs])
+    def _backbones(self, requests: Sequence, draft: BackboneDraft) -> list[ScoredTree]:
+        begin, batch, pairs = time.perf_counter(), len(requests), self._pairs(requests)
+        place = self._place(requests, [own.first for own in pairs])
+        runs, picked = take_pairs(requests, pairs, [own.count for own in pairs])
         self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
-        levels = min(self.config.levels, max(s.draft_limit for s in sequences))
+        levels = min(self.config.levels, max(s.draft_limit for s in requests))
         # what another level takes, in passes
         least = 0.0 if self._costs is None else self._level_seconds.get(batch, 0.0) / self._costs(batch)
-        features, cos_sin = self.network.backbone_features(picked), self.network.cos_sin
-        tokens, scores = draft(runs, features, place, self._pool, cos_sin, levels, least)
+        hidden_states, cos_sin = self.network.backbone_features(picked), self.network.cos_sin
+        tokens, scores = draft(runs, hidden_states, place, self._pool, cos_sin, levels, least)
         self._took(batch, (time.perf_counter() - begin) / len(tokens[0]))
         rare = 0.0 if self._costs is None else RARE
         return [
             backbone_tree(s.tokens[-1], own, chances, s.draft_limit, self.max_nodes - 1, rare)
-            for s, own, chances in zip(sequences, tokens, scores, strict=True)
+            for s, own, chances in zip(requests, tokens, scores, strict=True)
         ]
 
     def _grow(self, outputs: Outputs, expanded: Expanded, levels: int, costs: CostModel | None) -> DynamicTrees:
         """All candidates, from the outputs of the last true pairs on; costs: no deeper than pays."""
         trees = DynamicTrees(*self._children(outputs), self.config.width)
-        features, above = outputs.fed[:, None], torch.zeros_like(trees.beam)
+        hidden_states, above = outputs.fed[:, None], torch.zeros_like(trees.beam)
         for level in range(levels - 1):
             begin = time.perf_counter()
             if self._static:
@@ -185,10 +185,10 @@ class Eagle(PairDrafter):
             elif costs is not None and not self._pays(trees, costs):
                 break
             above = above[:, : trees.beam.shape[1]]
-            earlier, rows = expanded.count, expanded.add(trees.opened, above)
-            beam = features.gather(1, above[..., None].expand(-1, -1, features.shape[2])).flatten(0, 1)
-            outputs = self.network.forward(rows, beam, expanded.place, self._pool, earlier=earlier)
-            features = outputs.fed.view(*trees.beam.shape, -1)
+            first_node, rows = expanded.count, expanded.add(trees.opened, above)
+            beam = hidden_states.gather(1, above[..., None].expand(-1, -1, hidden_states.shape[2])).flatten(0, 1)
+            outputs = self.network.forward(rows, beam, expanded.place, self._pool, first_node=first_node)
+            hidden_states = outputs.fed.view(*trees.beam.shape, -1)
             above = trees.grow(*(part.view(*trees.beam.shape, -1) for part in self._children(outputs)))
             self._took(len(beam), time.perf_counter() - begin)
         return trees
@@ -208,7 +208,7 @@ class Eagle(PairDrafter):
         batch, depth = len(chances), len(trees.ends)
         # A node's token shortens a cycle's share in a token by less the more the cycle brings: above a node lie `depth`
         # tokens, root included, each of which is reached as often at least.
-        row = costs(2 * batch) / costs(batch) - 1  # what a node more in every sequence takes
+        row = costs(2 * batch) / costs(batch) - 1  # what a node more in every request takes
         least = max(UNLIKELY, row)
         width = max(1, *(sum(chance >= least * (1 + depth * chance) for chance in own) for own in chances))
         trees.beam = trees.beam[:, :width]
@@ -220,18 +220,18 @@ class Eagle(PairDrafter):
         """The least of late: a level that was slow by chance must not keep others from being tried."""
         self._level_seconds[rows] = min(seconds, 1.02 * self._level_seconds.get(rows, seconds))
 
-    def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
-        """Reads the first pairs of every sequence; drafting: returns the outputs of the last ones."""
-        pairs = self._pairs(sequences)
-        place = self._place(sequences, [own.first for own in pairs])
-        read = PairRows.take(sequences, pairs, counts, self._device)
+    def _read(self, requests: Sequence, counts: Sequence[int], drafting: bool = True) -> Any:
+        """Reads the first pairs of every request; drafting: returns the outputs of the last ones."""
+        pairs = self._pairs(requests)
+        place = self._place(requests, [own.first for own in pairs])
+        read = PairRows.take(requests, pairs, counts, self._device)
         self.network.ensure_positions(max(own.first for own in pairs) + self.config.levels)
         if drafting:
             return self._pass(read, place).rows(read.last)
-        self.network.cache_only(read.rows, self.network.fuse(read.features), place, self._pool)
+        self.network.cache_only(read.rows, self.network.fuse(read.hidden_states), place, self._pool)
 
     def _pass(self, read: PairRows, place: CacheBatch) -> Outputs:
-        return self.network.forward(read.rows, self.network.fuse(read.features), place, self._pool)
+        return self.network.forward(read.rows, self.network.fuse(read.hidden_states), place, self._pool)
 
     def _children(self, outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest tokens (the target's ids) and their log-probabilities: [rows, k] each."""

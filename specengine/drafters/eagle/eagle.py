@@ -1,4 +1,4 @@
-"""EAGLE-1 and -2: one layer goes on from the target's last features, whose own head reads it (Li et al. 2024)."""
+"""EAGLE-1 and -2: one layer goes on from the target's last hidden states, whose own head reads it (Li et al. 2024)."""
 
 from __future__ import annotations
 

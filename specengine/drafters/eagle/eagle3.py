@@ -1,4 +1,4 @@
-"""EAGLE-3: one layer reads the target's low, middle and high features and drafts level by level (Li et al. 2025)."""
+"""EAGLE-3: one layer reads the target's low, middle and high hidden states and drafts level by level (Li et al. 2025)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The networks of EAGLE drafters: a decoder that goes on from the target's features (methods of EAGLE-1 to 3).
 
-Row k reads a feature of position k and the embedding of token k + 1, at rotary position k. What comes out stands for
-the feature of position k + 1 and is fed back where the target has not computed that yet.
+Row k reads a hidden state of position k and the embedding of token k + 1, at rotary position k. What comes out stands for
+the hidden state of position k + 1 and is fed back where the target has not computed that yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
 from specengine.models.config import ModelConfig
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.ops import Ops
 from specengine.ops.decoder import Decoder, Layer, Rows
@@ -27,7 +27,7 @@ from specengine.ops.weight import Projection, Weight
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a pass makes of its rows, float32 [M, hidden] both. read: by the head.  fed: back, in place of features."""
+    """What a pass makes of its rows, float32 [M, hidden] both. read: by the head.  fed: back, in place of hidden states."""
 
     read: torch.Tensor
     fed: torch.Tensor
@@ -41,7 +41,7 @@ class Outputs:
 class EagleLayers(ABC):
     """Layers of one drafter, ready to run.
 
-    fc: fuses features, see each kind; None where nothing is to be fused.
+    fc: fuses hidden states, see each kind; None where nothing is to be fused.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class EagleLayers(ABC):
         own = [self.head] if self.fc is None else [self.fc, self.head]
         return [*own, *(product for layer in self.layers for product in layer.projections)]
 
-    def pick(self, features: Features) -> torch.Tensor:
-        """Those of the target's features that it reads, [M, ..]."""
-        return features.last
+    def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
+        """Those of the target's hidden states that it reads, [M, ..]."""
+        return hidden_states.last
 
-    def picked_shape(self, taps: int) -> tuple[int, ...]:
-        """Of one position; taps: layers of the target whose input it reads."""
-        return (taps, self.target_size) if taps else (self.target_size,)
+    def picked_shape(self, hidden_state_layers: int) -> tuple[int, ...]:
+        """Of one position; hidden_state_layers: layers of the target whose input it reads."""
+        return (hidden_state_layers, self.target_size) if hidden_state_layers else (self.target_size,)
 
     def fuse(self, picked: torch.Tensor) -> torch.Tensor:
         """float32 [M, hidden]: what was picked as a pass takes it."""
@@ -109,7 +109,7 @@ class EagleLayers(ABC):
         return 0
 
     @abstractmethod
-    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The residual stream [M, hidden], and what the first layer's q, k and v are made of, if not of that."""
 
     @abstractmethod
@@ -119,38 +119,40 @@ class EagleLayers(ABC):
     def forward(
         self,
         rows: Rows,
-        features: torch.Tensor,
+        hidden_states: torch.Tensor,
         place: CacheBatch,
         pool: PagePool,
         *,
-        earlier: int = 0,
+        first_node: int = 0,
     ) -> Outputs:
         """The outputs of M rows, once their keys and values are cached.
 
-        features: float32 [M, hidden], of fuse() or fed back.  earlier: as a decoder takes it.
+        hidden_states: float32 [M, hidden], of fuse() or fed back.  first_node: as a decoder takes it.
         """
-        hidden = torch.empty(len(features), 1, self.config.hidden_size, device=self.device)
-        return self._outputs(hidden.squeeze(1), self._decoded(rows, features, place, pool, hidden, earlier))
+        hidden = torch.empty(len(hidden_states), 1, self.config.hidden_size, device=self.device)
+        return self._outputs(hidden.squeeze(1), self._decoded(rows, hidden_states, place, pool, hidden, first_node))
 
-    def cache_only(self, rows: Rows, features: torch.Tensor, place: CacheBatch, pool: PagePool) -> None:
+    def cache_only(self, rows: Rows, hidden_states: torch.Tensor, place: CacheBatch, pool: PagePool) -> None:
         """What a pass leaves in the cache, and nothing more."""
-        self._decoded(rows, features, place, pool, None)
+        self._decoded(rows, hidden_states, place, pool, None)
 
     def _decoded(
         self,
         rows: Rows,
-        features: torch.Tensor,
+        hidden_states: torch.Tensor,
         place: CacheBatch,
         pool: PagePool,
         hidden: torch.Tensor | None,
-        earlier: int = 0,
+        first_node: int = 0,
     ) -> Any:
         """hidden: [M, 1, hidden], written: the last layer's output; None: only the cache is."""
-        embedded = torch.empty(len(features), self.config.hidden_size, device=self.device)
+        embedded = torch.empty(len(hidden_states), self.config.hidden_size, device=self.device)
         self.ops.layer.gather_rows(self.embedding, rows.tokens, embedded)
-        inputs, first_inputs = self._enter(features, embedded)
+        inputs, first_inputs = self._enter(hidden_states, embedded)
         cache = (pool.k, pool.v, place.block_table, place.lengths)
-        return self._decoder(rows, *cache, *self._rope.cos_sin, hidden, inputs, first_inputs, earlier, hidden is None)
+        return self._decoder(
+            rows, *cache, *self._rope.cos_sin, hidden, inputs, first_inputs, first_node, hidden is None
+        )
 
     def _normed(self, rows: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(rows)
@@ -159,7 +161,7 @@ class EagleLayers(ABC):
 
 
 class Eagle1Layers(EagleLayers):
-    """EAGLE-1 and -2: embedding and last feature fused by one product, the target's head on what comes out.
+    """EAGLE-1 and -2: embedding and last hidden state fused by one product, the target's head on what comes out.
 
     fc: [hidden, 2 hidden].
     """
@@ -167,8 +169,8 @@ class Eagle1Layers(EagleLayers):
     def _out_norm(self) -> torch.Tensor:
         return torch.ones(self.config.hidden_size, device=self.device)  # of what nobody reads
 
-    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.ops.linear(join_columns([embedded, features]), self.fc), None
+    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.ops.linear(join_columns([embedded, hidden_states]), self.fc), None
 
     def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
         return Outputs(hidden, hidden)
@@ -177,8 +179,8 @@ class Eagle1Layers(EagleLayers):
 @dataclass(frozen=True)
 class Eagle3Norms:
     """embedding, feature: of the halves of the first layer's input.  out: before the head.
-    all_taps: of the features side by side before fc, each_tap: of each alone; most checkpoints have neither.
-    before_residual: whether the residual stream is the normed feature.  feed_back: whether what is fed back is normed.
+    all_taps: of the hidden states side by side before fc, each_tap: of each alone; most checkpoints have neither.
+    before_residual: whether the residual stream is the normed hidden state.  feed_back: whether what is fed back is normed.
     """
 
     embedding: torch.Tensor
@@ -191,9 +193,9 @@ class Eagle3Norms:
 
 
 class Eagle3Layers(EagleLayers):
-    """EAGLE-3: features of several layers fused by fc; the first layer reads [embedding | feature], a head of its own.
+    """EAGLE-3: hidden states of several layers fused by fc; the first layer reads [embedding | hidden state], a head of its own.
 
-    order: which tap each part of fc's columns reads.  fc: [hidden, parts target hidden]; None: the last feature enters.
+    order: which tap each part of fc's columns reads.  fc: [hidden, parts target hidden]; None: the last hidden state enters.
     """
 
     def __init__(
@@ -209,22 +211,22 @@ class Eagle3Layers(EagleLayers):
         # the tensor of that name is the embedding's norm, and the first layer reads two normed halves
         super().__init__(fc, config, [replace(layers[0], attention_norm=None), *layers[1:]], *rest)
 
-    def pick(self, features: Features) -> torch.Tensor:
+    def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
         if self.fc is None:
-            return features.last
-        assert features.tapped is not None  # its drafter has taps
-        return features.tapped
+            return hidden_states.last
+        assert hidden_states.at_layers is not None  # its drafter has hidden_state_layers
+        return hidden_states.at_layers
 
     def fuse(self, picked: torch.Tensor) -> torch.Tensor:
         if self.fc is None:
             return picked
-        taps = picked
-        if self.order != list(range(taps.shape[1])):
-            taps = taps[:, self.order]
+        hidden_state_layers = picked
+        if self.order != list(range(hidden_state_layers.shape[1])):
+            hidden_state_layers = hidden_state_layers[:, self.order]
         if self.norms.each_tap:
-            parts = zip(taps.unbind(1), self.norms.each_tap, strict=True)
-            taps = torch.stack([self._normed(part.contiguous(), norm) for part, norm in parts], dim=1)
-        wide = taps.reshape(len(taps), -1)
+            parts = zip(hidden_state_layers.unbind(1), self.norms.each_tap, strict=True)
+            hidden_state_layers = torch.stack([self._normed(part.contiguous(), norm) for part, norm in parts], dim=1)
+        wide = hidden_state_layers.reshape(len(hidden_state_layers), -1)
         if self.norms.all_taps is not None:
             wide = self._normed(wide, self.norms.all_taps)
         return self.ops.linear(wide, self.fc)
@@ -251,10 +253,10 @@ class Eagle3Layers(EagleLayers):
         norms = (own.embedding, own.feature, fuse, own.before_residual, own.feed_back)
         return BackboneDraft(BackboneNetwork(self._decoder, self.embedding, *norms, self.head, vocabulary), top_k)
 
-    def _enter(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        normed = self._normed(features, self.norms.feature)
+    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        normed = self._normed(hidden_states, self.norms.feature)
         halves = join_columns([self._normed(embedded, self.norms.embedding), normed])
-        return normed if self.norms.before_residual else features, halves
+        return normed if self.norms.before_residual else hidden_states, halves
 
     def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
         return Outputs(normed, normed if self.norms.feed_back else hidden)

@@ -12,10 +12,10 @@ from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.fasteagle.network import Cascade
-from specengine.drafters.hidden_states.drafter import PairDrafter
+from specengine.drafters.hidden_states.drafter import HiddenStateDrafter
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.drafters.shipped import open_drafter
-from specengine.engine.device.buffers import Slots
+from specengine.engine.device.buffers import GraphBatch
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.utils.spec_string import check_range
@@ -43,7 +43,7 @@ class Config:
             raise ValueError(f"reading: expected {' or '.join(READINGS)}, got {self.reading!r}")
 
 
-class FastEagle(PairDrafter):
+class FastEagle(HiddenStateDrafter):
     """Drafts a tree with one pass of its layers; a backbone node's siblings are leaves, whatever they would lead to."""
 
     name = "fasteagle"
@@ -58,7 +58,7 @@ class FastEagle(PairDrafter):
         levels -= config.reading == "formula"
         check_range("levels", levels, 1, MAX_NODES - 1)
         check_range("top_k", config.top_k, 1, min(network.head.rows, (MAX_NODES - 1) // levels))
-        super().__init__(config, target, network, network.taps, levels)
+        super().__init__(config, target, network, network.hidden_state_layers, levels)
         self._expanders: dict[int, tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size
 
     @property
@@ -69,7 +69,7 @@ class FastEagle(PairDrafter):
     def max_nodes(self) -> int:
         return 1 + self.config.top_k * self.levels
 
-    def draft_on_device(self, slots: Slots) -> TreeBatch:
+    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
         pairs, history = slots.drafter_state, slots.history
         place = CacheBatch(slots.cache.block_table, pairs.first[: slots.size])
         trees = self._expand(self.network.outputs(pairs.rows(slots), place, self._pool))
@@ -78,21 +78,21 @@ class FastEagle(PairDrafter):
         limits = torch.where(pairs.counts[: slots.size] > 0, self.levels, 0)  # nothing read, nothing drafted
         return slots.selected(tokens, trees.parents, trees.depths, trees.scores, limits)
 
-    def _trees(self, sequences: Sequence) -> list[ScoredTree]:
-        trees = self._expand(self._read(sequences, [pairs.count for pairs in self._pairs(sequences)]))
+    def _trees(self, requests: Sequence) -> list[ScoredTree]:
+        trees = self._expand(self._read(requests, [pairs.count for pairs in self._pairs(requests)]))
         before = trees.scores.gather(1, trees.parents.clamp(min=0).long())
         columns = (self.network.target_ids(trees.tokens), trees.parents, (trees.scores - before).exp_())
         return [
-            ScoredTree(*tree).rooted(sequence.tokens[-1], sequence.draft_limit)
-            for sequence, *tree in zip(sequences, *(column.tolist() for column in columns), strict=True)
+            ScoredTree(*tree).rooted(request.tokens[-1], request.draft_limit)
+            for request, *tree in zip(requests, *(column.tolist() for column in columns), strict=True)
         ]
 
-    def _read(self, sequences: Sequence, counts: Sequence[int], drafting: bool = True) -> torch.Tensor:
+    def _read(self, requests: Sequence, counts: Sequence[int], drafting: bool = True) -> torch.Tensor:
         """The layers' outputs [B, levels, hidden] at the last of the pairs."""
-        pairs = self._pairs(sequences)
-        place = self._place(sequences, [own.first for own in pairs])
+        pairs = self._pairs(requests)
+        place = self._place(requests, [own.first for own in pairs])
         self.network.ensure_positions(max(own.first + count for own, count in zip(pairs, counts, strict=True)))
-        return self.network.outputs(PairRows.take(sequences, pairs, counts, self._device), place, self._pool)
+        return self.network.outputs(PairRows.take(requests, pairs, counts, self._device), place, self._pool)
 
     def _expand(self, outputs: torch.Tensor) -> BackboneTrees:
         """Trees whose root is still to be set, of the layers' outputs [B, levels, hidden]."""

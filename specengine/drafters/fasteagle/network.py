@@ -1,5 +1,5 @@
-"""FastEagle's network: layer i reads layer i - 1's output and its own cache, the first one fused features of a position
-and the embedding of the token after it; every output is a guess of the target's last feature, one token further."""
+"""FastEagle's network: layer i reads layer i - 1's output and its own cache, the first one fused hidden states of a position
+and the embedding of the token after it; every output is a guess of the target's last hidden state, one token further."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specengine.cache.page_pool import PagePool
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.models.checkpoint_base import layer_tensors
 from specengine.models.draft_checkpoint import DraftCheckpoint
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
@@ -27,10 +27,10 @@ class Cascade:
     def __init__(self, checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -> None:
         self.config = c = checkpoint.layer_config()
         size, self.levels = c.hidden_size, c.num_layers
-        self.taps = checkpoint.feature_layers(target.config)
-        checkpoint.expect("fc_features.weight", size, len(self.taps) * size)
+        self.hidden_state_layers = checkpoint.feature_layers(target.config)
+        checkpoint.expect("fc_features.weight", size, len(self.hidden_state_layers) * size)
         checkpoint.expect("fc_input.weight", size, 2 * size)
-        for i in range(len(self.taps)):
+        for i in range(len(self.hidden_state_layers)):
             checkpoint.expect(f"fc_norm.{i}.weight", size)
         for i in range(self.levels):
             checkpoint.expect_all(layer_tensors(c, f"layers.{i}."))
@@ -54,7 +54,7 @@ class Cascade:
         self._rope = RopeTables(c, target.device)
 
     def _fused(self, checkpoint: DraftCheckpoint) -> torch.Tensor:
-        """[hidden, (taps + 1) hidden]: fc_input of fc_features of the normed features, and of the embedding.
+        """[hidden, (hidden_state_layers + 1) hidden]: fc_input of fc_features of the normed hidden states, and of the embedding.
 
         Nothing between them is curved, so it is one matrix, and the norms' weights scale its columns.
         """
@@ -63,16 +63,16 @@ class Cascade:
             return checkpoint.read(f"{name}.weight").float()
 
         size, both = self.config.hidden_size, floats("fc_input")
-        scale = torch.cat([floats(f"fc_norm.{i}") for i in range(len(self.taps))])
+        scale = torch.cat([floats(f"fc_norm.{i}") for i in range(len(self.hidden_state_layers))])
         return torch.cat([both[:, :size] @ (floats("fc_features") * scale), both[:, size:]], dim=1)
 
-    def pick(self, features: Features) -> torch.Tensor:
-        """What of the target's features it reads, float32 [M, taps, hidden]."""
-        assert features.tapped is not None  # see taps
-        return features.tapped
+    def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
+        """What of the target's hidden states it reads, float32 [M, hidden_state_layers, hidden]."""
+        assert hidden_states.at_layers is not None  # see hidden_state_layers
+        return hidden_states.at_layers
 
-    def picked_shape(self, taps: int) -> tuple[int, ...]:
-        return (taps, self.config.hidden_size)
+    def picked_shape(self, hidden_state_layers: int) -> tuple[int, ...]:
+        return (hidden_state_layers, self.config.hidden_size)
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
@@ -90,23 +90,23 @@ class Cascade:
         return self._ops.linear(outputs.contiguous(), self.head)
 
     def outputs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> torch.Tensor:
-        """The layers' outputs [B, levels, hidden] at every sequence's last pair, once all pairs are cached."""
+        """The layers' outputs [B, levels, hidden] at every request's last pair, once all pairs are cached."""
         inputs, outputs, first = self._inputs(read), [], 0
         for decoder in self._decoders:
             layers = self.levels // len(self._decoders)
             own = slice(first, first + layers)
             first += layers
-            tapped = torch.empty(len(inputs), layers, self.config.hidden_size, device=inputs.device)
+            at_layers = torch.empty(len(inputs), layers, self.config.hidden_size, device=inputs.device)
             caches = (pool.k[own], pool.v[own], place.block_table, place.lengths)
-            decoder(read.rows, *caches, *self._rope.cos_sin, tapped, inputs)
-            outputs.append(take_rows(tapped, read.last))
+            decoder(read.rows, *caches, *self._rope.cos_sin, at_layers, inputs)
+            outputs.append(take_rows(at_layers, read.last))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _inputs(self, read: PairRows) -> torch.Tensor:
         """Rows [M, hidden] for the first layer."""
-        rows, taps, size = read.features.shape
-        normed = torch.empty(rows * taps, size, device=read.features.device)
-        self._ops.layer.rms_norm(read.features.flatten(0, 1), None, self._ones, normed, self.config.rms_norm_eps)
+        rows, hidden_state_layers, size = read.hidden_states.shape
+        normed = torch.empty(rows * hidden_state_layers, size, device=read.hidden_states.device)
+        self._ops.layer.rms_norm(read.hidden_states.flatten(0, 1), None, self._ones, normed, self.config.rms_norm_eps)
         embedded = torch.empty(rows, size, device=normed.device)
         self._ops.layer.gather_rows(self._target.embedding, read.rows.tokens, embedded)
         return self._ops.linear(torch.cat([normed.view(rows, -1), embedded], dim=1), self._fusion)

@@ -22,8 +22,8 @@ from specengine.drafters.glide.network import GlideNetwork
 from specengine.drafters.glide.rows import GlideRows, ResidentGlide
 from specengine.drafters.scored_drafter import ScoredDrafter
 from specengine.drafters.shipped import open_drafter
-from specengine.engine.device.buffers import Slots
-from specengine.models.hidden_states import Features
+from specengine.engine.device.buffers import GraphBatch
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
@@ -59,7 +59,7 @@ class Config:
 
 @dataclass
 class State:
-    """Of one sequence. cached: its first tokens whose rows are in the drafter's cache as they stay."""
+    """Of one request. cached: its first tokens whose rows are in the drafter's cache as they stay."""
 
     cached: int = 0
     drafted: ScoredTree | None = None
@@ -113,49 +113,49 @@ class Glide(ScoredDrafter):
         if cache.fixed:  # a captured graph holds on to the tables
             self.network.ensure_positions(self._max_position + self.config.length)
 
-    def observe_prompt(self, sequence, start: int, features: Features) -> None:
+    def observe_prompt(self, request, start: int, hidden_states: HiddenStates) -> None:
         """Reads along, so that the next prompt that begins alike finds it done."""
-        self._state(sequence, cached=start)
-        self._catch_up(sequence, len(sequence.tokens) - start - len(features.last))
+        self._state(request, cached=start)
+        self._catch_up(request, len(request.tokens) - start - len(hidden_states.last))
 
-    def filled(self, sequence) -> int:
-        return sequence.drafter_state.cached if sequence.drafter_state else 0
+    def filled(self, request) -> int:
+        return request.drafter_state.cached if request.drafter_state else 0
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
-        for sequence, tokens in zip(sequences, committed, strict=True):
-            self._learn(sequence, tokens)
+    def observe(self, requests: Sequence, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        for request, tokens in zip(requests, committed, strict=True):
+            self._learn(request, tokens)
 
-    def grow(self, sequences: Sequence) -> list[ScoredTree]:
-        trees = [ScoredTree.root(sequence.tokens[-1]) for sequence in sequences]
+    def grow(self, requests: Sequence) -> list[ScoredTree]:
+        trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         # a prompt of one token is in no cache yet
-        able = [i for i, sequence in enumerate(sequences) if len(sequence.tokens) > 1 and sequence.draft_limit > 0]
+        able = [i for i, request in enumerate(requests) if len(request.tokens) > 1 and request.draft_limit > 0]
         if able:
-            prefix = sum(len(sequence.tokens) for sequence in sequences) / len(sequences)
-            best = self._expand(self._backbone([sequences[i] for i in able], prefix))
+            prefix = sum(len(request.tokens) for request in requests) / len(requests)
+            best = self._expand(self._backbone([requests[i] for i in able], prefix))
             before = best.scores.gather(1, best.parents.clamp(min=0).long())
             columns = (self.network.target_ids(best.tokens), best.parents, (best.scores - before).exp_())
             for i, *tree in zip(able, *(column.tolist() for column in columns), strict=True):
-                trees[i] = ScoredTree(*tree).rooted(sequences[i].tokens[-1], sequences[i].draft_limit)
+                trees[i] = ScoredTree(*tree).rooted(requests[i].tokens[-1], requests[i].draft_limit)
         return trees
 
-    def _backbone(self, sequences: Sequence, prefix: float) -> list[torch.Tensor]:
+    def _backbone(self, requests: Sequence, prefix: float) -> list[torch.Tensor]:
         """Logits [B, Vd] of every level; the likeliest token of each is what the next one continues."""
-        begin, deepest = time.perf_counter(), min(self.config.length, max(s.draft_limit for s in sequences))
-        reach, expected = [1.0] * len(sequences), [1.0] * len(sequences)
-        logits = [self._first_logits(sequences)]
+        begin, deepest = time.perf_counter(), min(self.config.length, max(s.draft_limit for s in requests))
+        reach, expected = [1.0] * len(requests), [1.0] * len(requests)
+        logits = [self._first_logits(requests)]
         while (levels := len(logits)) < deepest:
             if self._costs is not None:
                 sure = confidence(logits[-1])
                 reach = [before * chance for before, chance in zip(reach, self._calibration(sure), strict=True)]
                 expected = [tokens + chance for tokens, chance in zip(expected, reach, strict=True)]
                 spent = time.perf_counter() - begin
-                seconds = self._costs(len(sequences) * (1 + levels), prefix) + spent
+                seconds = self._costs(len(requests) * (1 + levels), prefix) + spent
                 if not deeper_pays(reach, expected, levels, seconds, spent / levels):
                     break
             best = torch.tensor([token for (token,) in likeliest(logits[-1], 1)], dtype=torch.int32)
             tokens = self.network.target_ids(best.to(self._device)).tolist()
-            starts = [len(sequence.tokens) - 1 + levels for sequence in sequences]
-            logits.append(self.network.logits(self._rows(sequences, [[token] for token in tokens], starts)))
+            starts = [len(request.tokens) - 1 + levels for request in requests]
+            logits.append(self.network.logits(self._rows(requests, [[token] for token in tokens], starts)))
         return logits
 
     def _expand(self, logits: Sequence[torch.Tensor]) -> BackboneTrees:
@@ -171,49 +171,49 @@ class Glide(ScoredDrafter):
         expander, roots = self._expanders[key]
         return expander(rows, roots)
 
-    def _first_logits(self, sequences: Sequence) -> torch.Tensor:
+    def _first_logits(self, requests: Sequence) -> torch.Tensor:
         """One pass over what was committed since the last draft; its last token is the root."""
-        for sequence in sequences:
-            self._catch_up(sequence, max(self._most, self._prefill_rows // len(sequences)))
-        starts = [sequence.drafter_state.cached for sequence in sequences]
-        runs = [sequence.tokens[start:] for sequence, start in zip(sequences, starts, strict=True)]
-        logits = self.network.logits(self._rows(sequences, runs, starts))
-        for sequence in sequences:
-            sequence.drafter_state.cached = len(sequence.tokens) - 1  # the root is passed again with the target's keys
+        for request in requests:
+            self._catch_up(request, max(self._most, self._prefill_rows // len(requests)))
+        starts = [request.drafter_state.cached for request in requests]
+        runs = [request.tokens[start:] for request, start in zip(requests, starts, strict=True)]
+        logits = self.network.logits(self._rows(requests, runs, starts))
+        for request in requests:
+            request.drafter_state.cached = len(request.tokens) - 1  # the root is passed again with the target's keys
         return logits
 
-    def _catch_up(self, sequence, most: int) -> None:
+    def _catch_up(self, request, most: int) -> None:
         """Passes what is more than one pass of the batch should hold: prompts."""
-        state, step = self._state(sequence), self._prefill_rows
-        while (waiting := len(sequence.tokens) - state.cached) > most:
-            run = sequence.tokens[state.cached : state.cached + min(step, waiting - most)]
-            self.network.states(self._rows([sequence], [run], [state.cached]))
+        state, step = self._state(request), self._prefill_rows
+        while (waiting := len(request.tokens) - state.cached) > most:
+            run = request.tokens[state.cached : state.cached + min(step, waiting - most)]
+            self.network.states(self._rows([request], [run], [state.cached]))
             state.cached += len(run)
 
-    def _state(self, sequence, cached: int = 0) -> State:
-        if sequence.drafter_state is None:
-            sequence.drafter_state = State(cached)
+    def _state(self, request, cached: int = 0) -> State:
+        if request.drafter_state is None:
+            request.drafter_state = State(cached)
             if not self.network.cache.fixed:
-                self.network.ensure_positions(sequence.prompt_length + sequence.limit + self.config.length)
-        return sequence.drafter_state
+                self.network.ensure_positions(request.prompt_length + request.limit + self.config.length)
+        return request.drafter_state
 
-    def _rows(self, sequences: Sequence, runs: list[list[int]], starts: list[int]) -> GlideRows:
-        place = self.network.cache.batch([sequence.pages for sequence in sequences], starts)
-        return GlideRows.of(runs, place, [len(sequence.tokens) - 1 for sequence in sequences], self._device)
+    def _rows(self, requests: Sequence, runs: list[list[int]], starts: list[int]) -> GlideRows:
+        place = self.network.cache.batch([request.pages for request in requests], starts)
+        return GlideRows.of(runs, place, [len(request.tokens) - 1 for request in requests], self._device)
 
     def new_device_state(self, slots: int) -> ResidentGlide:
         return ResidentGlide(slots, self._most, self._device)
 
-    def load(self, state: ResidentGlide, sequences: Sequence) -> None:
-        for slot, sequence in enumerate(sequences):
-            self._catch_up(sequence, self._most)
-            state.first[slot] = sequence.drafter_state.cached
+    def load(self, state: ResidentGlide, requests: Sequence) -> None:
+        for slot, request in enumerate(requests):
+            self._catch_up(request, self._most)
+            state.first[slot] = request.drafter_state.cached
 
-    def unload(self, state: ResidentGlide, sequences: Sequence) -> None:
-        for sequence, cached in zip(sequences, state.first.tolist(), strict=False):
-            sequence.drafter_state.cached = cached
+    def unload(self, state: ResidentGlide, requests: Sequence) -> None:
+        for request, cached in zip(requests, state.first.tolist(), strict=False):
+            request.drafter_state.cached = cached
 
-    def draft_on_device(self, slots: Slots) -> TreeBatch:
+    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
         state, network, history = slots.drafter_state, self.network, slots.history
         logits = [network.logits(state.committed(slots))]
         while len(logits) < self.config.length:

@@ -69,7 +69,7 @@ class GlideNetwork:
         return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
 
     def logits(self, read: GlideRows) -> torch.Tensor:
-        """float32 [B, draft vocabulary] behind every sequence's last row."""
+        """float32 [B, draft vocabulary] behind every request's last row."""
         return self._ops.linear(self.states(read)[read.last], self.head)
 
     def states(self, read: GlideRows) -> torch.Tensor:

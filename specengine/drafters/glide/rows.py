@@ -18,15 +18,15 @@ from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.tree_attention import chain_bits
 
 if TYPE_CHECKING:
-    from specengine.engine.device.buffers import Slots
+    from specengine.engine.device.buffers import GraphBatch
 
 
 @dataclass(frozen=True)
 class GlideRows:
-    """A chain per sequence.
+    """A chain per request.
 
     place: lengths are its rows in the drafter's cache.  verified: int32 [B], its tokens in the target's.
-    owner: int64 [M], each row's sequence.  last: int64 [B], each sequence's last row.
+    owner: int64 [M], each row's request.  last: int64 [B], each request's last row.
     """
 
     rows: TreeBatch
@@ -37,7 +37,7 @@ class GlideRows:
 
     @staticmethod
     def of(runs: Seq[Seq[int]], place: CacheBatch, verified: Seq[int], device: torch.device) -> GlideRows:
-        """Tokens of every sequence, from the first one on that is not in the drafter's cache."""
+        """Tokens of every request, from the first one on that is not in the drafter's cache."""
         rows = TreeBatch.chains(runs, device)
         owner = torch.tensor([b for b, run in enumerate(runs) for _ in run], device=device)
         cached = torch.tensor(verified, dtype=torch.int32, device=device)
@@ -45,7 +45,7 @@ class GlideRows:
 
     @property
     def positions(self) -> torch.Tensor:
-        """int64 [M]; of padding: of its sequence's first row."""
+        """int64 [M]; of padding: of its request's first row."""
         return self.place.lengths[self.owner].long() + self.rows.depths.clamp(min=0)
 
     def visible(self, block: int) -> torch.Tensor:
@@ -67,7 +67,7 @@ class ResidentGlide:
         self._step = torch.arange(most, dtype=torch.int32, device=device)
         self._bits = chain_bits(torch.tensor([0, most], dtype=torch.int32, device=device), most)
 
-    def committed(self, slots: Slots) -> GlideRows:
+    def committed(self, slots: GraphBatch) -> GlideRows:
         """The tokens of every slot that are not in the drafter's cache, padded to as many rows each."""
         size, most = slots.size, len(self._step)
         length, tokens = slots.history.length, slots.history.tokens
@@ -90,7 +90,7 @@ class ResidentGlide:
         last = rows.row_start[:-1] + (counts - 1).clamp(min=0)
         return GlideRows(rows, CacheBatch(slots.cache.block_table, self.first[:size]), length - 1, owner, last.long())
 
-    def drafted(self, slots: Slots, tokens: torch.Tensor, level: int) -> GlideRows:
+    def drafted(self, slots: GraphBatch, tokens: torch.Tensor, level: int) -> GlideRows:
         """One row of every slot: the token int32 [B] of a level, the root's children being the first."""
         size, length = slots.size, slots.history.length
         number, running = torch.arange(size + 1, dtype=torch.int32, device=length.device), self.running(slots)
@@ -100,10 +100,10 @@ class ResidentGlide:
         place = CacheBatch(slots.cache.block_table, length - 1 + level)
         return GlideRows(rows, place, length - 1, number[:-1].long(), number[:-1].long())
 
-    def running(self, slots: Slots) -> torch.Tensor:
+    def running(self, slots: GraphBatch) -> torch.Tensor:
         """bool [B]: a prompt of one token is in no cache yet, so there is nothing to read."""
         return (slots.limits.active != 0) & (slots.history.length > 1)
 
-    def advance(self, slots: Slots) -> None:
+    def advance(self, slots: GraphBatch) -> None:
         """The root is passed again once the target has its keys."""
         self.first[: slots.size] = torch.where(self.running(slots), slots.history.length - 1, 0)

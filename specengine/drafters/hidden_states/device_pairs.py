@@ -1,4 +1,4 @@
-"""The pairs that a feature drafter has to read, as captured cycles hand them on: static tensors on the device."""
+"""The pairs that a hidden state drafter has to read, as captured cycles hand them on: static tensors on the device."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from specengine.drafters.hidden_states.pairs import PairRows, Pairs
 from specengine.ops.tree_attention import chain_bits
 
 if TYPE_CHECKING:
-    from specengine.engine.device.buffers import Slots
+    from specengine.engine.device.buffers import GraphBatch
 
 
-class ResidentPairs:
+class DevicePairs:
     """The pairs that the last cycle made, of as many slots as there are: one per committed token.
 
-    most: pairs of a cycle: levels of the deepest tree and one.  shape: of one position's features.
+    most: pairs of a cycle: levels of the deepest tree and one.  shape: of one position's hidden states.
     counts, first: int32 [slots], how many pairs there are and the number of the first one.
     """
 
     def __init__(self, slots: int, most: int, shape: tuple[int, ...], device: torch.device) -> None:
-        self.features = torch.zeros(slots, most, *shape, device=device)
+        self.hidden_states = torch.zeros(slots, most, *shape, device=device)
         self.counts, self.first = torch.zeros(2, slots, dtype=torch.int32, device=device)
         self._step = torch.arange(most, dtype=torch.int32, device=device)
         self._bits = chain_bits(torch.tensor([0, most], dtype=torch.int32, device=device), most)
 
     def load(self, pairs: Seq[Pairs]) -> None:
-        """Takes what the sequences in the first slots have left to read, which is at most what a cycle makes."""
+        """Takes what the requests in the first slots have left to read, which is at most what a cycle makes."""
         self.counts.zero_()
         for slot, own in enumerate(pairs):
             self.counts[slot], self.first[slot] = own.count, own.first
             if count := own.count:
-                self.features[slot, :count] = own.take(count)
+                self.hidden_states[slot, :count] = own.take(count)
 
     def unload(self, pairs: Seq[Pairs]) -> None:
         """Gives back what the first slots have left."""
@@ -42,18 +42,18 @@ class ResidentPairs:
         for slot, (own, count, first) in enumerate(kept):
             own.first = first
             if count:
-                own.add(self.features[slot, :count].clone())
+                own.add(self.hidden_states[slot, :count].clone())
 
-    def observe(self, slots: Slots, features: torch.Tensor) -> None:
+    def observe(self, slots: GraphBatch, hidden_states: torch.Tensor) -> None:
         """Keeps the features [M, ..] of the committed path's nodes."""
         path, counts = slots.accepted.path[:, : len(self._step)], slots.accepted.path_length
         size, width = path.shape
         rows = (slots.row_start[:size, None] + path.clamp(min=0)).long()
-        self.features[:size, :width] = features[rows]
+        self.hidden_states[:size, :width] = hidden_states[rows]
         self.counts[:size] = counts
         self.first[:size] = slots.history.length - 1 - counts
 
-    def rows(self, slots: Slots) -> PairRows:
+    def rows(self, slots: GraphBatch) -> PairRows:
         """All pairs of the slots, padded to as many rows each."""
         size, most = slots.size, len(self._step)
         counts, tokens = self.counts[:size, None], slots.history.tokens
@@ -72,4 +72,4 @@ class ResidentPairs:
             most,
         )
         last = rows.row_start[:-1] + (counts[:, 0] - 1).clamp(min=0)
-        return PairRows(rows, self.features[:size].flatten(0, 1), last.long())
+        return PairRows(rows, self.hidden_states[:size].flatten(0, 1), last.long())

@@ -56,7 +56,7 @@ class Config:
 
 @dataclass
 class State:
-    """What the drafter remembers of one sequence. column: of the last tree; empty where the window was left out."""
+    """What the drafter remembers of one request. column: of the last tree; empty where the window was left out."""
 
     window: JacobiWindow
     pool: PhrasePool
@@ -78,14 +78,14 @@ class Lookahead(PhraseDrafter):
         self._open_pool(config.ngram - 1, config.guesses, target)
         self._try(target, costs)
 
-    def _trees(self, sequences: Sequence, paused: bool) -> list[DraftTree]:
-        return [self._tree(sequence, paused) for sequence in sequences]
+    def _trees(self, requests: Sequence, paused: bool) -> list[DraftTree]:
+        return [self._tree(request, paused) for request in requests]
 
-    def _tree(self, sequence, paused: bool) -> DraftTree:
-        tokens, limit = sequence.tokens, sequence.draft_limit
-        state = sequence.drafter_state
+    def _tree(self, request, paused: bool) -> DraftTree:
+        tokens, limit = request.tokens, request.draft_limit
+        state = request.drafter_state
         if state is None:
-            state = sequence.drafter_state = self._begun(sequence)
+            state = request.drafter_state = self._begun(request)
         paths, state.column = MergedPaths(tokens[-1]), []
         if not paused:
             phrases = state.pool.newest(tokens[-1], self.config.guesses)
@@ -94,18 +94,18 @@ class Lookahead(PhraseDrafter):
                 state.column = state.window.add_to(paths, 0)
         return paths.tree
 
-    def release(self, sequence) -> None:
-        sequence.drafter_state = None  # a pool: its sequence waits for the others of its call
+    def release(self, request) -> None:
+        request.drafter_state = None  # a pool: its request waits for the others of its call
 
-    def _learn(self, sequence, committed: list[int], said: Sequence[int]) -> None:
-        state = sequence.drafter_state
+    def _learn(self, request, committed: list[int], said: Sequence[int]) -> None:
+        state = request.drafter_state
         if state.column and max(state.column) < len(said):  # a device's graph may have cut the tree
-            root = sequence.tokens[-len(committed) - 1]
+            root = request.tokens[-len(committed) - 1]
             for token, phrase in state.window.advance(root, [said[node] for node in state.column]):
                 state.pool.insert(token, phrase)
 
-    def _begun(self, sequence) -> State:
-        config, tokens = self.config, sequence.tokens
+    def _begun(self, request) -> State:
+        config, tokens = self.config, request.tokens
         pool = self._pool_of_request()
         for start in range(len(tokens) - config.ngram + 1 if config.prompt else 0):
             pool.insert(tokens[start], tokens[start + 1 : start + config.ngram])

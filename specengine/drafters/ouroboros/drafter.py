@@ -138,21 +138,21 @@ class Ouroboros(SmallModelDrafter, PhraseDrafter):
     def spare_slots(self) -> int:
         return MAX_NODES + self._length  # the small model's passes lie behind the sentence so far
 
-    def draft_with_logits(self, sequences: Sequence, sampled: bool) -> tuple[list[DraftTree], None]:
+    def draft_with_logits(self, requests: Sequence, sampled: bool) -> tuple[list[DraftTree], None]:
         # These rules draw their residual with the noise of `match`: drafts that shared it would bias the output.
-        return self._tried(sequences, partial(self._trees, noise=False)), None
+        return self._tried(requests, partial(self._trees, noise=False)), None
 
-    def _trees(self, sequences: Sequence, paused: bool, noise: bool = True) -> list[DraftTree]:
+    def _trees(self, requests: Sequence, paused: bool, noise: bool = True) -> list[DraftTree]:
         """noise: whether sentences are drawn as `match` would, else they are the small model's likeliest tokens."""
-        minds = [self._mind(sequence) for sequence in sequences]
+        minds = [self._mind(request) for request in requests]
         for mind in minds:
             mind.sentence, mind.suffixes = [], []
         if not paused:
-            self._say(sequences, minds, noise)
-        return [self._tree(sequence, mind) for sequence, mind in zip(sequences, minds, strict=True)]
+            self._say(requests, minds, noise)
+        return [self._tree(request, mind) for request, mind in zip(requests, minds, strict=True)]
 
-    def _learn(self, sequence, committed: list[int], said: Sequence[int]) -> None:
-        mind = sequence.drafter_state
+    def _learn(self, request, committed: list[int], said: Sequence[int]) -> None:
+        mind = request.drafter_state
         sentence = mind.sentence
         if not sentence or len(said) <= len(sentence):  # a device's graph may have cut the tree
             return
@@ -163,27 +163,27 @@ class Ouroboros(SmallModelDrafter, PhraseDrafter):
         if self.config.refine == "always" or (self.config.refine == "confirmed" and right == len(sentence)):
             self._refine(mind, said)
 
-    def _mind(self, sequence) -> Mind:
-        if sequence.drafter_state is None:
-            window = JacobiWindow(self._window, self._ngram, sequence.tokens)
-            place = self._place(sequence, self.spare_slots)
-            sequence.drafter_state = Mind(*place, window=window, pool=self._pool_of_request())
-        return sequence.drafter_state
+    def _mind(self, request) -> Mind:
+        if request.drafter_state is None:
+            window = JacobiWindow(self._window, self._ngram, request.tokens)
+            place = self._place(request, self.spare_slots)
+            request.drafter_state = Mind(*place, window=window, pool=self._pool_of_request())
+        return request.drafter_state
 
-    def _say(self, sequences: Sequence, minds: list[Mind], noise: bool) -> None:
-        """Gives every sequence the small model's sentence, as many tokens as are worth drafting."""
-        goals = [min(self._length, self._depth(sequence)) for sequence in sequences]
-        able = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
+    def _say(self, requests: Sequence, minds: list[Mind], noise: bool) -> None:
+        """Gives every request the small model's sentence, as many tokens as are worth drafting."""
+        goals = [min(self._length, self._depth(request)) for request in requests]
+        able = [each for each in zip(requests, minds, goals, strict=True) if each[2] > 0]
         if able:
             speaking, own, wanted = zip(*able, strict=True)
             self._catch_up(speaking, own, self._ngram + 1)  # a suffix and what follows it, and the root
             self._speaker.say(self._cache, speaking, own, wanted, noise)
 
-    def _tree(self, sequence, mind: Mind) -> DraftTree:
+    def _tree(self, request, mind: Mind) -> DraftTree:
         """The sentence and the suffixes behind it."""
-        tree, sentence = MergedPaths(sequence.tokens[-1]), mind.sentence
+        tree, sentence = MergedPaths(request.tokens[-1]), mind.sentence
         last = tree.add_path(0, sentence)[-1] if sentence else 0
-        left = sequence.draft_limit - len(sentence)
+        left = request.draft_limit - len(sentence)
         for phrase in mind.pool.newest(sentence[-1], self.config.suffixes) if sentence else ():
             mind.suffixes.append((phrase, tree.add_path(last, phrase[:left])))
         return tree.tree

@@ -22,12 +22,12 @@ from specengine.ops.row_tools import take_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 
 if TYPE_CHECKING:
-    from specengine.engine.request import Sequence as TokenSequence
+    from specengine.engine.request import Request
 
 
 @dataclass
 class Mind(State):
-    """What the drafter remembers of a sequence. sentence: of the last draft; empty where there was none.
+    """What the drafter remembers of a request. sentence: of the last draft; empty where there was none.
     suffixes: behind it, as phrases with their nodes in the target's tree."""
 
     window: JacobiWindow = field(kw_only=True)
@@ -38,7 +38,7 @@ class Mind(State):
 
 @dataclass
 class Rows:
-    """A sequence's rows of one pass: a chain of what is not cached yet, whose last node is the root of phrases and
+    """A request's rows of one pass: a chain of what is not cached yet, whose last node is the root of phrases and
     window.  verified: root and nodes of phrases.  column: see JacobiWindow.add_to; empty: no window."""
 
     paths: MergedPaths
@@ -61,7 +61,7 @@ class Speaker:
     def say(
         self,
         cache: KVCache,
-        sequences: Sequence[TokenSequence],
+        requests: Sequence[Request],
         minds: Sequence[Mind],
         goals: Sequence[int],
         noise: bool,
@@ -70,26 +70,26 @@ class Speaker:
 
         noise: whether tokens are what the rule `match` would draw, else the likeliest at any temperature.
         """
-        left = [each for each in zip(sequences, minds, goals, strict=True) if each[2] > 0]
+        left = [each for each in zip(requests, minds, goals, strict=True) if each[2] > 0]
         while left:
-            self._go_on(cache, [sequence for sequence, _, _ in left], [mind for _, mind, _ in left], noise)
+            self._go_on(cache, [request for request, _, _ in left], [mind for _, mind, _ in left], noise)
             for _, mind, goal in left:
                 del mind.sentence[goal:]
             left = [each for each in left if len(each[1].sentence) < each[2]]
 
-    def _go_on(self, cache: KVCache, sequences: list[TokenSequence], minds: list[Mind], noise: bool) -> None:
+    def _go_on(self, cache: KVCache, requests: list[Request], minds: list[Mind], noise: bool) -> None:
         """One pass: every sentence becomes longer by what is verified of a phrase and one token more."""
-        texts = [sequence.tokens + mind.sentence for sequence, mind in zip(sequences, minds, strict=True)]
+        texts = [request.tokens + mind.sentence for request, mind in zip(requests, minds, strict=True)]
         batch = [self._rows(text, mind) for text, mind in zip(texts, minds, strict=True)]
         place = cache.batch([mind.pages for mind in minds], [mind.cached + len(mind.ahead) for mind in minds])
         tree = TreeBatch.of([rows.paths.tree for rows in batch], self._model.device)
-        features = self._model.hidden(tree, cache, place)
+        hidden_states = self._model.hidden(tree, cache, place)
         starts = [0, *accumulate(len(rows.paths.tokens) for rows in batch)]
-        likeliest = self._likeliest(features, batch, starts)
-        drawn = self._drawn(features, batch, starts, tree, sequences, texts) if noise else None
+        likeliest = self._likeliest(hidden_states, batch, starts)
+        drawn = self._drawn(hidden_states, batch, starts, tree, requests, texts) if noise else None
         kept = []
-        for sequence, text, mind, rows, likely, said in zip(
-            sequences, texts, minds, batch, likeliest, drawn or likeliest, strict=True
+        for request, text, mind, rows, likely, said in zip(
+            requests, texts, minds, batch, likeliest, drawn or likeliest, strict=True
         ):
             if rows.column:
                 for token, phrase in mind.window.advance(text[-1], [likely[node] for node in rows.column]):
@@ -100,7 +100,7 @@ class Speaker:
                 mind.sentence.append(said[node])
                 node = rows.paths.child(node, said[node])
             kept.append(path)
-            mind.cached, mind.ahead = len(sequence.tokens), mind.sentence[:-1]
+            mind.cached, mind.ahead = len(request.tokens), mind.sentence[:-1]
         self._compact(cache, place, kept)
 
     def _rows(self, text: list[int], mind: Mind) -> Rows:
@@ -114,28 +114,28 @@ class Speaker:
         verified = [root, *dict.fromkeys(node for path in nodes for node in path)]
         return Rows(paths, root, verified, mind.window.add_to(paths, root) if windowed else [])
 
-    def _likeliest(self, features: torch.Tensor, batch: list[Rows], starts: list[int]) -> list[dict[int, int]]:
-        """The likeliest token behind every node that is asked, per sequence."""
+    def _likeliest(self, hidden_states: torch.Tensor, batch: list[Rows], starts: list[int]) -> list[dict[int, int]]:
+        """The likeliest token behind every node that is asked, per request."""
         model = self._model
         picked = [start + node for start, rows in zip(starts, batch, strict=False) for node in rows.asked]
-        tokens = iter(model.ops.linear_argmax(take_rows(features, picked), model.head).tolist())
+        tokens = iter(model.ops.linear_argmax(take_rows(hidden_states, picked), model.head).tolist())
         return [{node: next(tokens) for node in rows.asked} for rows in batch]
 
     def _drawn(
-        self, features, batch: list[Rows], starts, tree: TreeBatch, sequences, texts
+        self, hidden_states, batch: list[Rows], starts, tree: TreeBatch, requests, texts
     ) -> list[dict[int, int]] | None:
         """What the rule `match` would draw behind the nodes to be verified, were the small model the target; None where
         that is the likeliest token anyway."""
-        if not self._noise or not any(sequence.params.temperature for sequence in sequences):
+        if not self._noise or not any(request.params.temperature for request in requests):
             return None
         model, device = self._model, self._model.device
         nodes = [(b, node) for b, rows in enumerate(batch) for node in rows.verified]
-        logits = model.logits(take_rows(features, [starts[b] + node for b, node in nodes]))
+        logits = model.logits(take_rows(hidden_states, [starts[b] + node for b, node in nodes]))
         slots, own = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*nodes, strict=True))
         roots = [text[: len(text) - rows.root] for text, rows in zip(texts, batch, strict=True)]  # up to the first node
-        params = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences]).to(device)
+        params = SamplingTable.of([s.params for s in requests], [s.seed for s in requests]).to(device)
         params = replace(params, temperature=self._noise * params.temperature)
-        prompts = [min(s.prompt_length, len(root)) for s, root in zip(sequences, roots, strict=True)]
+        prompts = [min(s.prompt_length, len(root)) for s, root in zip(requests, roots, strict=True)]
         history = TokenHistory.of(roots, prompts, max(map(len, roots))).to(device)
         drawn = draw_siblings(logits, own, tree, slots, params, history, 1, False, as_match=True)
         tokens = iter(drawn.flatten().tolist())

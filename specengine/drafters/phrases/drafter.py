@@ -53,12 +53,12 @@ class PhraseDrafter(TriedDrafter):
         return self.config.nodes
 
     @abstractmethod
-    def _learn(self, sequence, committed: list[int], said: Sequence[int]) -> None:
-        """observe_choices() of one sequence."""
+    def _learn(self, request, committed: list[int], said: Sequence[int]) -> None:
+        """observe_choices() of one request."""
 
     def observe_choices(
-        self, sequences: Sequence, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]
+        self, requests: Sequence, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]
     ) -> None:
-        for sequence, tokens, said in zip(sequences, committed, choices, strict=True):
-            if sequence.drafter_state is not None:
-                self._learn(sequence, tokens, said)
+        for request, tokens, said in zip(requests, committed, choices, strict=True):
+            if request.drafter_state is not None:
+                self._learn(request, tokens, said)

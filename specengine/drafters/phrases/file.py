@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from specengine._C import PhrasePool
 from specengine.drafters.shipped import FINGERPRINT, fingerprint
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
@@ -37,7 +37,7 @@ def save_pool(path: str | Path, pool: PhrasePool, target: Transformer) -> None:
         "phrases": np.array([p for own in phrases.values() for p in own], dtype=np.int32).reshape(-1, pool.length),
     }
     about = {"format": _FORMAT, FINGERPRINT: fingerprint(target), "sum": _sum(parts)}
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         save_file(parts, part, about)
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from specengine._C import TextCorpus, sort_suffixes
 from specengine.tokenizer import Tokenizer
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 
 _FORMAT = "specengine-corpus-1"
 _TOKENIZER = "tokenizer"  # of the file's metadata
@@ -42,7 +42,7 @@ def write_corpus(path: Path, texts: Iterable[Sequence[int]], tokenizer: Tokenize
     sort_suffixes(tokens, order)
     about = {"format": _FORMAT} | ({_TOKENIZER: _mark(tokenizer)} if tokenizer else {})
     narrow = tokens.to(torch.uint16) if tokens.max() < _NARROW_END else tokens  # -1 becomes _NARROW_END
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         save_file({"tokens": narrow, "order": order}, part, about)
     return len(tokens)
 

@@ -25,7 +25,7 @@ from specengine.drafters.shipped import shipped
 from specengine.drafters.source_stats import count_sources
 from specengine.drafters.suffix.corpus_file import check_corpus_tokenizer, open_corpus
 from specengine.drafters.suffix.text_memory import TextMemory
-from specengine.models.hidden_states import Features
+from specengine.models.hidden_states import HiddenStates
 from specengine.utils.spec_string import check_range
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Config:
 
 @dataclass
 class State:
-    """What the drafter remembers of one sequence. text: all of it but the tokens since the last draft.
+    """What the drafter remembers of one request. text: all of it but the tokens since the last draft.
     rates: by source, how often which kind of node was right.  drafted: of the last draft, by source: the tree and the
     kinds of its nodes.  joints: how the trees were joined.  tree: what draft() made of them.
     """
@@ -121,28 +121,28 @@ class Suffix(Drafter):
         if tokenizer is not None and self._path is not None:
             check_corpus_tokenizer(self._path, tokenizer)
 
-    def propose(self, sequences: Sequence) -> list[ScoredTree]:
-        return [self._grown(sequence) for sequence in sequences]
+    def propose(self, requests: Sequence) -> list[ScoredTree]:
+        return [self._grown(request) for request in requests]
 
-    def draft(self, sequences: Sequence) -> list[DraftTree]:
-        prefix = sum(len(sequence.tokens) for sequence in sequences) / max(1, len(sequences))
-        trees = cut_trees(self.propose(sequences), self.costs, prefix, self.config.nodes - 1).trees
-        for sequence, tree in zip(sequences, trees, strict=True):
-            sequence.drafter_state.tree = tree
+    def draft(self, requests: Sequence) -> list[DraftTree]:
+        prefix = sum(len(request.tokens) for request in requests) / max(1, len(requests))
+        trees = cut_trees(self.propose(requests), self.costs, prefix, self.config.nodes - 1).trees
+        for request, tree in zip(requests, trees, strict=True):
+            request.drafter_state.tree = tree
         return trees
 
-    def rest(self, sequences: Sequence) -> None:
-        for sequence in sequences:
-            if state := sequence.drafter_state:
+    def rest(self, requests: Sequence) -> None:
+        for request in requests:
+            if state := request.drafter_state:
                 state.drafted, state.joints = [], []
 
-    def observe(self, sequences: Sequence, committed: Sequence[list[int]], features: Features | None) -> None:
-        for sequence, tokens in zip(sequences, committed, strict=True):
-            state = sequence.drafter_state
+    def observe(self, requests: Sequence, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        for request, tokens in zip(requests, committed, strict=True):
+            state = request.drafter_state
             if state is None:  # it was never asked
                 continue
             sources = [(NAMES[source], tree) for source, tree, _ in state.drafted]
-            count_sources(sequence, state.tree, sources, tokens)
+            count_sources(request, state.tree, sources, tokens)
             if self.costs is not None:
                 for source, tree, kinds in state.drafted:
                     for node, accepted in judged(tree, tokens):
@@ -151,20 +151,20 @@ class Suffix(Drafter):
                     agreement.observe(joint, tokens)
             state.drafted, state.joints = [], []
 
-    def release(self, sequence) -> None:
-        if self.earlier is not None and len(sequence.tokens) > sequence.prompt_length:
-            self.earlier.add(sequence.tokens[max(0, sequence.prompt_length - MATCHED) :])
-        sequence.drafter_state = None  # an automaton: its sequence waits for the others of its call
+    def release(self, request) -> None:
+        if self.earlier is not None and len(request.tokens) > request.prompt_length:
+            self.earlier.add(request.tokens[max(0, request.prompt_length - MATCHED) :])
+        request.drafter_state = None  # an automaton: its request waits for the others of its call
 
-    def _grown(self, sequence) -> ScoredTree:
+    def _grown(self, request) -> ScoredTree:
         """The largest tree there is."""
-        tokens = sequence.tokens
-        if sequence.drafter_state is None:
-            sequence.drafter_state = State([Acceptance(rates, weight=8, memory=50) for rates in self.rates])
-        state = sequence.drafter_state
+        tokens = request.tokens
+        if request.drafter_state is None:
+            request.drafter_state = State([Acceptance(rates, weight=8, memory=50) for rates in self.rates])
+        state = request.drafter_state
         state.text.append(tokens[len(state.text) :])
         state.drafted, state.joints = [], []
-        context, limit = tokens[-MATCHED:], sequence.draft_limit
+        context, limit = tokens[-MATCHED:], request.draft_limit
         tree = self._continued(state, OWN, state.text, context, limit)
         others: list[tuple[int, SuffixAutomaton | TextCorpus]] = []
         if self.corpus is not None:

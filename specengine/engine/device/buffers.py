@@ -1,12 +1,12 @@
 """A cycle's state on the device: static tensors that captured graphs read and write, and views of them.
 
-The engine has one ResidentState. A cycle works on Slots: the first few sequences of the state with trees of a fixed
-number of nodes. Slots have the interface of a Batch, so the engine's one cycle runs on either.
+The engine has one DeviceBuffers. A cycle works on GraphBatch: the first few requests of the state with trees of a fixed
+number of nodes. GraphBatch have the interface of a Batch, so the engine's one cycle runs on either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,8 +17,8 @@ from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.engine.request import Sequence
-from specengine.models.hidden_states import Features
+from specengine.engine.request import Request
+from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
@@ -27,11 +27,11 @@ from specengine.rules import Rule
 from specengine.types import SamplingParams
 from specengine.utils.timers import DeviceClock, HostClock
 
-MAX_BIASES = 1024  # entries of logit_bias of all sequences of a batch
+MAX_BIASES = 1024  # entries of logit_bias of all requests of a batch
 
 
-class ResidentState:
-    """Room for `slots` sequences of up to `positions` tokens; idle slots are padding in every op.
+class DeviceBuffers:
+    """Room for `slots` requests of up to `positions` tokens; idle slots are padding in every op.
 
     spare: slots of the cache behind the longest text.  rows: of the largest pass.  draft_logits: as many rows, where
     the rule wants them.  weights: whether the rule works with them, as all do but `match`.  drafter_state: what the
@@ -45,7 +45,7 @@ class ResidentState:
         spare: int,
         rows: int,
         vocab: int,
-        eos: Seq[int],
+        eos: Sequence[int],
         device: torch.device,
         draft_logits: DraftLogits | None = None,
         weights: bool = False,
@@ -73,54 +73,54 @@ class ResidentState:
         self.draft_logits, self.drafter_state = draft_logits, drafter_state
 
     def check_biases(self, params: SamplingParams) -> None:
-        """Raises ValueError where there is no room for the biases of a sequence."""
+        """Raises ValueError where there is no room for the biases of a request."""
         count = len(params.logit_bias or {})
         if count > MAX_BIASES:
             raise ValueError(f"logit_bias: has {count} entries, at most {MAX_BIASES} fit")
 
-    def has_room(self, sequences: Seq[Sequence]) -> bool:
-        """Whether there is room for the biases of all sequences of a batch."""
-        return sum(len(s.params.logit_bias or {}) for s in sequences) <= MAX_BIASES
+    def has_room(self, requests: Sequence[Request]) -> bool:
+        """Whether there is room for the biases of all requests of a batch."""
+        return sum(len(s.params.logit_bias or {}) for s in requests) <= MAX_BIASES
 
-    def load(self, sequences: Seq[Sequence]) -> None:
-        """Takes the sequences into the first slots; the others become idle."""
-        count = len(sequences)
+    def load(self, requests: Sequence[Request]) -> None:
+        """Takes the requests into the first slots; the others become idle."""
+        count = len(requests)
 
-        def put(target: torch.Tensor, values: Seq, rows: slice = slice(0, count)) -> None:
+        def put(target: torch.Tensor, values: Sequence, rows: slice = slice(0, count)) -> None:
             if len(values):
                 host = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
                 target[rows].copy_(host, non_blocking=True)
 
         self.limits.active.zero_()
-        table = SamplingTable.of([s.params for s in sequences], [s.seed for s in sequences])
+        table = SamplingTable.of([s.params for s in requests], [s.seed for s in requests])
         for name in (f.name for f in fields(SamplingTable)):
             values = getattr(table, name)
             put(getattr(self.params, name), values, slice(0, len(values)))
         self.params.bias_start[count + 1 :].copy_(self.params.bias_start[count])
-        for slot, sequence in enumerate(sequences):
-            put(self.history.tokens[slot], sequence.tokens, slice(0, len(sequence.tokens)))
-            put(self.cache.block_table[slot], sequence.pages, slice(0, len(sequence.pages)))
-        put(self.history.length, [len(s.tokens) for s in sequences])
-        put(self.history.prompt_length, [s.prompt_length for s in sequences])
-        put(self.cache.lengths, [len(s.tokens) - 1 for s in sequences])
-        put(self.limits.ignores_eos, [int(s.params.ignore_eos) for s in sequences])
-        put(self.limits.final_length, [s.prompt_length + s.limit for s in sequences])
-        put(self.limits.active, [int(s.finish_reason is None) for s in sequences])
+        for slot, request in enumerate(requests):
+            put(self.history.tokens[slot], request.tokens, slice(0, len(request.tokens)))
+            put(self.cache.block_table[slot], request.pages, slice(0, len(request.pages)))
+        put(self.history.length, [len(s.tokens) for s in requests])
+        put(self.history.prompt_length, [s.prompt_length for s in requests])
+        put(self.cache.lengths, [len(s.tokens) - 1 for s in requests])
+        put(self.limits.ignores_eos, [int(s.params.ignore_eos) for s in requests])
+        put(self.limits.final_length, [s.prompt_length + s.limit for s in requests])
+        put(self.limits.active, [int(s.finish_reason is None) for s in requests])
 
 
-class Slots:
+class GraphBatch:
     """The first `size` slots of a state with trees of `nodes` nodes each.
 
-    record: int32 [size, record_width(nodes)], what the host reads of a cycle.  scores, features, accepted: of the last
+    record: int32 [size, record_width(nodes)], what the host reads of a cycle.  scores, hidden states, accepted: of the last
     pass.
     clock: of the cycle's phases, where somebody wants to know.
     """
 
-    reads_logits = True  # sequences come and go under a captured graph: it must serve all of their parameters
+    reads_logits = True  # requests come and go under a captured graph: it must serve all of their parameters
     accepted: Accepted
-    features: Features
+    hidden_states: HiddenStates
 
-    def __init__(self, state: ResidentState, size: int, nodes: int) -> None:
+    def __init__(self, state: DeviceBuffers, size: int, nodes: int) -> None:
         self.size, self.nodes = size, nodes
 
         def first(table):
@@ -156,7 +156,7 @@ class Slots:
         return draft_lookup(*state, self.row_start, self.nodes, ngrams)
 
     def selected(self, tokens, parents, depths, scores, limits) -> TreeBatch:
-        """The best candidates of every running sequence, as many as a tree has nodes here; see ops.select_nodes.
+        """The best candidates of every running request, as many as a tree has nodes here; see ops.select_nodes.
 
         limits: int32 [B], the deepest level wanted; none is kept that could not be committed.
         """
@@ -166,8 +166,8 @@ class Slots:
         tokens, parents, depths = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
         return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
 
-    def take(self, trees: Seq[DraftTree], logits: DraftLogits | None) -> None:
-        """Trees that were drafted on the host, one per running sequence, and what the rule wants to know of them; nodes
+    def take(self, trees: Sequence[DraftTree], logits: DraftLogits | None) -> None:
+        """Trees that were drafted on the host, one per running request, and what the rule wants to know of them; nodes
         beyond the width are left out."""
         shape = (self.size, self.nodes)
         batch = TreeBatch.of(trees, torch.device("cpu"), masked=True)
@@ -197,9 +197,9 @@ class Slots:
         self.scores, self.accepted = scores, accepted
         commit_tokens(tree, accepted, self.history, self.limits, self.record)
 
-    def observe(self, drafter: Drafter, features: Features) -> None:
-        self.features = features
-        drafter.observe_on_device(self, features)
+    def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
+        self.hidden_states = hidden_states
+        drafter.observe_on_device(self, hidden_states)
 
     def mark(self, phase: str) -> None:
         """Notes that a phase has ended."""

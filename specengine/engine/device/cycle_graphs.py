@@ -11,12 +11,12 @@ import torch
 
 from specengine import _C
 from specengine.draft_policy.tree_choice import WidthChoice
-from specengine.engine.device.buffers import ResidentState, Slots
+from specengine.engine.device.buffers import DeviceBuffers, GraphBatch
 from specengine.utils.cuda_graphs import capture_graph
 from specengine.utils.timers import DeviceClock, HostClock
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-MAX_ROWS = 512  # of one pass: beyond this a wide tree of every sequence of a batch would not pay anyway
+MAX_ROWS = 512  # of one pass: beyond this a wide tree of every request of a batch would not pay anyway
 
 
 def widths_up_to(nodes: int) -> tuple[int, ...]:
@@ -25,11 +25,11 @@ def widths_up_to(nodes: int) -> tuple[int, ...]:
 
 
 def buckets_up_to(size: int) -> tuple[int, ...]:
-    """The batch sizes captured for at most `size` sequences."""
+    """The batch sizes captured for at most `size` requests."""
     return (*(width for width in WIDTHS if width < size), size)
 
 
-class Graphs:
+class CycleGraphs:
     """cycle(slots) for every bucket and width, as a CUDA graph or, with capture=False, as plain calls.
 
     On a machine without CUDA (the simulator) only plain calls are possible. adaptive: choose(size) picks the width that
@@ -39,8 +39,8 @@ class Graphs:
 
     def __init__(
         self,
-        state: ResidentState,
-        cycle: Callable[[Slots], None],
+        state: DeviceBuffers,
+        cycle: Callable[[GraphBatch], None],
         nodes: int,
         *,
         capture: bool,
@@ -56,22 +56,22 @@ class Graphs:
         self._widths = {b: [w for w in widths if w == 1 or b * w <= MAX_ROWS] for b in self.buckets}
         if fixed:
             self._widths = {b: fitting[-1:] for b, fitting in self._widths.items()}
-        self.slots = {(b, w): Slots(state, b, w) for b, fitting in self._widths.items() for w in fitting}
+        self.slots = {(b, w): GraphBatch(state, b, w) for b, fitting in self._widths.items() for w in fitting}
         self._choice = WidthChoice(nodes)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._seconds: dict[tuple[int, int], float] = {}
         if capture:
             self._capture(state)
 
-    def clocked(self) -> Graphs:
+    def clocked(self) -> CycleGraphs:
         """The same cycles with clocks in them, which cost a little time of their own."""
         options = {"capture": self._captures, "adaptive": self._adaptive, "fixed": self._fixed}
-        other = Graphs(self._state, self._live_cycle(), self._nodes, **options, clocked=True)
+        other = CycleGraphs(self._state, self._live_cycle(), self._nodes, **options, clocked=True)
         other._choice, other._seconds = self._choice, self._seconds
         return other
 
-    def run(self, size: int, nodes: int) -> Slots:
-        """One cycle of the loaded sequences."""
+    def run(self, size: int, nodes: int) -> GraphBatch:
+        """One cycle of the loaded requests."""
         key = (self._bucket(size), nodes)
         slots = self.slots[key]
         if key in self._graphs:
@@ -84,18 +84,18 @@ class Graphs:
             self.timings.append(slots.clock.seconds)
         return slots
 
-    def _cycle_of(self, slots: Slots) -> None:
+    def _cycle_of(self, slots: GraphBatch) -> None:
         if self._clocked:
             slots.clock = DeviceClock() if self._captures else HostClock()
         self._live_cycle()(slots)
 
-    def _live_cycle(self) -> Callable[[Slots], None]:
+    def _live_cycle(self) -> Callable[[GraphBatch], None]:
         cycle = self._cycle()
         if cycle is None:
             raise RuntimeError("the engine of these cycles is gone")
         return cycle
 
-    def of(self, size: int, nodes: int) -> Slots:
+    def of(self, size: int, nodes: int) -> GraphBatch:
         """The slots that run(size, nodes) works on."""
         return self.slots[self._bucket(size), nodes]
 
@@ -119,7 +119,7 @@ class Graphs:
     def _bucket(self, size: int) -> int:
         return self.buckets[bisect_left(self.buckets, size)]
 
-    def _capture(self, state: ResidentState) -> None:
+    def _capture(self, state: DeviceBuffers) -> None:
         """Captures and times every cycle with idle slots, which touch nothing."""
         state.load([])
         self._pool = torch.cuda.graph_pool_handle()
@@ -131,7 +131,7 @@ class Graphs:
         for key, graph in self._graphs.items():
             self._seconds[key] = _seconds(graph.replay, state.device)
 
-    def _captured(self, slots: Slots, device: torch.device) -> torch.cuda.CUDAGraph:
+    def _captured(self, slots: GraphBatch, device: torch.device) -> torch.cuda.CUDAGraph:
         return capture_graph(lambda: self._cycle_of(slots), device, pool=self._pool)
 
     def _overlap_pays(self, key: tuple[int, int], device: torch.device) -> bool:

@@ -13,9 +13,9 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.drafters.base import Drafter
-from specengine.engine.device.buffers import ResidentState, Slots
-from specengine.engine.device.cycle_graphs import MAX_ROWS, Graphs
-from specengine.engine.device.runner import DeviceCycles
+from specengine.engine.device.buffers import DeviceBuffers, GraphBatch
+from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs
+from specengine.engine.device.runner import DeviceRunner
 from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants
 from specengine.rules.lossless import Match
@@ -30,7 +30,7 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class ResidentOptions:
+class DeviceOptions:
     """The arguments of Engine of the same names."""
 
     max_batch_size: int
@@ -46,7 +46,7 @@ class ResidentOptions:
             raise ValueError(f"graphs: expected True or False, got {self.graphs!r}")
 
 
-def resident_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: ResidentOptions) -> KVCache:
+def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions) -> KVCache:
     """The cache that all engines of a model share: a pool that never moves. The drafter gets its share of the memory.
 
     Raises ValueError where the GPU has no room for it behind weights and workspaces.
@@ -69,14 +69,14 @@ def resident_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Re
         return cache
 
 
-def resident_cycles(
-    model: LoadedModel, drafter: Drafter, rule: Rule, cycle: Callable[[Slots], None], options: ResidentOptions
-) -> DeviceCycles:
+def device_runner(
+    model: LoadedModel, drafter: Drafter, rule: Rule, cycle: Callable[[GraphBatch], None], options: DeviceOptions
+) -> DeviceRunner:
     """An engine's state on the device and its captured cycles."""
     config, target = model.config, model.target
     target.ensure_positions(config.max_position)  # a captured graph holds on to the tables
     rows = min(MAX_ROWS, options.max_batch_size * drafter.max_nodes)
-    state = ResidentState(
+    state = DeviceBuffers(
         slots=options.max_batch_size,
         positions=config.max_position,
         spare=drafter.spare_slots,
@@ -91,8 +91,8 @@ def resident_cycles(
     target.tune(drafter.projections)
     capture = options.graphs and target.device.type == "cuda"
     widths = {"adaptive": drafter.adaptive, "fixed": drafter.drafts_on_device and not drafter.adaptive}
-    graphs = Graphs(state, cycle, drafter.max_nodes, capture=capture, **widths)
-    return DeviceCycles(state, graphs, drafter, rule.wants)
+    graphs = CycleGraphs(state, cycle, drafter.max_nodes, capture=capture, **widths)
+    return DeviceRunner(state, graphs, drafter, rule.wants)
 
 
 def pages_left(free: int, total: int, fraction: float, workspace: int, page: int) -> int:

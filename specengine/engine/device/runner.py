@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,9 +11,9 @@ import torch
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.engine.batch import commit_run, likeliest_tokens, whole_cycle
-from specengine.engine.device.buffers import ResidentState
-from specengine.engine.device.cycle_graphs import Graphs
-from specengine.engine.request import Sequence
+from specengine.engine.device.buffers import DeviceBuffers
+from specengine.engine.device.cycle_graphs import CycleGraphs
+from specengine.engine.request import Request
 from specengine.ops.commit_tokens import RECORD_HEAD, record_width
 from specengine.rules.base import Wants
 from specengine.utils.timers import HostClock
@@ -22,10 +21,10 @@ from specengine.utils.timers import HostClock
 RING = 4  # records on the host; two cycles are in flight at most
 
 
-class DeviceCycles:
-    """The device side of an engine: its state, its graphs, the ring of records, and whose sequences are loaded."""
+class DeviceRunner:
+    """The device side of an engine: its state, its graphs, the ring of records, and whose requests are loaded."""
 
-    def __init__(self, state: ResidentState, graphs: Graphs, drafter: Drafter, wants: Wants) -> None:
+    def __init__(self, state: DeviceBuffers, graphs: CycleGraphs, drafter: Drafter, wants: Wants) -> None:
         self.state, self.graphs, self.drafter, self.wants = state, graphs, drafter, wants
         self.loaded: DeviceBatch | None = None
         largest = max(size * record_width(nodes) for size, nodes in graphs.slots)
@@ -34,8 +33,8 @@ class DeviceCycles:
         self._written = [torch.cuda.Event() if pinned else None for _ in range(RING)]
         self._launched = 0
 
-    def batch(self, sequences: Seq[Sequence]) -> DeviceBatch:
-        return DeviceBatch(sequences, self)
+    def batch(self, requests: Sequence[Request]) -> DeviceBatch:
+        return DeviceBatch(requests, self)
 
     @contextmanager
     def timed(self) -> Iterator[list[dict[str, float]]]:
@@ -68,12 +67,12 @@ class DeviceCycles:
 
 
 class DeviceBatch:
-    """Sequences that share cycles on the device; has the interface of batch.Batch."""
+    """Requests that share cycles on the device; has the interface of batch.Batch."""
 
-    def __init__(self, sequences: Seq[Sequence], cycles: DeviceCycles) -> None:
-        self.sequences, self._cycles = list(sequences), cycles
+    def __init__(self, requests: Sequence[Request], cycles: DeviceRunner) -> None:
+        self.requests, self._cycles = list(requests), cycles
         # What the host must see of every cycle before the next one begins leaves nothing to run ahead of.
-        waits = not cycles.drafter.drafts_on_device or any(s.params.logprobs for s in sequences)
+        waits = not cycles.drafter.drafts_on_device or any(s.params.logprobs for s in requests)
         self._ahead = 1 if waits else 2
         self._launched: deque[Callable[[], list[list[int]]]] = deque()
         self._read: deque[list[list[int]]] = deque()
@@ -82,9 +81,9 @@ class DeviceBatch:
     def step(self) -> dict[str, float]:
         """Commits one cycle, and keeps the device busy with the next one meanwhile.
 
-        Gives the seconds its phases took; empty where one of the sequences had ended before.
+        Gives the seconds its phases took; empty where one of the requests had ended before.
         """
-        with whole_cycle(self.sequences):
+        with whole_cycle(self.requests):
             return self._step()
 
     def _step(self) -> dict[str, float]:
@@ -96,8 +95,8 @@ class DeviceBatch:
                 self._commit(self._read.popleft())
             if self._finished:
                 return {}
-            cycles.state.load(self.sequences)
-            cycles.drafter.load(cycles.state.drafter_state, self.sequences)
+            cycles.state.load(self.requests)
+            cycles.drafter.load(cycles.state.drafter_state, self.requests)
             cycles.loaded = self
         self._clock = HostClock()
         while len(self._launched) < self._ahead:
@@ -106,8 +105,8 @@ class DeviceBatch:
         records = self._launched.popleft()()
         self._clock.mark("verify")  # the wait for the whole cycle; see timed()
         self._commit(records)
-        for sequence in self.sequences:
-            sequence.count_time(self._clock.seconds)
+        for request in self.requests:
+            request.count_time(self._clock.seconds)
         return self._clock.seconds
 
     def close(self) -> None:
@@ -119,23 +118,23 @@ class DeviceBatch:
 
     def leave(self) -> None:
         """Waits for all cycles under way and leaves the device; what they did is committed by the caller whose
-        sequences these are."""
+        requests these are."""
         while self._launched:
             self._read.append(self._launched.popleft()())
         cycles = self._cycles
-        cycles.drafter.unload(cycles.state.drafter_state, self.sequences)
+        cycles.drafter.unload(cycles.state.drafter_state, self.requests)
         cycles.loaded = None
 
     @property
     def _finished(self) -> bool:
-        return any(s.finish_reason for s in self.sequences)
+        return any(s.finish_reason for s in self.requests)
 
     def _launch(self) -> None:
-        cycles, size = self._cycles, len(self.sequences)
+        cycles, size = self._cycles, len(self.requests)
         if cycles.drafter.drafts_on_device:
             nodes = cycles.graphs.choose(size)
         else:
-            trees, logits = cycles.drafter.draft_for(cycles.wants, self.sequences)
+            trees, logits = cycles.drafter.draft_for(cycles.wants, self.requests)
             nodes = cycles.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
             cycles.graphs.of(size, nodes).take(trees, logits)
             self._clock.mark("draft")
@@ -146,32 +145,32 @@ class DeviceBatch:
         kept: list[int] = []
         nodes = (len(records[0]) - RECORD_HEAD) // 3
         graphs = self._cycles.graphs
-        for b, (sequence, record) in enumerate(zip(self.sequences, records, strict=False)):
-            if sequence.finish_reason:  # by a stop string, which only the host can see: the device was one cycle ahead
+        for b, (request, record) in enumerate(zip(self.requests, records, strict=False)):
+            if request.finish_reason:  # by a stop string, which only the host can see: the device was one cycle ahead
                 committed.append([])
                 continue
             _, count, bonus, relaxed = record[:RECORD_HEAD]
             rows = record[RECORD_HEAD:]
             path, tokens, parents = (rows[i * nodes : (i + 1) * nodes] for i in range(3))
             if bonus < 0:
-                position = len(sequence.tokens) + count - 1
-                where = f"sequence {b}, position {position}"
+                position = len(request.tokens) + count - 1
+                where = f"request {b}, position {position}"
                 other = "" if self._cycles.wants is Wants.NOTHING else " (or its draft_logits have)"
                 raise ValueError(f"logits: {where} has NaN or infinite scores{other}, so there is no token to draw")
             used = tokens.index(-1) if -1 in tokens else nodes
             tree = DraftTree(tokens[:used], parents[:used])
-            scores = graphs.of(len(self.sequences), nodes).scores
-            committed.append(commit_run(sequence, tree, path[:count], bonus, scores, b * nodes, relaxed))
+            scores = graphs.of(len(self.requests), nodes).scores
+            committed.append(commit_run(request, tree, path[:count], bonus, scores, b * nodes, relaxed))
             kept += [b * nodes + node for node in path[: len(committed[-1])]]
             graphs.observe(nodes, used - 1, count - 1)
         drafter = self._cycles.drafter
         if not drafter.drafts_on_device:
             self._clock.mark("host")
-            slots = graphs.of(len(self.sequences), nodes)
+            slots = graphs.of(len(self.requests), nodes)
             if drafter.reads_choices:
                 said = likeliest_tokens(slots.scores)
                 choices = [said[first : first + nodes] for first in range(0, len(said), nodes)]
-                drafter.observe_choices(self.sequences, committed, choices)
-            features = slots.features if drafter.reads_features else None
-            drafter.observe(self.sequences, committed, features and features.rows(kept))
+                drafter.observe_choices(self.requests, committed, choices)
+            hidden_states = slots.hidden_states if drafter.reads_hidden_states else None
+            drafter.observe(self.requests, committed, hidden_states and hidden_states.rows(kept))
             self._clock.mark("draft")

@@ -101,7 +101,7 @@ class Corpus:
         def heads(tensors: Sequence[torch.Tensor]) -> torch.Tensor:  # [layers, K, T, D] -> [layers, B, K, T, D]
             return rows([x.permute(2, 0, 1, 3) for x in tensors]).permute(2, 0, 3, 1, 4).contiguous()
 
-        tapped = [s.tapped for s in made if s.tapped is not None]
+        at_layers = [s.at_layers for s in made if s.at_layers is not None]
         keys = [s.keys for s in made if s.keys is not None]
         values = [s.values for s in made if s.values is not None]
 
@@ -111,7 +111,7 @@ class Corpus:
             wanted=wanted.to(device),
             greedy=rows([s.greedy for s in made]),
             last=rows([s.last for s in made]),
-            tapped=rows(tapped) if tapped else None,
+            at_layers=rows(at_layers) if at_layers else None,
             keys=heads(keys) if keys else None,
             values=heads(values) if values else None,
         )

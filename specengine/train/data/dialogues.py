@@ -21,7 +21,7 @@ from specengine.rules.base import check_number
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.tokenizer import Tokenizer
 from specengine.types import Message, SamplingParams
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 from specengine.utils.spec_string import check_range
 
 _MARK = "specengine-question"  # where a question's words stand in a rendered chat
@@ -191,7 +191,7 @@ def write_shard(path: Path, dialogues: Sequence[Dialogue], about: dict[str, str]
         "starts": starts,
         "answers": torch.tensor([d.answer for d in dialogues], dtype=torch.int32),
     }
-    with whole_file(path) as part:
+    with atomic_file(path) as part:
         save_file(tensors, part, metadata=about)
 
 

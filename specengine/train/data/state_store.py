@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from specengine.train.data.dialogues import Dialogue
 from specengine.train.data.target_states import States
-from specengine.utils.atomic_file import whole_file
+from specengine.utils.atomic_file import atomic_file
 
 T = TypeVar("T", torch.Tensor, None)
 
@@ -62,5 +62,5 @@ class StateStore:
 
     def _write(self, path: Path, states: States, about: dict[str, str]) -> None:
         tensors = {f.name: half(getattr(states, f.name)) for f in fields(States)}
-        with whole_file(path) as part:
+        with atomic_file(path) as part:
             save_file({k: x.contiguous() for k, x in tensors.items() if x is not None}, part, metadata=about)

@@ -13,26 +13,26 @@ from specengine.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class States:
-    """Of one dialogue of T tokens.  greedy: int32 [T].  last: [T, C].  tapped: [T, taps, C].  keys, values:
+    """Of one dialogue of T tokens.  greedy: int32 [T].  last: [T, C].  at_layers: [T, hidden_state_layers, C].  keys, values:
     [layers, K, T, D]; see TrainingBatch."""
 
     greedy: torch.Tensor
     last: torch.Tensor
-    tapped: torch.Tensor | None = None
+    at_layers: torch.Tensor | None = None
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None
 
 
 class TargetStates:
-    """Passes of one target. taps: layers whose input is kept.  kv_layers: layers whose keys and values are.
+    """Passes of one target. hidden_state_layers: layers whose input is kept.  kv_layers: layers whose keys and values are.
 
     rows: of a pass, so many tokens of some dialogues at a time.
     """
 
     def __init__(
-        self, target: Transformer, taps: Sequence[int], kv_layers: Sequence[int] = (), rows: int = 512
+        self, target: Transformer, hidden_state_layers: Sequence[int], kv_layers: Sequence[int] = (), rows: int = 512
     ) -> None:
-        self.target = target.with_taps(taps)
+        self.target = target.with_hidden_state_layers(hidden_state_layers)
         self.kv_layers, self.rows = tuple(kv_layers), rows
         self._cache = target.new_cache()
 
@@ -47,16 +47,16 @@ class TargetStates:
             self._cache.free(pages)
 
     def _of(self, tokens: Sequence[int], pages: list[int]) -> States:
-        greedy, last, tapped = [], [], []
+        greedy, last, at_layers = [], [], []
         for start in range(0, len(tokens), self.rows):
             run = TreeBatch.chains([tokens[start : start + self.rows]], self.target.device)
             out = self.target.forward(run, self._cache, self._cache.batch([pages], [start]), greedy=True)
             # an op may give out the same memory in every pass
             greedy.append(out.scores.clone())
-            last.append(out.features.last.clone())
-            if out.features.tapped is not None:
-                tapped.append(out.features.tapped.clone())
-        of_taps = torch.cat(tapped) if tapped else None
+            last.append(out.hidden_states.last.clone())
+            if out.hidden_states.at_layers is not None:
+                at_layers.append(out.hidden_states.at_layers.clone())
+        of_taps = torch.cat(at_layers) if at_layers else None
         return States(torch.cat(greedy), torch.cat(last), of_taps, *self._keys_values(pages, len(tokens)))
 
     def _keys_values(self, pages: list[int], count: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -24,7 +24,7 @@ class TrainingBatch:
 
     tokens: int64 [B, T].  lengths: int64 [B].  wanted: bool [B, T], whether the token after a position is one to learn
     (false in the padding).  greedy: int64 [B, T], the target's most likely token after each position.
-    last: float [B, T, C], the target's state after its final norm.  tapped: float [B, T, taps, C].
+    last: float [B, T, C], the target's state after its final norm.  at_layers: float [B, T, hidden_state_layers, C].
     keys, values: float [layers, B, K, T, D] of the target's layers asked for, keys turned to their positions.
     """
 
@@ -33,7 +33,7 @@ class TrainingBatch:
     wanted: torch.Tensor
     greedy: torch.Tensor
     last: torch.Tensor
-    tapped: torch.Tensor | None = None
+    at_layers: torch.Tensor | None = None
     keys: torch.Tensor | None = None
     values: torch.Tensor | None = None
 
@@ -160,7 +160,7 @@ class Objective(ABC):
     name: as in --drafter.  options_type: a frozen dataclass that checks its ranges.  learning_rate: the default.
     frozen: what it was made with.
     network: all that is trained, in plain PyTorch with the parameter names of published checkpoints.
-    taps: layers of the target whose input it reads.  kv_layers: layers whose keys and values it reads.
+    hidden_state_layers: layers of the target whose input it reads.  kv_layers: layers whose keys and values it reads.
     """
 
     name: ClassVar[str]
@@ -168,7 +168,7 @@ class Objective(ABC):
     learning_rate: ClassVar[float] = 5e-5
     frozen: Frozen
     network: nn.Module
-    taps: tuple[int, ...] = ()
+    hidden_state_layers: tuple[int, ...] = ()
     kv_layers: tuple[int, ...] = ()
 
     @abstractmethod

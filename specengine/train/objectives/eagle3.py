@@ -57,32 +57,36 @@ class Eagle3(nn.Module):
 
     tap_scale: torch.Tensor
 
-    def __init__(self, shape: LayerShape, vocabulary: int, taps: int = 3, *, fc_norm: bool = False) -> None:
+    def __init__(
+        self, shape: LayerShape, vocabulary: int, hidden_state_layers: int = 3, *, fc_norm: bool = False
+    ) -> None:
         super().__init__()
         size = shape.hidden_size
-        self.fc = nn.Linear(taps * size, size, bias=False)
+        self.fc = nn.Linear(hidden_state_layers * size, size, bias=False)
         if fc_norm:
-            self.fc_norm = nn.ModuleList(RMSNorm(size, shape.rms_norm_eps) for _ in range(taps))
+            self.fc_norm = nn.ModuleList(RMSNorm(size, shape.rms_norm_eps) for _ in range(hidden_state_layers))
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(size, vocabulary, bias=False)
         # fc sees states divided by this: the residual stream grows by an order of magnitude on its way
-        self.register_buffer("tap_scale", torch.ones(taps))
+        self.register_buffer("tap_scale", torch.ones(hidden_state_layers))
 
-    def fused(self, tapped: torch.Tensor) -> torch.Tensor:
-        """[.., hidden] of the target's states [.., taps, hidden]."""
+    def fused(self, at_layers: torch.Tensor) -> torch.Tensor:
+        """[.., hidden] of the target's states [.., hidden_state_layers, hidden]."""
         if hasattr(self, "fc_norm"):
-            tapped = torch.stack([norm(x) for norm, x in zip(self.fc_norm, tapped.unbind(-2), strict=True)], -2)
+            at_layers = torch.stack([norm(x) for norm, x in zip(self.fc_norm, at_layers.unbind(-2), strict=True)], -2)
         else:
-            tapped = tapped / self.tap_scale[:, None]
-        return self.fc(tapped.flatten(-2))
+            at_layers = at_layers / self.tap_scale[:, None]
+        return self.fc(at_layers.flatten(-2))
 
-    def forward(self, tapped: torch.Tensor, embedded: torch.Tensor, steps: int, first: int = 0) -> list[torch.Tensor]:
+    def forward(
+        self, at_layers: torch.Tensor, embedded: torch.Tensor, steps: int, first: int = 0
+    ) -> list[torch.Tensor]:
         """Outputs of the steps, each [B, T - first, hidden], of rows from `first` on; those before are only attended.
 
-        tapped: [B, T, taps, hidden].  embedded: [B, T, hidden] of the next tokens.
+        at_layers: [B, T, hidden_state_layers, hidden].  embedded: [B, T, hidden] of the next tokens.
         """
-        layer, x = self.midlayer, self.fused(tapped)
+        layer, x = self.midlayer, self.fused(at_layers)
         embedded = layer.input_layernorm(embedded)
         positions = torch.arange(x.shape[1], device=x.device)
         hidden = torch.ones(len(positions), len(positions), dtype=torch.bool, device=x.device).triu(1)[first:]
@@ -139,7 +143,7 @@ class Eagle3Objective(Objective):
     def __init__(self, frozen: Frozen, options: Options) -> None:
         config = frozen.config
         self.frozen, self.options = frozen, options
-        self.taps = low_middle_high(config)
+        self.hidden_state_layers = low_middle_high(config)
         shape = shape_of(config, input_size=2 * config.hidden_size)
         self.network = Eagle3(shape, len(frozen.head), fc_norm=options.fc_norm)
         self.network.to(frozen.head.device)
@@ -158,8 +162,8 @@ class Eagle3Objective(Objective):
     @torch.no_grad()
     def prepare(self, batch: TrainingBatch) -> None:
         """Measures how large the fused states are where there is something to learn; the first tokens' are outliers."""
-        assert batch.tapped is not None  # see taps
-        self.network.tap_scale.copy_(batch.tapped[batch.wanted].float().square().mean((0, 2)).sqrt())
+        assert batch.at_layers is not None  # see hidden_state_layers
+        self.network.tap_scale.copy_(batch.at_layers[batch.wanted].float().square().mean((0, 2)).sqrt())
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""
@@ -167,7 +171,7 @@ class Eagle3Objective(Objective):
         targets = SoftTargets(batch, self.frozen)
         embedded = self.frozen.embed(ahead(batch.tokens, 1))
         first = targets.first_row(levels)
-        states = network(batch.tapped, embedded, levels, first)
+        states = network(batch.at_layers, embedded, levels, first)
         head = as_cast(network.lm_head.weight)
         compared = [targets.compare(i, network.norm(state), head, first) for i, state in enumerate(states, start=1)]
         losses, guesses = zip(*compared, strict=True)
@@ -192,6 +196,6 @@ class Eagle3Objective(Objective):
 
     @property
     def _column_scale(self) -> torch.Tensor:
-        """[taps * hidden], what the columns of fc as they are trained are too large by."""
+        """[hidden_state_layers * hidden], what the columns of fc as they are trained are too large by."""
         scale = torch.ones_like(self.network.tap_scale) if self.options.fc_norm else self.network.tap_scale
         return scale.repeat_interleave(self.frozen.config.hidden_size)

@@ -52,22 +52,24 @@ class FastEagleOptions:
 
 
 class FastEagleNetwork(nn.Module):
-    """taps: features of a position that are fused, each normed first: their scales differ twentyfold."""
+    """hidden_state_layers: features of a position that are fused, each normed first: their scales differ twentyfold."""
 
-    def __init__(self, shape: LayerShape, levels: int, taps: int, *, parallel: bool = False, norm: bool = True) -> None:
+    def __init__(
+        self, shape: LayerShape, levels: int, hidden_state_layers: int, *, parallel: bool = False, norm: bool = True
+    ) -> None:
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
-        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(taps))
-        self.fc_features = nn.Linear(taps * size, size, bias=False)
+        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(hidden_state_layers))
+        self.fc_features = nn.Linear(hidden_state_layers * size, size, bias=False)
         self.fc_input = nn.Linear(2 * size, size, bias=False)
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(levels))
         self.norm = RMSNorm(size, eps) if norm else nn.Identity()
         self.parallel = parallel
 
-    def forward(self, tapped: torch.Tensor, embedded: torch.Tensor) -> list[torch.Tensor]:
-        """N x [B, T, hidden] of tapped [B, T, taps, hidden] and the embeddings [B, T, hidden] of the next tokens."""
-        positions = torch.arange(tapped.shape[1], device=tapped.device)
-        normed = torch.cat([norm(tapped[:, :, i]) for i, norm in enumerate(self.fc_norm)], -1)
+    def forward(self, at_layers: torch.Tensor, embedded: torch.Tensor) -> list[torch.Tensor]:
+        """N x [B, T, hidden] of at_layers [B, T, hidden_state_layers, hidden] and the embeddings [B, T, hidden] of the next tokens."""
+        positions = torch.arange(at_layers.shape[1], device=at_layers.device)
+        normed = torch.cat([norm(at_layers[:, :, i]) for i, norm in enumerate(self.fc_norm)], -1)
         x = first = self.fc_input(torch.cat([self.fc_features(normed), embedded], -1)).float()
         states = []
         for layer in self.layers:
@@ -86,9 +88,9 @@ class FastEagleObjective(Objective):
     def __init__(self, frozen: Frozen, options: FastEagleOptions) -> None:
         c = frozen.config
         self.frozen, self.options = frozen, options
-        self.taps = low_middle_high(c)
+        self.hidden_state_layers = low_middle_high(c)
         self.network = FastEagleNetwork(
-            shape_of(c), options.levels, len(self.taps), parallel=options.parallel, norm=options.norm
+            shape_of(c), options.levels, len(self.hidden_state_layers), parallel=options.parallel, norm=options.norm
         )
         # The table's rows are far smaller than features; the factor goes into fc_input when it is stored.
         self._scale = 1 / frozen.embedding.square().mean().sqrt().item()
@@ -118,7 +120,7 @@ class FastEagleObjective(Objective):
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         options, width = self.options, batch.tokens.shape[1]
         embedded = self.frozen.embed(ahead(batch.tokens, 1)) * self._scale
-        states = self.network(batch.tapped, embedded)
+        states = self.network(batch.at_layers, embedded)
         learned = batch.wanted.flatten().nonzero()[:, 0]  # rows whose features are guessed
         theirs = batch.last.flatten(0, 1)[learned]
         with torch.no_grad():
@@ -149,7 +151,7 @@ class FastEagleObjective(Objective):
             **layer_json(c, self.options.levels, "FastEagleDraftModel"),
             "draft_vocab_size": len(self.frozen.head),
             "target_hidden_size": c.hidden_size,
-            "eagle_aux_hidden_state_layer_ids": list(self.taps),
+            "eagle_aux_hidden_state_layer_ids": list(self.hidden_state_layers),
             "parallel": self.options.parallel,
         }
         return config, tensors | self.frozen.vocabulary_tensors()

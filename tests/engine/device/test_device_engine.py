@@ -11,9 +11,9 @@ import torch
 
 from specengine import AsyncEngine, Engine, SamplingParams
 from specengine.drafters.none import NoneDrafter
-from specengine.engine.device.buffers import Slots
+from specengine.engine.device.buffers import GraphBatch
 from specengine.engine.device.cycle_graphs import buckets_up_to, widths_up_to
-from specengine.engine.device.memory_budget import ResidentOptions, pages_left
+from specengine.engine.device.memory_budget import DeviceOptions, pages_left
 from specengine.ops import cuda_ops
 from specengine.rules.base import Wants
 from specengine.tensor_parallel.loading import load_model
@@ -96,11 +96,11 @@ class SlowDrafter(NoneDrafter):
 
     drafts_on_device = False
 
-    def draft(self, sequences):
+    def draft(self, requests):
         time.sleep(0.01)
-        return super().draft(sequences)
+        return super().draft(requests)
 
-    def observe(self, sequences, committed, features):
+    def observe(self, requests, committed, hidden_states):
         time.sleep(0.02)
 
 
@@ -121,14 +121,14 @@ def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(de
     engine, seen, draft = (
         device_engine(f"draft-model:self,layers=1,adaptive=false,{spec}", max_batch_size=3),
         [],
-        Slots.draft,
+        GraphBatch.draft,
     )
 
     def watched(slots, *rest):
         seen.append(copy.deepcopy(slots.draft_logits))
         return draft(slots, *rest)
 
-    monkeypatch.setattr(Slots, "draft", watched)
+    monkeypatch.setattr(GraphBatch, "draft", watched)
     assert ids(engine.generate(PROMPTS[:3], short)) == expected
     own, shared = engine.drafter._cache, engine.cache
     assert own.fixed and own.k.shape[1] == shared.k.shape[1] and own.pages_in_use == shared.pages_in_use == 0
@@ -189,7 +189,7 @@ def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine
 
 
 def test_a_cascades_pairs_follow_their_sequence_from_batch_to_batch(device_engine, cascade):
-    """Streams side by side take the device in turns: what is left to read goes with the sequence."""
+    """Streams side by side take the device in turns: what is left to read goes with the request."""
     spec, params = cascade
     alone = on_the_cpu(params, drafter=f"{spec},top_k=3")
     engine = device_engine(f"{spec},top_k=3", max_batch_size=2)
@@ -279,7 +279,7 @@ def test_requests_of_a_service_join_and_leave_cycles_that_run_ahead(device_engin
     assert engine.cache.pages_in_use == 0
 
 
-def test_pages_are_given_back_and_sequences_wait_for_them(device_engine):
+def test_pages_are_given_back_and_requests_wait_for_them(device_engine):
     engine = device_engine(max_batch_size=4)
     cache = engine.cache
     held = cache.allocate((cache.k.shape[1] - 3) * 64)  # room for one prompt at a time
@@ -294,7 +294,7 @@ def test_scores_without_a_distribution_are_an_error(device_engine):
     engine = device_engine("none")
     bad = dataclasses.replace(GREEDY, logit_bias={3: 1e6}, temperature=1e-4, repetition_penalty=1e3)
     engine.model.target.final_norm.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"^logits: sequence 0, position 5 has NaN"):
+    with pytest.raises(ValueError, match=r"^logits: request 0, position 5 has NaN"):
         engine.generate(PROMPTS[0], bad)
     assert engine.cache.pages_in_use == 0
 
@@ -305,7 +305,7 @@ def test_biases_that_have_no_room_together_wait_and_too_many_are_refused(device_
     params = SamplingParams(max_new_tokens=3, logit_bias=dict.fromkeys(range(100), 9.0))
     assert ids(engine.generate(prompts, params)) == ids(on_the_cpu(params, prompts=prompts))
     counts = engine.metrics.snapshot()
-    assert counts.sequence_cycles == 2 * counts.cycles
+    assert counts.request_cycles == 2 * counts.cycles
     with pytest.raises(ValueError, match=r"^logit_bias: has 251 entries, at most 250 fit"):
         engine.generate(PROMPTS[0], SamplingParams(logit_bias=dict.fromkeys(range(251), 1.0)))
 
@@ -328,7 +328,7 @@ def test_memory_is_planned_from_what_is_free_or_refused_with_the_numbers():
         pages_left(60 * gib, 80 * gib, 0.3, 5 * gib, gib)
     for fraction in (0, 1.5, "all", True):
         with pytest.raises(ValueError, match=r"^gpu_memory_fraction: "):
-            ResidentOptions(4, fraction, True)
+            DeviceOptions(4, fraction, True)
 
 
 def test_a_request_that_can_never_fit_is_refused_before_it_runs(device_engine):
