@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specengine.api import generate
     from specengine.engine.async_engine import AsyncEngine
-    from specengine.engine.background_loop import Closed, GenerationFailed, Overloaded
+    from specengine.engine.counts import Counts
     from specengine.engine.engine import Engine
-    from specengine.engine.metrics import Counts, Metrics
+    from specengine.engine.metrics import Metrics
     from specengine.hub.embedded_models import ModelFetchError
     from specengine.tensor_parallel.group import RankFailed
     from specengine.types import (
+        Closed,
         CycleTrace,
+        GenerationFailed,
         GenerationOutput,
         GenerationStats,
+        Overloaded,
         SamplingParams,
         SourceStats,
         StreamEvent,
@@ -34,7 +37,7 @@ _HOMES = {
     "build_info": "utils.build_info",
     "AsyncEngine": "engine.async_engine",
     "Engine": "engine.engine",
-    "Counts": "engine.metrics",
+    "Counts": "engine.counts",
     "Metrics": "engine.metrics",
     "ModelFetchError": "hub.embedded_models",
     "RankFailed": "tensor_parallel.group",
@@ -45,9 +48,9 @@ _HOMES = {
     "SourceStats": "types",
     "StreamEvent": "types",
     "TokenLogprob": "types",
-    "Closed": "engine.background_loop",
-    "GenerationFailed": "engine.background_loop",
-    "Overloaded": "engine.background_loop",
+    "Closed": "types",
+    "GenerationFailed": "types",
+    "Overloaded": "types",
 }
 
 __all__ = [

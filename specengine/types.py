@@ -243,3 +243,19 @@ class StreamEvent:
     index: int = 0
     logprobs: list[TokenLogprob] | None = None
     trace: list[CycleTrace] | None = None
+
+
+class Overloaded(RuntimeError):
+    """The queue is full: nothing was done for the call, which may be tried again later."""
+
+
+class Closed(RuntimeError):
+    """The engine was closed before the request finished, or before it came."""
+
+
+class GenerationFailed(RuntimeError):
+    """A step failed for the reason in __cause__, and the request with it; the engine may serve others."""
+
+
+class PromptTooLong(ValueError):
+    """The model's context does not hold the prompt."""

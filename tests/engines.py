@@ -27,7 +27,7 @@ def tiny_model(name: str = "random:tiny-llama", dtype: str = "float32") -> Loade
 
 
 def tiny_engine(
-    drafter: str = "prompt_lookup,adaptive=false", *, eos: frozenset[int] = frozenset(), **options
+    drafter: str | Drafter = "prompt_lookup,adaptive=false", *, eos: frozenset[int] = frozenset(), **options
 ) -> Engine:
     """A random model without tokenizer; its drafter drafts whatever a pass costs here."""
     return Engine(dataclasses.replace(tiny_model(), eos_token_ids=eos), drafter=drafter, **options)
@@ -70,7 +70,5 @@ class Oracle(Drafter):
 def oracle_engine(prompts, params, *, seed: int = 0, nodes: int = 24, **options) -> Engine:
     """A tiny engine whose drafter knows what plain decoding says after these prompts."""
     plain = tiny_engine("none").generate(prompts, params)
-    engine = tiny_engine(**options)
     answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
-    engine.drafter = Oracle(answers, engine.model.config.vocab_size, nodes, seed)
-    return engine
+    return tiny_engine(Oracle(answers, tiny_model().config.vocab_size, nodes, seed), **options)

@@ -12,7 +12,7 @@ from specengine.rules.base import Wants
 if TYPE_CHECKING:
     from specengine.cache.kv_cache import KVCache
     from specengine.draft_trees.scored_tree import ScoredTree
-    from specengine.engine.device.buffers import GraphBatch
+    from specengine.engine.device.graph_batch import GraphBatch
     from specengine.engine.request import Request
     from specengine.models.hidden_states import HiddenStates
     from specengine.models.transformer import Transformer

@@ -19,7 +19,7 @@ from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.scored_drafter import ScoredDrafter
 from specengine.drafters.shipped import open_drafter
-from specengine.engine.device.buffers import GraphBatch
+from specengine.engine.device.graph_batch import GraphBatch
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer

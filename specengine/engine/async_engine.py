@@ -1,27 +1,28 @@
-"""An engine for many asyncio tasks: their groups share one running batch."""
+"""An engine for many asyncio tasks: their requests share one running batch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from specengine.engine.background_loop import RequestGroup, Worker
+from specengine.engine.background_loop import BackgroundLoop, Submission
 from specengine.engine.engine import Engine
 from specengine.engine.metrics import Metrics
 from specengine.engine.request import Request
+from specengine.engine.request_group import RequestGroup
 from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
 
 
 class AsyncEngine:
-    """Serves groups in the order they came, as many at a time as the engine's max_batch_size.
+    """Serves requests first come, first served, max_batch_size of the engine at a time, from any event loop.
 
-    A text is what the group would get alone. Requests join and leave between two cycles, and are held up there by
-    other ones' prompts for less than two passes of the target. Any event loop may call, and the engine stays usable.
+    Every text equals the text of the request alone. Requests join and leave between two cycles. The prompts of other
+    requests delay a running one by less than two passes of the target.
 
     max_waiting: requests (prompts times n) in the queue, at most.
-    A deadline is in seconds from the group on: the text then ends where it is, perhaps empty, with finish_reason
-    `deadline`. A task that is cancelled, or a stream that is closed, leaves at the end of the cycle under way.
-    Used as `async with`, it finishes its groups at the end, or drops them where an exception is the reason.
+    A deadline counts seconds from the call: the text then ends where it is, perhaps empty, with finish_reason
+    `deadline`. A cancelled task or a closed stream leaves at the end of the running cycle. `async with` finishes
+    the requests at its end, or drops them when an exception is the reason.
     Raises ValueError naming the argument.
     """
 
@@ -31,11 +32,11 @@ class AsyncEngine:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise ValueError(f"max_waiting: expected a positive integer, got {max_waiting!r}")
         self.engine, self.max_waiting = engine, max_waiting
-        self._worker = Worker(engine, max_waiting)
+        self.loop = BackgroundLoop(engine.core, max_waiting)
 
     @property
     def metrics(self) -> Metrics:
-        """Those of the engine."""
+        """The counters of the engine."""
         return self.engine.metrics
 
     async def generate(
@@ -45,21 +46,20 @@ class AsyncEngine:
         *,
         deadline: float | None = None,
     ) -> Outputs:
-        """As Engine.generate, with a deadline in seconds.
+        """Works as Engine.generate does, with a deadline in seconds.
 
-        Raises ValueError, Overloaded where there is no place in the queue, Closed, and GenerationFailed where a pass
-        of the model or drafter fails.
+        Raises ValueError; Overloaded when the queue is full; Closed; GenerationFailed when a pass of the target or of
+        the drafter fails.
         """
-        groups, single = self.engine._groups(prompts, params)
-        requests = self._all(groups)
-        if requests:
-            call = _Call(requests, deadline)
+        group = self._prepare(prompts, params)
+        if group.requests:
+            call = _Call(group.requests, deadline)
             try:
-                self._worker.submit(call.group)
-                await call.answer()
+                self.loop.submit(call.submission)
+                await call.news()
             finally:
-                call.group.cancelled = True
-        return self.engine._results(groups, single)
+                call.submission.cancelled = True
+        return group.outputs(self.engine.rule)
 
     def stream(
         self,
@@ -68,40 +68,42 @@ class AsyncEngine:
         *,
         deadline: float | None = None,
     ) -> AsyncGenerator[StreamEvent, None]:
-        """As Engine.stream, with a deadline in seconds; the group is made when the iteration begins.
+        """Works as Engine.stream does, with a deadline in seconds; submits when the iteration begins.
 
-        Takes what generate() takes: the texts of several prompts, and of n samples, come mixed, told apart by the
-        event's `index`; each has a last event with its output. They are one group, taken or refused as a whole.
-        Raises ValueError at once; Overloaded, Closed and GenerationFailed while iterating, as generate().
+        Takes the prompts and n that generate() takes. Events of several texts come mixed: their `index` tells them
+        apart, and the last event of each carries its output. The queue takes all requests of a call or none.
+        Raises ValueError at once; Overloaded, Closed and GenerationFailed while iterating, as generate() does.
         """
         _check_deadline(deadline)
-        requests = self._all(self.engine._groups(prompts, params)[0])
+        requests = self._prepare(prompts, params).requests
         for index, request in enumerate(requests):
             request.index = index
         return self._events(requests, deadline)
 
-    def _all(self, groups: Sequence[Sequence[Request]]) -> list[Request]:
-        requests = [request for group in groups for request in group]
-        if len(requests) > self.max_waiting:
-            raise ValueError(f"prompts: {len(requests)} requests never fit into a queue of {self.max_waiting}")
-        return requests
+    def _prepare(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> RequestGroup:
+        group = self.engine.prepare(prompts, params)
+        if len(group.requests) > self.max_waiting:
+            raise ValueError(f"prompts: {len(group.requests)} requests never fit into a queue of {self.max_waiting}")
+        return group
 
     async def _events(self, requests: list[Request], deadline: float | None) -> AsyncGenerator[StreamEvent, None]:
         if not (left := len(requests)):
             return
         call = _Call(requests, deadline, streams=True)
         try:
-            self._worker.submit(call.group)
-            while left and (event := await call.answer()):
+            self.loop.submit(call.submission)
+            while left and (event := await call.news()):
                 yield event
                 left -= event.output is not None
         finally:
-            call.group.cancelled = True
+            call.submission.cancelled = True
 
     async def close(self, drain: bool = True) -> None:
-        """Takes no more groups; finishes those there are, or (drain=False) drops them: their callers get Closed."""
-        self._worker.stop(drain)
-        await asyncio.to_thread(self._worker.join)
+        """Refuses further requests; finishes the present ones, or drops them with Closed where drain is False."""
+        self.loop.stop(drain)
+        await asyncio.to_thread(self.loop.join)
 
     async def __aenter__(self) -> AsyncEngine:
         return self
@@ -111,23 +113,23 @@ class AsyncEngine:
 
 
 class _Call:
-    """A group and what its task has been told of it."""
+    """A submission whose news a task awaits."""
 
     def __init__(self, requests: list[Request], deadline: float | None, streams: bool = False) -> None:
         _check_deadline(deadline)
-        self._told: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
+        self._news: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def tell(answer: StreamEvent | Exception | None) -> None:
-            loop.call_soon_threadsafe(self._told.put_nowait, answer)
+        def notify(news: StreamEvent | Exception | None) -> None:
+            loop.call_soon_threadsafe(self._news.put_nowait, news)
 
-        self.group = RequestGroup(requests, tell, streams, deadline)
+        self.submission = Submission(requests, notify, streams, deadline)
 
-    async def answer(self) -> StreamEvent | None:
-        answer = await self._told.get()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    async def news(self) -> StreamEvent | None:
+        news = await self._news.get()
+        if isinstance(news, Exception):
+            raise news
+        return news
 
 
 def _check_deadline(deadline: float | None) -> None:

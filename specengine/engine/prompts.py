@@ -10,11 +10,7 @@ import numpy as np
 
 from specengine.models.config import ModelConfig
 from specengine.tokenizer import Tokenizer
-from specengine.types import Prompt
-
-
-class PromptTooLong(ValueError):
-    """The model's context does not hold the prompt."""
+from specengine.types import Prompt, PromptTooLong
 
 
 def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:

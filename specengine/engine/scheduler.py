@@ -1,4 +1,4 @@
-"""The engine's one loop: requests that share cycles join and leave between two of them, first come, first served."""
+"""The scheduler: its queue, the admission of requests, and the step that runs one cycle of those admitted."""
 
 from __future__ import annotations
 
@@ -7,142 +7,149 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from specengine.engine.batch import Batch
+from specengine.engine.core import EngineCore
 from specengine.engine.device.runner import DeviceBatch
+from specengine.engine.prefill import prefill
 from specengine.engine.request import Request
 
-if TYPE_CHECKING:
-    from specengine.engine.engine import Engine
+WAIT_SECONDS = 0.001  # between two looks at pages that other schedulers hold
 
 
 class Scheduler:
-    """A part of an engine, run by whoever calls step() until nobody is left; for one thread.
+    """Runs requests first come, first served; they join and leave the batch between two cycles. For one thread.
 
-    rows: of prompts that are read between two cycles; those under way wait that long at most. By default all there are.
-    What fails ends the requests it was done for (finish_reason `error`) and is raised; the others may go on.
+    max_prefill_rows: prompt tokens between two cycles, at most one pass more; bounds the pause of running requests.
+    An exception ends only the requests of the failing step, with finish_reason `error`, and is raised.
     """
 
-    def __init__(self, engine: Engine, rows: float = math.inf) -> None:
-        self._engine, self._rows = engine, rows
-        self.waiting: deque[Request] = deque()
-        self._reading: list[Request] = []  # whose prompt is being read: one at most
-        self._passes: Iterator[int] = iter(())  # of its prompt, that are left
-        self._active: list[Request] = []
+    def __init__(self, core: EngineCore, max_prefill_rows: float = math.inf) -> None:
+        self._core, self._max_prefill_rows = core, max_prefill_rows
+        self._waiting: deque[Request] = deque()
+        self._prefilling: list[Request] = []  # one at most
+        self._prefill_passes: Iterator[int] = iter(())
+        self._running: list[Request] = []
         self._batch: Batch | DeviceBatch | None = None
-        self._gone: list[Request] = []  # since the last step
+        self._ended: list[Request] = []  # since the last step
 
     @property
-    def busy(self) -> bool:
-        return bool(self.waiting or self._reading or self._active)
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._waiting or self._prefilling or self._running)
+
+    def add(self, requests: Sequence[Request]) -> None:
         """Puts requests at the end of the queue."""
-        self._engine.metrics.submitted(len(requests))
-        self.waiting.extend(requests)
+        self._core.metrics.submitted(len(requests))
+        self._waiting.extend(requests)
 
-    def end(self, requests: Iterable[Request], reason: str) -> None:
-        """Ends requests where they are, between two cycles; their pages are free now."""
+    def finish(self, requests: Iterable[Request], reason: str) -> None:
+        """Ends requests between two cycles. Their pages are queued: the next allocation takes them in."""
         for request in requests:
             if not request.finish_reason:
-                request.end(reason)
-        queue, self.waiting = self.waiting, deque(s for s in self.waiting if not s.finish_reason)
-        self._left((s for s in queue if s.finish_reason), began=False)
-        if any(s.finish_reason for s in self._reading):
-            self._release(self._reading)
-        self._part()
+                request.finish(reason)
+        queue, self._waiting = self._waiting, deque(r for r in self._waiting if not r.finish_reason)
+        self._record_end((r for r in queue if r.finish_reason), admitted=False)
+        if any(r.finish_reason for r in self._prefilling):
+            self._release(self._prefilling)
+        self._remove_finished()
 
     def step(self) -> list[Request]:
-        """Takes in who has a place, then one cycle; gives all that were in it, or ended since the last step.
+        """Admits and prefills, runs one cycle, and returns the requests that took part or ended since the last step.
 
-        Where pages are missing that other callers hold, it waits a moment instead.
+        Waits a moment instead where other schedulers hold the pages that the first request needs.
         """
-        self._join()
-        if self._active:
-            self._cycle()
-            self._part()
-        elif self.waiting and not self._reading:
-            time.sleep(0.001)
-        gone, self._gone = self._gone, []
-        return gone + self._active
+        self._admit_and_prefill()
+        if self._running:
+            self._run_cycle()
+            self._remove_finished()
+        elif self._waiting and not self._prefilling:
+            time.sleep(WAIT_SECONDS)
+        ended, self._ended = self._ended, []
+        return ended + self._running
 
     def close(self) -> None:
-        """Lets go of everybody. The garbage collector may do so in the middle of a cycle of this thread, by closing an
-        abandoned stream, so it takes neither turn nor lock."""
-        self._left(self.waiting, began=False)
-        self.waiting.clear()
-        self._release(self._reading)
-        self._release(self._active)
+        """Drops all requests. Takes neither turn nor lock: the garbage collector may close an abandoned stream in the
+        middle of a cycle of this thread."""
+        self._record_end(self._waiting, admitted=False)
+        self._waiting.clear()
+        self._release(self._prefilling)
+        self._release(self._running)
         self._batch = None
 
-    def _join(self) -> None:
+    def _admit_and_prefill(self) -> None:
         rows = 0
-        while rows < self._rows and (self._reading or self._admit()):
-            with self._fatal_to(self._reading):
-                read = next(self._passes, None)
-            if read is not None:
-                rows += read
+        while rows < self._max_prefill_rows and (self._prefilling or self._admit()):
+            with self._fatal_to(self._prefilling):
+                passed = next(self._prefill_passes, None)
+            if passed is not None:
+                rows += passed
                 continue
-            self._disband()
-            self._active += self._reading
-            self._reading.clear()
+            self._close_batch()
+            self._running += self._prefilling
+            self._prefilling.clear()
 
     def _admit(self) -> bool:
-        engine = self._engine
-        if not self.waiting or len(self._active) == engine.max_batch_size:
+        core = self._core
+        if not self._waiting or len(self._running) == core.max_batch_size:
             return False
-        with engine._turn():  # other callers' requests must not take the room that was found
-            if not engine._admit(self.waiting[0], self._active):
+        with core.turn():  # no other scheduler may take the room between the check and the allocation
+            if not core.has_room(self._waiting[0], self._running):
                 return False
-            self._reading.append(self.waiting.popleft())
-            engine.metrics.joined(self._reading[0])
-            with self._fatal_to(self._reading):
-                batch = min(engine.max_batch_size, len(self._active) + 1 + len(self.waiting))
-                engine._place(self._reading[0], batch)
-        self._passes = engine._prefill(self._reading[0])
+            request = self._waiting.popleft()
+            self._prefilling.append(request)
+            core.metrics.admitted(request)
+            with self._fatal_to(self._prefilling):
+                core.allocate(request, min(core.max_batch_size, len(self._running) + 1 + len(self._waiting)))
+        self._prefill_passes = prefill(core, request)
         return True
 
-    def _cycle(self) -> None:
-        with self._fatal_to(self._active), self._engine._turn():
-            begin = time.perf_counter()
-            self._batch = self._batch or self._engine._batch(self._active)
+    def _run_cycle(self) -> None:
+        core = self._core
+        with self._fatal_to(self._running), core.turn():
+            began = time.perf_counter()
+            self._batch = self._batch or core.make_batch(self._running)
             if seconds := self._batch.step():
-                self._engine.metrics.cycle(self._active, seconds, time.perf_counter() - begin)
+                core.metrics.cycle(self._running, seconds, time.perf_counter() - began)
 
-    def _part(self) -> None:
-        """Those that ended leave."""
-        if any(s.finish_reason for s in self._active):
-            self._disband()  # which may end more of them
-            ended = [s for s in self._active if s.finish_reason]
-            self._active[:] = [s for s in self._active if not s.finish_reason]
+    def _remove_finished(self) -> None:
+        if any(r.finish_reason for r in self._running):
+            self._close_batch()  # which may finish more of them
+            ended = [r for r in self._running if r.finish_reason]
+            self._running[:] = [r for r in self._running if not r.finish_reason]
             self._release(ended)
 
-    def _disband(self) -> None:
-        """Ends the batch: its members are about to change."""
+    def _close_batch(self) -> None:
+        """Ends the batch before its set of requests changes."""
         batch, self._batch = self._batch, None
         if batch:
-            with self._fatal_to(self._active), self._engine._turn():
+            with self._fatal_to(self._running), self._core.turn():
                 batch.close()
 
     @contextmanager
     def _fatal_to(self, members: list[Request]) -> Iterator[None]:
+        """Ends the members where the block raises."""
         try:
             yield
         except BaseException:
-            if members is self._active:
-                self._batch = None  # not closed: on a device that commits what is under way
+            if members is self._running:
+                self._batch = None  # without close(): on a device that would commit the cycle under way
             for request in members:
                 request.finish_reason = request.finish_reason or "error"
             self._release(members)
             raise
 
     def _release(self, members: list[Request]) -> None:
-        self._engine._release(members)
-        self._left(members, began=True)
+        self._core.release(members)
+        self._record_end(members, admitted=True)
         members.clear()
 
-    def _left(self, requests: Iterable[Request], began: bool) -> None:
+    def _record_end(self, requests: Iterable[Request], admitted: bool) -> None:
         for request in requests:
-            self._gone.append(request)
-            self._engine.metrics.left(request, began)
+            self._ended.append(request)
+            self._core.metrics.ended(request, admitted)

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from specengine.engine.metrics import exposition
+from specengine.engine.prometheus import exposition
 from specengine.server.engine_pool import Engines
 from specengine.server.errors import ApiError, Json
 from specengine.server.events import Left

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 from specengine.drafters import best_drafter, drafter_kind
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.engine import Engine
-from specengine.engine.metrics import Labels, Metrics
+from specengine.engine.metrics import Metrics
+from specengine.engine.prometheus import Labels
 from specengine.server.errors import ApiError, of_request, refused
 from specengine.server.schema import Speculation
 from specengine.server.settings import Settings
@@ -142,7 +143,7 @@ class Engines:
             max_batch_size=settings.max_batch_size,
             prefix_cache_mib=settings.prefix_cache_mib,
         )
-        engine._turns = self._turns  # else two engines would run at once, each on fewer threads than it has measured
+        engine.share_lock(self._turns)  # else two engines would run at once, each on fewer threads than it has measured
         return _Kept(AsyncEngine(engine, max_waiting=settings.max_waiting))
 
     async def close(self) -> None:

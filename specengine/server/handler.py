@@ -13,8 +13,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from specengine.engine.background_loop import Closed, GenerationFailed, Overloaded
-from specengine.engine.prompts import PromptTooLong, encode_prompt
+from specengine.engine.prompts import encode_prompt
 from specengine.server.engine_pool import Choice, Engines
 from specengine.server.errors import ApiError, Json, of_request, refused
 from specengine.server.events import EventStream, while_connected
@@ -23,7 +22,15 @@ from specengine.server.schema import ChatRequest, Request
 from specengine.server.settings import Settings
 from specengine.server.token_attribution import Part, Pieces
 from specengine.tensor_parallel.group import RankFailed
-from specengine.types import GenerationOutput, SamplingParams, StreamEvent
+from specengine.types import (
+    Closed,
+    GenerationFailed,
+    GenerationOutput,
+    Overloaded,
+    PromptTooLong,
+    SamplingParams,
+    StreamEvent,
+)
 
 FAILED = "a process that has a part of the model has failed: this server answers no more requests"
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specengine.engine.metrics import Family, Sample
+from specengine.engine.prometheus import Family, Sample
 from specengine.server.errors import ApiError, refused
 from specengine.server.settings import Settings
 

@@ -193,7 +193,7 @@ def test_the_device_accepts_the_same(device_model, options):
     engine = open_contender(device_model, CHAIN + options, max_batch_size=2)
     params = SamplingParams(max_new_tokens=16, ignore_eos=True, trace=True)
     outputs = engine.generate([[9] * 3, [8] * 70], params)
-    assert set(engine._cycles.graphs.slots) == {(1, engine.drafter.max_nodes), (2, engine.drafter.max_nodes)}
+    assert set(engine.core.runner.graphs.batches) == {(1, engine.drafter.max_nodes), (2, engine.drafter.max_nodes)}
     for output in outputs:
         assert len(output.token_ids) == 16
         check_acceptance(engine.drafter, output)

@@ -14,7 +14,8 @@ from specengine.drafters.draft_model.drafter import Config, DraftModel
 from specengine.drafters.draft_model.small_model import State
 from specengine.drafters.prompt_lookup import PromptLookup
 from specengine.engine.batch import Batch
-from specengine.engine.device.buffers import DeviceBuffers, GraphBatch
+from specengine.engine.device.buffers import DeviceBuffers
+from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.request import Request
 from specengine.ops import native, row_tools
 from specengine.ops.row_tools import confidence, likeliest, stack_rows, take_rows

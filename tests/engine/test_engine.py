@@ -218,7 +218,8 @@ def test_threads_may_share_an_engine():
 
 def test_threads_wait_for_pages_that_another_one_was_given(monkeypatch):
     engine, params = tiny_engine("none"), SamplingParams(max_new_tokens=8)
-    cache = engine.cache = engine.model.target.new_cache(1)  # room for one of them at a time
+    cache = engine.model.target.new_cache(1)  # room for one of them at a time
+    engine.core.cache, engine.core.cycle = cache, dataclasses.replace(engine.core.cycle, cache=cache)
     has_room, both, said = cache.has_room, threading.Barrier(2), {}
 
     def found(slots):

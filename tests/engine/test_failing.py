@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from specengine import AsyncEngine, GenerationFailed
-from specengine.engine.background_loop import RequestGroup
+from specengine.engine.background_loop import Submission
 from specengine.engine.batch import Batch
 from specengine.engine.scheduler import Scheduler
 from tests.engine.gated import collected, gated, run, settled
@@ -93,14 +93,14 @@ def test_a_prompt_that_fails_fails_alone(monkeypatch):
 
 def test_a_failure_of_the_worker_itself_reaches_everybody(monkeypatch):
     engine, gate = gated(max_batch_size=1)
-    submit = Scheduler.submit
+    add = Scheduler.add
 
-    def planted(cohort, requests):
+    def planted(scheduler, requests):
         if any(request.tokens == [7] for request in requests):
             raise SystemError("planted")
-        submit(cohort, requests)
+        add(scheduler, requests)
 
-    monkeypatch.setattr(Scheduler, "submit", planted)
+    monkeypatch.setattr(Scheduler, "add", planted)
 
     async def main() -> None:
         async with AsyncEngine(engine) as serving:
@@ -122,7 +122,7 @@ def test_an_event_loop_that_is_gone_takes_only_its_own_requests_along():
     serving, loop = AsyncEngine(engine), asyncio.new_event_loop()
     loop.close()
     tell = partial(loop.call_soon_threadsafe, print)
-    serving._worker.submit(RequestGroup([engine._streamed([5], GREEDY)], tell, streams=True))
+    serving.loop.submit(Submission(engine.prepare([5], GREEDY).requests, tell, streams=True))
 
     async def main() -> None:
         await gate.reached()

@@ -223,10 +223,10 @@ def test_an_idle_engine_has_no_thread_and_can_be_forgotten():
     async def main() -> weakref.ref:
         serving = AsyncEngine(engine)
         await serving.generate([5], GREEDY)
-        thread = serving._worker._thread
+        thread = serving.loop.thread
         if thread:  # on its way
             await asyncio.to_thread(thread.join, 30)
-        assert serving._worker._thread is None
+        assert serving.loop.thread is None
         assert (await serving.generate([5], GREEDY)).token_ids
         return weakref.ref(serving)
 

@@ -5,7 +5,9 @@ import threading
 import pytest
 
 from specengine import SamplingParams
-from specengine.engine.metrics import Counts, Histogram, Metrics, exposition
+from specengine.engine.counts import Counts, Histogram
+from specengine.engine.metrics import Metrics
+from specengine.engine.prometheus import exposition
 from tests.engine.exposition import parsed
 from tests.engines import GREEDY, oracle_engine, tiny_engine
 
@@ -111,7 +113,7 @@ def test_prometheus_reads_what_the_snapshot_says():
     def value(name: str, suffix: str = "", **labels: str) -> float:
         return families[f"specengine_{name}"].samples[suffix, tuple(labels.items())]
 
-    assert value("info", model="random:tiny-llama", drafter="prompt_lookup", rule="match") == 1
+    assert value("info", model="random:tiny-llama", drafter="oracle", rule="match") == 1
     assert value("requests_running") == 1 and value("requests_waiting") == 0
     assert value("requests_finished_total", reason="length") == 3 and value("requests_refused_total") == 2
     assert value("prompt_tokens_total") == counts.prompt_tokens

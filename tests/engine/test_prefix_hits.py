@@ -89,7 +89,7 @@ def contents(engine, text):
     found = []
     for cache in caches(engine):
         assert cache.prefixes.cached  # takes in what was given back
-        found.append(copies(cache, cache._known.find(engine._sharing, text)))
+        found.append(copies(cache, cache._known.find(engine.core.sharing, text)))
     return found
 
 

@@ -50,7 +50,7 @@ class Interrupted(Exception):
 
 
 CUTS = {
-    "none": lambda e: (e._target, "features"),
+    "none": lambda e: (e.core.target, "hidden_states"),
     "prompt_lookup": lambda e: (e.cache, "compact"),
     "eagle3": lambda e: (e.drafter.network, "forward"),
     "glide": lambda e: (e.drafter.network, "logits"),
@@ -80,7 +80,7 @@ def test_what_an_interrupted_cycle_leaves_is_not_found(make, name, calls, monkey
         stream.close()
         for cache, expected in zip(caches(engine), contents(cold, text), strict=True):
             assert cache.pages_in_use == 0
-            pages = cache._known.find(engine._sharing, text)
+            pages = cache._known.find(engine.core.sharing, text)
             assert equal(copies(cache, pages), [each[:, : len(pages)] for each in expected])
 
 

@@ -15,8 +15,9 @@ from specengine._C import MAX_NODES
 from specengine.bench.race.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.engine.batch import Batch
-from specengine.engine.device.buffers import GraphBatch
+from specengine.engine.cycle import Cycle
+from specengine.engine.cycle_batch import CycleBatch
+from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.engine import Engine
 from specengine.models.transformer import TargetOutput, Transformer
 from specengine.ops.layer import rows_of
@@ -149,20 +150,26 @@ class Synthetic(Drafter):
         logits.index_put_((rows, columns), torch.where(drafted, bends, logits[:, 0]))
 
 
-class SyntheticEngine(Engine):
-    """An engine whose target agrees with a Synthetic drafter as often as that wants; what it says means nothing."""
+class SyntheticCycle(Cycle):
+    """Bends the target's logits after the pass, so that a drafted token is accepted with the chosen probability."""
 
     drafter: Synthetic
 
+    def verify(self, tree: TreeBatch, batch: CycleBatch) -> TargetOutput:
+        output = self.target.forward(tree, self.cache, batch.cache)
+        batch.mark("verify")
+        self.drafter.bend(output.scores, tree, batch.cache.lengths)
+        batch.mark("bend")
+        return output
+
+
+class SyntheticEngine(Engine):
+    """An engine with a Synthetic drafter. Its text means nothing; its times do."""
+
+    cycle_type = SyntheticCycle
+
     def __init__(self, model: LoadedModel, drafter: str, **options) -> None:
         super().__init__(model, drafter=Synthetic.parse(drafter, model.target), **options)
-
-    def _forward(self, tree: TreeBatch, batch: Batch | GraphBatch) -> TargetOutput:
-        out = self.model.target.forward(tree, self.cache, batch.cache)
-        batch.mark("verify")
-        self.drafter.bend(out.scores, tree, batch.cache.lengths)
-        batch.mark("bend")
-        return out
 
 
 def _hash(x: torch.Tensor) -> torch.Tensor:

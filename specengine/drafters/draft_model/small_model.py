@@ -83,7 +83,7 @@ class SmallModelDrafter(Drafter):
     def release(self, request) -> None:
         state, request.drafter_state = request.drafter_state, None
         if state is not None:
-            self._cache.free(state.pages, request.shared_text(state.cached), request.sharing)
+            self._cache.free(state.pages, request.shareable_tokens(state.cached), request.sharing)
 
     def _place(self, request, beyond: int) -> tuple[list[int], int]:
         """Pages for all that a request may become and a pass of so many rows behind it; its tokens cached there."""

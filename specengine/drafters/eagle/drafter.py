@@ -37,7 +37,7 @@ from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.utils.spec_string import check_range
 
 if TYPE_CHECKING:
-    from specengine.engine.device.buffers import GraphBatch
+    from specengine.engine.device.graph_batch import GraphBatch
 
 MAX_CANDIDATES = 2048  # of select_nodes
 UNLIKELY = 0.02  # a node that is reached less often is not worth the rows of its children

@@ -15,7 +15,7 @@ from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.drafter import HiddenStateDrafter
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.drafters.shipped import open_drafter
-from specengine.engine.device.buffers import GraphBatch
+from specengine.engine.device.graph_batch import GraphBatch
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 from specengine.utils.spec_string import check_range

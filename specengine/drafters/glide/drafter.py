@@ -22,7 +22,7 @@ from specengine.drafters.glide.network import GlideNetwork
 from specengine.drafters.glide.rows import GlideRows, ResidentGlide
 from specengine.drafters.scored_drafter import ScoredDrafter
 from specengine.drafters.shipped import open_drafter
-from specengine.engine.device.buffers import GraphBatch
+from specengine.engine.device.graph_batch import GraphBatch
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees

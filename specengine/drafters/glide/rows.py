@@ -18,7 +18,7 @@ from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.tree_attention import chain_bits
 
 if TYPE_CHECKING:
-    from specengine.engine.device.buffers import GraphBatch
+    from specengine.engine.device.graph_batch import GraphBatch
 
 
 @dataclass(frozen=True)

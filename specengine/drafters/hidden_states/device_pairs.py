@@ -12,7 +12,7 @@ from specengine.drafters.hidden_states.pairs import PairRows, Pairs
 from specengine.ops.tree_attention import chain_bits
 
 if TYPE_CHECKING:
-    from specengine.engine.device.buffers import GraphBatch
+    from specengine.engine.device.graph_batch import GraphBatch
 
 
 class DevicePairs:

@@ -24,7 +24,7 @@ from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
 
 if TYPE_CHECKING:
-    from specengine.engine.device.buffers import GraphBatch
+    from specengine.engine.device.graph_batch import GraphBatch
 
 
 MOST_WAITING = 64  # pairs, and cycles without a draft
@@ -114,7 +114,7 @@ class HiddenStateDrafter(ScoredDrafter):
 
     def observe_prompt(self, request, start: int, hidden_states: HiddenStates) -> None:
         if request.drafter_state is None:
-            request.drafter_state = State(Pairs(start), behind=request.unread)
+            request.drafter_state = State(Pairs(start), behind=request.skips_drafter_cache)
         if request.drafter_state.behind:
             return
         pairs = request.drafter_state.pairs
@@ -211,5 +211,5 @@ class HiddenStateDrafter(ScoredDrafter):
     @staticmethod
     def _state(request) -> State:
         if request.drafter_state is None:
-            request.drafter_state = State(behind=request.unread)
+            request.drafter_state = State(behind=request.skips_drafter_cache)
         return request.drafter_state

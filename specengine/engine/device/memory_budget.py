@@ -1,11 +1,10 @@
-"""What an engine on the device needs, planned once at start: workspaces, then pages with what is left."""
+"""Plans a GPU's memory once at start: weights, workspaces, then cache pages with what is left."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,9 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.drafters.base import Drafter
-from specengine.engine.device.buffers import DeviceBuffers, GraphBatch
-from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs
+from specengine.engine.cycle import Cycle
+from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
+from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs, GraphOptions
 from specengine.engine.device.runner import DeviceRunner
 from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants
@@ -22,8 +22,9 @@ from specengine.rules.lossless import Match
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.utils.spec_string import check_range
 
-RESERVE_BYTES = 1 << 30  # for what libraries take: context, cuBLAS, graphs
-SIMULATED_PAGES = 256  # where no GPU says how much memory there is
+RESERVE_BYTES = 1 << 30  # for the CUDA context, cuBLAS and the graphs
+SIMULATED_PAGES = 256  # of a cache on the simulator, which has no memory limit
+ATTENTION_SPLITS = 128  # of attention over the longest context, each with float32 partial sums
 
 _caches: weakref.WeakKeyDictionary[Transformer, KVCache] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -31,7 +32,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """The arguments of Engine of the same names."""
+    """The arguments of Engine with these names. Raises ValueError naming one that is out of range."""
 
     max_batch_size: int
     gpu_memory_fraction: float
@@ -45,18 +46,21 @@ class DeviceOptions:
         if not isinstance(self.graphs, bool):
             raise ValueError(f"graphs: expected True or False, got {self.graphs!r}")
 
+    def rows(self, drafter: Drafter) -> int:
+        """Returns the rows of the largest pass."""
+        return min(MAX_ROWS, self.max_batch_size * drafter.max_nodes)
+
 
 def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions) -> KVCache:
-    """The cache that all engines of a model share: a pool that never moves. The drafter gets its share of the memory.
+    """Returns the pool that all engines of a model share; it never moves. Attaches the drafter to it.
 
-    Raises ValueError where the GPU has no room for it behind weights and workspaces.
+    Raises ValueError where the GPU has no room for it beside weights and workspaces.
     """
     with _lock:
         if model.target not in _caches:
             longest = model.config.max_position + drafter.spare_slots
             useful = options.max_batch_size * -(-longest // PAGE_SIZE)
-            rows = min(MAX_ROWS, options.max_batch_size * drafter.max_nodes)
-            pages = _pages(model.target, drafter, rule, rows, options.gpu_memory_fraction)
+            pages = _affordable_pages(model.target, drafter, rule, options)
             _caches[model.target] = model.target.new_cache(min(useful, pages))
         cache = _caches[model.target]
         try:
@@ -69,36 +73,40 @@ def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Devi
         return cache
 
 
-def device_runner(
-    model: LoadedModel, drafter: Drafter, rule: Rule, cycle: Callable[[GraphBatch], None], options: DeviceOptions
-) -> DeviceRunner:
-    """An engine's state on the device and its captured cycles."""
-    config, target = model.config, model.target
-    target.ensure_positions(config.max_position)  # a captured graph holds on to the tables
-    rows = min(MAX_ROWS, options.max_batch_size * drafter.max_nodes)
-    state = DeviceBuffers(
+def device_runner(model: LoadedModel, cycle: Cycle, options: DeviceOptions) -> DeviceRunner:
+    """Makes an engine's buffers on the device and captures its cycles."""
+    config, target, drafter, rule = model.config, model.target, cycle.drafter, cycle.rule
+    target.ensure_positions(config.max_position)  # a captured graph holds on to the rotary tables
+    rows = options.rows(drafter)
+    sizes = BufferSizes(
         slots=options.max_batch_size,
         positions=config.max_position,
         spare=drafter.spare_slots,
         rows=rows,
         vocab=config.vocab_size,
-        eos=sorted(model.eos_token_ids),
-        device=target.device,
+    )
+    buffers = DeviceBuffers(
+        sizes,
+        sorted(model.eos_token_ids),
+        target.device,
         draft_logits=None if rule.wants is Wants.NOTHING else drafter.room_for_logits(rows),
         weights=not isinstance(rule, Match),
         drafter_state=drafter.new_device_state(options.max_batch_size),
     )
     target.tune(drafter.projections)
-    capture = options.graphs and target.device.type == "cuda"
-    widths = {"adaptive": drafter.adaptive, "fixed": drafter.drafts_on_device and not drafter.adaptive}
-    graphs = CycleGraphs(state, cycle, drafter.max_nodes, capture=capture, **widths)
-    return DeviceRunner(state, graphs, drafter, rule.wants)
+    graph_options = GraphOptions(
+        nodes=drafter.max_nodes,
+        capture=options.graphs and target.device.type == "cuda",
+        adaptive=drafter.adaptive,
+        fixed=drafter.drafts_on_device and not drafter.adaptive,
+    )
+    return DeviceRunner(buffers, CycleGraphs(buffers, cycle, graph_options), drafter, rule.wants)
 
 
 def pages_left(free: int, total: int, fraction: float, workspace: int, page: int) -> int:
-    """Pages of `page` bytes that fit in `fraction` of a GPU of `total` bytes, `free` of them, beside a workspace.
+    """Returns how many pages of `page` bytes fit in `fraction` of a GPU beside a workspace; sizes in bytes.
 
-    Raises ValueError with the numbers where there is room for none.
+    Raises ValueError with the numbers where not even one fits.
     """
     left = int(total * fraction) - (total - free) - workspace
     if left < page:
@@ -110,19 +118,24 @@ def pages_left(free: int, total: int, fraction: float, workspace: int, page: int
     return left // page
 
 
-def _pages(target: Transformer, drafter: Drafter, rule: Rule, rows: int, fraction: float) -> int:
+def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options: DeviceOptions) -> int:
     if target.device.type != "cuda":
         return SIMULATED_PAGES
+    workspace = _workspace_bytes(target, drafter, rule, options.rows(drafter))
+    gc.collect()  # a dropped engine may hold its cache and graphs until now
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(target.device)
+    page = target.new_cache(0).page_bytes + drafter.page_bytes
+    return pages_left(free, total, options.gpu_memory_fraction, workspace, page)
+
+
+def _workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, rows: int) -> int:
     c = target.config
     most = max(rows, target.ops.prefill_rows)
     activations = 4 * most * (4 * c.hidden_size + 3 * c.intermediate_size + 4 * c.num_heads * c.head_dim)
-    splits = 128  # of attention over the longest context there may be, in float32
-    attention = 4 * rows * c.num_heads * (c.head_dim + 2) * splits
-    logits = 4 * 4 * rows * c.vocab_size  # every captured width keeps its own: twice the widest, and as much under way
+    attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
+    # Every captured width keeps logits of its own: twice those of the widest, and as many during a pass.
+    logits = 4 * 4 * rows * c.vocab_size
     if rule.wants is not Wants.NOTHING and not drafter.drafts_on_device:
-        logits += 3 * 4 * rows * c.vocab_size  # the draft's: by level, all of them, where the cycle reads them
-    workspace = RESERVE_BYTES + 2 * activations + attention + logits
-    gc.collect()  # an engine that was dropped may hold a cache and graphs until now
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(target.device)
-    return pages_left(free, total, fraction, workspace, target.new_cache(0).page_bytes + drafter.page_bytes)
+        logits += 3 * 4 * rows * c.vocab_size  # draft logits: by level, of the tree, and where the cycle reads them
+    return RESERVE_BYTES + 2 * activations + attention + logits

@@ -11,8 +11,8 @@ import torch
 
 from specengine import AsyncEngine, Engine, SamplingParams
 from specengine.drafters.none import NoneDrafter
-from specengine.engine.device.buffers import GraphBatch
 from specengine.engine.device.cycle_graphs import buckets_up_to, widths_up_to
+from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.device.memory_budget import DeviceOptions, pages_left
 from specengine.ops import cuda_ops
 from specengine.rules.base import Wants

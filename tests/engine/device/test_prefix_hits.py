@@ -56,7 +56,7 @@ def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     text = [*prompt, *generating.generate(prompt, params).token_ids, 7]
     assert generating.cache is reading.cache and generating.cache.prefixes.cached == 1
     assert not reading.generate(text, params).stats.prefix_hit_tokens
-    pages = [engine.cache._known.find(engine._sharing, text) for engine in (generating, reading)]
+    pages = [engine.cache._known.find(engine.core.sharing, text) for engine in (generating, reading)]
     assert len({*pages[0]} | {*pages[1]}) == 2
     pools = [engine.drafter._pool for engine in (generating, reading)] if name != "none" else []
     target = [each[:, page] for page in pages for each in (generating.cache.k, generating.cache.v)]

@@ -1,0 +1,115 @@
+"""What all schedulers of an engine share: the model and its cache, the drafter, the rule, the lock and the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from specengine.cache.prefix_cache import Sharing
+from specengine.drafters.base import Drafter
+from specengine.engine.batch import Batch
+from specengine.engine.cycle import Cycle
+from specengine.engine.device.memory_budget import DeviceOptions, device_cache, device_runner
+from specengine.engine.device.runner import DeviceBatch, DeviceRunner
+from specengine.engine.metrics import Metrics
+from specengine.engine.request import Request
+from specengine.rules import Rule
+from specengine.tensor_parallel.loading import LoadedModel
+from specengine.utils.cuda_graphs import stream_of
+from specengine.utils.fair_lock import FairLock
+
+
+@dataclass(frozen=True)
+class CoreOptions:
+    """The arguments of Engine with these names."""
+
+    max_batch_size: int
+    prefix_cache_mib: int
+    gpu_memory_fraction: float
+    graphs: bool
+
+
+class EngineCore:
+    """Gives requests their pages, makes batches of them, and takes the pages back.  cycle_type: runs the cycles."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        drafter: Drafter,
+        rule: Rule,
+        options: CoreOptions,
+        cycle_type: type[Cycle] = Cycle,
+    ) -> None:
+        self.model, self.drafter, self.rule = model, drafter, rule
+        self.max_batch_size = options.max_batch_size
+        self.target = model.target.with_hidden_state_layers(drafter.hidden_state_layers)
+        self.runner: DeviceRunner | None = None
+        if model.target.ops.resident:
+            device_options = DeviceOptions(options.max_batch_size, options.gpu_memory_fraction, options.graphs)
+            self.cache = device_cache(model, drafter, rule, device_options)
+            self.cycle = cycle_type(self.target, self.cache, drafter, rule)
+            with stream_of(self.target.device):
+                self.runner = device_runner(model, self.cycle, device_options)
+        else:
+            self.cache = model.target.new_cache()
+            self.cache.kept_bytes = options.prefix_cache_mib << 20
+            drafter.attach(self.cache)
+            self.cycle = cycle_type(self.target, self.cache, drafter, rule)
+        self.sharing = Sharing.under(model.target.ops) if options.prefix_cache_mib else None
+        self.metrics = Metrics(self.cache, {"model": model.name, "drafter": drafter.name, "rule": rule.name})
+        self.lock = FairLock()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Holds the lock for one prefill pass or one cycle, on the device's stream in whatever thread."""
+        with self.lock, stream_of(self.target.device):
+            yield
+
+    def check_fits(self, request: Request) -> None:
+        """Raises ValueError where the cache or the device's buffers can never hold a request."""
+        if self.runner:
+            self.runner.buffers.check_biases(request.params)
+        self.cache.check_fits(self._slots(request))
+
+    def has_room(self, request: Request, running: Sequence[Request]) -> bool:
+        """Returns whether there are pages and buffers for one more request now."""
+        fits = not self.runner or self.runner.buffers.has_room([*running, request])
+        return fits and self.cache.has_room(self._slots(request))
+
+    def allocate(self, request: Request, batch_size: int) -> None:
+        """Gives a request its pages; the first ones may hold the beginning of earlier prompts and answers.
+
+        batch_size: requests that the batch will have. To be called in the turn in which has_room() was true.
+        """
+        request.sharing = self.sharing
+        # A prefix hit saves later requests more than reading their prompt costs the drafter.
+        request.skips_drafter_cache = self.sharing is None and self.drafter.skips_reading(batch_size)
+        prompt, slots = request.tokens[:-1], self._slots(request)
+        request.pages, request.stats.prefix_hit = self.cache.begin(slots, prompt, request.sharing)
+
+    def make_batch(self, requests: Sequence[Request]) -> Batch | DeviceBatch:
+        """Makes the batch of these requests, on the device where cycles run there."""
+        return self.runner.batch(requests) if self.runner else Batch(requests, self.cycle)
+
+    def share_pages(self, request: Request) -> None:
+        """Lets other requests find the full pages of a request."""
+        self.cache.share(request.pages, self._shareable(request), request.sharing)
+
+    def release(self, requests: Iterable[Request]) -> None:
+        """Hands pages and drafter state back; the cache takes queued pages in at its next allocation.
+
+        Takes no lock: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.
+        """
+        for request in requests:
+            tokens = self._shareable(request)
+            self.drafter.release(request)  # before the pages: their next owner may rely on the drafter's pages too
+            self.cache.free(request.pages, tokens, request.sharing)
+            request.pages, request.cached = [], 0
+
+    def _shareable(self, request: Request) -> list[int]:
+        return request.shareable_tokens(self.drafter.filled(request))
+
+    def _slots(self, request: Request) -> int:
+        """The cache slots that a request may come to need."""
+        return request.prompt_length + request.limit + self.drafter.spare_slots

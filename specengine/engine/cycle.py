@@ -1,0 +1,52 @@
+"""The loop of speculative decoding. Plain decoding is the tree that has its root alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specengine.cache.kv_cache import KVCache
+from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.base import Drafter
+from specengine.engine.cycle_batch import CycleBatch
+from specengine.models.transformer import TargetOutput, Transformer
+from specengine.ops.verify_tree import Accepted
+from specengine.rules import Rule
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Drafts, verifies, accepts, compacts and observes: every request of a batch commits at least one token."""
+
+    target: Transformer
+    cache: KVCache
+    drafter: Drafter
+    rule: Rule
+
+    def run(self, batch: CycleBatch) -> None:
+        """Runs one cycle of a batch; a device batch captures these same lines in a CUDA graph."""
+        tree = batch.draft(self.drafter, self.rule)
+        batch.mark("draft")
+
+        output = self.verify(tree, batch)
+        batch.mark("verify")
+
+        accepted = self.accept(tree, output.scores, batch)
+        batch.commit(tree, accepted, output.scores)
+        batch.mark("accept")
+
+        self.cache.compact(batch.cache, accepted, self.target.ops)
+        batch.mark("compact")
+
+        batch.observe(self.drafter, output.hidden_states)
+        batch.mark("draft")
+
+    def verify(self, tree: TreeBatch, batch: CycleBatch) -> TargetOutput:
+        """Runs one pass of the target over every node; a greedy batch gets the likeliest tokens instead of logits."""
+        return self.target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
+
+    def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:
+        """Walks every tree by the rule, from the root to the last accepted node and the bonus token."""
+        verify_tree = self.target.ops.verify_tree
+        return verify_tree(scores, tree, batch.params, batch.history, batch.workspace, self.rule, batch.draft_logits)

@@ -1,0 +1,45 @@
+"""What a cycle asks of a batch, on the host (`batch.Batch`) and on the device (`device.graph_batch.GraphBatch`)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from specengine.cache.kv_cache import CacheBatch
+from specengine.draft_trees.tree import DraftLogits, TreeBatch
+from specengine.drafters.base import Drafter
+from specengine.models.hidden_states import HiddenStates
+from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.rules import Rule
+
+
+class CycleBatch(Protocol):
+    """Requests of one cycle, with their parameters and histories as the ops take them.
+
+    reads_logits: whether the likeliest token of each node is not enough.
+    draft_logits: the distributions of the drafted tokens, where the rule reads them.
+    """
+
+    cache: CacheBatch
+    params: SamplingTable
+    history: TokenHistory
+    workspace: VerifyWorkspace
+    reads_logits: bool
+    draft_logits: DraftLogits | None
+
+    def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
+        """Drafts one tree per request."""
+        ...
+
+    def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
+        """Appends the accepted tokens and the bonus token to every request."""
+        ...
+
+    def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
+        """Shows the drafter the committed tokens and their hidden states."""
+        ...
+
+    def mark(self, phase: str) -> None:
+        """Ends a phase of the cycle for the clock."""
+        ...

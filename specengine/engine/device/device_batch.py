@@ -1,0 +1,144 @@
+"""Requests that share cycles on the device; the same interface as batch.Batch has for the scheduler."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from specengine.draft_trees.tree import DraftTree
+from specengine.drafters.base import Drafter
+from specengine.engine.batch import commit_path, likeliest_tokens, slots_in_flux
+from specengine.engine.device.buffers import DeviceBuffers
+from specengine.engine.device.cycle_graphs import CycleGraphs
+from specengine.engine.request import Request
+from specengine.ops.commit_tokens import RECORD_HEAD
+from specengine.rules.base import Wants
+from specengine.utils.timers import HostClock
+
+
+class Runner(Protocol):
+    """What a batch uses of the runner; see DeviceRunner."""
+
+    buffers: DeviceBuffers
+    graphs: CycleGraphs
+    drafter: Drafter
+    wants: Wants
+    loaded: DeviceBatch | None
+
+    def launch(self, size: int, nodes: int) -> Callable[[], list[list[int]]]: ...
+
+
+class DeviceBatch:
+    """Keeps the device busy with the next cycle while the host commits the last one."""
+
+    def __init__(self, requests: Sequence[Request], runner: Runner) -> None:
+        self.requests, self._runner = list(requests), runner
+        # The host must see these cycles before the next one begins, so none runs ahead.
+        waits = not runner.drafter.drafts_on_device or any(r.params.logprobs for r in requests)
+        self._in_flight = 1 if waits else 2
+        self._launched: deque[Callable[[], list[list[int]]]] = deque()
+        self._read: deque[list[list[int]]] = deque()
+        self._clock = HostClock()
+
+    def step(self) -> dict[str, float]:
+        """Commits one cycle and launches the next one.
+
+        Returns the seconds of its phases; empty where one of the requests had ended before.
+        """
+        with slots_in_flux(self.requests):
+            if not self._load():
+                return {}
+            self._clock = HostClock()
+            while len(self._launched) < self._in_flight:
+                self._launch()
+            self._clock.mark("host")
+            records = self._launched.popleft()()
+            self._clock.mark("verify")  # the wait for the whole cycle; DeviceRunner.timed() tells its phases apart
+            self._commit(records)
+            for request in self.requests:
+                request.stats.count_time(self._clock.seconds, finished=bool(request.finish_reason))
+            return self._clock.seconds
+
+    def close(self) -> None:
+        """Commits the cycles under way, before the set of requests changes."""
+        if self._runner.loaded is self:
+            self.leave()
+        while self._read:
+            self._commit(self._read.popleft())
+
+    def leave(self) -> None:
+        """Waits for the cycles under way and leaves the device; the caller of these requests commits them later."""
+        while self._launched:
+            self._read.append(self._launched.popleft()())
+        runner = self._runner
+        runner.drafter.unload(runner.buffers.drafter_state, self.requests)
+        runner.loaded = None
+
+    def _load(self) -> bool:
+        """Loads the requests where another batch is loaded; returns False where one of them has ended."""
+        runner = self._runner
+        if runner.loaded is self:
+            return True
+        if runner.loaded:
+            runner.loaded.leave()
+        while self._read:  # cycles from before another batch took the device
+            self._commit(self._read.popleft())
+        if any(r.finish_reason for r in self.requests):
+            return False
+        runner.buffers.load(self.requests)
+        runner.drafter.load(runner.buffers.drafter_state, self.requests)
+        runner.loaded = self
+        return True
+
+    def _launch(self) -> None:
+        runner, size = self._runner, len(self.requests)
+        if runner.drafter.drafts_on_device:
+            nodes = runner.graphs.choose(size)
+        else:
+            trees, logits = runner.drafter.draft_for(runner.wants, self.requests)
+            nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
+            runner.graphs.of(size, nodes).take(trees, logits)
+            self._clock.mark("draft")
+        self._launched.append(runner.launch(size, nodes))
+
+    def _commit(self, records: list[list[int]]) -> None:
+        """Commits one cycle from its records; see ops.commit_tokens for their columns."""
+        committed: list[list[int]] = []
+        rows: list[int] = []
+        nodes = (len(records[0]) - RECORD_HEAD) // 3
+        graphs = self._runner.graphs
+        batch = graphs.of(len(self.requests), nodes)
+        for b, (request, record) in enumerate(zip(self.requests, records, strict=False)):
+            if request.finish_reason:  # the host found a stop string; the device was one cycle ahead
+                committed.append([])
+                continue
+            _, count, bonus, relaxed = record[:RECORD_HEAD]
+            columns = record[RECORD_HEAD:]
+            path, tokens, parents = (columns[i * nodes : (i + 1) * nodes] for i in range(3))
+            if bonus < 0:
+                raise ValueError(self._no_token(b, count))
+            used = tokens.index(-1) if -1 in tokens else nodes
+            tree = DraftTree(tokens[:used], parents[:used])
+            committed.append(commit_path(request, tree, path[:count], bonus, batch.scores, b * nodes, relaxed))
+            rows += [b * nodes + node for node in path[: len(committed[-1])]]
+            graphs.observe(nodes, used - 1, count - 1)
+        if not self._runner.drafter.drafts_on_device:
+            self._observe(nodes, committed, rows)
+
+    def _observe(self, nodes: int, committed: list[list[int]], rows: list[int]) -> None:
+        """Shows a drafter on the host what was committed.  rows: of the accepted nodes."""
+        drafter, batch = self._runner.drafter, self._runner.graphs.of(len(self.requests), nodes)
+        self._clock.mark("host")
+        if drafter.reads_choices:
+            chosen = likeliest_tokens(batch.scores)
+            choices = [chosen[first : first + nodes] for first in range(0, len(chosen), nodes)]
+            drafter.observe_choices(self.requests, committed, choices)
+        hidden_states = batch.hidden_states.rows(rows) if drafter.reads_hidden_states else None
+        drafter.observe(self.requests, committed, hidden_states)
+        self._clock.mark("draft")
+
+    def _no_token(self, b: int, count: int) -> str:
+        position = len(self.requests[b].tokens) + count - 1
+        drafts = "" if self._runner.wants is Wants.NOTHING else " (or its draft_logits have)"
+        return f"logits: request {b}, position {position} has NaN or infinite scores{drafts}: no token can be drawn"

@@ -1,0 +1,153 @@
+"""A batch on the device: views of the first slots of the device buffers, with trees of a fixed number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.drafters.base import Drafter
+from specengine.engine.device.buffers import DeviceBuffers
+from specengine.models.hidden_states import HiddenStates
+from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
+from specengine.ops.draft_lookup import draft_lookup
+from specengine.ops.select_nodes import SelectedTrees, select_nodes
+from specengine.ops.verify_tree import Accepted, SamplingTable
+from specengine.rules import Rule
+from specengine.utils.timers import DeviceClock, HostClock
+
+Table = TypeVar("Table", bound=Any)
+
+
+class GraphBatch:
+    """The first `size` slots with trees of `nodes` nodes each; a captured graph runs the cycle on it.
+
+    record: int32 [size, record_width(nodes)], copied to the host after each cycle.
+    scores, hidden_states, accepted: of the last pass.
+    clock: of the cycle's phases, while they are timed.
+    """
+
+    reads_logits = True  # a captured graph serves the parameters of every later request
+    accepted: Accepted
+    hidden_states: HiddenStates
+
+    def __init__(self, buffers: DeviceBuffers, size: int, nodes: int) -> None:
+        self.size, self.nodes = size, nodes
+        device, rows = buffers.device, size * nodes
+        self.cache, self.history = _first(buffers.cache, size), _first(buffers.history, size)
+        self.limits, self.params = _first_limits(buffers.limits, size), _first_params(buffers.params, size)
+        self.workspace = buffers.workspace.part(size, rows)
+        self.row_start = torch.arange(0, rows + 1, nodes, dtype=torch.int32, device=device)
+        self.record = torch.zeros(size, record_width(nodes), dtype=torch.int32, device=device)
+        tokens, parents, depths = (torch.full((rows,), -1, dtype=torch.int32, device=device) for _ in range(3))
+        self._ancestors = torch.zeros(rows, -(-nodes // 32), dtype=torch.int32, device=device)
+        self._tree = TreeBatch(tokens, parents, depths, self.row_start, self._ancestors, nodes)
+        self._selected = SelectedTrees.empty(size, nodes, device)
+        logits = buffers.draft_logits
+        self.draft_logits = logits and replace(logits, logits=logits.logits[:rows], rows=logits.rows[:rows])
+        self.drafter_state = buffers.drafter_state
+        self.scores = torch.empty(0)
+        self.clock: HostClock | DeviceClock | None = None
+
+    def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
+        """Drafts on the device, or returns the trees that take() copied from the host."""
+        return drafter.draft_on_device(self) if drafter.drafts_on_device else self._tree
+
+    def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
+        """Drafts by prompt lookup; see ops.draft_lookup."""
+        history, limits = self.history, self.limits
+        return draft_lookup(
+            history.tokens, history.length, limits.final_length, limits.active, self.row_start, self.nodes, ngrams
+        )
+
+    def selected(
+        self,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        depths: torch.Tensor,
+        scores: torch.Tensor,
+        limits: torch.Tensor,
+    ) -> TreeBatch:
+        """Cuts the candidates of every request to the best `nodes`; see ops.select_nodes.
+
+        limits: int32 [B], the deepest level wanted. Deeper nodes than a request can commit are cut too.
+        """
+        room = self.limits.final_length - self.history.length - 1
+        limits = torch.where(self.limits.active == 0, -1, torch.minimum(limits, room).clamp(min=0)).int()
+        trees = select_nodes(tokens, parents, depths, scores, limits, self._selected)
+        tokens, parents, depths = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
+        return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
+
+    def take(self, trees: Sequence[DraftTree], logits: DraftLogits | None) -> None:
+        """Copies trees that were drafted on the host, one per running request; cuts the nodes beyond the width.
+
+        logits: the distributions of the drafted tokens, where the rule reads them.
+        """
+        shape = (self.size, self.nodes)
+        batch = TreeBatch.of(trees, torch.device("cpu"), masked=True)
+        starts, words = batch.row_start.tolist(), self._ancestors.shape[1]
+
+        def padded(column: torch.Tensor) -> np.ndarray:
+            rows = np.full(shape, -1, dtype=np.int32)
+            for b, first in enumerate(starts[:-1]):
+                count = min(self.nodes, starts[b + 1] - first)
+                rows[b, :count] = column[first : first + count]
+            return rows.reshape(-1)
+
+        for name in ("tokens", "parents", "depths"):
+            getattr(self._tree, name).copy_(torch.from_numpy(padded(getattr(batch, name))), non_blocking=True)
+        if logits is not None:
+            assert self.draft_logits is not None  # the drafter's room_for_logits made them
+            _copy_logits(self.draft_logits, logits.logits, padded(logits.rows.cpu()))
+        bits = np.zeros((*shape, words), dtype=np.int32)
+        assert batch.ancestors is not None  # masked=True
+        for b, first in enumerate(starts[:-1]):
+            count = min(self.nodes, starts[b + 1] - first)
+            own = batch.ancestors[first : first + count, :words]
+            bits[b, :count, : own.shape[1]] = own
+        self._ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
+
+    def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
+        """Appends accepted tokens and bonus tokens to the histories on the device, and writes the record."""
+        self.scores, self.accepted = scores, accepted
+        commit_tokens(tree, accepted, self.history, self.limits, self.record)
+
+    def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
+        """Shows the drafter the hidden states of all rows."""
+        self.hidden_states = hidden_states
+        drafter.observe_on_device(self, hidden_states)
+
+    def mark(self, phase: str) -> None:
+        """Ends a phase of the cycle, while phases are timed."""
+        if self.clock:
+            self.clock.mark(phase)
+
+
+def _first(table: Table, size: int) -> Table:
+    return type(table)(**{f.name: getattr(table, f.name)[:size] for f in fields(table)})
+
+
+def _first_limits(limits: Limits, size: int) -> Limits:
+    return Limits(limits.eos, limits.ignores_eos[:size], limits.final_length[:size], limits.active[:size])
+
+
+def _first_params(params: SamplingTable, size: int) -> SamplingTable:
+    return SamplingTable(
+        **{f.name: getattr(params, f.name)[:size] for f in fields(params) if "bias_" not in f.name},
+        bias_start=params.bias_start[: size + 1],
+        bias_tokens=params.bias_tokens,
+        bias_values=params.bias_values,
+    )
+
+
+def _copy_logits(buffers: DraftLogits, logits: torch.Tensor, rows: np.ndarray) -> None:
+    """Copies the logits of the kept nodes.  logits: [R, Vd] of the whole trees.  rows: of the nodes, -1 for padding."""
+    known = rows >= 0
+    kept = torch.from_numpy(rows[known]).to(logits.device)
+    rows[known] = np.arange(len(kept))
+    buffers.logits[: len(kept)] = logits[kept]
+    buffers.rows.copy_(torch.from_numpy(rows), non_blocking=True)

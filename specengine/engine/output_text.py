@@ -1,0 +1,57 @@
+"""The text of one request: tokens are detokenised when the text is read, or at once where stop strings are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specengine.tokenizer import Detokenizer, StopStrings, Tokenizer
+
+# A leading space, or the rest of a character, depends on how the prompt ends.
+PROMPT_TAIL = 4
+
+
+class OutputText:
+    """Turns the output tokens of one request into text, and finds its stop strings.
+
+    tokenizer: None leaves the text empty.  prompt: the token ids that the text continues.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str]) -> None:
+        self._detokenizer: Detokenizer | None = tokenizer.detokenizer() if tokenizer else None
+        if self._detokenizer:
+            self._detokenizer.feed(list(prompt[-PROMPT_TAIL:]))
+        self._stops = StopStrings(stop) if stop else None
+        self._pieces: list[str] = []
+        self._undecoded: list[int] = []
+
+    def append(self, token: int) -> bool:
+        """Adds a token; returns whether a stop string ends there."""
+        if self._stops is None or self._detokenizer is None:
+            self._undecoded.append(token)
+            return False
+        piece, stopped = self._stops.feed(self._detokenizer.feed([token]))
+        self._pieces.append(piece)
+        return stopped
+
+    def take(self) -> str:
+        """Returns the text completed since the last call."""
+        self._decode()
+        text, self._pieces = "".join(self._pieces), []
+        return text
+
+    def finish(self) -> None:
+        """Releases the text held back: an incomplete character, a possible beginning of a stop string."""
+        self._decode()
+        rest = self._detokenizer.finish() if self._detokenizer else ""
+        if self._stops and self._stops.matched is not None:
+            rest = ""
+        elif self._stops:
+            rest, stopped = self._stops.feed(rest)
+            rest += "" if stopped else self._stops.finish()
+        self._pieces.append(rest)
+
+    def _decode(self) -> None:
+        # All at once and outside of cycles: between two passes the processor's caches are full of weights.
+        tokens, self._undecoded = self._undecoded, []
+        if self._detokenizer and tokens:
+            self._pieces.append(self._detokenizer.feed(tokens))
