@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GenerationOutput,
         GenerationStats,
         Overloaded,
+        PromptTooLong,
         SamplingParams,
         SourceStats,
         StreamEvent,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 logging.getLogger("specengine").addHandler(logging.NullHandler())
 
-# Loaded at first use: torch takes seconds to import, and `specengine --help` needs none of it.
+# Imported at first use: torch takes seconds to import, and `specengine --help` does without it.
 _HOMES = {
     "generate": "api",
     "__version__": "utils.build_info",
@@ -51,6 +52,7 @@ _HOMES = {
     "Closed": "types",
     "GenerationFailed": "types",
     "Overloaded": "types",
+    "PromptTooLong": "types",
 }
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "Metrics",
     "ModelFetchError",
     "Overloaded",
+    "PromptTooLong",
     "RankFailed",
     "SamplingParams",
     "SourceStats",

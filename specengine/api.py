@@ -1,11 +1,10 @@
-"""`generate()`: one call that keeps its engine for the next."""
+"""`generate()`: one call; the next call with the same settings reuses its engine."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specengine.engine.engine import Engine
@@ -13,9 +12,9 @@ from specengine.rules import Rule, parse_rule
 from specengine.tensor_parallel.loading import LoadedModel, check_model, load_model
 from specengine.types import Outputs, Prompt, SamplingParams
 
-# Least recently used ones beyond this are let go; an engine beside the model it shares costs its own cache.
-KEPT_MODELS = 2
-KEPT_ENGINES = 8
+# Beyond these the least recently used ones are dropped. An engine that shares a model costs its own cache.
+MAX_MODELS = 2
+MAX_ENGINES = 8
 
 _models: OrderedDict[tuple[str, str, str], LoadedModel] = OrderedDict()
 _engines: OrderedDict[tuple[str, str, str, str, Rule], Engine] = OrderedDict()
@@ -23,7 +22,7 @@ _lock = threading.Lock()
 
 
 def generate(
-    prompts: Prompt | Seq[Prompt],
+    prompts: Prompt | Sequence[Prompt],
     *,
     model: str | Path = "smollm2-135m",
     drafter: str = "auto",
@@ -40,7 +39,7 @@ def generate(
     frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None,
     seed: int = 0,
-    stop: str | Seq[str] = (),
+    stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
     logprobs: int = 0,
     n: int = 1,
@@ -48,8 +47,8 @@ def generate(
 ) -> Outputs:
     """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
 
-    Model, drafter, rule, device and dtype are those of Engine, the rest those of SamplingParams. Repeated calls reuse
-    the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in place of each.
+    model, drafter, rule, device and dtype are arguments of Engine, the others fields of SamplingParams. Repeated calls
+    reuse the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in place of each.
     Raises ValueError naming the argument.
     """
     params = SamplingParams.among(locals())
@@ -57,7 +56,7 @@ def generate(
 
 
 def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtype: str) -> Engine:
-    """The engine of these settings; engines of one model share its weights."""
+    """Returns the engine of these settings; engines of one model share its weights."""
     for name, value in (("drafter", drafter), ("device", device), ("dtype", dtype)):
         if not isinstance(value, str):
             raise ValueError(f"{name}: expected a string, got {value!r}")
@@ -68,7 +67,7 @@ def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtyp
         if key not in _models:
             _models[key] = load_model(model, device=device, dtype=dtype)
         _models.move_to_end(key)
-        while len(_models) > KEPT_MODELS:
+        while len(_models) > MAX_MODELS:
             gone, _ = _models.popitem(last=False)
             for old in [k for k in _engines if k[:3] == gone]:
                 del _engines[old]
@@ -76,6 +75,6 @@ def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtyp
         if engine_key not in _engines:
             _engines[engine_key] = Engine(_models[key], drafter=drafter, rule=parsed)
         _engines.move_to_end(engine_key)
-        if len(_engines) > KEPT_ENGINES:
+        if len(_engines) > MAX_ENGINES:
             _engines.popitem(last=False)
         return _engines[engine_key]

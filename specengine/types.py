@@ -1,4 +1,4 @@
-"""The nouns: what a request asks for and what it gets back."""
+"""What users pass and get: parameters, outputs, statistics, errors."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ PHASES = ("draft", "verify", "accept", "compact", "host")
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one prompt is continued; unknown names and out-of-range values are refused.
+    """Says how one prompt is continued.
 
     The parameters shape every verified node in this order: logit_bias, penalties, temperature, top_k, top_p, min_p.
 
-    max_new_tokens: at most this many tokens (fewer where the model's context ends first).
+    max_new_tokens: output tokens, at most; the model's context may end first.
     temperature: 0 takes the most likely token.  top_k: 0 is off.  top_p: 1 is off.  min_p: 0 is off.
     repetition_penalty: divides positive and multiplies negative scores of tokens in prompt and output; 1 is off.
-    presence_penalty, frequency_penalty: subtracted from the scores of tokens in the output, once and per occurrence.
+    presence_penalty, frequency_penalty: subtracted from the scores of output tokens, once and per occurrence.
     logit_bias: token id -> finite number added to its score.
-    seed: fixes the text at temperature > 0: under the rule `match` whatever the drafter and the batch, under others
-      together with what is drafted.
-    stop: strings that end the text (and are not part of it).  ignore_eos: keep going past the end-of-text token.
-    logprobs: report this many most likely tokens per position, by the model's unprocessed distribution; 0 is off.
-    n: samples per prompt; sample i is what seed + i gives.
-    trace: record every cycle's tree, accepted nodes and bonus token.
+    seed: fixes the text at temperature > 0. Under the rule `match` the seed alone does; under other rules the text
+      depends on the drafts too.
+    stop: strings that end the text and are not part of it.  ignore_eos: continues past the end-of-text token.
+    logprobs: number of most likely tokens reported per position, by the model's unprocessed distribution; 0 is off.
+    n: samples per prompt; sample i uses seed + i.
+    trace: records every cycle's tree, accepted nodes and bonus token.
 
-    Raises ValueError naming the parameter.
+    Raises ValueError naming the parameter, for an unknown name or a value out of range.
     """
 
     max_new_tokens: int = 128
@@ -83,7 +83,7 @@ class SamplingParams:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> SamplingParams:
-        """The parameters among the named arguments of a function; those it does not have keep their defaults."""
+        """Takes the parameters from the named arguments of a function; missing ones keep their defaults."""
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
 
     @property
@@ -129,7 +129,7 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
 def _number(name: str, value: Any, low: float, high: float) -> float:
     """The value as a float (ints and numpy's floats included)."""
     good = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not good or not low <= value <= high:  # which is not so for NaN
+    if not good or not low <= value <= high:  # NaN fails this comparison
         raise ValueError(f"{name}: expected a number from {low} to {high}, got {_shown(value)}")
     return float(value)
 
@@ -137,14 +137,14 @@ def _number(name: str, value: Any, low: float, high: float) -> float:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # of an integer of many digits, or of whatever a caller's type does
-        return f"what cannot be shown, of type {type(value).__name__}"
+    except Exception:  # an integer of too many digits, or a faulty __repr__
+        return f"an unprintable {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:99]}\u2026"
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of one emitted token and of the most likely ones, by the model's unprocessed distribution."""
+    """Log-probabilities of one output token and of the most likely ones, by the model's unprocessed distribution."""
 
     token_id: int
     logprob: float
@@ -153,11 +153,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class CycleTrace:
-    """One cycle: the tree (node 0 is the root, parent -1), the accepted nodes after the root, and the bonus token.
+    """Describes one cycle: the tree (node 0 is the root, parent -1), the accepted nodes after it, and the bonus token.
 
-    The tokens committed are those of `accepted` and `bonus`; in a request's last cycle both are cut where the
-    sequence ended (bonus is None when an accepted token already ended it).
-    sources: per accepted node who drafted it, by the names of GenerationStats.sources; empty where there are none.
+    The committed tokens are those of `accepted` and `bonus`. The last cycle of a request is cut where the request ends:
+    bonus is None when an accepted token ends it.
+    sources: for each accepted node the drafters that proposed it, by the names of GenerationStats.sources.
     """
 
     tokens: tuple[int, ...]
@@ -169,7 +169,7 @@ class CycleTrace:
 
 @dataclass
 class SourceStats:
-    """What a source of trees drafted: nodes that were verified, and those of them that were accepted."""
+    """Counts the verified nodes of one source, and the accepted ones among them."""
 
     drafted: int = 0
     accepted: int = 0
@@ -177,17 +177,17 @@ class SourceStats:
 
 @dataclass
 class GenerationStats:
-    """How the tokens came about; seconds are wall-clock and include the time other requests of the batch took.
+    """Statistics of one output. Seconds are wall-clock time, shared with the other requests of the batch.
 
     tau: mean committed tokens per cycle, bonus token included.
-    rule, lossless: the rule's name, and whether the output is the target's under it.
-    relaxed: accepted tokens that the exact rule would have refused; 0 where the rule is lossless.
-    acceptance_by_depth: entry d is the fraction of cycles drafting to depth d + 1 or deeper that accepted a node there.
-    sources: of a combination its parts that drafted, by name; of `suffix` alone: text, corpus, earlier. A node that
-    several drafted counts for each of them. Empty for other drafters.
-    deliveries: per cycle, seconds from the request to its tokens and how many these were.
-    prefix_hit_tokens: first tokens of the prompt that the cache had of earlier texts.
-    tokens_per_second: tokens over prefill and decode time together.
+    rule, lossless: the rule's name, and whether it preserves the target's output.
+    relaxed: accepted tokens that the exact rule refuses; 0 for a lossless rule.
+    acceptance_by_depth: entry d is the share of cycles drafting to depth d + 1 or deeper that accepted a node there.
+    sources: counts by the parts of `combine`, or by the texts of `suffix` (text, corpus, earlier). A node with several
+      sources counts for each. Empty for other drafters.
+    deliveries: for each cycle, the seconds from the request to its tokens, and their number.
+    prefix_hit_tokens: prompt tokens found in the prefix cache.
+    tokens_per_second: output tokens over prefill and decode time together.
     """
 
     rule: str = "match"
@@ -207,8 +207,9 @@ class GenerationStats:
 
 @dataclass
 class GenerationOutput:
-    """One continuation. token_ids include the end-of-text token that ended it; text ends before a stop string.
+    """One continuation of a prompt.
 
+    text: ends before a stop string.  token_ids: include the end-of-text token.
     finish_reason: `stop` (end of text, or a stop string), `length`, or `deadline` (see AsyncEngine).
     """
 
@@ -221,19 +222,20 @@ class GenerationOutput:
     trace: list[CycleTrace] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
+        """Returns the fields as plain JSON values."""
         return asdict(self)
 
 
-Outputs = Any  # a GenerationOutput, a list of them or of lists of them: which, the prompts and n say
+Outputs = Any  # a GenerationOutput, a list of them, or lists of n of them: as prompts and n ask for
 
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """What one cycle added: its text, its tokens, how many of them were drafted; the last event carries the output.
+    """Delivers what one cycle added to a text; the last event carries the output.
 
-    index: which of the request's texts this is, where AsyncEngine streams several: prompt by prompt, sample by sample.
-    logprobs, trace: of these tokens, and of the cycles that brought them, where SamplingParams asks for them.
+    accepted: how many of the tokens were drafted.
+    index: number of the text among those of the call, prompt by prompt, sample by sample; see AsyncEngine.stream.
+    logprobs, trace: of these tokens and their cycles, where SamplingParams asks for them.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""The paged key/value cache: who owns which page, and what a batch shows of it to the ops."""
+"""The paged key/value cache: which request owns which page."""
 
 from __future__ import annotations
 
@@ -6,58 +6,35 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from specengine._C import PAGE_SIZE
+from specengine.cache.cache_batch import CacheBatch
 from specengine.cache.page_pool import PagePool
 from specengine.cache.prefix_cache import PrefixCounts, PrefixIndex, Sharing
+from specengine.ops import Ops
+from specengine.ops.verify_tree import Accepted
 
-if TYPE_CHECKING:
-    from specengine.ops import Ops
-    from specengine.ops.verify_tree import Accepted
-
-
-IDLE_BYTES = 256 << 20  # a pool larger than this is not kept while nobody uses it
-
-
-@dataclass
-class CacheBatch:
-    """The cache as one batch sees it. block_table: int32 [B, max_pages].  lengths: int32 [B], tokens in the prefix."""
-
-    block_table: torch.Tensor
-    lengths: torch.Tensor
-
-    def __post_init__(self) -> None:
-        self.host: np.ndarray | None = None  # the memory of lengths: numpy adds in a fraction of a tensor's time
-
-    def advance(self, counts: torch.Tensor) -> None:
-        """counts: int32 [B], tokens that are cached now."""
-        if self.host is None:
-            self.lengths.add_(counts)
-            return
-        for b, count in enumerate(counts.tolist()):
-            self.host[b] += count
+IDLE_BYTES = 256 << 20  # a larger pool shrinks while no request uses it
 
 
 class KVCache(PagePool):
-    """All layers' keys and values in pages of PAGE_SIZE slots; a request has the pages it was given at admission.
+    """Gives requests pages of PAGE_SIZE slots for the keys and values of all layers, at admission.
 
-    A request reserves pages for all it may become, so it cannot run out on its way; memory is only used where tokens
-    were written, and growing copies no other page. Companions have the same pages for the same requests: a drafter's
-    keys and values lie beside the target's and go with them.
+    A request reserves the pages of its longest possible text, so it never runs out of them. The system gives memory
+    only to written pages. Companion pools have the same page numbers for the same requests: they hold a drafter's keys
+    and values beside the target's.
 
-    Requests whose texts begin alike share the whole pages of that beginning. Whoever shares a page writes behind it,
-    so none is ever copied for that. What nobody uses any more can be found until it is evicted: in a fixed pool where
-    its room is needed, else where it is more than `kept_bytes`, companions included.
+    Requests whose texts begin alike share the full pages of that beginning. They write behind shared pages, so nothing
+    is copied. Pages without holder stay in the prefix cache until they are evicted: in a fixed pool when a request
+    needs their room, else beyond `kept_bytes`, companions included.
 
-    `free` may be called at any time, everything else by one thread at a time.
+    Any thread may call free() at any time; one thread at a time may call the other methods.
 
-    pages: a pool of so many that never moves, as captured graphs need it; None: one that grows with the need, and is
-    let go when it is large and nobody uses it.
+    pages: the size of a fixed pool, which never moves, for captured graphs. None: a pool that grows with the need, and
+    shrinks when it is large and unused.
     """
 
     def __init__(
@@ -73,13 +50,15 @@ class KVCache(PagePool):
         self.fixed, self.kept_bytes = pages is not None, 0
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
         self._free: list[int] = [*reversed(range(pages or 0))]
-        self._freed: deque[tuple[list[int], Sequence[int], Sharing | None]] = deque()  # on their way to _free
+        self._freed: deque[tuple[list[int], Sequence[int], Sharing | None]] = (
+            deque()
+        )  # queued by free(), taken in by the next call of another method
         self._known = PrefixIndex()
-        self._promised = 0  # pages of all requests; one that several share counts for each of them
-        self._lock = threading.Lock()  # engines that share a fixed pool take turns each for itself
+        self._promised = 0  # pages of all requests; a shared page counts for each holder
+        self._lock = threading.Lock()  # engines that share a fixed pool have locks of their own
 
     def companion(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagePool:
-        """A pool with this one's pages for other layers: the block tables of the one are those of the other."""
+        """Makes a pool for other layers with the same page numbers, so that both use the same block tables."""
         with self._lock:
             pool = PagePool(layers, kv_heads, head_dim, dtype, self.device, self.k.shape[1])
             self._companions.add(pool)
@@ -87,20 +66,20 @@ class KVCache(PagePool):
 
     @property
     def pages_in_use(self) -> int:
-        """Of requests; what is kept for others is not among them."""
+        """Pages that requests hold; unused pages of the prefix cache are not among them."""
         with self._lock:
-            self._settle()
+            self._take_back()
             return self.k.shape[1] - len(self._free) - self._known.unused
 
     @property
     def prefixes(self) -> PrefixCounts:
-        """How often prompts began like earlier texts."""
+        """Counters of prefix hits."""
         with self._lock:
-            self._settle()
+            self._take_back()
             return self._known.counts
 
     def check_fits(self, slots: int) -> None:
-        """Raises ValueError where a request of `slots` tokens could never get its pages."""
+        """Raises ValueError where a fixed pool can never hold a request of `slots` tokens."""
         room = self.k.shape[1] * PAGE_SIZE
         if self.fixed and slots > room:
             raise ValueError(
@@ -108,28 +87,27 @@ class KVCache(PagePool):
             )
 
     def has_room(self, slots: int) -> bool:
-        """Whether pages for `slots` tokens are free now, or can be made.
+        """Returns whether pages for `slots` tokens are free now, or can be made.
 
-        What could be shared is counted as if it were not: a drafter's cache of its own, with as many pages as this one,
-        may share less and must have room, too.
+        Counts prefix hits as if they were misses: a drafter's own cache of as many pages may share less.
         """
         with self._lock:
-            self._settle()
+            self._take_back()
             return not self.fixed or -(-slots // PAGE_SIZE) <= self.k.shape[1] - self._promised
 
     def allocate(self, slots: int) -> list[int]:
-        """Pages for `slots` tokens. Raises MemoryError when there is no room for them."""
+        """Returns pages for `slots` tokens. Raises MemoryError where there is no room."""
         return self.begin(slots, (), None)[0]
 
     def begin(self, slots: int, text: Sequence[int], sharing: Sharing | None) -> tuple[list[int], int]:
-        """Pages for `slots` tokens that begin with `text`, and how many tokens of that are cached in them already.
+        """Returns pages for `slots` tokens that begin with `text`, and how many of its tokens are cached in them.
 
-        At least the last one of `text` is not. Raises MemoryError when there is no room.
+        The last token of `text` never is. Raises MemoryError where there is no room.
         """
         with self._lock:
-            self._settle()
+            self._take_back()
             count = -(-slots // PAGE_SIZE)
-            self._let_go(count)
+            self._shrink(count)
             shared: list[int] = []
             if sharing is not None:
                 shared = self._known.find(sharing, text)
@@ -145,20 +123,20 @@ class KVCache(PagePool):
         return pages, len(shared) * PAGE_SIZE
 
     def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None) -> None:
-        """Lets others find whole pages of a text that a request has cached; the last token of `text` need not be.
+        """Adds the full pages of a request's text to the prefix cache; the last token of `text` need not be cached.
 
-        Where the same text is cached twice, the request has the earlier one's pages from now on.
+        Where the same text was cached before, `pages` gets the earlier pages.
         """
         if sharing is not None:
             with self._lock:
                 self._free += self._known.add(sharing, text, pages)
 
     def free(self, pages: list[int], text: Sequence[int] = (), sharing: Sharing | None = None) -> None:
-        """Gives pages back, whose text others may find as after share(); safe at any moment, in any thread."""
+        """Queues pages to be taken back, and shares their text as share() does; safe at any moment, in any thread."""
         self._freed.append((pages, text, sharing))
 
-    def _settle(self) -> None:
-        """Takes in what was freed."""
+    def _take_back(self) -> None:
+        """Takes the queued pages back."""
         known = self._known
         while self._freed:
             pages, text, sharing = self._freed.popleft()
@@ -180,7 +158,7 @@ class KVCache(PagePool):
             raise MemoryError(f"key/value cache: {count} pages are needed, {free} of {self.k.shape[1]} are free")
         else:
             self._free += [self._known.evict() for _ in range(missing)]
-        # The last freed first: their memory is in use already.
+        # The last freed pages first: the system has given them memory already.
         left = len(self._free) - count
         self._free, pages = self._free[:left], self._free[left:]
         return pages
@@ -191,8 +169,8 @@ class KVCache(PagePool):
         self._resize(new, {page: page for page in range(old) if page not in free})
         self._free = [*reversed(range(old, new)), *self._free]
 
-    def _let_go(self, count: int) -> None:
-        """Leaves of a large pool that nobody uses what is kept for others, and room for `count` pages."""
+    def _shrink(self, count: int) -> None:
+        """Shrinks a large unused pool to the prefix cache and room for `count` pages."""
         kept = self._known.pages
         new = len(kept) + count
         large = self.k.nbytes + self.v.nbytes > IDLE_BYTES and self.k.shape[1] > 2 * new
@@ -203,7 +181,7 @@ class KVCache(PagePool):
             self._free = [*reversed(range(len(kept), new))]
 
     def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
-        """Moves all pools to as many pages, or none of them."""
+        """Resizes all pools, or none of them."""
         pools = self._pools
         try:
             resized = [pool.copied(pages, kept) for pool in pools]
@@ -218,7 +196,7 @@ class KVCache(PagePool):
         return [self, *self._companions]
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
-        """Keeps the accepted path of every request of a batch and advances its length by it."""
+        """Moves the accepted path of every request to the end of its prefix, and advances its length."""
         path, count = (
             t if self.device.type == "cpu" else t.to(self.device) for t in (accepted.path, accepted.path_length)
         )
@@ -226,7 +204,7 @@ class KVCache(PagePool):
         batch.advance(count)
 
     def batch(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> CacheBatch:
-        """The view of requests that own `pages` and have `lengths` tokens cached."""
+        """Makes the view of requests that own `pages` and have `lengths` tokens cached."""
         width = max((len(own) for own in pages), default=0)
         table = [[*own, *[0] * (width - len(own))] for own in pages]
         # numpy makes small tensors in a third of the time

@@ -1,4 +1,4 @@
-"""Memory for keys and values in pages; who owns which page is the cache's business."""
+"""Memory for keys and values in pages; the cache says which request owns which page."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specengine._C import PAGE_SIZE
 
 
 def page_bytes(shape: tuple[int, int, int], dtype: torch.dtype) -> int:
-    """Of a page of keys and values of (layers, key/value heads, head dim)."""
+    """Returns the bytes of one page of keys and values.  shape: layers, key/value heads, head dim."""
     return 2 * dtype.itemsize * PAGE_SIZE * math.prod(shape)
 
 
 class PagePool:
-    """Keys and values of some layers in pages of PAGE_SIZE slots.  k, v: [layers, pages, K, PAGE_SIZE, D]."""
+    """Holds keys and values in pages of PAGE_SIZE slots.  k, v: [layers, pages, K, PAGE_SIZE, D]."""
 
     def __init__(
         self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, pages: int
@@ -32,7 +32,7 @@ class PagePool:
         return k, v
 
     def copied(self, pages: int, kept: Mapping[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """A pool of `pages` pages with what the `kept` ones hold, under their new numbers."""
+        """Returns k and v of a pool of `pages` pages.  kept: old number -> new number of the pages that are copied."""
         k, v = self._empty(pages)
         for page, number in kept.items():
             k[:, number], v[:, number] = self.k[:, page], self.v[:, page]
@@ -40,5 +40,5 @@ class PagePool:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page in all layers, keys and values."""
+        """Bytes of one page in all layers, keys and values."""
         return page_bytes(self._shape, self.dtype)

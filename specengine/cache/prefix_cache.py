@@ -1,22 +1,19 @@
-"""Which pages hold how texts begin: a tree of them, whose nodes are found by their tokens."""
+"""The prefix cache: a tree of pages, each found by its tokens and those of the pages before it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from specengine._C import PAGE_SIZE
-
-if TYPE_CHECKING:
-    from specengine.ops import Ops
+from specengine.ops import Ops
 
 
 @dataclass
 class PrefixCounts:
-    """What a prefix cache did so far. looked_up, hit: tokens of prompts, and those of them that were cached.
-    evicted: pages that made room.  cached: pages whose text can be found now, whether in use or not."""
+    """Counts prefix hits.  looked_up, hit: prompt tokens looked up, and those of them that were cached.
+    evicted: pages reused for other texts.  cached: pages that a lookup can find now, in use or not."""
 
     looked_up: int = 0
     hit: int = 0
@@ -25,15 +22,15 @@ class PrefixCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the tokens looked up; 0 before there are any."""
+        """Hits as a share of the tokens looked up; 0 before the first lookup."""
         return self.hit / self.looked_up if self.looked_up else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Sharing:
-    """Who shares pages: requests with the same object, as one drafter's keys and values lie in its companion's.
+    """Requests with the same Sharing object share pages; a drafter's companion pool belongs to one such object.
 
-    step: tokens; what is shared ends at a multiple of it.  answers: whether generated tokens are shared, too.
+    step: shared pages end at a multiple of this many tokens.  answers: pages of generated tokens are shared too.
     """
 
     step: int = PAGE_SIZE
@@ -41,9 +38,9 @@ class Sharing:
 
     @staticmethod
     def under(ops: Ops) -> Sharing:
-        """What has the bits that a request's own prefill would write.
+        """Shares only pages with the bits that a request's own prefill would write.
 
-        Where the bits of a row depend on the rows beside it those are whole passes of prompts, nothing less.
+        Without strict ops a row's bits depend on the rows beside it, so only whole prefill passes are shared.
         """
         return Sharing() if ops.strict else Sharing(ops.prefill_rows, answers=False)
 
@@ -58,11 +55,12 @@ class _Node:
 
 
 class PrefixIndex:
-    """Pages by the text from its first token to the page's end; who holds a page holds those before it, too.
+    """Finds pages by the tokens from the start of a text to the end of the page. A holder of a page holds those before
+    it too.
 
-    A key is the page's tokens and the one behind them: a drafter's last pair of a page has that one in it. Keys are
-    compared token by token, so texts with equal hashes are told apart. Pages that nobody holds can be evicted, the
-    least recently held first; of one text that is the last page first.
+    A key is the tokens of a page and the token behind them, which a drafter's last pair of the page contains. Keys are
+    compared token by token, so equal hashes cause no false hit. A page without holder can be evicted: least recently
+    held first, and of one text the last page first.
     """
 
     def __init__(self, page_size: int = PAGE_SIZE) -> None:
@@ -73,7 +71,7 @@ class PrefixIndex:
 
     @property
     def pages(self) -> list[int]:
-        """All that it knows."""
+        """All pages of the index."""
         return [*self._nodes]
 
     @property
@@ -82,7 +80,7 @@ class PrefixIndex:
         return len(self._unused)
 
     def find(self, sharing: Sharing, text: Sequence[int]) -> list[int]:
-        """The pages of the longest beginning that is known."""
+        """Returns the pages of the longest known beginning of a text."""
         found, node = [], self._root
         for key in self._keys(sharing, text):
             child = node.children.get(key)
@@ -94,9 +92,9 @@ class PrefixIndex:
         return found[: len(found) // whole * whole]
 
     def add(self, sharing: Sharing, text: Sequence[int], pages: list[int]) -> list[int]:
-        """Makes a text known whose holder has these pages.
+        """Adds a text with the pages of its holder.
 
-        Where a page of the same text is known, it takes the other one's place in `pages`; returns those, nobody's now.
+        A page that is known for the same text replaces the holder's in `pages`; returns the replaced ones, now free.
         """
         replaced, node = [], self._root
         for i, key in enumerate(self._keys(sharing, text)):
@@ -112,13 +110,13 @@ class PrefixIndex:
         return replaced
 
     def hold(self, pages: Sequence[int]) -> None:
-        """One more request holds these pages, which are known."""
+        """Counts one more holder of these known pages."""
         for page in pages:
             self._nodes[page].users += 1
             self._unused.pop(page, None)
 
     def drop(self, pages: Sequence[int]) -> list[int]:
-        """A request holds these pages no longer; returns those that are not known, so that nobody has them now."""
+        """Counts one holder less; returns the pages that are not in the index, which are free now."""
         unknown = [page for page in pages if page not in self._nodes]
         for page in reversed(pages):
             node = self._nodes.get(page)
@@ -129,24 +127,24 @@ class PrefixIndex:
         return unknown
 
     def evict(self) -> int:
-        """Forgets the page that nobody has held for longest, and returns it."""
+        """Removes the page that has been without holder for longest, and returns it."""
         page, _ = self._unused.popitem(last=False)
         node = self._nodes.pop(page)
-        assert node.parent is not None  # only the root has none, and no page
+        assert node.parent is not None  # only the root has no parent, and it has no page
         del node.parent.children[node.key]
         self.counts.evicted += 1
         self.counts.cached -= 1
         return page
 
     def renumber(self, numbers: dict[int, int]) -> None:
-        """Pages get other numbers."""
+        """Gives pages other numbers."""
         self._nodes = {numbers[page]: node for page, node in self._nodes.items()}
         self._unused = OrderedDict.fromkeys(numbers[page] for page in self._unused)
         for page, node in self._nodes.items():
             node.page = page
 
     def _keys(self, sharing: Sharing, text: Sequence[int]) -> Iterator[tuple]:
-        """Of the pages up to the last whole step that has a token behind it."""
+        """Yields the keys of the pages up to the last whole step with a token behind it."""
         size = self._page_size
         for start in range(0, (len(text) - 1) // sharing.step * sharing.step, size):
             yield (sharing, *text[start : start + size + 1])

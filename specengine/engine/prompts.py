@@ -1,9 +1,8 @@
-"""Prompts as callers write them -> token ids."""
+"""Turns prompts into token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from specengine.types import Prompt, PromptTooLong
 
 
 def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether it was a single one (a string, a list of ids, a list of messages)."""
+    """Returns the prompts as a list, and whether the caller gave a single one (a string, ids, or messages)."""
     if isinstance(prompts, np.ndarray) and prompts.ndim == 0:
         prompts = prompts.item()
     if isinstance(prompts, str) or (_is_list(prompts) and len(prompts) and _is_element(prompts[0])):
@@ -28,7 +27,7 @@ def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
 
 
 def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
-    """Token ids of one prompt. Raises ValueError where it is empty, too long for the model, or not a prompt."""
+    """Returns the token ids of one prompt. Raises ValueError for an empty, too long or malformed one."""
     if _is_list(prompt) and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt):
         ids = [int(token) for token in prompt]
     elif isinstance(prompt, str):
@@ -56,7 +55,7 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig)
 
 
 def _check_text(name: str, text: Any) -> None:
-    """Refuses unpaired surrogates: what a shell or a file that is not UTF-8 leaves in a string."""
+    """Refuses unpaired surrogates, which a shell or a file with another encoding leaves in a string."""
     try:
         if isinstance(text, str):
             text.encode("utf-8")
@@ -71,7 +70,7 @@ def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Seq | np.ndarray) and not isinstance(value, str | bytes | bytearray | memoryview)
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
 def _is_element(value: Any) -> bool:

@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from specengine import AsyncEngine, Closed, SamplingParams
-from specengine.engine import background_loop as worker
+from specengine.engine import background_loop
 from tests.engine.gated import collected, gated, run, settled
 from tests.engines import GREEDY, tiny_engine
 
@@ -110,9 +110,9 @@ def test_a_stream_that_is_left_is_cancelled():
 
 @pytest.fixture
 def now(monkeypatch):
-    """The worker's clock, which stands still."""
+    """A clock of the background loop that stands still."""
     now = [100.0]
-    monkeypatch.setattr(worker, "clock", lambda: now[0])
+    monkeypatch.setattr(background_loop, "clock", lambda: now[0])
     return now
 
 

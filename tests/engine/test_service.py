@@ -127,9 +127,9 @@ def test_a_large_cache_is_let_go_when_nobody_uses_it(monkeypatch):
 
 
 def test_generate_keeps_a_bounded_number_of_engines():
-    for nodes in range(2, 2 + api.KEPT_ENGINES + 3):
+    for nodes in range(2, 2 + api.MAX_ENGINES + 3):
         generate([3, 4], model="random:tiny-llama", drafter=f"prompt_lookup,nodes={nodes}", max_new_tokens=2)
-    assert len(api._engines) == api.KEPT_ENGINES
+    assert len(api._engines) == api.MAX_ENGINES
 
 
 @pytest.mark.parametrize(("name", "value"), [("dtype", "bfloat16"), ("dtype", "garbage"), ("device", "cuda")])

@@ -1,0 +1,27 @@
+"""The view of the cache that a batch gives to the ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass
+class CacheBatch:
+    """Shows the ops the cache of a batch.  block_table: int32 [B, max_pages].  lengths: int32 [B], cached tokens."""
+
+    block_table: torch.Tensor
+    lengths: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.host: np.ndarray | None = None  # shares memory with lengths on the CPU: numpy adds faster than a tensor
+
+    def advance(self, counts: torch.Tensor) -> None:
+        """Adds newly cached tokens.  counts: int32 [B]."""
+        if self.host is None:
+            self.lengths.add_(counts)
+            return
+        for b, count in enumerate(counts.tolist()):
+            self.host[b] += count
