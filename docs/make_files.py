@@ -27,12 +27,16 @@ HEADING = re.compile(r"^## `([\w./]+)/`$", re.M)
 INTRODUCTION = """\
 # Files
 
-One line per file, written by `python docs/make_files.py` from the head of each file. [Layout](design/layout.md) has the rooms and their order,
-[Documentation](README.md#where-is-) a table of common questions.
+One line per file, written by `python docs/make_files.py` from the head of each file. [Layout](design/layout.md) has
+the rooms and their order, [Documentation](README.md#where-is-) a table of common questions.
 
-Beside these folders: `setup.py`, `CMakeLists.txt` and `pyproject.toml` build the core. `.ci/run` is everything that must pass. `.ci/sanitize` runs
-the ops under sanitizers, `.ci/ptxas` reads registers and spills of the CUDA kernels. `specengine/checkpoints` holds the shipped drafters, each with
-a card. `tests` mirrors the sources. `bench/results` holds recorded runs.
+Beside these folders:
+
+- `setup.py`, `CMakeLists.txt` and `pyproject.toml` build the core.
+- `.ci/run` is everything that must pass, `.ci/sanitize` runs the ops under sanitizers, `.ci/ptxas` reads registers
+  and spills of the CUDA kernels.
+- `specengine/checkpoints` holds the shipped drafters, each with a card.
+- `tests` mirrors the sources, and `bench/results` holds recorded runs.
 """
 
 
