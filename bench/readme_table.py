@@ -1,9 +1,10 @@
-"""Writes the tables of README.md and of the pages in results/ from recorded runs, and the index of these runs in
-results/README.md: python bench/readme_table.py [RESULT.json]
+"""Rewrites every table that comes from recorded runs, the index of these runs, and the picture of speed.
 
-A table stands between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`, the index between
-`<!-- bench index -->` and the same. An argument replaces the file of README.md's first table, which is then written
-like the rest.
+    python bench/readme_table.py [RESULT.json]
+
+The tables lie in docs/benchmarks.md, docs/server.md, docs/replicas.md and the pages of bench/results. A table stands
+between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`, the index in bench/results/README.md between
+`<!-- bench index -->` and the same. An argument replaces the file of the first table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -11,49 +12,54 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
+
+import speed_picture
 
 from specengine.bench.report.labels import counted
 from specengine.bench.report.tables import is_judged, preset_figures, quality_figures
 
 HERE = Path(__file__).resolve().parent
-README, INDEX = HERE.parent / "README.md", HERE / "results" / "README.md"
+BENCHMARKS = HERE.parent / "docs" / "benchmarks.md"
+INDEX = HERE / "results" / "README.md"
 PAGES = (
-    README,
+    BENCHMARKS,
     *(HERE / "results" / f"{name}.md" for name in ("rules", "published", "kernels")),
     *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas")),
 )
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
-KINDS = {  # results of other programs, by a key that they alone have
+KINDS = {  # results of other programs, by a key that only they have
     "perplexity": "perplexity of {model} in every dtype",
     "kernels": "every op against PyTorch, and the bytes it moves",
     "nvcc": "registers and spills of the CUDA kernels, as compiled",
-    "drafters": "memory of what drafters remember, after many tokens",
+    "drafters": "memory of the drafters' pools after many tokens",
     "streams": "{model}: many concurrent streams, some cancelled",
-    "inputs": "damaged files and arguments: how many were tried, and what was found",
+    "inputs": "damaged files and arguments: inputs tried and faults found",
     "clients": "{model}: the server under load, with clients that go away",
     "servers": "{model}: the server beside llama.cpp's, by concurrency",
     "kills": "{model}: processes of a tensor-parallel engine killed at random points",
     "replicas": "{model}: tokens per second of one and two replicas on Ray Serve",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
-PEERS = "The peers compute with other arithmetic, so their texts part from ours sooner or later."
+PEERS = "The peers use other arithmetic, so their texts eventually differ from ours."
 PHASES = ("draft", "verify", "accept", "compact", "host")
 DEPTHS = 6
+COLUMNS = 145  # of a line of prose on a page
 FIGURES = ("T", "batch", "speedup", "tau", "speedup / tau")
 
 
 def rewritten(text: str) -> str:
-    """A text with every table made anew from its file. Raises ValueError where there is none."""
+    """Returns the text with every table rewritten from its file. Raises ValueError if the text has no table."""
     if not BLOCK.search(text):
         raise ValueError("no table between <!-- bench: FILE --> and <!-- bench end -->")
     return BLOCK.sub(lambda found: _block(found["file"]), text)
 
 
 def with_file(text: str, name: str) -> str:
-    """README text whose first table is to come from another file."""
+    """Returns the text with another file named for its first table."""
     return re.sub(r"(?<=<!-- bench: )\S+(?= -->)", lambda _: name, text, count=1)
 
 
@@ -75,8 +81,10 @@ def _block(name: str) -> str:
 
 
 def indexed(text: str, folder: Path = HERE / "results") -> str:
-    """A text with the index of a folder's results made anew. Raises ValueError where it has none, and for a file of an
-    unknown kind."""
+    """Returns the text with its index rewritten from a folder of results.
+
+    Raises ValueError if the text has no index or a file is of an unknown kind.
+    """
     if not INDEXED.search(text):
         raise ValueError("no index between <!-- bench index --> and <!-- bench end -->")
     rows = [
@@ -95,7 +103,7 @@ def indexed(text: str, folder: Path = HERE / "results") -> str:
 
 
 def _about(file: Path) -> tuple[str, str]:
-    """What a file holds, in words, and the commit it is of."""
+    """Describes a result file; also returns the commit that was measured."""
     data = json.loads(file.read_text(encoding="utf-8"))
     commit = (data.get("commit") or "not recorded")[:12]
     if "runs" not in data:
@@ -124,16 +132,16 @@ def _lines(data: dict[str, Any], name: str) -> list[str]:
         [row for row in runs if row["temperature"] == each]
         for each in dict.fromkeys(row["temperature"] for row in runs)
     ]
-    asked = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
-    weights = "as its file has it" if data["dtype"] == "auto" else f"in {data['dtype']}"
-    what = f"{Path(data['model']).name} {weights}, {data['questions']} {asked} ({turns} turns)"
+    kind = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
+    weights = "in its file's own dtype" if data["dtype"] == "auto" else f"in {data['dtype']}"
+    what = f"{Path(data['model']).name} {weights}, {data['questions']} {kind} ({turns} turns)"
     leads = [f"{_where(data)}, {what}, {data['max_new_tokens']} new tokens, ", *["The same, "] * (len(groups) - 1)]
     return [
         *(line for lead, rows in zip(leads, groups, strict=True) for line in _table(lead, rows)),
         *([PEERS, ""] if any(row["peer"] for row in runs) else []),
         *_prefills(data),
         *_rows(data),
-        f"Absolute figures move with the machine, ratios are from one run (`bench/{name}`).",
+        f"Absolute figures depend on the machine; ratios are from one run (`bench/{name}`).",
     ]
 
 
@@ -151,11 +159,11 @@ def _table(lead: str, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _acceptance(rows: list[dict[str, Any]]) -> list[str]:
-    drafted = [row for row in rows if row.get("level_acceptance")]  # older runs have it not
+    drafted = [row for row in rows if row.get("level_acceptance")]  # missing in older runs
     if not drafted:
         return []
     return [
-        "How often a node of a depth was accepted once the one above was:",
+        "Acceptance of a node by its depth, given that its parent was accepted:",
         "",
         f"| drafter | {' | '.join(f'depth {depth}' for depth in range(1, DEPTHS + 1))} |",
         "|---" * (1 + DEPTHS) + "|",
@@ -194,7 +202,7 @@ def _rule_lines(data: dict[str, Any], name: str) -> list[str]:
 
 
 def _preset_lines(data: dict[str, Any], name: str) -> list[str]:
-    """Published and measured figures side by side, as the run printed them."""
+    """Puts published and measured figures side by side, as the run printed them."""
     preset, runs = data["preset"], data["runs"]
     what = f"{Path(data['model']).name}, {counted(data['questions'], 'question')}, {data['max_new_tokens']} new tokens"
     judged = is_judged(preset)
@@ -213,11 +221,11 @@ def _preset_lines(data: dict[str, Any], name: str) -> list[str]:
         lines.append(f"| {' | '.join(cells)} |")
     if least := preset["least"]:
         where = f"`{least['label']}`, temperature {least['temperature']:g}, batch {least['batch']}"
-        lines += ["", f"Least speedup of a tree that follows what pays: {least['speedup']:.2f}x ({where})."]
-        if control := preset.get("control"):  # runs before there was one have none
+        lines += ["", f"Lowest speedup of an adaptive tree: {least['speedup']:.2f}x ({where})."]
+        if control := preset.get("control"):  # missing in older runs
             lines[-1] += f" Plain decoding in a second engine: {control[0]:.2f}x to {control[1]:.2f}x."
     different = [_who(row) for row in runs if row["rule"] == "match" and not _all_identical(row)]
-    return [*lines, "", f"Outputs that should be plain decoding's and are not: {', '.join(different) or 'none'}."]
+    return [*lines, "", f"Outputs that wrongly differ from plain decoding: {', '.join(different) or 'none'}."]
 
 
 def _all_identical(row: dict[str, Any]) -> bool:
@@ -258,7 +266,7 @@ def _replica_lines(data: dict[str, Any], name: str) -> list[str]:
 
 
 def _throughputs(rows: list[tuple[str, dict[str, Any]]], who: str) -> list[str]:
-    """Tokens per second, and after a comma the time to the first token, by requests at a time."""
+    """Tabulates tokens per second and the time to the first token, by requests at a time."""
     columns = list(dict.fromkeys(row["concurrency"] for _, row in rows))
     cells = {
         (label, row["concurrency"]): f"{row['tokens_per_second']:.0f}/s, {row['first_token_ms']:.0f} ms"
@@ -285,15 +293,15 @@ def _load_lines(data: dict[str, Any], name: str) -> list[str]:
         "| | |",
         "|---|---|",
         f"| seconds | {data['seconds']:.0f} |",
-        f"| answers to their end, each equal to what its request gets alone | {data['finished_and_equal']:,} |",
-        f"| answers that their client left | {data['left']:,} |",
+        f"| finished answers, each equal to the answer of its request run alone | {data['finished_and_equal']:,} |",
+        f"| answers cancelled by their client | {data['left']:,} |",
         f"| refused | {refused} |",
         f"| tokens per second | {data['tokens_per_second']:.0f} |",
         f"| ms to the first token, p50 and p99 | {first['p50']:.0f}, {first['p99']:.0f} |",
         f"| ms between tokens, p50 and p99 | {between['p50']:.0f}, {between['p99']:.0f} |",
-        f"| requests per cycle, tau | {data['requests_per_cycle']:.1f}, {data['tau']:.2f} |",
-        f"| MB resident after the first quarter: least, most | {min(later):.0f}, {max(later):.0f} |",
-        f"| most of the last quarter over that of the second | {data['memory_growth']:.3f} |",
+        f"| requests per cycle, tau | {data['sequences_per_cycle']:.1f}, {data['tau']:.2f} |",
+        f"| MB resident after the first quarter: minimum, maximum | {min(later):.0f}, {max(later):.0f} |",
+        f"| peak of the last quarter over peak of the second | {data['memory_growth']:.3f} |",
     ]
 
 
@@ -313,7 +321,8 @@ def _prefills(data: dict[str, Any]) -> list[str]:
         return []
     each = (f"{row['peer'] or _label(row)} {1e3 * row['seconds']:.0f}" for row in found)
     tokens = found[0]["tokens"]
-    return [f"A prompt of {tokens} tokens and the first token after it, ms: {', '.join(each)}.", ""]
+    told = f"Time to the first token of a prompt of {tokens} tokens, in ms: {', '.join(each)}."
+    return [*textwrap.wrap(told, COLUMNS, break_on_hyphens=False), ""]
 
 
 def _rows(data: dict[str, Any]) -> list[str]:
@@ -321,7 +330,7 @@ def _rows(data: dict[str, Any]) -> list[str]:
     if not found:
         return []
     more = (f"{row['rows']} rows {row['ratio']:.2f}x" for row in found[1:])
-    return [f"One pass of one row takes {found[0]['ms']:.2f} ms, of {', '.join(more)} of that.", ""]
+    return [f"A pass of one row takes {found[0]['ms']:.2f} ms. Relative to it: {', '.join(more)}.", ""]
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -337,16 +346,17 @@ def _who(row: dict[str, Any]) -> str:
 
 
 def _label(row: dict[str, Any]) -> str:
-    return f"`{row.get('label', row['drafter'])}`"  # older runs have it not
+    return f"`{row.get('label', row['drafter'])}`"  # missing in older runs
 
 
 def main(arguments: list[str]) -> None:
     if arguments:
-        text = with_file(README.read_text(encoding="utf-8"), Path(arguments[0]).resolve().relative_to(HERE).as_posix())
-        README.write_text(text, encoding="utf-8")
+        name = Path(arguments[0]).resolve().relative_to(HERE).as_posix()
+        BENCHMARKS.write_text(with_file(BENCHMARKS.read_text(encoding="utf-8"), name), encoding="utf-8")
     for page in PAGES:
         page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
     INDEX.write_text(indexed(INDEX.read_text(encoding="utf-8")), encoding="utf-8")
+    speed_picture.main()
 
 
 if __name__ == "__main__":

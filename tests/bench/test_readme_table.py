@@ -1,20 +1,49 @@
-"""README.md shows what the recorded runs say."""
+"""The pages and the picture of speed show the figures of the recorded runs."""
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 @pytest.fixture(scope="module")
 def script():
+    """bench/readme_table.py, which imports a program beside it."""
     spec = importlib.util.spec_from_file_location("readme_table", ROOT / "bench" / "readme_table.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "bench"))
+        spec.loader.exec_module(module)
     return module
+
+
+def figures(svg: str) -> list[list[str]]:
+    """Tokens per second, speedup and tau of each bar of the picture."""
+    return [list(found) for found in re.findall(r">([\d.]+)/s, ([\d.]+)x, tau ([\d.]+)<", svg)]
+
+
+def test_the_picture_of_speed_shows_the_figures_of_its_run(script):
+    picture = script.speed_picture
+    data = json.loads(picture.RESULT.read_text(encoding="utf-8"))
+    rows = {row["label"]: row for row in data["runs"]}
+    shown = figures(picture.PICTURE.read_text(encoding="utf-8"))
+    assert shown == [
+        [f"{rows[name]['tokens_per_second']:.1f}", f"{rows[name]['speedup']:.2f}", f"{rows[name]['tau']:.2f}"]
+        for name in picture.LABELS
+    ]
+    assert picture.PICTURE.read_text(encoding="utf-8") == picture.picture(data), "run: python bench/readme_table.py"
+
+
+def test_a_picture_of_another_run_is_another_picture(script):
+    picture = script.speed_picture
+    data = json.loads(picture.RESULT.read_text(encoding="utf-8"))
+    next(row for row in data["runs"] if row["label"] == "auto")["speedup"] = 9.0
+    assert ["9.00" in each for each in figures(picture.picture(data))] == [False, False, False, True]
 
 
 def test_tables_agree_with_the_recorded_runs(script):
@@ -24,7 +53,7 @@ def test_tables_agree_with_the_recorded_runs(script):
 
 
 def test_a_changed_figure_is_put_right(script):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     wrong = text.replace("| 1.00x |", "| 9.00x |")
     assert wrong != text and script.rewritten(wrong) == text
 
@@ -32,7 +61,7 @@ def test_a_changed_figure_is_put_right(script):
 @pytest.mark.parametrize("key", ["tokens_per_second", "speedup", "tau", "identical"])
 def test_a_table_that_disagrees_with_its_results_is_found(script, tmp_path, monkeypatch, key):
     """The other way round: the page stays, a result changes."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     names = [found["file"] for found in script.BLOCK.finditer(text)]
     (tmp_path / "results").mkdir()
     for name in names:
@@ -77,13 +106,13 @@ def test_a_result_that_comes_changes_or_cannot_be_told_shows_in_the_index(script
 
 
 def test_the_table_may_come_from_another_file(script):
-    text = script.with_file((ROOT / "README.md").read_text(encoding="utf-8"), "results/other.json")
+    text = script.with_file(PAGE.read_text(encoding="utf-8"), "results/other.json")
     assert "<!-- bench: results/other.json -->" in text
     with pytest.raises(FileNotFoundError, match=r"other\.json"):
         script.rewritten(text)
 
 
-def test_a_readme_without_a_table_is_refused(script):
+def test_a_page_without_a_table_is_refused(script):
     with pytest.raises(ValueError, match="no table"):
         script.rewritten("# nothing")
 
@@ -92,11 +121,9 @@ def test_prefill_and_rows_are_shown_where_they_were_measured(script):
     prefill = [{"peer": None, "drafter": "none", "tokens": 9, "seconds": 0.01}]
     prefill.append({"peer": "llama.cpp", "drafter": "none", "tokens": 9, "seconds": 0.02})
     rows = [{"rows": 1, "ms": 3.0, "ratio": 1.0}, {"rows": 8, "ms": 4.5, "ratio": 1.5}]
-    assert (
-        "of 9 tokens and the first token after it, ms: `none` 10, llama.cpp 20."
-        in script._prefills({"prefill": prefill})[0]
-    )
-    assert script._rows({"rows": rows})[0] == "One pass of one row takes 3.00 ms, of 8 rows 1.50x of that."
+    told = script._prefills({"prefill": prefill})[0]
+    assert "first token of a prompt of 9 tokens, in ms: `none` 10, llama.cpp 20." in told
+    assert script._rows({"rows": rows})[0] == "A pass of one row takes 3.00 ms. Relative to it: 8 rows 1.50x."
     assert script._prefills({}) == script._rows({"rows": []}) == []
 
 

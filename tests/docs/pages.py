@@ -1,4 +1,4 @@
-"""What the tests ask of the pages in docs/ and of the README: their fenced blocks, tables, links and words in code."""
+"""Reads the pages in docs/ and the README: fenced blocks, tables, links and words in code."""
 
 from __future__ import annotations
 

@@ -12,10 +12,15 @@ from specengine.train.objectives.registry import OBJECTIVES, objective_class
 from tests.docs.pages import PAGES, README, ROOT, Page
 
 DOCS = ROOT / "docs"
-ALL = [Page(path) for path in PAGES]
+DOC_PAGES = [Page(path) for path in PAGES]
 PAGE = {"draft_model": "draft-model"}  # as it is written on the command line
+OPTION_PAGES = ("drafters", "rules")  # folders
 LONGEST = 150  # columns
+README_LINES = 140
+ROOT_PAGES = [Page(ROOT / name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 ENGINE = set(Engine.__init__.__annotations__) | {field.name for field in dataclasses.fields(SamplingParams)}
+
+ALL = [*ROOT_PAGES, *DOC_PAGES]
 
 pages = pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 
@@ -40,7 +45,9 @@ def table_of(config: type) -> list[list[str]]:
 
 
 def test_every_drafter_and_every_rule_has_a_page():
-    found = {p.path.relative_to(DOCS).with_suffix("").as_posix() for p in ALL if p.path.parent != DOCS}
+    found = {
+        p.path.relative_to(DOCS).with_suffix("").as_posix() for p in DOC_PAGES if p.path.parent.name in OPTION_PAGES
+    }
     assert found == set(configs())
 
 
@@ -102,8 +109,25 @@ def test_lines_are_short(page):
 
 def test_every_page_can_be_reached_from_the_index_and_the_index_from_the_readme():
     linked = {(DOCS / target.partition("#")[0]).resolve() for target in Page(DOCS / "README.md").links}
-    assert {page.path for page in ALL if page.path != DOCS / "README.md"} <= linked
+    assert {page.path for page in DOC_PAGES if page.path != DOCS / "README.md"} <= linked
     assert any(target.startswith("docs") for target in Page(README).links)
+
+
+def test_the_readme_is_short_and_has_the_commands_that_ci_reads():
+    assert not readme_faults(Page(README).text)
+
+
+def readme_faults(text: str) -> list[str]:
+    """What is wrong with the README's length and its first commands."""
+    lines = text.splitlines()
+    faults = [f"{len(lines)} lines, more than {README_LINES}"] if len(lines) > README_LINES else []
+    commands = ('pip install . && specengine generate "Name the capital of France."', "pip install '.[test]' && pytest")
+    return faults + [f"lost: {command}" for command in commands if command not in lines]
+
+
+def test_a_long_readme_and_one_without_its_test_command_are_noticed():
+    text = Page(README).text
+    assert readme_faults(text + "\n" * README_LINES) and readme_faults(text.replace("[test]' && pytest", "[test]'"))
 
 
 def test_what_is_wrong_on_a_page_is_noticed(tmp_path):
