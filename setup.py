@@ -10,31 +10,47 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
+sys.path.insert(0, str(ROOT))  # an isolated build does not look for modules here
+
+from build_cache import build_or_fetch, cache_folder, core_key, place, versions  # noqa: E402
 
 
 class CMakeBuild(build_ext):
-    """Builds `specengine._C`; CMAKE_ARGS passes further options, for instance -DSPECENGINE_CUDA=OFF."""
+    """Builds `specengine._C`; CMAKE_ARGS passes further options, for instance -DSPECENGINE_CUDA=OFF.
+
+    A second build of the same sources with the same options and compilers takes the core from the user's cache folder.
+    """
 
     def build_extension(self, extension: Extension) -> None:
         import pybind11  # a build requirement, absent when setup.py is only asked for metadata
 
+        target = Path(self.get_ext_fullpath(extension.name)).resolve()
+        facts = [*versions(), f"pybind11 {pybind11.__version__}"]
+        folder = cache_folder()
+
+        def compile_core() -> None:
+            self.compile(target, pybind11.get_cmake_dir())
+
+        if build_or_fetch(folder, lambda: core_key(ROOT, facts), target, compile_core):
+            print(f"specengine: the core comes from {folder}; SPECENGINE_BUILD_CACHE=0 compiles it again")
+        # `python -m specengine.bench` in the clone imports the clone's own package: let it find the core there too.
+        beside = ROOT / "specengine" / "_C" / target.name
+        if beside != target:
+            place(target, beside)
+
+    def compile(self, target: Path, pybind11_folder: str) -> None:
         # A new configuration every time: an old one remembers the ninja of a build environment that is gone.
         build = Path(self.build_temp).resolve()
         shutil.rmtree(build, ignore_errors=True)
-        target = Path(self.get_ext_fullpath(extension.name)).resolve()
         configure = [
             *["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"],
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-Dpybind11_DIR={pybind11_folder}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build), "--parallel"], check=True)
-        # `python -m specengine.bench` in the clone imports the clone's own package: let it find the core there too.
-        beside = ROOT / "specengine" / "_C" / target.name
-        if beside != target:
-            shutil.copy2(target, beside)
 
 
 setup(ext_modules=[Extension("specengine._C.__init__", sources=[])], cmdclass={"build_ext": CMakeBuild})
