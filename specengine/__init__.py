@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from specengine.engine.background_loop import Closed, GenerationFailed, Overloaded
     from specengine.engine.engine import Engine
     from specengine.engine.metrics import Counts, Metrics
-    from specengine.hub.embedded_models import ModelFetchError
-    from specengine.tensor_parallel.group import RankFailed
     from specengine.types import (
         CycleTrace,
         GenerationOutput,
         GenerationStats,
+        ModelFetchError,
+        RankFailed,
         SamplingParams,
         SourceStats,
         StreamEvent,
@@ -36,8 +36,8 @@ _HOMES = {
     "Engine": "engine.engine",
     "Counts": "engine.metrics",
     "Metrics": "engine.metrics",
-    "ModelFetchError": "hub.embedded_models",
-    "RankFailed": "tensor_parallel.group",
+    "ModelFetchError": "types",
+    "RankFailed": "types",
     "CycleTrace": "types",
     "GenerationOutput": "types",
     "GenerationStats": "types",

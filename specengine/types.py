@@ -243,3 +243,11 @@ class StreamEvent:
     index: int = 0
     logprobs: list[TokenLogprob] | None = None
     trace: list[CycleTrace] | None = None
+
+
+class ModelFetchError(RuntimeError):
+    """A model could not be fetched to this machine; the message gives the reason and a remedy."""
+
+
+class RankFailed(RuntimeError):
+    """A process of a tensor-parallel engine ended or did not answer; the engine serves no more requests."""

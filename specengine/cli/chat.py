@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specengine.cli.console import ACCEPTED, note, show_error
+from specengine.cli.console import ACCEPTED
+from specengine.utils.console import note, show_error
 
 if TYPE_CHECKING:
     from specengine.engine.engine import Engine

@@ -1,12 +1,10 @@
-"""What the command line shows: text as it comes, what it cost, cycles, log-probabilities, errors."""
+"""What the command line shows: text as it comes, what it cost, cycles, log-probabilities."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,42 +12,16 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from specengine.hub.embedded_models import ModelFetchError
-
 if TYPE_CHECKING:
     from specengine.types import CycleTrace, GenerationOutput, TokenLogprob
 
 ACCEPTED, REJECTED = "green", "dim"
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """FairLock errors a user can cause into one line on stderr; exit status 2 for bad input, 1 for the rest."""
-    try:
-        yield
-    except BrokenPipeError:  # the reader had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
-        raise typer.Exit(1) from None
-    except (ValueError, OSError, ModelFetchError, MemoryError) as error:
-        show_error(error)
-        raise typer.Exit(2 if isinstance(error, ValueError | FileNotFoundError) else 1) from None
-
-
-def show_error(error: BaseException) -> None:
-    """Prints `error: ...` on one line of stderr."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    typer.secho(f"error: {message}", fg="red", err=True)
-
-
 def write(text: str) -> None:
     """Text to stdout, unchanged and at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def note(text: str) -> None:
-    """A dim line on stderr."""
-    typer.secho(text, dim=True, err=True)
 
 
 def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from specengine.cli.console import note, one_line_errors, show_logprobs, show_trace, summary, write
+from specengine.cli.console import show_logprobs, show_trace, summary, write
+from specengine.utils.console import note, one_line_errors
 
 if TYPE_CHECKING:
     from specengine.engine.engine import Engine

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from specengine.cli.console import note
 from specengine.server.app import make_app
 from specengine.server.engine_pool import Engines
 from specengine.server.settings import Settings, is_loopback
-from specengine.tensor_parallel.group import RankFailed
 from specengine.tensor_parallel.loading import LoadedModel, load_model
+from specengine.types import RankFailed
+from specengine.utils.console import note
 
 
 def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: Settings) -> None:

@@ -22,8 +22,7 @@ from specengine.server.response_format import CHAT, COMPLETION, Envelope, choice
 from specengine.server.schema import ChatRequest, Request
 from specengine.server.settings import Settings
 from specengine.server.token_attribution import Part, Pieces
-from specengine.tensor_parallel.group import RankFailed
-from specengine.types import GenerationOutput, SamplingParams, StreamEvent
+from specengine.types import GenerationOutput, RankFailed, SamplingParams, StreamEvent
 
 FAILED = "a process that has a part of the model has failed: this server answers no more requests"
 

@@ -8,10 +8,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from specengine.models.config_base import Fields
 from specengine.tokenizer.backend_limits import library_errors
 from specengine.tokenizer.sentencepiece_bpe import read_model_file
 from specengine.tokenizer.vocabulary import Vocabulary, chosen_template
+from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
