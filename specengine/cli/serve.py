@@ -55,10 +55,10 @@ def serve(
         if str(error.name).startswith("specengine"):
             raise
         raise ValueError(f"serve: needs {error.name}; pip install 'specengine[serve]'") from error
-    from specengine.server.settings import Settings, offered
+    from specengine.server.settings import Settings, derive_settings
 
     given = {**locals(), "hosts": tuple(allow_host or ())}
-    given |= offered(model, drafter, rule, allow_drafter or (), allow_rule or ())
+    given |= derive_settings(model, drafter, rule, allow_drafter or (), allow_rule or ())
     if name:
         given["name"] = name
     run(model, device, dtype, tensor_parallel, Settings(**{f.name: given[f.name] for f in fields(Settings)}))

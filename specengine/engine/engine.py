@@ -103,6 +103,10 @@ class Engine:
         """Whether it can serve requests: false for good once a process of tensor_parallel failed."""
         return self.model.target.failure is None
 
+    def share_lock(self, lock: FairLock) -> None:
+        """Makes this engine take turns with all engines that share `lock`: one prefill pass or one cycle each."""
+        self._turns = lock
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -1,4 +1,4 @@
-"""The console script: what it prints where, and how it fails."""
+"""The console script: its output on stdout and stderr, and its errors."""
 
 import inspect
 import json
@@ -77,7 +77,7 @@ def test_generate_has_every_parameter_of_the_api_with_its_default():
     options = inspect.signature(command.callback).parameters
     for name, parameter in inspect.signature(specengine.generate).parameters.items():
         if name != "prompts":
-            # typer gives None for an option that may be repeated and was not given
+            # typer passes None for a repeatable option that is absent
             assert options[name].default == (parameter.default if name != "stop" else None), name
 
 
@@ -280,7 +280,7 @@ def test_chat_needs_a_chat_template():
 
 
 class FakeEngine:
-    """Plays back events; an exception among them is raised in its place."""
+    """Yields given events, and raises a given exception in its place."""
 
     def __init__(self, tokenizer, events):
         self.tokenizer, self.events = tokenizer, events
@@ -373,7 +373,7 @@ def test_the_default_model_answers_a_question(smollm2_path):
 def test_ctrl_c_stops_an_answer_and_keeps_the_session(smollm2_path):
     command = [sys.executable, "-u", "-m", "specengine.cli.main", "chat", "--max-new-tokens", "2000"]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # A shell's background job ignores Ctrl-C and its children inherit that, so it is put back first.
+    # A background job of a shell ignores Ctrl-C, and children inherit that, so the child restores the handler.
     restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     with subprocess.Popen(command, **streams, **restore) as process:
         process.stdin.write(b"Count from 1 to 1000, one number per line.\n")
