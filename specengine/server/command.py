@@ -23,7 +23,7 @@ def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: S
     """Serves a model until SIGTERM or Ctrl-C, and finishes the running texts first.
 
     Raises ValueError if the address is not free, ChildProcessError if a process of tensor_parallel fails at the start,
-    and what load_model and Engine raise.
+    and the errors of load_model and Engine.
     """
     # The socket comes first: an address error must not wait for minutes of loading.
     with _log_to_stderr(), open_listener(settings.host, settings.port) as listener:
@@ -43,7 +43,7 @@ def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: S
 def make_server(model: LoadedModel, settings: Settings, listener: socket.socket) -> uvicorn.Server:
     """Makes the server of a loaded model; the caller runs it.
 
-    Raises ValueError for a model without a tokenizer, and what Engine raises.
+    Raises ValueError for a model without a tokenizer, and the errors of Engine.
     """
     config = uvicorn.Config(
         make_app(EnginePool(model, settings), settings),

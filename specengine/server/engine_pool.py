@@ -44,7 +44,7 @@ class EnginePool:
 
     A new engine replaces the least recently used engine that has no requests. The default engine is made at once and
     stays. The engines share the machine, so they take turns cycle by cycle.
-    Raises ValueError for a model without a tokenizer, and what Engine raises.
+    Raises ValueError for a model without a tokenizer, and the errors of Engine.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
