@@ -113,7 +113,7 @@ class Chat:
     def _stream(self) -> tuple[str, GenerationOutput | None]:
         """Shows an answer while it is generated. Returns its text, and no output if Ctrl-C stopped it."""
         text, output = "", None
-        # An event's text does not say which tokens were accepted, so this method decodes the tokens itself.
+        # An event's text cannot be split at the accepted tokens, so this method decodes the tokens itself.
         detokenizer = self._tokenizer.detokenizer()
         events = self.engine.stream(self.messages, self.params)
         try:

@@ -1,4 +1,4 @@
-"""What the commands print: streamed text, a summary line, cycle traces, log-probabilities."""
+"""Output of the commands: streamed text, a summary line, cycle traces, log-probabilities."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def train(
     minutes: Annotated[float, typer.Option(help="Stop after this many minutes, to be resumed; 0: never.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of data, split, order and weights.")] = 0,
     store: Annotated[
-        str, typer.Option(help="Where the target's states are kept: disk, memory, or none (computed again).")
+        str, typer.Option(help="Store of the target's states: disk, memory, or none (computed again).")
     ] = "disk",
     storage: Annotated[str, typer.Option(help="Storage type of the drafter: bfloat16, int8 or float32.")] = "bfloat16",
     precision: Annotated[str, typer.Option(help="auto (bfloat16 on CUDA), float32 or bfloat16.")] = "auto",

@@ -25,9 +25,9 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """How to draft and verify, and what to report about it. The server's own settings are the defaults.
+    """Drafting, verification and their reports, for one request. The server's own settings are the defaults.
 
-    drafter, rule: one of those that GET /v1/models lists.  max_nodes: size limit of a tree, root included.
+    drafter, rule: a spec that GET /v1/models lists.  max_nodes: size limit of a tree, root included.
     off: plain decoding.  stats: report the drafting statistics at the end.  tokens: report who proposed each token.
     """
 

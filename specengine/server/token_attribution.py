@@ -12,7 +12,7 @@ from specengine.types import CycleTrace, GenerationOutput, StreamEvent, TokenLog
 
 @dataclass
 class Delta:
-    """What one event adds to a text.
+    """The addition of one event to a text.
 
     logprobs: (offset, token) of the tokens whose text begins in the text so far.
     tokens: (text, proposer) pairs; together they are `text`.  cycles: nodes, depth and accepted nodes of each tree.
@@ -46,7 +46,7 @@ class TokenAttribution:
         self._unsent_logprobs: deque[tuple[int, TokenLogprob]] = deque()
 
     def add(self, event: StreamEvent) -> Delta:
-        """Takes the next event and returns what it adds."""
+        """Takes the next event and returns its addition."""
         if event.trace is not None or event.logprobs is not None:
             self._decode(event)
         self._num_sent += len(event.text)

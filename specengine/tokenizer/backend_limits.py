@@ -12,8 +12,8 @@ _MAX_GROWTH = 256  # factor; Unicode normalisation makes at most 18 characters o
 
 
 @contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Turns errors of the library into ValueErrors that begin with `what`.
+def library_errors(source: str) -> Iterator[None]:
+    """Turns errors of the library into ValueErrors that begin with `source`.
 
     The library raises plain Exception; a failed assertion in it raises PanicException, a BaseException.
     """
@@ -22,22 +22,24 @@ def library_errors(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
-        raise ValueError(f"{what}: {error}") from None
+        raise ValueError(f"{source}: {error}") from None
 
 
-def check_entries(tokens: Sequence[str], what: str) -> None:
+def check_entries(tokens: Sequence[str], source: str) -> None:
     """Raises ValueError for a vocabulary entry of more than LONGEST_ENTRY characters."""
     if (longest := max(map(len, tokens), default=0)) > LONGEST_ENTRY:
-        raise ValueError(f"{what}: an entry has {longest} characters, expected at most {LONGEST_ENTRY}")
+        raise ValueError(f"{source}: an entry has {longest} characters, expected at most {LONGEST_ENTRY}")
 
 
-def check_growth(part: Any, what: str) -> None:
+def check_growth(part: Any, source: str) -> None:
     """Raises ValueError for a normalizer or decoder whose chained replacements could make a short text huge.
 
     part: the normalizer or decoder, or None.
     """
     if part is not None and (growth := _growth(json.loads(part.__getstate__()))) > _MAX_GROWTH:
-        raise ValueError(f"{what}: replacements make a text {growth:.3g} times as long, expected at most {_MAX_GROWTH}")
+        raise ValueError(
+            f"{source}: replacements make a text {growth:.3g} times as long, expected at most {_MAX_GROWTH}"
+        )
 
 
 def _growth(step: dict[str, Any]) -> float:

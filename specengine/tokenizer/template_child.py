@@ -20,7 +20,7 @@ import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SECONDS = 0.5  # processor time per text, a hundred times what a usual template takes
+SECONDS = 0.5  # processor time per text, a hundred times the need of a usual template
 MEMORY = 512 << 20  # bytes of address space
 LONGEST = 16 << 20  # characters of a text
 _SHOWN = 500  # characters of an error

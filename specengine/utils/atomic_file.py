@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder and renames it to `path` at the end; creates the folder.
 
-    Raises OSError naming `path` where the file cannot be written, for example on a full disk.
+    Raises OSError naming `path` if the file cannot be written, for example on a full disk.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ def measurement_path(kind: str, place: Any) -> Path | None:
 
 
 def read_measurement(path: Path | None, key: Any) -> dict[str, Any] | None:
-    """Returns what write_measurement stored, or None if it is missing, damaged or has another key."""
+    """Returns a stored measurement, or None if it is missing, damaged or has another key."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         data = json.loads(path.read_text(encoding="utf-8")) if path else {}
         if data["key"] == key:
