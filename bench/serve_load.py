@@ -203,7 +203,7 @@ async def idle(address: str) -> dict[str, float]:
         for _ in range(600):
             text = (await client.get(f"{address}/metrics")).text
             found = dict(re.findall(r"^specengine_(\w+)(?:\{[^\n]*\})? (\S+)$", text, re.M))
-            names = ("requests_running", "requests_waiting", "cache_pages_used", "http_streams")
+            names = ("requests_running", "requests_waiting", "cache_pages_used", "http_requests_running")
             if not any(float(found[name]) for name in names):
                 return {name: float(found[name]) for name in ("tau", "cycles_total", "request_cycles_total")}
             await asyncio.sleep(0.1)

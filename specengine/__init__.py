@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from specengine.engine.counts import Counts
     from specengine.engine.engine import Engine
     from specengine.engine.metrics import Metrics
-    from specengine.hub.embedded_models import ModelFetchError
-    from specengine.tensor_parallel.group import RankFailed
     from specengine.types import (
         Closed,
         CycleTrace,
         GenerationFailed,
         GenerationOutput,
         GenerationStats,
+        ModelFetchError,
         Overloaded,
         PromptTooLong,
+        RankFailed,
         SamplingParams,
         SourceStats,
         StreamEvent,
@@ -40,8 +40,8 @@ _HOMES = {
     "Engine": "engine.engine",
     "Counts": "engine.counts",
     "Metrics": "engine.metrics",
-    "ModelFetchError": "hub.embedded_models",
-    "RankFailed": "tensor_parallel.group",
+    "ModelFetchError": "types",
+    "RankFailed": "types",
     "CycleTrace": "types",
     "GenerationOutput": "types",
     "GenerationStats": "types",

@@ -261,3 +261,11 @@ class GenerationFailed(RuntimeError):
 
 class PromptTooLong(ValueError):
     """The model's context does not hold the prompt."""
+
+
+class ModelFetchError(RuntimeError):
+    """A model could not be fetched to this machine; the message gives the reason and a remedy."""
+
+
+class RankFailed(RuntimeError):
+    """A process of a tensor-parallel engine ended or did not answer; the engine serves no more requests."""

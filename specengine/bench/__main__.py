@@ -32,9 +32,9 @@ from specengine.bench.report.plot_drafters import drafters_figure
 from specengine.bench.report.plot_rules import rules_figure
 from specengine.bench.report.tables import acceptance_table, peers_table, preset_table, table
 from specengine.bench.suite import Plan, run_plan
-from specengine.cli.console import note, one_line_errors
 from specengine.tensor_parallel.loading import load_model, resolve_device
 from specengine.types import SamplingParams
+from specengine.utils.console import note, one_line_errors
 
 MODEL, GPU_MODEL, DRAFTERS = "smollm2-135m", "random:llama-3.1-8b", "none,prompt_lookup"
 _PIPE_WIDTH = 200  # columns

@@ -1,12 +1,10 @@
-"""What the command line shows: text as it comes, what it cost, cycles, log-probabilities, errors."""
+"""Output of the commands: streamed text, a summary line, cycle traces, log-probabilities."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,68 +12,53 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from specengine.hub.embedded_models import ModelFetchError
-
 if TYPE_CHECKING:
     from specengine.types import CycleTrace, GenerationOutput, TokenLogprob
 
 ACCEPTED, REJECTED = "green", "dim"
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """FairLock errors a user can cause into one line on stderr; exit status 2 for bad input, 1 for the rest."""
-    try:
-        yield
-    except BrokenPipeError:  # the reader had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
-        raise typer.Exit(1) from None
-    except (ValueError, OSError, ModelFetchError, MemoryError) as error:
-        show_error(error)
-        raise typer.Exit(2 if isinstance(error, ValueError | FileNotFoundError) else 1) from None
-
-
-def show_error(error: BaseException) -> None:
-    """Prints `error: ...` on one line of stderr."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    typer.secho(f"error: {message}", fg="red", err=True)
-
-
 def write(text: str) -> None:
-    """Text to stdout, unchanged and at once."""
+    """Writes text to stdout unchanged and flushes."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def note(text: str) -> None:
-    """A dim line on stderr."""
-    typer.secho(text, dim=True, err=True)
-
-
-def summary(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -> str:
-    """One line on what outputs generated together in `seconds` cost."""
+def summarise(outputs: Sequence[GenerationOutput], seconds: float, drafter: str) -> str:
+    """Returns one line about outputs that were generated together in `seconds`: speed, tau, drafter and rule."""
     tokens = sum(len(output.token_ids) for output in outputs)
     cycles = sum(output.stats.cycles for output in outputs)
     reasons = ", ".join(dict.fromkeys(output.finish_reason for output in outputs))
-    stats = outputs[0].stats
-    relaxed = sum(output.stats.relaxed for output in outputs)
+    return (
+        f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s, tau {tokens / cycles:.2f}, "
+        f"{cycles} cycles, drafter {drafter}{_source_shares(outputs)}, {_rule_note(outputs)}finished by {reasons}"
+    )
+
+
+def _source_shares(outputs: Sequence[GenerationOutput]) -> str:
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for name, source in (item for output in outputs for item in output.stats.sources.items()):
         drafted[name] += source.drafted
         accepted[name] += source.accepted
     shares = ", ".join(f"{name} {accepted[name]}/{count}" for name, count in drafted.items())
-    drafter += f" (accepted: {shares})" if shares else ""
-    rule = f"rule {stats.rule}, " if stats.rule != "match" else ""
-    rule = rule if stats.lossless else f"rule {stats.rule} (lossy, {relaxed} relaxed), "
-    return (
-        f"{tokens} tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s, tau {tokens / cycles:.2f}, "
-        f"{cycles} cycles, drafter {drafter}, {rule}finished by {reasons}"
-    )
+    return f" (accepted: {shares})" if shares else ""
+
+
+def _rule_note(outputs: Sequence[GenerationOutput]) -> str:
+    """Names the rule, unless it is the default."""
+    stats = outputs[0].stats
+    if not stats.lossless:
+        relaxed = sum(output.stats.relaxed for output in outputs)
+        return f"rule {stats.rule} (lossy, {relaxed} relaxed), "
+    return f"rule {stats.rule}, " if stats.rule != "match" else ""
 
 
 def show_trace(trace: Sequence[CycleTrace], token_text: Callable[[int], str]) -> None:
-    """Every cycle's tree on stderr: accepted nodes +, others -, runs of single children on one line."""
+    """Prints every cycle's tree on stderr.
+
+    `+` marks accepted nodes and `-` the others. A run of single children shares one line.
+    """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for number, cycle in enumerate(trace, start=1):
         bonus = "none" if cycle.bonus is None else repr(token_text(cycle.bonus))
@@ -86,7 +69,7 @@ def show_trace(trace: Sequence[CycleTrace], token_text: Callable[[int], str]) ->
 
 
 def show_logprobs(logprobs: Sequence[TokenLogprob], token_text: Callable[[int], str]) -> None:
-    """One line per token on stderr: its log-probability, then the most likely tokens with theirs."""
+    """Prints one line per token on stderr: its log-probability, then the most likely tokens with theirs."""
     for entry in logprobs:
         top = "  ".join(f"{token_text(token)!r} {value:.3f}" for token, value in entry.top)
         typer.echo(f"{entry.logprob:9.3f}  {token_text(entry.token_id)!r}  | {top}", err=True)

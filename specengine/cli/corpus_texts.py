@@ -1,4 +1,4 @@
-"""`specengine corpus`: texts of files, as a corpus that drafts are copied from."""
+"""Reads the texts of files and writes them as a corpus for the drafter `suffix`."""
 
 from __future__ import annotations
 
@@ -13,41 +13,49 @@ from specengine.tensor_parallel.loading import load_tokenizer
 from specengine.tokenizer import Tokenizer
 from specengine.train.data.dialogues import read_dialogues
 
-_BEFORE = 8  # tokens of a question before its answer: how a turn begins
-_REPEATED = 8  # tokens: what a text says again after so many it already has, nobody has to find twice
+_CONTEXT = 8  # tokens of a question that precede its answer in the corpus
+_REPEAT = 8  # tokens: a token that ends a string of this length which the text already has is dropped
 
 
 def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
-    """Writes a corpus for a model's tokens; returns how many it has. Raises ValueError, OSError."""
+    """Writes a corpus in a model's tokens and returns its number of tokens.
+
+    Raises ValueError for a file that is no text and for a model without a tokenizer, OSError if writing fails.
+    """
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
-        raise ValueError("model: a model without tokenizer cannot read texts")
+        raise ValueError("model: a model without a tokenizer cannot read texts")
     texts = (text for path in files for text in texts_of(path, tokenizer))
     return write_corpus(out, (part for text in texts for part in without_repeats(text)), tokenizer)
 
 
 def without_repeats(text: list[int]) -> Iterator[list[int]]:
-    """The parts of a text without the tokens that end a string of 8 it said before: a quarter of a small model's
-    answers, which bring no draft that the rest does not."""
+    """Yields the parts of a text without repeats: tokens that end a string of 8 which occurred before.
+
+    A quarter of a small model's answers are repeats, and they add no draft.
+    """
     seen: set[tuple[int, ...]] = set()
     part: list[int] = []
     for end in range(1, len(text) + 1):
-        string = tuple(text[end - _REPEATED : end]) if end >= _REPEATED else None
+        string = tuple(text[end - _REPEAT : end]) if end >= _REPEAT else None
         if string not in seen:
             part.append(text[end - 1])
         elif part:
-            if len(part) >= _REPEATED:  # what is left between two repeats says little
+            if len(part) >= _REPEAT:  # a short part between two repeats adds no draft
                 yield part
             part = []
         if string:
             seen.add(string)
-    if len(part) >= _REPEATED or len(part) == len(text):
+    if len(part) >= _REPEAT or len(part) == len(text):
         yield part
 
 
 def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Texts of a file: answers of dialogues that `specengine train` made (or of a folder of them), JSONL with `text` in
-    every line, or else a text as it is. Raises ValueError naming the file."""
+    """Yields the token ids of each text in a file or folder.
+
+    path: dialogues of `specengine train` (a shard or a folder of them), JSONL with `text` in every line, or plain text.
+    Raises ValueError naming the file.
+    """
     if path.is_dir():
         shards = sorted(path.glob("dialogues-*.safetensors"))
         if not shards:
@@ -58,7 +66,7 @@ def texts_of(path: Path, tokenizer: Tokenizer) -> Iterator[list[int]]:
     try:
         if path.suffix == ".safetensors":
             for dialogue in read_dialogues(path):
-                yield dialogue.tokens[max(0, dialogue.answer - _BEFORE) :]
+                yield dialogue.tokens[max(0, dialogue.answer - _CONTEXT) :]
             return
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, SafetensorError) as error:

@@ -1,9 +1,11 @@
-"""The models that need no path, for `specengine models`."""
+"""`specengine models`: lists the models that need no path."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -11,21 +13,41 @@ from specengine.hub.embedded_models import cached_embedded, drafters_for, list_m
 from specengine.models.presets import PRESETS
 
 
+def models(
+    check: Annotated[bool, typer.Option("--check", help="Verify the SHA-256 of cached files.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """List the models that need no path: embedded models and presets of random weights.
+
+    --check exits with status 1 if a cached file is damaged.
+    """
+    embedded, presets = embedded_models(check), random_presets()
+    if as_json:
+        typer.echo(json.dumps({"embedded": embedded, "random": presets}))
+    else:
+        _show_models(embedded, presets)
+    if any(entry["state"] == "damaged" for entry in embedded):
+        raise typer.Exit(1)
+
+
 def embedded_models(check: bool) -> list[dict[str, Any]]:
-    """Embedded models as JSON values; state: not fetched, cached, or with `check` verified or damaged."""
+    """Lists the embedded models as JSON values.
+
+    state: `not fetched` or `cached`; with `check`, `verified` or `damaged` replaces `cached`.
+    """
     found = []
     for entry in list_models(verify=check):
-        # A damaged file of the right size passes the quick look and fails the full one.
+        # The quick look checks only the size, so it accepts a damaged file of the right size.
         damaged = check and entry.path is None and cached_embedded(entry.name) is not None
         missing = "damaged" if damaged else "not fetched"
         state = missing if entry.path is None else "verified" if check else "cached"
-        path, drafters = entry.path and str(entry.path), drafters_for(entry.name)
-        found.append({**vars(entry), "path": path, "state": state, "drafters": drafters})
+        path = str(entry.path) if entry.path else None
+        found.append({**vars(entry), "path": path, "state": state, "drafters": drafters_for(entry.name)})
     return found
 
 
 def random_presets() -> list[dict[str, Any]]:
-    """Presets of random weights as JSON values."""
+    """Lists the presets of random weights as JSON values."""
     return [
         {
             "name": f"random:{name}",
@@ -39,8 +61,7 @@ def random_presets() -> list[dict[str, Any]]:
     ]
 
 
-def show_models(embedded: list[dict[str, Any]], presets: list[dict[str, Any]]) -> None:
-    """Both lists as tables on stdout."""
+def _show_models(embedded: list[dict[str, Any]], presets: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     table = _table("Embedded models", "state", "size", "licence", "description")
     for entry in embedded:

@@ -25,13 +25,10 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
+from specengine.types import ModelFetchError
 from specengine.utils.cache_dir import cache_dir
 
 _CHUNK_BYTES = 1 << 20
-
-
-class ModelFetchError(RuntimeError):
-    """A model could not be brought to this machine; the message says why and what to do instead."""
 
 
 @dataclass(frozen=True)

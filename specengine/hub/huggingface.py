@@ -5,7 +5,8 @@ import re
 import sys
 from pathlib import Path
 
-from specengine.hub.embedded_models import EMBEDDED, ModelFetchError, fetch_embedded
+from specengine.hub.embedded_models import EMBEDDED, fetch_embedded
+from specengine.types import ModelFetchError
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*?)(?P<gguf>/[\w.-]+\.gguf)?")
 _HUB_COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeVar
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -23,9 +21,6 @@ _POSITIVE = (
 )
 
 _IMPOSSIBLE = 1 << 40
-
-T = TypeVar("T")
-_REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
@@ -131,43 +126,3 @@ def check_layers(num_layers: int) -> int:
     if not 0 < num_layers <= 10_000:
         raise ValueError(f"num_layers must be from 1 to 10000, got {num_layers}")
     return num_layers
-
-
-class Fields:
-    """A mapping whose typed lookups raise a ValueError that names the source and the field."""
-
-    def __init__(self, data: Any, where: str) -> None:
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{where}: expected an object of fields, got {type(data).__name__}")
-        self.data, self.where = data, where
-
-    def get(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
-        """The field as `kind`; absent and null both give the default."""
-        value = self.data.get(name)
-        if value is None:
-            if default is _REQUIRED:
-                raise self.error(name, "is missing")
-            return default
-        if kind is float and type(value) is int and abs(value) < 1 << 1000:  # the largest float is below 2^1024
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(name, f"must be of type {kind.__name__}, got {value!r}")
-        return value
-
-    def ids(self, name: str) -> tuple[int, ...]:
-        """A token id, a list of them, or null, as a tuple."""
-        value = self.data.get(name)
-        values = [] if value is None else value if isinstance(value, list) else [value]
-        if any(type(item) is not int for item in values):
-            raise self.error(name, f"must be a token id or a list of token ids, got {value!r}")
-        return tuple(values)
-
-    def error(self, name: str, problem: str) -> ValueError:
-        return ValueError(f"{self.where}: field '{name}' {problem}")
-
-    def build(self, factory: Callable[..., T], **values: Any) -> T:
-        """Call a configuration class; its ValueError gains the name of the source."""
-        try:
-            return factory(**values)
-        except ValueError as error:
-            raise ValueError(f"{self.where}: {error}") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specengine.models.config_base import Fields, ModelConfig, RopeConfig, check_layers
+from specengine.models.config_base import ModelConfig, RopeConfig, check_layers
+from specengine.utils.json_fields import Fields
 
 
 def config_from_gguf(

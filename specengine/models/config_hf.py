@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, Fields, ModelConfig, RopeConfig, check_layers
+from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
+from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
 _HF_ARCHITECTURES = {

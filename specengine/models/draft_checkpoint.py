@@ -15,8 +15,9 @@ import torch
 from specengine.hub.huggingface import resolve_model
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.models.checkpoint_files import SafetensorsCheckpoint, TorchBinCheckpoint
-from specengine.models.config_base import Fields, ModelConfig, check_layers
+from specengine.models.config_base import ModelConfig, check_layers
 from specengine.models.config_hf import rope_config
+from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
 BLOCK = 32  # columns that share a scale

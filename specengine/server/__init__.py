@@ -1,1 +1,1 @@
-"""An HTTP server for OpenAI's clients: `specengine serve` (extra `serve`)."""
+"""An HTTP server for OpenAI clients: `specengine serve` (extra `serve`)."""

@@ -1,10 +1,9 @@
-"""The application: its routes, and what becomes of errors."""
+"""The ASGI application: its routes and error handlers."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import logging
 import re
 import time
 from collections.abc import AsyncIterator
@@ -19,103 +18,117 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from specengine.engine.prometheus import exposition
-from specengine.server.engine_pool import Engines
-from specengine.server.errors import ApiError, Json
-from specengine.server.events import Left
-from specengine.server.handler import Answers
-from specengine.server.limits import Limits
-from specengine.server.schema import ChatRequest, CompletionRequest, invalid
+from specengine.server.body import make_body_error
+from specengine.server.engine_pool import EnginePool
+from specengine.server.errors import ApiError, JsonResponse
+from specengine.server.events import ClientDisconnected
+from specengine.server.handler import Handler
+from specengine.server.limits import LimitsMiddleware
+from specengine.server.schema import ChatRequest, CompletionRequest
 from specengine.server.settings import Settings
 
 PAGE = Path(__file__).with_name("page.html")
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
-logger = logging.getLogger("specengine")
 
-
-def make_app(engines: Engines, settings: Settings) -> Limits:
-    """The server of a model's engines, as an ASGI application, which closes them when it ends."""
-    answers, page, started = Answers(engines, settings), PAGE.read_text(encoding="utf-8"), int(time.time())
+def make_app(pool: EnginePool, settings: Settings) -> LimitsMiddleware:
+    """Makes the application of a server. It closes the pool when it ends."""
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await engines.close()
+        await pool.close()
 
-    # The pages of documentation that FastAPI makes load scripts from elsewhere.
-    app = FastAPI(lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
-    limits = Limits(app, settings)
+    # FastAPI's documentation pages load scripts from other sites.
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    limits = LimitsMiddleware(app, settings)
+    handler = Handler(pool, settings)
+    _add_generation_routes(app, handler)
+    _add_model_routes(app, handler, pool, settings)
+    _add_status_routes(app, pool, limits)
+    _add_page_route(app)
+    _add_error_handlers(app)
+    return limits
 
-    async def answer(request: HttpRequest, body: Any) -> Response:
+
+def _add_generation_routes(app: FastAPI, handler: Handler) -> None:
+    async def handle(request: HttpRequest, body: Any) -> Response:
         try:
-            return await answers.answer(request, body)
-        except Left:
-            return Response(status_code=499)  # nobody reads it
+            return await handler.handle(request, body)
+        except ClientDisconnected:
+            return Response(status_code=499)  # counted in the metrics; no client reads it
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: HttpRequest, body: ChatRequest) -> Response:
-        return await answer(request, body)
+        return await handle(request, body)
 
     @app.post("/v1/completions")
     async def completions(request: HttpRequest, body: CompletionRequest) -> Response:
-        return await answer(request, body)
+        return await handle(request, body)
 
-    about = {
+
+def _add_model_routes(app: FastAPI, handler: Handler, pool: EnginePool, settings: Settings) -> None:
+    card = {
         "id": settings.name,
         "object": "model",
-        "created": started,
+        "created": int(time.time()),
         "owned_by": "specengine",
-        "context_length": engines.model.config.max_position,
+        "context_length": pool.model.config.max_position,
         "speculation": {"drafters": settings.drafters, "rules": settings.rules},
     }
 
     @app.get("/v1/models")
-    async def models() -> Response:
-        return Json({"object": "list", "data": [about]})
+    async def list_models() -> Response:
+        return JsonResponse({"object": "list", "data": [card]})
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
-        if name != settings.name:
-            message = f"model: this server has {settings.name!r}, got {name[:100]!r}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return Json(about)
+    async def retrieve_model(name: str) -> Response:
+        handler.check_model(name)
+        return JsonResponse(card)
 
+
+def _add_status_routes(app: FastAPI, pool: EnginePool, limits: LimitsMiddleware) -> None:
     @app.get("/health")
     async def health() -> Response:
-        if failure := engines.failure:
-            return Json({"status": "failed", "why": failure}, 503)
-        return Json({"status": "ok"})
+        if failure := pool.failure:
+            return JsonResponse({"status": "failed", "why": failure}, 503)
+        return JsonResponse({"status": "ok"})
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(exposition(engines.metrics, limits.families()), media_type=PROMETHEUS)
+        return Response(exposition(pool.metrics, limits.metric_families()), media_type=PROMETHEUS)
+
+
+def _add_page_route(app: FastAPI) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    headers = _page_headers(page)
 
     @app.get("/")
     async def chat_page() -> Response:
-        return Response(page, media_type="text/html", headers=_page_headers(page))
+        return Response(page, media_type="text/html", headers=headers)
 
+
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def refused(_: HttpRequest, error: ApiError) -> Response:
+    async def api_error(_: HttpRequest, error: ApiError) -> Response:
         return error.response
 
     @app.exception_handler(RequestValidationError)
-    async def not_understood(_: HttpRequest, error: RequestValidationError) -> Response:
-        return invalid([*error.errors()]).response
+    async def validation_error(_: HttpRequest, error: RequestValidationError) -> Response:
+        return make_body_error([*error.errors()]).response
 
     @app.exception_handler(HTTPException)
-    async def no_such_place(request: HttpRequest, error: HTTPException) -> Response:
+    async def http_error(request: HttpRequest, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path[:100]}: {error.detail}"
         return ApiError(error.status_code, message, headers=error.headers).response
 
     @app.exception_handler(Exception)
-    async def failed(_: HttpRequest, error: Exception) -> Response:
-        return ApiError(500, "this server failed at this request; its log says why").response
-
-    return limits
+    async def internal_error(_: HttpRequest, error: Exception) -> Response:
+        return ApiError(500, "this server failed on this request; its log has the reason").response
 
 
 def _page_headers(page: str) -> dict[str, str]:
-    """What lets the page's own script and style work, and nothing else, from nowhere else."""
+    """Returns headers that allow the page's own script, style and server, and nothing else."""
 
     def digest(tag: str) -> str:
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)

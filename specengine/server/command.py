@@ -1,4 +1,4 @@
-"""`specengine serve`: loads a model and serves it until it is told to end."""
+"""Loads a model and serves it until a signal ends the server: the body of `specengine serve`."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from specengine.cli.console import note
 from specengine.server.app import make_app
-from specengine.server.engine_pool import Engines
+from specengine.server.engine_pool import EnginePool
 from specengine.server.settings import Settings, is_loopback
-from specengine.tensor_parallel.group import RankFailed
 from specengine.tensor_parallel.loading import LoadedModel, load_model
+from specengine.types import RankFailed
+from specengine.utils.console import note
 
 
 def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: Settings) -> None:
-    """Serves a model until SIGTERM or Ctrl-C; texts under way are finished first.
+    """Serves a model until SIGTERM or Ctrl-C, and finishes the running texts first.
 
-    Raises ValueError where the port cannot be had, ChildProcessError where a process of tensor_parallel fails before
-    that, and what load_model and Engine raise.
+    Raises ValueError if the address is not free, ChildProcessError if a process of tensor_parallel fails at the start,
+    and the errors of load_model and Engine.
     """
-    with (
-        _logged(),
-        listening(settings.host, settings.port) as listener,
-    ):  # first: loading for minutes and then failing is no use
+    # The socket comes first: an address error must not wait for minutes of loading.
+    with _log_to_stderr(), open_listener(settings.host, settings.port) as listener:
         try:
             loaded = load_model(model, device=device, dtype=dtype, tensor_parallel=tensor_parallel)
         except RankFailed as error:
             raise ChildProcessError(str(error)) from error
-        server = server_of(loaded, settings, listener)
+        server = make_server(loaded, settings, listener)
         if not is_loopback(settings.host) and not settings.api_key:
-            note("whoever reaches this address can use the model: no API key is set")
-        # The server raises the signal that ended it once more: ended as it was told to, it has not failed.
+            note("no API key is set: every machine that reaches this address can use the model")
+        # uvicorn raises its signal again after a graceful shutdown, which would make the exit status a failure.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         asyncio.run(server.serve(sockets=[listener]))
 
 
-def server_of(model: LoadedModel, settings: Settings, listener: socket.socket) -> uvicorn.Server:
-    """The server of a loaded model, not yet running. Raises ValueError for a model without a tokenizer, and what Engine
-    raises."""
+def make_server(model: LoadedModel, settings: Settings, listener: socket.socket) -> uvicorn.Server:
+    """Makes the server of a loaded model; the caller runs it.
+
+    Raises ValueError for a model without a tokenizer, and the errors of Engine.
+    """
     config = uvicorn.Config(
-        make_app(Engines(model, settings), settings),
-        http="h11",  # the others set no limit to a request's head
+        make_app(EnginePool(model, settings), settings),
+        http="h11",  # uvicorn's other parser does not limit the size of a request's head
         ws="none",
         log_config=None,
         access_log=False,
@@ -55,7 +55,7 @@ def server_of(model: LoadedModel, settings: Settings, listener: socket.socket) -
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(settings.drain)),
     )
-    return _Server(config, f"{settings.name} at http://{_shown(listener)}")
+    return _Server(config, f"{settings.name} at http://{_format_address(listener)}")
 
 
 class _Server(uvicorn.Server):
@@ -68,29 +68,30 @@ class _Server(uvicorn.Server):
         note(f"serving {self._about}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        note("ending: texts under way are finished, new connections are refused")
+        note("shutting down: running texts are finished, new connections are refused")
         await super().shutdown(sockets)
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
-    """What the engines log goes to standard error."""
-    log, logger = logging.StreamHandler(), logging.getLogger("specengine")
-    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger.addHandler(log)
+def _log_to_stderr() -> Iterator[None]:
+    """Writes the log of the engines to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("specengine")
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(log)
+        logger.removeHandler(handler)
 
 
 @contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket bound to an address. Raises ValueError where that cannot be had."""
+def open_listener(host: str, port: int) -> Iterator[socket.socket]:
+    """Yields a socket that is bound to an address. Raises ValueError if the address is unknown or not free."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise ValueError(f"host: {host!r} is no address of this machine ({error})") from error
+        raise ValueError(f"host: {host!r} is not an address of this machine ({error})") from error
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -100,6 +101,6 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _shown(listener: socket.socket) -> str:
+def _format_address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""The engines of a server: one for each pair of a drafter and a rule that requests ask for; all share the model."""
+"""The engines of a server: one for each pair of drafter and rule that requests ask for. All share the model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.engine import Engine
 from specengine.engine.metrics import Metrics
 from specengine.engine.prometheus import Labels
-from specengine.server.errors import ApiError, of_request, refused
+from specengine.server.errors import ApiError, make_field_error, make_retryable_error
 from specengine.server.schema import Speculation
 from specengine.server.settings import Settings
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.utils.fair_lock import FairLock
 from specengine.utils.spec_string import Spec
 
+SHUTTING_DOWN = "this server is shutting down"
+
 logger = logging.getLogger("specengine")
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineKey:
     """A drafter and a rule, as Engine takes them."""
 
     drafter: str
@@ -33,122 +35,128 @@ class Choice:
 
 
 @dataclass(eq=False)
-class _Kept:
-    serving: AsyncEngine
+class _PooledEngine:
+    engine: AsyncEngine
     users: int = 0
 
 
-class Engines:
-    """Made when first asked for; beyond `max_engines` one that nobody uses makes room, the least recently used first.
+class EnginePool:
+    """Makes an engine at the first request for it, and keeps at most `max_engines`.
 
-    They take turns, cycle by cycle, as they share the machine. The default one is made at once and stays.
-    Raises ValueError for a model without a tokenizer, and what Engine raises.
+    A new engine replaces the least recently used engine that has no requests. The default engine is made at once and
+    stays. The engines share the machine, so they take turns cycle by cycle.
+    Raises ValueError for a model without a tokenizer, and the errors of Engine.
     """
 
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         if model.tokenizer is None:
-            raise ValueError(f"model: {model.name} has no tokenizer; a server takes and gives text")
-        self.model, self.tokenizer, self._settings = model, model.tokenizer, settings
+            raise ValueError(f"model: {model.name} has no tokenizer, which a server needs")
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self._settings = settings
         self._making = asyncio.Lock()
-        self._turns = FairLock()
+        self._cycle_lock = FairLock()
         self._closed = False
-        self._default = Choice(settings.drafters[0], settings.rules[0])
-        self._kept = OrderedDict({self._default: self._serving(self._default)})
+        self._default = EngineKey(settings.drafters[0], settings.rules[0])
+        self._engines = OrderedDict({self._default: self._make_engine(self._default)})
 
     @property
     def metrics(self) -> list[tuple[Labels, Metrics]]:
-        """Of each engine, with what tells it apart."""
+        """The metrics of each engine, with its labels."""
         return [
-            ({"drafter": choice.drafter, "rule": choice.rule}, kept.serving.metrics)
-            for choice, kept in self._kept.items()
+            ({"drafter": key.drafter, "rule": key.rule}, pooled.engine.metrics) for key, pooled in self._engines.items()
         ]
 
     @property
     def failure(self) -> str | None:
-        """Why none of them serves requests any more, for good; None: they do."""
+        """Why no engine can serve requests any more, or None."""
         return self.model.target.failure
 
-    def choice(self, wanted: Speculation) -> Choice:
-        """What a request gets. Raises ApiError for what it may not ask for."""
-        drafter = self._allowed("drafter", wanted.drafter, self._settings.drafters)
-        rule = self._allowed("rule", wanted.rule, self._settings.rules)
-        if wanted.off:
+    def select(self, speculation: Speculation) -> EngineKey:
+        """Returns the engine that a request asks for. Raises ApiError if the settings do not allow it."""
+        drafter = _check_allowed("drafter", speculation.drafter, self._settings.drafters)
+        rule = _check_allowed("rule", speculation.rule, self._settings.rules)
+        if speculation.off:
             drafter = "none"
-        elif wanted.max_nodes is not None:
-            drafter = self._with_nodes(drafter, wanted.max_nodes)
-        return Choice(drafter, rule)
+        elif speculation.max_nodes is not None:
+            drafter = self._limit_nodes(drafter, speculation.max_nodes)
+        return EngineKey(drafter, rule)
 
-    def _allowed(self, name: str, wanted: str | None, allowed: tuple[str, ...]) -> str:
-        if wanted is None or wanted in allowed:
-            return wanted or allowed[0]
-        field = f"speculation.{name}"
-        raise ApiError(400, f"{field}: expected one of {', '.join(allowed)}, got {wanted[:100]!r}", param=field)
-
-    def _with_nodes(self, drafter: str, most: int) -> str:
+    def _limit_nodes(self, drafter: str, max_nodes: int) -> str:
         spec = Spec.parse(drafter, "drafter")
         name = best_drafter(self.model.target).name if spec.name == "auto" else spec.name
         config = spec.build(drafter_kind(name).config_type, "drafter")
         if all(option.name != "nodes" for option in fields(config)):
             field = "speculation.max_nodes"
             raise ApiError(400, f"{field}: drafter {name} has no such limit (no option `nodes`)", param=field)
-        if most >= config.nodes:
+        if max_nodes >= config.nodes:
             return drafter
-        fewer = 1 << (most.bit_length() - 1)  # else every number would be an engine of its own
-        return str(replace(spec, options={**spec.options, "nodes": str(fewer)}))
+        # Rounding down to a power of two bounds the number of different engines.
+        nodes = 1 << (max_nodes.bit_length() - 1)
+        return str(replace(spec, options={**spec.options, "nodes": str(nodes)}))
 
     @asynccontextmanager
-    async def leased(self, choice: Choice) -> AsyncIterator[AsyncEngine]:
-        """The engine of a choice, which stays as long as it is used. Raises ApiError where there can be none."""
-        while (kept := self._kept.get(choice)) is None:
-            # Who asked may leave meanwhile: the thread that makes it goes on, and the next one must wait for its end.
-            await asyncio.shield(self._make(choice))
-        kept.users += 1  # nothing was awaited since it was found
-        self._kept.move_to_end(choice)
+    async def lease(self, key: EngineKey) -> AsyncIterator[AsyncEngine]:
+        """Yields an engine, which stays in the pool until the context ends. Raises ApiError if it cannot be made."""
+        while (pooled := self._engines.get(key)) is None:
+            # The request may be cancelled here, but the thread that makes the engine cannot be stopped. The shield
+            # keeps `_making` locked until that thread ends.
+            await asyncio.shield(self._add(key))
+        pooled.users += 1  # no await lies between the lookup and this line
+        self._engines.move_to_end(key)
         try:
-            yield kept.serving
+            yield pooled.engine
         finally:
-            kept.users -= 1
+            pooled.users -= 1
 
-    async def _make(self, choice: Choice) -> None:
+    async def _add(self, key: EngineKey) -> None:
         async with self._making:
-            if choice in self._kept:
+            if key in self._engines:
                 return
             if self._closed:
-                raise refused(503, "this server is about to end", "closing")
-            if len(self._kept) >= self._settings.max_engines:
+                raise make_retryable_error(503, SHUTTING_DOWN, "closing")
+            if len(self._engines) >= self._settings.max_engines:
                 await self._drop_one()
             try:
-                self._kept[choice] = await asyncio.to_thread(self._serving, choice)
+                self._engines[key] = await asyncio.to_thread(self._make_engine, key)
             except ValueError as error:
-                raise of_request(error, "prompt") from error
+                raise make_field_error(error, "prompt") from error
             except (OSError, MemoryError) as error:
-                logger.exception("the engine of %s cannot be made", choice)
-                raise ApiError(
-                    500, f"speculation.drafter: {choice.drafter} cannot be loaded", code="drafter"
-                ) from error
+                logger.exception("cannot make the engine of %s", key)
+                raise ApiError(500, f"speculation.drafter: {key.drafter} cannot be loaded", code="drafter") from error
 
     async def _drop_one(self) -> None:
-        idle = (choice for choice, kept in self._kept.items() if not kept.users and choice != self._default)
-        if (choice := next(idle, None)) is None:
-            raise refused(503, "all engines are in use by requests with other drafters or rules", "engines_in_use")
-        kept = self._kept.pop(choice)
-        await kept.serving.close()
+        idle = (key for key, pooled in self._engines.items() if not pooled.users and key != self._default)
+        if (key := next(idle, None)) is None:
+            message = "all engines are in use by requests with other drafters or rules"
+            raise make_retryable_error(503, message, "engines_in_use")
+        pooled = self._engines.pop(key)
+        await pooled.engine.close()
 
-    def _serving(self, choice: Choice) -> _Kept:
+    def _make_engine(self, key: EngineKey) -> _PooledEngine:
         settings = self._settings
         engine = Engine(
             self.model,
-            drafter=choice.drafter,
-            rule=choice.rule,
+            drafter=key.drafter,
+            rule=key.rule,
             max_batch_size=settings.max_batch_size,
             prefix_cache_mib=settings.prefix_cache_mib,
         )
-        engine.share_lock(self._turns)  # else two engines would run at once, each on fewer threads than it has measured
-        return _Kept(AsyncEngine(engine, max_waiting=settings.max_waiting))
+        # Without turns two engines would run at once, each with fewer threads than its cost model has measured.
+        engine.share_lock(self._cycle_lock)
+        return _PooledEngine(AsyncEngine(engine, max_waiting=settings.max_waiting))
 
     async def close(self) -> None:
-        """Drops what there is: by now a graceful end has let it finish."""
+        """Closes all engines and drops their requests. A graceful shutdown has let them finish by then."""
         async with self._making:
             self._closed = True
-            for kept in list(self._kept.values()):  # a request may take one meanwhile
-                await kept.serving.close(drain=False)
+            for pooled in list(self._engines.values()):  # a copy, because a request may change the order meanwhile
+                await pooled.engine.close(drain=False)
+
+
+def _check_allowed(name: str, requested: str | None, allowed: tuple[str, ...]) -> str:
+    """Returns the requested drafter or rule, or the default."""
+    if requested is None or requested in allowed:
+        return requested or allowed[0]
+    field = f"speculation.{name}"
+    raise ApiError(400, f"{field}: expected one of {', '.join(allowed)}, got {requested[:100]!r}", param=field)

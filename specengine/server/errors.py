@@ -1,4 +1,4 @@
-"""What goes wrong, as OpenAI's clients read it."""
+"""Errors in the form that OpenAI clients read."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from starlette.responses import Response
 
-RETRY_AFTER = 1  # seconds; whoever is refused may find a place as soon as another text ends
+RETRY_AFTER = 1  # seconds; a slot is free as soon as another text ends
 
-# What the engine calls a field by another name than the API does.
-_FIELDS = {
+# The API's names of fields that the engine calls otherwise.
+_API_FIELDS = {
     "drafter": "speculation.drafter",
     "rule": "speculation.rule",
 }
 
 
-class Json(Response):
-    """ASCII alone: a text may hold half of a surrogate pair, which is no UTF-8."""
+class JsonResponse(Response):
+    """Writes ASCII only: a text may hold an unpaired surrogate, which UTF-8 cannot encode."""
 
     media_type = "application/json"
 
@@ -28,7 +28,7 @@ class Json(Response):
 
 
 class ApiError(Exception):
-    """An answer that is no text.  param: the field at fault.  code: what a program may tell it by."""
+    """An error response.  param: the field at fault.  code: identifies the error to programs."""
 
     def __init__(
         self,
@@ -40,7 +40,10 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
@@ -50,18 +53,21 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
-    def response(self) -> Json:
-        return Json(self.body, self.status, self.headers)
+    def response(self) -> JsonResponse:
+        return JsonResponse(self.body, self.status, self.headers)
 
 
-def refused(status: int, message: str, code: str) -> ApiError:
-    """Nothing was done for the request, which may be tried again later."""
+def make_retryable_error(status: int, message: str, code: str) -> ApiError:
+    """Makes the error of a request that was refused before any work. The client may send it again later."""
     return ApiError(status, message, code=code, headers={"Retry-After": str(RETRY_AFTER)})
 
 
-def of_request(error: ValueError, prompt: str) -> ApiError:
-    """A ValueError of the engine, which begins with the name of what is wrong.  prompt: the field that has it."""
+def make_field_error(error: ValueError, prompt_field: str) -> ApiError:
+    """Converts a ValueError of the engine, whose message begins with the name of the argument at fault.
+
+    prompt_field: the API's field for the prompt.
+    """
     named = re.match(r"(\w+)(?:\[[^]]*\])*: ", str(error))
     name = named[1] if named else None
-    param = prompt if name in ("prompt", "prompts") else _FIELDS.get(name or "", name)
+    param = prompt_field if name in ("prompt", "prompts") else _API_FIELDS.get(name or "", name)
     return ApiError(400, str(error), param=param)

@@ -1,4 +1,4 @@
-"""Answers that are sent as they come, as server-sent events, and clients that go away."""
+"""Server-sent events, and work that stops when its client disconnects."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 
-class Left(Exception):
-    """The client is gone: nobody will read the answer."""
+class ClientDisconnected(Exception):
+    """The client closed its connection before it got the response."""
 
 
-async def while_connected(receive: Receive, work: Awaitable[T], seconds: float | None = None) -> T:
-    """What `work` gives; it is cancelled, and Left raised, if the client goes away or `seconds` are over."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+async def run_while_connected(receive: Receive, work: Awaitable[T], seconds: float | None = None) -> T:
+    """Returns the result of `work`.
+
+    Cancels it and raises ClientDisconnected if the client disconnects or `seconds` pass.
+    """
+    working = asyncio.ensure_future(work)
+    disconnecting = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({working, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Left
+            raise ClientDisconnected
         return working.result()
     finally:
-        for task in (working, leaving):
+        for task in (working, disconnecting):
             task.cancel()
-        # What it holds must be given back before anybody counts on it.
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        # The work must free its resources before the caller continues.
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class EventStream(Response):
-    """The JSON values of a generator, which is closed whatever becomes of the client.
+    """Sends the JSON values of a generator, and always closes the generator.
 
-    source: what it reads, closed too: a generator that never began closes nothing.
-    seconds: that all of it may take; who reads no faster is cut off.
+    source: the generator that `values` reads. It is closed too, because a generator that never began closes nothing.
+    seconds: time limit of the whole stream; a client that reads more slowly is disconnected.
     """
 
     media_type = "text/event-stream"
@@ -50,12 +54,14 @@ class EventStream(Response):
     def __init__(self, values: AsyncGenerator[Any, None], source: AsyncGenerator[Any, None], seconds: float) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._values, self._source, self._seconds = values, source, seconds
+        self._values = values
+        self._source = source
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._source), aclosing(self._values):
-            with suppress(Left):
-                await while_connected(receive, self._send_all(send), self._seconds)
+            with suppress(ClientDisconnected):
+                await run_while_connected(receive, self._send_all(send), self._seconds)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

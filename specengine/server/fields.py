@@ -1,4 +1,4 @@
-"""Fields of a request that take more than one kind of value."""
+"""Types of request fields that accept several kinds of values."""
 
 from __future__ import annotations
 
@@ -8,73 +8,73 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 
-def wrong(message: str) -> PydanticCustomError:
-    """An error whose text is not touched by pydantic."""
+def make_error(message: str) -> PydanticCustomError:
+    """Makes a validation error with exactly this message."""
     return PydanticCustomError("request", "{message}", {"message": message})
 
 
-def _stops(value: Any) -> Any:
+def _parse_stop(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return ()
     if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) and stop for stop in stops):
-        raise wrong("expected a non-empty string, or a list of at most 4 of them")
+        raise make_error("expected a non-empty string, or a list of at most 4 of them")
     return tuple(stops)
 
 
-Stop = Annotated[tuple[str, ...], BeforeValidator(_stops)]
+Stop = Annotated[tuple[str, ...], BeforeValidator(_parse_stop)]
 
 
-def _text(content: Any) -> str:
-    """The text of a message, which may come in parts."""
+def _join_text_parts(content: Any) -> str:
+    """Returns the text of a message, whose content is a string or a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise wrong("expected a string, or a list of parts {'type': 'text', 'text': ...}")
+        raise make_error("expected a string, or a list of parts {'type': 'text', 'text': ...}")
     for number, part in enumerate(content):
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise wrong(f"part {number}: expected an object with the key 'type'")
+            raise make_error(f"part {number}: expected an object with the key 'type'")
         if part["type"] != "text":
-            raise wrong(f"part {number}: type {part['type'][:40]!r} is not supported: this model reads text alone")
+            raise make_error(f"part {number}: type {part['type'][:40]!r} is not supported; this model reads text only")
         if not isinstance(part.get("text"), str) or set(part) != {"type", "text"}:
-            raise wrong(f"part {number}: expected {{'type': 'text', 'text': ...}} with a string")
+            raise make_error(f"part {number}: expected {{'type': 'text', 'text': ...}} with a string")
     return "".join(part["text"] for part in content)
 
 
-Text = Annotated[str, BeforeValidator(_text)]
+Text = Annotated[str, BeforeValidator(_join_text_parts)]
 
 
-def _prompts(value: Any) -> Any:
-    """A list of strings and lists of token ids."""
+def _parse_prompts(value: Any) -> Any:
+    """Returns a list whose entries are strings or lists of token ids."""
     if isinstance(value, str) or (isinstance(value, list) and value and _is_id(value[0])):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise wrong("expected a string, a list of token ids, or a non-empty list of those")
+        raise make_error("expected a string, a list of token ids, or a non-empty list of those")
     for number, prompt in enumerate(value):
         if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(_is_id, prompt))):
-            raise wrong(f"prompt {number}: expected a string or a list of token ids")
+            raise make_error(f"prompt {number}: expected a string or a list of token ids")
     return value
 
 
-Prompts = Annotated[list[Any], BeforeValidator(_prompts)]
+Prompts = Annotated[list[Any], BeforeValidator(_parse_prompts)]
 
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _biases(value: Any) -> Any:
+def _parse_logit_bias(value: Any) -> Any:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(key.isdecimal() and len(key) < 10 for key in value):
-        raise wrong("expected an object whose keys are token ids")
+        raise make_error("expected an object whose keys are token ids")
     for key, bias in value.items():
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise wrong(f"token id {key}: expected a number from -100 to 100")
+            raise make_error(f"token id {key}: expected a number from -100 to 100")
     return {int(key): bias for key, bias in value.items()}
 
 
-Biases = Annotated[dict[int, float] | None, BeforeValidator(_biases)]
+LogitBias = Annotated[dict[int, float] | None, BeforeValidator(_parse_logit_bias)]
 
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
 Count = Annotated[int | None, Field(ge=1, le=2**31 - 1)]

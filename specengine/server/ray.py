@@ -11,23 +11,23 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from specengine.server.app import make_app
-from specengine.server.engine_pool import Engines
-from specengine.server.limits import Limits
-from specengine.server.settings import Settings, offered
+from specengine.server.engine_pool import EnginePool
+from specengine.server.limits import LimitsMiddleware
+from specengine.server.settings import Settings, derive_settings
 from specengine.tensor_parallel.loading import load_model
 
-# Requests of one session, which a header names, meet at the replica whose cache knows how they begin.
+# Requests with the same session header go to the same replica, whose cache holds the prefix of their prompts.
 _ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 
 
 class Arguments(BaseModel):
-    """What the application may be told besides the fields of Settings.
+    """The application's arguments beside the fields of Settings.
 
     model, drafter, rule, device, dtype, tensor_parallel: as load_model and Engine take them.
-    allow_drafters, allow_rules: that requests may ask for, too.
-    min_replicas, max_replicas: how many there are, as the load asks for.
-    target_streams: of a replica, on average, above which there are to be more.
-    cpus, gpus: that a replica takes of its machine; the CPU backend has a thread for each.
+    allow_drafters, allow_rules: further specs that requests may choose.
+    min_replicas, max_replicas: bounds of the number of replicas, which follows the load.
+    target_streams: mean number of running requests per replica, above which Ray starts another replica.
+    cpus, gpus: resources of a replica; the CPU backend uses one thread for each CPU.
     """
 
     model: str = "smollm2-135m"
@@ -46,27 +46,29 @@ class Arguments(BaseModel):
 
 
 def app(arguments: dict[str, Any]) -> Application:
-    """The application of a model, which `serve run` and configuration files name.
+    """Makes the application of a model; `serve run` and configuration files name this function.
 
-    arguments: the fields of Arguments and of Settings by their names. Raises ValueError naming the argument.
+    arguments: values of the fields of Arguments and Settings. Raises ValueError naming the argument.
     """
     given = Arguments.model_validate(arguments)
-    settings = _settings(given, {key: value for key, value in arguments.items() if key not in Arguments.model_fields})
+    settings = _make_settings(
+        given, {key: value for key, value in arguments.items() if key not in Arguments.model_fields}
+    )
 
     class Replica:
-        """A server behind Ray's proxy, which hands it requests and replaces it where it is not well."""
+        """A server behind Ray's proxy. Ray replaces it when its health check fails."""
 
         def __init__(self) -> None:
             model = load_model(
                 given.model, device=given.device, dtype=given.dtype, tensor_parallel=given.tensor_parallel
             )
-            self._engines = Engines(model, settings)
+            self._pool = EnginePool(model, settings)
 
-        def __serve_build_asgi_app__(self) -> Limits:
-            return make_app(self._engines, settings)
+        def __serve_build_asgi_app__(self) -> LimitsMiddleware:
+            return make_app(self._pool, settings)
 
         def check_health(self) -> None:
-            if failure := self._engines.failure:
+            if failure := self._pool.failure:
                 raise RuntimeError(failure)
 
     deployment = serve.deployment(
@@ -86,8 +88,8 @@ def app(arguments: dict[str, Any]) -> Application:
     return deployment(serve.ingress()(Replica)).bind()
 
 
-def _settings(given: Arguments, more: dict[str, Any]) -> Settings:
+def _make_settings(given: Arguments, more: dict[str, Any]) -> Settings:
     if unknown := sorted(more.keys() - {field.name for field in fields(Settings)}):
         raise ValueError(f"arguments: unknown {unknown[0]!r}; expected fields of Arguments or Settings")
-    offers = offered(given.model, given.drafter, given.rule, given.allow_drafters, given.allow_rules)
-    return TypeAdapter(Settings).validate_python(offers | more)
+    choices = derive_settings(given.model, given.drafter, given.rule, given.allow_drafters, given.allow_rules)
+    return TypeAdapter(Settings).validate_python(choices | more)

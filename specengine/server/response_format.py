@@ -1,72 +1,73 @@
-"""How the two kinds of texts are written: choices, parts of choices, usage, statistics."""
+"""The JSON of responses: choices, their envelope, usage and drafting statistics."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specengine.server.token_attribution import logprobs_of_chat, logprobs_of_completion
+from specengine.server.logprobs import chat_logprobs, completion_logprobs
 from specengine.types import GenerationOutput, SamplingParams
 from specengine.utils.build_info import __version__
 
 
 @dataclass(frozen=True)
-class Form:
-    """Of /v1/chat/completions or /v1/completions.
+class ResponseFormat:
+    """The differences between responses of /v1/chat/completions and /v1/completions.
 
-    whole, part: a text, or what is added to it, as the field of a choice.  opening: what the first part has before any
-    text; None: nothing.  closing: what the last part has.
+    object_name, chunk_name: `object` of a whole response and of a chunk.
+    whole, delta: make the field of a choice from a text, and from an addition to it.
+    opening: field of the first chunk, before any text; None: no such chunk.  closing: field of the last chunk.
     """
 
-    prefix: str
-    whole_object: str
-    part_object: str
+    id_prefix: str
+    object_name: str
+    chunk_name: str
     whole: Callable[[str], dict[str, Any]]
-    part: Callable[[str], dict[str, Any]]
+    delta: Callable[[str], dict[str, Any]]
     opening: dict[str, Any] | None
     closing: dict[str, Any]
     logprobs: Callable[..., dict[str, Any]]
 
 
-CHAT = Form(
-    prefix="chatcmpl-",
-    whole_object="chat.completion",
-    part_object="chat.completion.chunk",
+CHAT = ResponseFormat(
+    id_prefix="chatcmpl-",
+    object_name="chat.completion",
+    chunk_name="chat.completion.chunk",
     whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    part=lambda text: {"delta": {"content": text}},
+    delta=lambda text: {"delta": {"content": text}},
     opening={"delta": {"role": "assistant", "content": ""}},
     closing={"delta": {}},
-    logprobs=logprobs_of_chat,
+    logprobs=chat_logprobs,
 )
-COMPLETION = Form(
-    prefix="cmpl-",
-    whole_object="text_completion",
-    part_object="text_completion",
+COMPLETION = ResponseFormat(
+    id_prefix="cmpl-",
+    object_name="text_completion",
+    chunk_name="text_completion",
     whole=lambda text: {"text": text},
-    part=lambda text: {"text": text},
+    delta=lambda text: {"text": text},
     opening=None,
     closing={"text": ""},
-    logprobs=logprobs_of_completion,
+    logprobs=completion_logprobs,
 )
 
 
 @dataclass
 class Envelope:
-    """What every part of one answer has."""
+    """The fields that all chunks of one response share."""
 
-    form: Form
+    format: ResponseFormat
     model: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def __call__(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def wrap(self, object_name: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """Makes a response or a chunk of one."""
         return {
-            "id": self.form.prefix + self.id,
-            "object": kind,
+            "id": self.format.id_prefix + self.id,
+            "object": object_name,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": f"specengine-{__version__}",
@@ -75,7 +76,7 @@ class Envelope:
         }
 
 
-def choice(
+def make_choice(
     index: int,
     content: dict[str, Any],
     *,
@@ -83,33 +84,33 @@ def choice(
     reason: str | None = None,
     speculation: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A choice, or a part of one; the field `speculation` is there where there is anything in it."""
+    """Makes a choice, or the part of one in a chunk. An empty `speculation` is left out."""
     extra = {"speculation": speculation} if speculation else {}
     return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason, **extra}
 
 
-def finish_reason(output: GenerationOutput) -> str:
-    """In the API's words, which have none for a deadline: it is a limit on the length like others."""
+def api_finish_reason(output: GenerationOutput) -> str:
+    """Returns the API's finish reason. It has none for a deadline, which is reported as `length`."""
     return "length" if output.finish_reason == "deadline" else output.finish_reason
 
 
-def usage(outputs: Seq[GenerationOutput], samples: int) -> dict[str, Any]:
-    """Tokens of an answer whose prompts have so many samples each; a prompt counts once."""
+def count_usage(outputs: Sequence[GenerationOutput], samples: int) -> dict[str, Any]:
+    """Counts the tokens of a response with `samples` texts per prompt. Each prompt counts once."""
     prompts = outputs[::samples]
-    asked = sum(len(output.prompt_token_ids) for output in prompts)
-    said = sum(len(output.token_ids) for output in outputs)
+    prompt_tokens = sum(len(output.prompt_token_ids) for output in prompts)
+    completion_tokens = sum(len(output.token_ids) for output in outputs)
     return {
-        "prompt_tokens": asked,
-        "completion_tokens": said,
-        "total_tokens": asked + said,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(output.stats.prefix_hit_tokens for output in prompts)},
     }
 
 
-def statistics(
+def drafting_stats(
     output: GenerationOutput, drafter: str, rule: str, params: SamplingParams, sample: int
 ) -> dict[str, Any]:
-    """What drafting came to.  ended: why the text ended, `deadline` included."""
+    """Returns the drafting statistics of a text.  ended: the engine's finish reason, which may be `deadline`."""
     stats = output.stats
     return {
         "drafter": drafter,
@@ -121,13 +122,9 @@ def statistics(
         "cycles": stats.cycles,
         "tau": stats.tau,
         "acceptance_by_depth": stats.acceptance_by_depth,
-        "sources": _sources(stats.sources.items()),
+        "sources": {name: asdict(counts) for name, counts in stats.sources.items()},
         "prefill_seconds": stats.prefill_seconds,
         "decode_seconds": stats.decode_seconds,
         "tokens_per_second": stats.tokens_per_second,
         "ended": output.finish_reason,
     }
-
-
-def _sources(sources: Iterable[tuple[str, Any]]) -> dict[str, dict[str, int]]:
-    return {name: asdict(counts) for name, counts in sources}

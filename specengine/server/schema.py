@@ -1,56 +1,34 @@
-"""Requests as OpenAI documents them, and what the engine is asked for. Unknown fields are refused by name."""
+"""The requests of OpenAI's API that generate text, and the fields that this server adds."""
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from specengine.server.errors import ApiError
-from specengine.server.fields import Biases, Count, Penalty, Prompts, Stop, Text, wrong
+from specengine.server.body import Body, Unsupported
+from specengine.server.fields import Count, LogitBias, Penalty, Prompts, Stop, Text, make_error
 from specengine.types import SamplingParams
 
-_CALLS = "this server calls no tools or functions"
+_CALLS = "this server does not call tools or functions"
 _TEXT = "this server reads and writes plain text"
 _STORE = "this server stores nothing"
 
-Refused = Mapping[str, tuple[Any, ...]]  # field -> why, then the values that ask for nothing, besides null
+T = TypeVar("T")
 
 
-class _Body(BaseModel):
-    """A field that is null is as good as absent.  refused: fields that the API has and this server has not."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    refused: ClassVar[Refused] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        for name, (why, *neutral) in cls.refused.items():
-            value = body.get(name)
-            # 0 and False are equal, and not the same thing to ask for.
-            if value is not None and not any(type(value) is type(each) and value == each for each in neutral):
-                raise wrong(f"{name}: is not supported: {why}")
-        absent = {name for name in cls.model_fields if body.get(name) is None}
-        return {name: value for name, value in body.items() if name not in cls.refused and name not in absent}
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
 
-    refused: ClassVar[Refused] = {"include_obfuscation": ("streams are not padded", False)}
+    unsupported: ClassVar[Unsupported] = {"include_obfuscation": ("streams are not padded", False)}
 
 
-class Speculation(_Body):
-    """How tokens are drafted and verified, and what is told of it; what is left out is as the server was started.
+class Speculation(Body):
+    """Drafting, verification and their reports, for one request. The server's own settings are the defaults.
 
-    drafter, rule: one of those that GET /v1/models lists.  max_nodes: of a tree, at most, its root included.
-    off: plain decoding.  stats: what drafting came to, with the last part of the text.  tokens: who proposed each.
+    drafter, rule: a spec that GET /v1/models lists.  max_nodes: size limit of a tree, root included.
+    off: plain decoding.  stats: report the drafting statistics at the end.  tokens: report who proposed each token.
     """
 
     drafter: str | None = None
@@ -63,16 +41,20 @@ class Speculation(_Body):
     @model_validator(mode="after")
     def _check(self) -> Speculation:
         if self.off and (self.drafter is not None or self.max_nodes is not None):
-            raise wrong("off: goes with neither drafter nor max_nodes")
+            raise make_error("off: excludes drafter and max_nodes")
         return self
 
 
-class Request(_Body):
-    """What both kinds of request have. top_k, min_p, repetition_penalty and ignore_eos are ours, as SamplingParams."""
+class GenerationRequest(Body):
+    """The fields that chats and completions share.
+
+    This server adds top_k, min_p, repetition_penalty and ignore_eos, which mean the same as in SamplingParams, and
+    speculation.
+    """
 
     model: str
     frequency_penalty: Penalty = None
-    logit_bias: Biases = None
+    logit_bias: LogitBias = None
     max_tokens: Count = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     presence_penalty: Penalty = None
@@ -91,61 +73,66 @@ class Request(_Body):
     speculation: Speculation = Speculation()
 
     prompt_field: ClassVar[str]
-    default_tokens: ClassVar[int | None] = None  # where the request says nothing of it; None: the rest of the context
+    default_max_tokens: ClassVar[int | None] = None  # None: the rest of the context
 
     @model_validator(mode="after")
-    def _check(self) -> Request:
+    def _check(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise wrong("stream_options: is for streams alone (stream: true)")
+            raise make_error("stream_options: needs stream: true")
         return self
 
     @property
     def prompts(self) -> list[Any]:
-        """As the engine takes them."""
+        """The prompts as the engine takes them."""
         raise NotImplementedError
 
     @property
-    def asked_tokens(self) -> int | None:
-        """Tokens of a text, at most, where the request says so."""
+    def samples(self) -> int:
+        """Number of texts per prompt."""
+        return self.n or 1
+
+    @property
+    def requested_tokens(self) -> int | None:
+        """The token limit in the request, or None."""
         return self.max_tokens
 
     @property
-    def asked_field(self) -> str:
-        """Where it says so."""
+    def requested_tokens_field(self) -> str:
+        """The field that holds the token limit."""
         return "max_tokens"
 
     @property
-    def likeliest(self) -> int | None:
-        """How many of the likeliest tokens are reported beside each; None: no log-probabilities."""
+    def num_top_logprobs(self) -> int | None:
+        """Number of most likely tokens to report beside each token; None: no log-probabilities."""
         raise NotImplementedError
 
-    def params(self, max_new_tokens: int) -> SamplingParams:
-        """Raises ValueError naming a parameter that the engine cannot honour."""
+    def make_params(self, max_new_tokens: int) -> SamplingParams:
+        """Makes the engine's parameters. Raises ValueError naming a parameter that the engine does not accept."""
         return SamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=_or(self.temperature, 1.0),
-            top_k=_or(self.top_k, 0),
-            # 0 leaves the most likely token, as the smallest share does that the engine knows.
-            top_p=max(_or(self.top_p, 1.0), 1e-6),
-            min_p=_or(self.min_p, 0.0),
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            temperature=_or_default(self.temperature, 1.0),
+            top_k=_or_default(self.top_k, 0),
+            # 0 keeps only the most likely token, as does the smallest top_p that the engine accepts.
+            top_p=max(_or_default(self.top_p, 1.0), 1e-6),
+            min_p=_or_default(self.min_p, 0.0),
+            repetition_penalty=_or_default(self.repetition_penalty, 1.0),
+            presence_penalty=_or_default(self.presence_penalty, 0.0),
+            frequency_penalty=_or_default(self.frequency_penalty, 0.0),
             logit_bias=self.logit_bias,
             seed=secrets.randbits(53) if self.seed is None else self.seed,
             stop=self.stop,
             ignore_eos=bool(self.ignore_eos),
-            logprobs=0 if self.likeliest is None else max(1, self.likeliest),
-            n=self.n or 1,
+            logprobs=0 if self.num_top_logprobs is None else max(1, self.num_top_logprobs),
+            n=self.samples,
             trace=self.speculation.tokens,
         )
 
 
-class Message(_Body):
+class Message(Body):
     role: Literal["developer", "system", "user", "assistant"]
     content: Text
 
-    refused: ClassVar[Refused] = {
+    unsupported: ClassVar[Unsupported] = {
         "name": ("chat templates have no names of participants",),
         "annotations": (_TEXT, []),
         "audio": (_TEXT,),
@@ -156,18 +143,19 @@ class Message(_Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _known_role(cls, message: Any) -> Any:
+    def _check_role(cls, message: Any) -> Any:
         if isinstance(message, dict) and message.get("role") in ("tool", "function"):
-            raise wrong(f"role {message['role']!r} is not supported: {_CALLS}")
+            raise make_error(f"role {message['role']!r} is not supported: {_CALLS}")
         return message
 
     @property
-    def turn(self) -> dict[str, str]:
-        role = "system" if self.role == "developer" else self.role  # the newer name of the same thing
+    def template_message(self) -> dict[str, str]:
+        """The message as chat templates take it."""
+        role = "system" if self.role == "developer" else self.role  # the API renamed `system` to `developer`
         return {"role": role, "content": self.content}
 
 
-class ChatRequest(Request):
+class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
@@ -175,24 +163,24 @@ class ChatRequest(Request):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    refused: ClassVar[Refused] = {
+    unsupported: ClassVar[Unsupported] = {
         "audio": (_TEXT,),
         "function_call": (_CALLS, "none"),
         "functions": (_CALLS,),
         "metadata": (_STORE,),
         "modalities": (_TEXT, ["text"]),
-        "moderation": ("this server judges no text",),
+        "moderation": ("this server does not moderate texts",),
         "parallel_tool_calls": (_CALLS, False),
-        "prediction": ("drafters are chosen by speculation.drafter",),
+        "prediction": ("speculation.drafter chooses the drafter",),
         "prompt_cache_options": (_STORE,),
         "prompt_cache_retention": (_STORE, "in_memory"),
-        "reasoning_effort": ("the model answers at once", "none"),
+        "reasoning_effort": ("the model answers without reasoning", "none"),
         "response_format": (_TEXT, {"type": "text"}),
-        "service_tier": ("all requests are served alike", "auto", "default"),
+        "service_tier": ("all requests have the same priority", "auto", "default"),
         "store": (_STORE, False),
         "tool_choice": (_CALLS, "none"),
         "tools": (_CALLS,),
-        "verbosity": ("the model is asked for it in words", "medium"),
+        "verbosity": ("ask the model for it in the prompt", "medium"),
         "web_search_options": (_CALLS,),
     }
     prompt_field: ClassVar[str] = "messages"
@@ -200,48 +188,48 @@ class ChatRequest(Request):
     @model_validator(mode="after")
     def _check_chat(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
-            raise wrong("top_logprobs: needs logprobs: true")
+            raise make_error("top_logprobs: needs logprobs: true")
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
-            raise wrong("max_tokens: is the older name of max_completion_tokens, and says something else here")
+            raise make_error("max_tokens: differs from max_completion_tokens, its newer name")
         return self
 
     @property
-    def asked_tokens(self) -> int | None:
+    def requested_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def asked_field(self) -> str:
+    def requested_tokens_field(self) -> str:
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
 
     @property
-    def likeliest(self) -> int | None:
+    def num_top_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def prompts(self) -> list[Any]:
-        return [[message.turn for message in self.messages]]
+        return [[message.template_message for message in self.messages]]
 
 
-class CompletionRequest(Request):
+class CompletionRequest(GenerationRequest):
     prompt: Prompts
     logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
     best_of: Annotated[int | None, Field(ge=1, le=128)] = None
 
-    refused: ClassVar[Refused] = {
-        "echo": ("the prompt is not repeated", False),
-        "suffix": ("the model continues texts and fills no gaps", ""),
+    unsupported: ClassVar[Unsupported] = {
+        "echo": ("this server does not repeat the prompt", False),
+        "suffix": ("the model continues texts and does not fill gaps", ""),
     }
     prompt_field: ClassVar[str] = "prompt"
-    default_tokens: ClassVar[int | None] = 16
+    default_max_tokens: ClassVar[int | None] = 16
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
-        if self.best_of not in (None, self.n or 1):
-            raise wrong("best_of: is not supported: texts are not ranked; it may be n")
+        if self.best_of not in (None, self.samples):
+            raise make_error("best_of: must equal n, because this server does not rank texts")
         return self
 
     @property
-    def likeliest(self) -> int | None:
+    def num_top_logprobs(self) -> int | None:
         return self.logprobs
 
     @property
@@ -249,20 +237,5 @@ class CompletionRequest(Request):
         return self.prompt
 
 
-def invalid(errors: list[Any]) -> ApiError:
-    """The first of pydantic's errors, with the field's path."""
-    first = errors[0]
-    path = [part for part in first["loc"] if part != "body"]
-    message = first["msg"]
-    if first["type"] == "json_invalid":
-        return ApiError(400, "body: is not JSON", code="json_invalid")
-    if first["type"] == "extra_forbidden":
-        message = "is not a field of this API"
-    if first["type"] == "request" and (named := re.match(r"(\w+): ", message)):  # an error of several fields
-        path, message = [*path, named[1]], message[named.end() :]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    return ApiError(400, f"{field or 'body'}: {message}", param=field or None, code=first["type"])
-
-
-def _or(value: Any, default: Any) -> Any:
+def _or_default(value: T | None, default: T) -> T:
     return default if value is None else value

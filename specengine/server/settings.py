@@ -1,4 +1,4 @@
-"""What a server may be told."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from specengine.drafters import drafter_kind
 from specengine.rules import parse_rule
 from specengine.utils.spec_string import Spec, check_range
 
-DRAFTERS = ("none", "prompt_lookup")  # what requests may ask for besides: they read no files
-RULES = ("match", "rejection", "traversal")  # and those that keep the target's distribution, with any drafter
+# Requests may always choose these: the drafters read no files, and the rules keep the target's distribution.
+DRAFTERS = ("none", "prompt_lookup")
+RULES = ("match", "rejection", "traversal")
 _MOST = 1 << 30
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits, names and what requests may choose; `specengine serve` has an option for each.
+    """Names, limits, and the drafters and rules that requests may choose. `specengine serve` has an option for each.
 
-    drafters, rules: what requests may ask for, the first being what they get; as AsyncEngine's engines take them.
-    name: of the model, in the API.  api_key: that requests under /v1 and for /metrics must carry; "" asks for none.
-    hosts: names under which the server may be addressed besides addresses of this machine; empty: any, unless it
-    listens on a loopback address.
-    max_body_bytes, max_prompt_tokens, max_new_tokens: of a request; 0: as many as the model's context has.
-    max_streams: requests that are answered at a time.  max_waiting: texts in the queue of an engine.
-    max_engines: pairs of a drafter and a rule that are kept ready.
-    deadline, drain: seconds a text may take, and that texts under way get when the server is told to end.
+    drafters, rules: specs that requests may choose, as Engine takes them; the first of each is the default.
+    name: the model's name in the API.
+    api_key: required in requests for /v1 and /metrics; "" requires none.
+    hosts: accepted host names beside the addresses of this machine. If empty, a server accepts any name, unless it
+      listens on a loopback address.
+    max_body_bytes: size limit of a request's body.
+    max_prompt_tokens, max_new_tokens: token limits of a prompt and of a text; 0: the model's context.
+    max_streams: requests that run at a time.  max_waiting: texts in the queue of an engine.
+    max_engines: pairs of a drafter and a rule that stay loaded.
+    deadline: time limit of a text in seconds.  drain: seconds that running texts get at a shutdown.
     Raises ValueError naming the setting.
     """
 
@@ -64,18 +67,18 @@ class Settings:
             parse_rule(rule)
         for drafter in self.drafters:
             spec = Spec.parse(drafter, "drafter")
-            if spec.name != "auto":  # which has the options of what it stands for
+            if spec.name != "auto":  # the model decides which drafter `auto` is
                 spec.build(drafter_kind(spec.name).config_type, "drafter")
         if not self.name:
-            raise ValueError("name: expected the model's name in the API, got an empty one")
+            raise ValueError("name: expected the model's name in the API, got an empty string")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable() and " " not in self.api_key):
-            raise ValueError("api_key: expected printable ASCII characters without spaces, which a header can carry")
+            raise ValueError("api_key: expected printable ASCII characters without spaces")
 
-    def knows_host(self, host: str) -> bool:
-        """Whether a request may have named the server so.
+    def accepts_host(self, host: str) -> bool:
+        """Returns whether a request's `Host` header may have this value.
 
-        Else a page elsewhere whose name is made to mean this machine could use a server that listens for this machine
-        alone (DNS rebinding).
+        The check prevents DNS rebinding: a web page whose host name resolves to this machine could otherwise use a
+        server that listens only on a loopback address.
         """
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         name = name.strip("[]").lower()
@@ -86,11 +89,14 @@ class Settings:
         return not self.hosts or _is_address(name)
 
 
-def offered(
+def derive_settings(
     model: str, drafter: str, rule: str, allow_drafters: Iterable[str] = (), allow_rules: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Settings of a server that is started with a drafter and a rule and allows others besides; its name is the last
-    part of the model's."""
+    """Returns the settings `name`, `drafters` and `rules`.
+
+    drafter, rule: the server's defaults. allow_drafters, allow_rules: specs that requests may choose beside them.
+    The name is the last part of the model's.
+    """
     return {
         "name": Path(model).name,
         "drafters": tuple(dict.fromkeys((drafter, *allow_drafters, *DRAFTERS))),
@@ -99,7 +105,7 @@ def offered(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can mean this machine by it."""
+    """Returns whether an address reaches only the machine that uses it."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

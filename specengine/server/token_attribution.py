@@ -1,23 +1,21 @@
-"""A text that comes in parts, and the tokens behind it: who proposed each, and its log-probability."""
+"""Attributes the streamed text to tokens: who proposed each token, and its log-probability."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from specengine.tokenizer import Tokenizer
 from specengine.types import CycleTrace, GenerationOutput, StreamEvent, TokenLogprob
 
 
 @dataclass
-class Part:
-    """What an event adds to a text.
+class Delta:
+    """The addition of one event to a text.
 
-    logprobs: of the tokens whose text begins in what is told so far, with the places where it begins.
-    tokens: (text, who proposed it), together the part's text.  cycles: nodes, depth and accepted nodes of each tree.
+    logprobs: (offset, token) of the tokens whose text begins in the text so far.
+    tokens: (text, proposer) pairs; together they are `text`.  cycles: nodes, depth and accepted nodes of each tree.
     """
 
     index: int
@@ -28,104 +26,78 @@ class Part:
     output: GenerationOutput | None = None
 
 
-class Pieces:
-    """Of one text.  prompt: its token ids; a text's first space may depend on how the prompt ends.  drafter: its name.
+class TokenAttribution:
+    """Splits the text of one stream into the texts of its tokens.
 
-    Text is told when it is certain: not while a character is incomplete, or may begin a stop string. So a token's text
-    is told later than the token, and never where a stop string cuts it off; its log-probability likewise.
+    An event's text excludes incomplete characters and possible beginnings of a stop string. So the text of a token
+    can come in a later event than the token, or never, if a stop string cuts it off. The same holds for its
+    log-probability.
+    prompt: token ids; the first space of a text depends on the end of the prompt.  drafter: the drafter's name.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Seq[int], drafter: str) -> None:
-        self._drafter = self._owner = drafter
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], drafter: str) -> None:
+        self._drafter = drafter
+        self._last_proposer = drafter
         self._detokenizer = tokenizer.detokenizer()
         self._detokenizer.feed(prompt[-4:])
-        self._told = self._length = 0  # characters told, and of all tokens
-        self._untold: deque[tuple[str, str]] = deque()
-        self._logprobs: deque[tuple[int, TokenLogprob]] = deque()
+        self._num_sent = 0  # characters in all events so far
+        self._num_decoded = 0  # characters of all tokens so far
+        self._unsent: deque[tuple[str, str]] = deque()  # (text, proposer)
+        self._unsent_logprobs: deque[tuple[int, TokenLogprob]] = deque()
 
-    def part(self, event: StreamEvent) -> Part:
-        """What the next event adds."""
-        owners = [owner for cycle in event.trace or () for owner in owners_of(cycle, self._drafter)]
-        logprobs = event.logprobs
-        if event.trace is not None or logprobs is not None:
-            for number, token in enumerate(event.token_ids):
-                piece = self._detokenizer.feed([token])
-                if event.trace is not None:
-                    self._untold.append((piece, owners[number]))
-                if logprobs is not None:
-                    self._logprobs.append((self._length, logprobs[number]))
-                self._length += len(piece)
-        self._told += len(event.text)
-        part = Part(event.index, event.text, output=event.output)
-        while self._logprobs and self._logprobs[0][0] < self._told:
-            part.logprobs.append(self._logprobs.popleft())
+    def add(self, event: StreamEvent) -> Delta:
+        """Takes the next event and returns its addition."""
+        if event.trace is not None or event.logprobs is not None:
+            self._decode(event)
+        self._num_sent += len(event.text)
+        delta = Delta(event.index, event.text, output=event.output)
+        while self._unsent_logprobs and self._unsent_logprobs[0][0] < self._num_sent:
+            delta.logprobs.append(self._unsent_logprobs.popleft())
         if event.trace is not None:
-            part.tokens = [*self._cut(event.text)]
-            part.cycles = [_counts(cycle) for cycle in event.trace]
-        return part
+            delta.tokens = [*self._split(event.text)]
+            delta.cycles = [_summarise_tree(cycle) for cycle in event.trace]
+        return delta
 
-    def _cut(self, text: str) -> Iterator[tuple[str, str]]:
-        """A text as the pieces of its tokens."""
-        while self._untold and (text or not self._untold[0][0]):
-            piece, self._owner = self._untold.popleft()
-            if len(piece) > len(text):
-                self._untold.appendleft((piece[len(text) :], self._owner))
-                piece = text
-            text = text[len(piece) :]
-            if piece:
-                yield piece, self._owner
-        if text:  # what stands for a character that was left incomplete
-            yield text, self._owner
+    def _decode(self, event: StreamEvent) -> None:
+        """Queues the texts and log-probabilities of the event's tokens."""
+        proposers = [name for cycle in event.trace or () for name in proposers_of(cycle, self._drafter)]
+        for number, token in enumerate(event.token_ids):
+            text = self._detokenizer.feed([token])
+            if event.trace is not None:
+                self._unsent.append((text, proposers[number]))
+            if event.logprobs is not None:
+                self._unsent_logprobs.append((self._num_decoded, event.logprobs[number]))
+            self._num_decoded += len(text)
+
+    def _split(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yields the tokens' parts of a text with their proposers."""
+        while self._unsent and (text or not self._unsent[0][0]):
+            part, self._last_proposer = self._unsent.popleft()
+            if len(part) > len(text):
+                self._unsent.appendleft((part[len(text) :], self._last_proposer))
+                part = text
+            text = text[len(part) :]
+            if part:
+                yield part, self._last_proposer
+        if text:  # U+FFFD for a character that stayed incomplete
+            yield text, self._last_proposer
 
 
-def owners_of(cycle: CycleTrace, drafter: str) -> list[str]:
-    """Who proposed each token of a cycle: the drafter (of a combination its parts), `bonus` behind a drafted path, and
-    `root` where nothing was drafted."""
+def proposers_of(cycle: CycleTrace, drafter: str) -> list[str]:
+    """Returns who proposed each token of a cycle.
+
+    An accepted node has the name of the drafter, or of the parts of a combination. The last token is `bonus` after a
+    drafted path, and `root` if nothing was drafted.
+    """
     sources = cycle.sources or ((drafter,),) * len(cycle.accepted)
-    owners = ["+".join(names) or drafter for names in sources]
+    proposers = ["+".join(names) or drafter for names in sources]
     if cycle.bonus is not None:
-        owners.append("bonus" if len(cycle.tokens) > 1 else "root")
-    return owners
+        proposers.append("bonus" if len(cycle.tokens) > 1 else "root")
+    return proposers
 
 
-def _counts(cycle: CycleTrace) -> dict[str, int]:
+def _summarise_tree(cycle: CycleTrace) -> dict[str, int]:
     depths = [0] * len(cycle.parents)
     for node, parent in enumerate(cycle.parents[1:], start=1):
         depths[node] = depths[parent] + 1
     return {"nodes": len(cycle.tokens), "depth": max(depths), "accepted": len(cycle.accepted)}
-
-
-def logprobs_of_chat(entries: Seq[tuple[int, TokenLogprob]], tokenizer: Tokenizer, likeliest: int) -> dict[str, Any]:
-    """As /v1/chat/completions has them."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token)
-        return {"token": tokenizer.token_text(token), "logprob": _finite(logprob), "bytes": [*data]}
-
-    return {
-        "content": [
-            entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*one) for one in each.top[:likeliest]]}
-            for _, each in entries
-        ],
-        "refusal": None,
-    }
-
-
-def logprobs_of_completion(
-    entries: Seq[tuple[int, TokenLogprob]], tokenizer: Tokenizer, likeliest: int
-) -> dict[str, Any]:
-    """As /v1/completions has them: the tokens asked for and the one that was drawn."""
-    tops = [dict(each.top[:likeliest]) | {each.token_id: each.logprob} for _, each in entries]
-    return {
-        "tokens": [tokenizer.token_text(each.token_id) for _, each in entries],
-        "token_logprobs": [_finite(each.logprob) for _, each in entries],
-        "top_logprobs": [{tokenizer.token_text(token): _finite(value) for token, value in top.items()} for top in tops]
-        if likeliest
-        else None,
-        "text_offset": [offset for offset, _ in entries],
-    }
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI's name for a token that cannot come is this number."""
-    return max(logprob, -9999.0)

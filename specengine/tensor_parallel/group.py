@@ -21,6 +21,7 @@ import torch
 
 from specengine import _C
 from specengine.tensor_parallel.connection import Connection, Forget, Ready, Start, framed, framed_rows
+from specengine.types import RankFailed
 
 PATIENCE = 30.0  # seconds in which a rank must answer; its requests end with an error then
 LOADING = 600.0  # seconds in which it must have read its part
@@ -31,10 +32,6 @@ _COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from specengine.tensor_parallel.worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
-
-
-class RankFailed(RuntimeError):
-    """A process of a tensor-parallel engine ended or did not answer: the engine serves no more requests."""
 
 
 class Group:

@@ -1,4 +1,4 @@
-"""Text in, text out: tokenizers, chat templates, incremental detokenisation and stop strings."""
+"""Tokenizers, chat templates, incremental detokenisation and stop strings."""
 
 from specengine.tokenizer.chat_template import ChatTemplate
 from specengine.tokenizer.detokenizer import Detokenizer

@@ -1,4 +1,4 @@
-"""Chat messages to prompt text."""
+"""Chat templates: they turn messages into the prompt text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import jinja2
 from specengine.tokenizer.template_child import environment
 from specengine.tokenizer.template_process import TEMPLATES
 
-LONGEST = 100_000  # characters of a template: the longest of known models have a quarter of it
+LONGEST = 100_000  # characters of a template; the longest known template has a quarter of this
 
-# Vicuna's format has no BOS of its own (the tokenizer adds one); Llama-2's repeats BOS before each user turn.
+# The Vicuna format has no BOS, because the tokenizer adds it. The Llama-2 format repeats BOS before each user turn.
 CHAT_FORMATS: dict[str, str] = {
     "vicuna": """\
 {%- if messages[0].role == 'system' %}{% set system, turns = messages[0].content, messages[1:] %}
@@ -44,7 +44,7 @@ The assistant gives helpful, detailed, and polite answers to the user's question
 
 
 def format_for_name(name: str) -> str | None:
-    """The built-in chat format of a model that ships no template, judged by its name."""
+    """Returns the built-in chat format that the name of a model without a template implies, or None."""
     name = name.lower().replace("_", "-")
     if "vicuna" in name:
         return "vicuna"
@@ -54,7 +54,10 @@ def format_for_name(name: str) -> str | None:
 
 
 def check_messages(messages: Any) -> list[dict[str, str]]:
-    """Raises: ValueError naming `messages[i]` unless all are dicts of `role` and `content` strings."""
+    """Returns the messages as dicts.
+
+    Raises ValueError naming `messages[i]` unless every message is a mapping with strings `role` and `content`.
+    """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise ValueError("messages must be a non-empty list of dicts with the keys 'role' and 'content'")
     for index, message in enumerate(messages):
@@ -68,10 +71,10 @@ def check_messages(messages: Any) -> list[dict[str, str]]:
 
 
 class ChatTemplate:
-    """A Jinja chat template, run in a sandbox and in a process of its own because it comes with the model's files.
+    """A Jinja chat template. It comes with the model's files, so it runs in a sandbox in a separate process.
 
-    source: the file or format it is from, for messages. special_tokens: variables such as `bos_token`.
-    Raises: ValueError naming `source` for a syntax error, and for a template of no sensible length.
+    source: its file or format, for error messages. special_tokens: variables such as `bos_token`.
+    Raises ValueError naming `source` for a syntax error and for a template longer than LONGEST.
     """
 
     def __init__(self, template: str, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
@@ -86,20 +89,23 @@ class ChatTemplate:
         if len(template) > LONGEST:
             raise ValueError(f"{source}: chat template has {len(template)} characters, expected at most {LONGEST}")
         try:
-            _parser().parse(template)  # only read here, never run
+            _parser().parse(template)  # parsing runs nothing
         except (jinja2.TemplateError, RecursionError) as error:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ValueError(f"{source}: chat template is not valid Jinja: {error}{line}") from None
         self._template = template
 
     def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The prompt text of a conversation; ValueError if the messages or the template's own checks fail, and where
-        the template takes more time or memory than any text is worth."""
+        """Returns the prompt text of a conversation.
+
+        Raises ValueError if the messages are malformed, if the template raises an error, or if it exceeds the limits
+        of time and memory.
+        """
         checked = check_messages(messages)
         variables = {"messages": checked, "add_generation_prompt": add_generation_prompt, **self._variables}
         try:
             text = TEMPLATES.render(self._template, variables)
-            text.encode("utf-8")  # raises for half of a surrogate pair, of its own or of a message
+            text.encode("utf-8")  # raises for an unpaired surrogate of the template or of a message
             return text
         except ValueError as error:
             raise ValueError(f"{self.source}: chat template failed: {error}") from error

@@ -1,4 +1,4 @@
-"""Token ids to text, in time proportional to the new tokens."""
+"""Incremental decoding of token ids, in time proportional to the new tokens."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary, with its byte."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    moved = [byte for byte in range(256) if byte not in kept]
-    return {chr(byte): byte for byte in kept} | {chr(256 + rank): byte for rank, byte in enumerate(moved)}
+    """Maps the printable characters of a byte-level vocabulary to the bytes they stand for."""
+    same = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = [byte for byte in range(256) if byte not in same]
+    return {chr(byte): byte for byte in same} | {chr(256 + rank): byte for rank, byte in enumerate(moved)}
 
 
 @dataclass(frozen=True)
 class PieceDecoder:
-    """How one vocabulary entry becomes bytes, read off the decoder of a `tokenizers.Tokenizer`.
+    """Turns one vocabulary entry into bytes, as the decoder of a `tokenizers.Tokenizer` does.
 
-    strip_spaces: spaces removed from the beginning of the whole text.
+    strip_spaces: number of spaces that decoding removes from the beginning of a text.
     """
 
     byte_level: bool = False
@@ -36,7 +36,10 @@ class PieceDecoder:
 
     @classmethod
     def from_backend(cls, decoder: Any, source: str) -> PieceDecoder:
-        """Raises: ValueError naming `source` for a decoder that does not work piece by piece."""
+        """Reads the steps of a backend's decoder.
+
+        Raises ValueError naming `source` for a decoder that cannot work on single entries.
+        """
         spec: dict[str, Any] = json.loads(decoder.__getstate__()) if decoder is not None else {"type": None}
         steps: list[dict[str, Any]] = spec["decoders"] if spec["type"] == "Sequence" else [spec]
         fields: dict[str, Any] = {"replacements": ()}
@@ -61,7 +64,7 @@ class PieceDecoder:
         return cls(**fields)
 
     def __call__(self, token: str) -> bytes:
-        """The bytes of a vocabulary entry, which may be part of a character only."""
+        """Returns the bytes of a vocabulary entry, possibly only a part of a character."""
         if self.byte_level:
             alphabet = byte_alphabet()
             if all(char in alphabet for char in token):
@@ -74,11 +77,11 @@ class PieceDecoder:
 
 
 class Detokenizer:
-    """FairLock tokens into text as they come, holding back the bytes of a character that is not complete yet.
+    """Turns tokens into text as they arrive, and holds back the bytes of an incomplete character.
 
-    `piece_bytes` gives the bytes of a token, empty for the ones to skip. All the text given out, `finish`
-    included, equals `Tokenizer.decode` of all the ids. A continuation keeps its leading space if the prompt's
-    ids are fed first and their text is dropped.
+    piece_bytes: returns the bytes of a token, empty for a token to skip.
+    The texts of all feed() calls and of finish() together equal `Tokenizer.decode` of all ids. A continuation keeps
+    its leading space if the caller first feeds the prompt's ids and drops their text.
     """
 
     def __init__(self, piece_bytes: Callable[[int], bytes], strip_spaces: int = 0) -> None:
@@ -87,13 +90,13 @@ class Detokenizer:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything fed so far."""
+        """Starts a new text."""
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._to_strip = self._strip_spaces
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Takes the next tokens; gives the text they complete."""
-        # `index` turns elements of arrays into the ints that the tables are keyed by.
+        """Takes the next tokens and returns the text that they complete."""
+        # The tables have int keys, so `index` converts elements of arrays.
         data = b"".join(self._piece_bytes(index(token_id)) for token_id in ids)
         if self._to_strip and data:
             spaces = min(len(data) - len(data.lstrip(b" ")), self._to_strip)
@@ -102,7 +105,7 @@ class Detokenizer:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """Ends the text and starts afresh: U+FFFD for a character left incomplete, else nothing."""
+        """Ends the text and starts a new one. Returns U+FFFD for an incomplete character, else the empty string."""
         rest = self._utf8.decode(b"", final=True)
         self.reset()
         return rest

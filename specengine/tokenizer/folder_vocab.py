@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder: tokenizer.json or tokenizer.model, with the JSON files around them."""
+"""The tokenizer of a model folder: tokenizer.json or tokenizer.model, and the JSON files beside it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from specengine.models.config_base import Fields
 from specengine.tokenizer.backend_limits import library_errors
 from specengine.tokenizer.sentencepiece_bpe import read_model_file
-from specengine.tokenizer.vocabulary import Vocabulary, chosen_template
+from specengine.tokenizer.vocabulary import Vocabulary, choose_template
+from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
 def has_vocabulary(folder: Path) -> bool:
-    """Whether the folder holds a tokenizer of a kind read here."""
+    """Returns whether the folder holds tokenizer.json or tokenizer.model."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def read_folder_vocabulary(folder: Path) -> Vocabulary:
-    """Raises: FileNotFoundError without folder or tokenizer; ValueError naming a file that is wrong."""
+    """Reads the tokenizer of a model folder.
+
+    Raises FileNotFoundError without a folder or tokenizer, and ValueError naming a malformed file.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     if not has_vocabulary(folder):
@@ -36,8 +39,8 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         backend = _read_backend(path)
     else:
         path = folder / "tokenizer.model"
-        # Configs without `legacy` are from before the key existed, when a space followed every special token.
-        backend, bos, eos, _ = read_model_file(path, first_segment_only=not fields.get("legacy", bool, True))
+        # A config without `legacy` predates that key; a space then followed every special token.
+        backend, bos, eos = read_model_file(path, first_segment_only=not fields.get("legacy", bool, True))
         _add_tokens(backend, folder, config)
 
     texts = _special_texts(folder, config)
@@ -47,7 +50,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         if index is not None and (token := backend.id_to_token(index)) is not None:
             texts[name] = token
     template, template_source = _chat_template(folder, config)
-    # Unlike tokenizer.json, tokenizer.model does not say whether BOS comes first; by convention it does.
+    # tokenizer.model does not say whether BOS precedes a text; by convention it does.
     convention = bos is not None if path.name == "tokenizer.model" else None
     return Vocabulary(
         backend=backend,
@@ -72,14 +75,14 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     with library_errors(f"{path}: not a valid tokenizer.json"):
         backend = tokenizers.Tokenizer.from_file(str(path))
         if getattr(backend.model, "dropout", None):
-            backend.model.dropout = None  # for training: merges left out at random
+            backend.model.dropout = None  # dropout leaves out merges at random, for training
         backend.no_truncation()
         backend.no_padding()
     return backend
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> None:
-    """Adds what the JSON files list beyond tokenizer.model, each at the id they state."""
+    """Adds the tokens that only the JSON files list. Raises ValueError if a token would get another id."""
     added: dict[int, AddedToken] = {}
     special = set(_special_texts(folder, config).values())
     with library_errors(f"{folder / 'added_tokens.json'}: expected an object of token ids"):
@@ -118,7 +121,7 @@ def _id_of(
 
 
 def _eos_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
-    """The tokenizer's end token and those of generation_config.json; without any, those of config.json."""
+    """Returns the end tokens of the tokenizer and generation_config.json; if there are none, those of config.json."""
     found = [] if eos is None else [eos]
     for name in ("generation_config.json", "config.json"):
         ids = _read_json(folder / name).get("eos_token_id")
@@ -131,7 +134,7 @@ def _eos_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> tuple[str | None, str]:
-    """(template, file it is from), in the order of precedence of `transformers`."""
+    """Returns the template and its file, in the order of precedence of `transformers`."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -152,12 +155,12 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> tuple[str | None, st
                     raise TypeError
             except (TypeError, KeyError):
                 raise ValueError(f"{path}: chat_template must be a string or a list of named templates") from None
-            return chosen_template(named, str(path)), str(path)
+            return choose_template(named, str(path)), str(path)
     return None, ""
 
 
 def _model_name(folder: Path) -> str:
     folder = folder.resolve()
-    # In a download cache the folder is named by its revision, and the model's name is two levels up.
+    # A download cache names the folder by revision; the model's name is two levels up.
     name = folder.parent.parent.name if folder.parent.name == "snapshots" else folder.name
     return f"{name} {_read_json(folder / 'config.json').get('_name_or_path', '')}"

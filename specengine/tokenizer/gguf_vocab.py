@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file carries in its metadata."""
+"""The tokenizer in the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from tokenizers import decoders, models
 from specengine.tokenizer.backend_limits import check_entries, library_errors
 from specengine.tokenizer.pre_tokenizers import rules_for
 from specengine.tokenizer.sentencepiece_bpe import TokenType, added_tokens, build_backend
-from specengine.tokenizer.vocabulary import Vocabulary, chosen_template
+from specengine.tokenizer.vocabulary import Vocabulary, choose_template
 
 _PREFIX = "tokenizer.ggml."
 
 
 def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """metadata: GGUF keys with Python values, lists for arrays.
+    """Reads the tokenizer of a GGUF file.
 
-    Raises: ValueError naming the key that is missing, malformed or not supported.
+    metadata: GGUF keys with Python values; arrays are lists.
+    Raises ValueError naming the key that is missing, malformed or unsupported.
     """
     kind = metadata.get(_PREFIX + "model")
     if kind not in ("gpt2", "llama"):
@@ -54,7 +55,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
     rules = rules_for(metadata.get(_PREFIX + "pre", "default"))
     merges = [tuple(merge.split(" ")) for merge in _array(metadata, "merges", str)]
     if malformed := [merge for merge in merges if len(merge) != 2]:
-        raise ValueError(f"tokenizer.ggml.merges must be pairs parted by one space, got {' '.join(malformed[0])!r}")
+        raise ValueError(f"tokenizer.ggml.merges must be pairs separated by one space, got {' '.join(malformed[0])!r}")
     vocab = {token: index for index, token in enumerate(tokens)}
     with library_errors("tokenizer.ggml.merges do not fit tokenizer.ggml.tokens"):
         model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
@@ -105,4 +106,4 @@ def _chat_template(metadata: Mapping[str, Any]) -> str | None:
     templates = named | ({"default": metadata[key]} if key in metadata else {})
     if wrong := [name for name, value in templates.items() if not isinstance(value, str)]:
         raise ValueError(f"tokenizer.chat_template ({wrong[0]}) must be a string")
-    return chosen_template(list(templates.items()), key)
+    return choose_template(list(templates.items()), key)

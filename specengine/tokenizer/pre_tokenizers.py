@@ -1,4 +1,4 @@
-"""How byte-level BPE vocabularies cut text into words, by the name in GGUF's `tokenizer.ggml.pre`."""
+"""Rules by which byte-level BPE vocabularies split text into words, by GGUF's `tokenizer.ggml.pre`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEKKEN = (
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 )
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-# DeepSeek-LLM's letters: a fixed list of cased letters, older than today's Unicode classes.
+# The cased letters of DeepSeek-LLM: a fixed list, because newer Unicode versions have more letters.
 _CASED = """
 41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376-377 37B-37D 37F 386 388-38A 38C
 38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B
@@ -33,10 +33,10 @@ FB13-FB17 FF21-FF3A FF41-FF5A 10400-1044F 104B0-104D3 104D8-104FB 10C80-10CB2 10
 
 @dataclass(frozen=True)
 class ByteLevelRules:
-    """What the merges alone do not say about a byte-level vocabulary.
+    """Properties of a byte-level vocabulary beyond its merges.
 
-    ignore_merges: a word that is an entry is taken whole. nfc: text is brought to Unicode form C first.
-    adds_bos: BOS precedes the text unless the file says otherwise.
+    words: makes the pre-tokenizer. ignore_merges: a word that is an entry becomes one token.
+    nfc: the text is normalised to Unicode form C first. adds_bos: BOS precedes the text by default.
     """
 
     words: Callable[[], PreTokenizer]
@@ -46,12 +46,12 @@ class ByteLevelRules:
 
     @property
     def normalizer(self) -> normalizers.Normalizer | None:
-        """The backend's normalizer."""
+        """Returns the backend's normalizer, or None."""
         return normalizers.NFC() if self.nfc else None
 
 
 def rules_for(pre: str) -> ByteLevelRules:
-    """Raises: ValueError naming `tokenizer.ggml.pre` if unknown, since guessing would change the tokens."""
+    """Returns the rules of a name. Raises ValueError for an unknown name, because a guess would change the tokens."""
     if not isinstance(pre, str) or pre not in _RULES:
         raise ValueError(f"tokenizer.ggml.pre {pre!r} is not supported; expected one of {', '.join(sorted(_RULES))}")
     return _RULES[pre]

@@ -13,15 +13,15 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from specengine.tokenizer.backend_limits import check_entries, library_errors
 
 SPACE = "▁"
-# Whitespace runs, digits, scripts in and out of the vocabulary, ligatures and full-width forms: text on which
-# a unigram or a normalising model differs from the rebuilt one.
+# A unigram model or a normalising model encodes this text differently from the rebuilt one: it has whitespace runs,
+# digits, scripts in and out of the vocabulary, ligatures and full-width forms.
 _PROBE = (
     "  The  quick\tbrown fox,\n\n    def f(x): return x**2 + 3.14159 # ﬁ ① Ａ é e\u0301 你好 🦙🏽 café Ünïcode  12345 "
 )
 
 
 class TokenType(IntEnum):
-    """Kinds of vocabulary entries, numbered as sentencepiece and GGUF do."""
+    """Kinds of vocabulary entries, with the numbers of sentencepiece and GGUF."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -32,7 +32,7 @@ class TokenType(IntEnum):
 
 
 def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[AddedToken]:
-    """The entries found in text before it is split: control tokens (special) and user-defined ones."""
+    """Returns the entries that are matched before a text is split: control tokens (special) and user-defined ones."""
     special = (TokenType.CONTROL, TokenType.UNKNOWN)
     return [
         AddedToken(token, special=kind in special, normalized=False)
@@ -49,10 +49,10 @@ def build_backend(
     add_space_prefix: bool = True,
     first_segment_only: bool = False,
 ) -> tokenizers.Tokenizer:
-    """A `tokenizers.Tokenizer` that encodes as the sentencepiece model does.
+    """Builds a `tokenizers.Tokenizer` that encodes like the sentencepiece model.
 
-    first_segment_only: put the space prefix before the text only, not after each special token too
-    (`legacy: false`).
+    first_segment_only: the space prefix precedes only the text (`legacy: false`). By default it also follows every
+    special token.
     """
     unknown = tokens[types.index(TokenType.UNKNOWN)] if TokenType.UNKNOWN in types else None
     model = models.BPE(
@@ -78,12 +78,12 @@ def build_backend(
 
 def read_model_file(
     path: Path, first_segment_only: bool = False
-) -> tuple[tokenizers.Tokenizer, int | None, int | None, int]:
-    """Reads a `tokenizer.model`: (backend, BOS id, EOS id, number of tokens).
+) -> tuple[tokenizers.Tokenizer, int | None, int | None]:
+    """Reads a `tokenizer.model`. Returns the backend, the BOS id and the EOS id.
 
-    Raises: ValueError naming the file if it is corrupt, or not a BPE model without text normalisation.
+    Raises ValueError naming the file if it is corrupt, normalises text, or is no BPE model.
     """
-    import sentencepiece  # only folders without tokenizer.json need it
+    import sentencepiece  # needed only by folders without tokenizer.json
 
     data = path.read_bytes()
     with library_errors(f"{path}: not a sentencepiece model"):
@@ -93,14 +93,13 @@ def read_model_file(
         tokens = [processor.id_to_piece(index) for index in range(processor.vocab_size())]
     check_entries(tokens, str(path))
     with library_errors(str(path)):
-        return _rebuilt(processor, tokens, first_segment_only)
+        return _rebuild(processor, tokens, first_segment_only)
 
 
-def _rebuilt(
+def _rebuild(
     processor: Any, tokens: Sequence[str], first_segment_only: bool
-) -> tuple[tokenizers.Tokenizer, int | None, int | None, int]:
-    count = len(tokens)
-    scores = [processor.get_score(index) for index in range(count)]
+) -> tuple[tokenizers.Tokenizer, int | None, int | None]:
+    scores = [processor.get_score(index) for index in range(len(tokens))]
     types = _types(processor, tokens)
     add_space_prefix = processor.encode("x", out_type=str)[0].startswith(SPACE)
     plain = build_backend(tokens, scores, types, add_space_prefix=add_space_prefix)
@@ -110,11 +109,11 @@ def _rebuilt(
     if first_segment_only and add_space_prefix:
         backend = build_backend(tokens, scores, types, first_segment_only=True)
     bos, eos = (None if index < 0 else index for index in (processor.bos_id(), processor.eos_id()))
-    return backend, bos, eos, count
+    return backend, bos, eos
 
 
 def _types(processor: Any, tokens: Sequence[str]) -> list[int]:
-    # The library does not tell user-defined pieces apart; they are those that no merge can produce.
+    # The library has no query for user-defined pieces. They are the pieces that no merge can produce.
     def kind(index: int, token: str) -> TokenType:
         if processor.is_control(index):
             return TokenType.CONTROL
@@ -143,6 +142,6 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
         for at in range(1, len(token))
         if token[:at] in normal and token[at:] in normal
     ]
-    # The piece with the best score is formed first; of its splits, the one with the longest left part.
+    # The piece with the best score is merged first, from the split with the longest left part.
     merges.sort(key=lambda merge: merge[:2], reverse=True)
     return [(left, right) for _, _, left, right in merges]

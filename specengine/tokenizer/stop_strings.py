@@ -1,4 +1,4 @@
-"""Stop strings found in text that arrives in pieces."""
+"""Stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds where the first stop string is complete, whatever the borders between pieces.
+    """Finds the first complete stop string, however the text is split into pieces.
 
-    Of several stop strings the one that ends first wins, and of those ending together the longest, so the
-    outcome depends on the text alone. Feed one token's text at a time to learn after which token the stop was
-    complete.
+    The stop string that ends first wins; of several that end together, the longest wins. So the result depends on the
+    text alone. Feed the text of one token at a time to learn which token completes a stop string.
 
-    The strings are those of SamplingParams.stop, which has checked them.
+    stops: checked strings, as in SamplingParams.stop.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,11 +22,14 @@ class StopStrings:
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was found, or None."""
+        """Returns the stop string that was found, or None."""
         return self._matched
 
     def feed(self, piece: str) -> tuple[str, bool]:
-        """Takes the next piece: (text now certain to stand before any stop, whether a stop is complete)."""
+        """Takes the next piece.
+
+        Returns the text that surely precedes any stop string, and whether a stop string is complete.
+        """
         if self._matched is not None:
             return "", True
         text = self._held + piece
@@ -41,7 +43,7 @@ class StopStrings:
         return emit, False
 
     def finish(self) -> str:
-        """The text held back, now that no more follows."""
+        """Ends the text and returns the part that was held back."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""The tokenizer: text and chat messages to token ids, and back."""
+"""The tokenizer: it encodes text and chat messages, and decodes token ids."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specengine.tokenizer.vocabulary import Vocabulary
 
 
 class Tokenizer:
-    """One tokenizer for every model file; made by `from_folder`, `find` or `from_gguf`.
+    """Encodes and decodes text for any model file. Make one with `from_folder`, `find` or `from_gguf`.
 
-    vocab_size: one more than the highest token id, which may be less than the rows of the model's embedding.
-    eos_token_ids: the tokens that end a text or a turn.
-    A model without a chat template gets a built-in format where its name tells which.
+    vocab_size: one more than the highest token id; the model's embedding may have more rows.
+    eos_token_ids: tokens that end a text or a chat turn.
+    A model without a chat template gets a built-in format if its name implies one.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -32,7 +32,7 @@ class Tokenizer:
         self.eos_token_ids: tuple[int, ...] = vocabulary.eos_token_ids
         for part in (self._backend.normalizer, self._backend.decoder):
             check_growth(part, self._source)
-        self._prefix, self._suffix = self._frame(vocabulary)
+        self._prefix, self._suffix = self._frame_ids(vocabulary)
         self._added = {
             token_id: (token.content, token.special)
             for token_id, token in self._backend.get_added_tokens_decoder().items()
@@ -42,7 +42,7 @@ class Tokenizer:
 
         template, source, special = vocabulary.chat_template, vocabulary.template_source, vocabulary.special_tokens
         self._template: ChatTemplate | None = None
-        # The templates of models hold their own BOS; the built-in formats leave it to the tokenizer.
+        # A template of a model contains BOS. The built-in formats do not, so the tokenizer adds it.
         self._chat_prefix: list[int] = self._prefix if template is None else []
         if template is not None:
             self._template = ChatTemplate(template, source, special)
@@ -53,13 +53,13 @@ class Tokenizer:
     def from_folder(cls, path: str | PathLike[str]) -> Tokenizer:
         """Reads a model folder: tokenizer.json, or else tokenizer.model, and the configs beside it.
 
-        Raises: FileNotFoundError if there is no tokenizer; ValueError naming a corrupt or unsupported file.
+        Raises FileNotFoundError if there is no tokenizer, and ValueError naming a corrupt or unsupported file.
         """
         return cls(read_folder_vocabulary(Path(path)))
 
     @classmethod
     def find(cls, path: str | PathLike[str]) -> Tokenizer | None:
-        """As `from_folder`, but None for a folder without a tokenizer."""
+        """Reads a model folder like `from_folder`, but returns None for a folder without a tokenizer."""
         folder = Path(path)
         if folder.is_dir() and not has_vocabulary(folder):
             return None
@@ -67,22 +67,23 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """Builds the tokenizer a GGUF file describes; metadata: its keys with Python values (arrays: lists).
+        """Builds the tokenizer of a GGUF file.
 
-        Raises: ValueError naming the key that is missing, malformed or not supported.
+        metadata: GGUF keys with Python values; arrays are lists.
+        Raises ValueError naming the key that is missing, malformed or unsupported.
         """
         return cls(read_gguf_vocabulary(metadata))
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` works: the model has a template or a built-in format is in use."""
+        """Returns whether `render_chat` works: with the model's template or with a built-in format."""
         return self._template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Special tokens spelled out in it are recognised.
+        """Encodes a text. Special tokens that are spelled out in it are recognised.
 
-        add_special_tokens: frame it as the model expects, usually by BOS.
-        Raises: ValueError naming `text` if it is not a string of valid Unicode.
+        add_special_tokens: adds the ids that the model expects around a text, usually BOS.
+        Raises ValueError naming `text` if it is not a string of valid Unicode.
         """
         if not isinstance(text, str):
             raise ValueError(f"text must be a string, got {type(text).__name__}")
@@ -95,40 +96,45 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; U+FFFD stands for bytes that are not UTF-8, nothing for ids without an entry."""
+        """Decodes token ids. Bytes that are not UTF-8 become U+FFFD; ids without an entry become nothing."""
         detokenizer = self.detokenizer(skip_special_tokens)
         return detokenizer.feed(ids) + detokenizer.finish()
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental decoder."""
+        """Makes an incremental decoder for one text."""
         piece = self._visible_piece if skip_special_tokens else self._piece
         return Detokenizer(piece, self._decoder.strip_spaces)
 
     def token_text(self, token_id: int) -> str:
-        """One token for display: special tokens spelled out, spaces kept, U+FFFD for parts of characters."""
+        """Returns one token for display, with special tokens spelled out and U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for, which may be part of a character; special tokens spelled out."""
+        """Returns the bytes of one token, possibly a part of a character, with special tokens spelled out."""
         return self._piece(index(token_id))
 
     def first_difference(self, other: Tokenizer) -> int | None:
-        """The lowest id that stands for another text there; None where all ids that both have agree."""
-        ours, theirs = ({i: token for token, i in t._backend.get_vocab().items()} for t in (self, other))
+        """Returns the lowest shared id whose text differs in the other tokenizer, or None."""
+        ours = self.entries()
+        theirs = other.entries()
         shared = sorted(ours.keys() & theirs.keys())
-        return next((i for i in shared if ours[i] != theirs[i] and self._piece(i) != other._piece(i)), None)
+        return next((i for i in shared if ours[i] != theirs[i] and self.token_bytes(i) != other.token_bytes(i)), None)
+
+    def entries(self) -> dict[int, str]:
+        """Returns the vocabulary's entries by id, in the spelling of the file."""
+        return {token_id: token for token, token_id in self._backend.get_vocab().items()}
 
     def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Prompt text of a conversation of `role` and `content` dicts.
+        """Returns the prompt text of a conversation of `role` and `content` dicts.
 
-        Raises: ValueError if there is no chat template, it fails, or `messages[i]` is malformed.
+        Raises ValueError if there is no chat template, if it fails, or if `messages[i]` is malformed.
         """
         if self._template is None:
             raise ValueError(f"{self._source}: no chat template; give a plain prompt")
         return self._template.render(messages, add_generation_prompt)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of `render_chat`'s text, special tokens recognised and BOS never doubled."""
+        """Encodes the text of `render_chat`. Special tokens are recognised, and BOS occurs only once."""
         ids = self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
         prefix = self._chat_prefix
         return ids if ids[: len(prefix)] == prefix else [*prefix, *ids]
@@ -148,17 +154,17 @@ class Tokenizer:
             raise ValueError(f"ids must be token ids, got {token_id}")
         if token_id in self._added:
             content, _ = self._added[token_id]
-            # Added tokens are plain text, not spelled in the alphabet of bytes.
+            # Added tokens are plain text, even in a byte-level vocabulary.
             return content.encode("utf-8") if self._decoder.byte_level else self._decoder(content)
         token = self._backend.id_to_token(token_id) if token_id < self.vocab_size else None
         return b"" if token is None else self._decoder(token)
 
-    def _frame(self, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
-        """The ids before and after a text: the backend's own, unless the configs decide."""
+    def _frame_ids(self, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
+        """Returns the ids before and after a text: from the configs if they decide, else from the backend."""
         with library_errors(f"{self._source}: cannot encode a letter"):
             bare, framed = (self._backend.encode("a", add_special_tokens=flag).ids for flag in (False, True))
         places = (at for at in range(len(framed)) if framed[at : at + len(bare)] == bare)
-        # A vocabulary without the letter tells nothing apart; BOS is likelier than EOS.
+        # A vocabulary may lack the letter; then all ids count as prefix, because BOS is likelier than EOS.
         start = next(places, 0) if bare else len(framed)
         prefix, suffix = framed[:start], framed[start + len(bare) :]
         if vocabulary.add_bos is not None:

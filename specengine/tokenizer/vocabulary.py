@@ -1,4 +1,4 @@
-"""What every kind of tokenizer file is read into."""
+"""The contents of a tokenizer file of any kind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tokenizers
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A backend with its special tokens and chat template, before any choice of the user.
+    """A backend with its special tokens and chat template.
 
-    backend: encodes and holds the entries. source: the file, for messages. size: one more than the last id.
-    add_bos, add_eos: whether text is framed by these tokens; None leaves it to the backend's post-processor.
-    special_tokens: names such as `bos_token` with their text. chat_template: Jinja, from `template_source`.
-    model_name: what the model is called, to choose a chat format when there is no template.
+    backend: holds the entries and encodes. source: the file, for error messages. size: one more than the last id.
+    add_bos, add_eos: whether these tokens frame a text; None leaves that to the backend's post-processor.
+    special_tokens: texts by name, such as `bos_token`. chat_template: Jinja, from `template_source`.
+    model_name: selects a built-in chat format if there is no template.
     """
 
     backend: tokenizers.Tokenizer
@@ -31,8 +31,11 @@ class Vocabulary:
     model_name: str = ""
 
 
-def chosen_template(templates: Sequence[tuple[str, str]], source: str) -> str | None:
-    """The template named "default", or the only one; ValueError naming `source` if neither exists."""
+def choose_template(templates: Sequence[tuple[str, str]], source: str) -> str | None:
+    """Returns the template named "default", or the only one; None without any.
+
+    Raises ValueError naming `source` if several exist and none is the default.
+    """
     by_name = dict(templates)
     if not by_name:
         return None

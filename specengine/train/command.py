@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from specengine.cli.console import note
 from specengine.drafters.shipped import FINGERPRINT, fingerprint
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.train.card import model_card
@@ -29,6 +28,7 @@ from specengine.train.plot import plot_training
 from specengine.train.progress import Bars
 from specengine.train.start import starting_weights
 from specengine.train.trainer import Outcome, Trainer
+from specengine.utils.console import note
 from specengine.utils.spec_string import check_range
 
 STORES = ("disk", "memory", "none")

@@ -1,0 +1,1 @@
+"""Small helpers that every other folder may import."""

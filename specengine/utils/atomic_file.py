@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: a kill at any moment leaves the one before."""
+"""Files that are replaced as a whole: a kill at any moment leaves the old file."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from safetensors import SafetensorError
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Gives the path to write to, which is put in place at the end; makes the folder.
+    """Yields a temporary path in the same folder and renames it to `path` at the end; creates the folder.
 
-    Raises OSError naming `path` for a disk that is full, and whatever else keeps a file from being written.
+    Raises OSError naming `path` if the file cannot be written, for example on a full disk.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield part
-        part.chmod(0o644)  # safetensors makes files for their owner alone
+        part.chmod(0o644)  # safetensors creates files that only their owner can read
         with part.open("rb") as file:
             os.fsync(file.fileno())  # else the rename may reach the disk before the content
         os.replace(part, path)
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error  # of a write, which knows no name
-    except (SafetensorError, RuntimeError) as error:  # what these and torch.save make of an OSError
+        raise OSError(error.errno, error.strerror, str(path)) from error  # write() does not set a file name
+    except (SafetensorError, RuntimeError) as error:  # safetensors and torch.save hide an OSError in these
         raise OSError(f"{path} cannot be written: {str(error).splitlines()[0]}") from error
     finally:
         part.unlink(missing_ok=True)

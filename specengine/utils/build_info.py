@@ -1,4 +1,4 @@
-"""What was built, and what it runs on."""
+"""The version, the build of the native core, and the processor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specengine import _C
 
 try:
     __version__ = version("specengine")
-except PackageNotFoundError:  # run from a source tree that was never installed
+except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+source"
 
 
 def build_info() -> dict[str, Any]:
-    """Version, compiler, instruction sets and CUDA architectures of this build, and what this machine uses of them."""
+    """Returns version, compiler, instruction sets and CUDA architectures of this build, and what this machine uses."""
     return {
         "version": __version__,
         "compiler": _C.compiler,
@@ -29,7 +29,7 @@ def build_info() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself; on aarch64, where Linux has no name for it, its part number."""
+    """Returns the processor's name. On aarch64 Linux knows no name, so it is the part number."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("model name", "CPU part"))).partition(":")[2].strip()

@@ -1,4 +1,4 @@
-"""Where fetched models and measurements are kept."""
+"""The folder that holds fetched models and measurements."""
 
 import os
 import sys
@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """$SPECENGINE_CACHE, else specengine in the user's cache folder. Raises RuntimeError where there is no home."""
+    """Returns $SPECENGINE_CACHE, or else `specengine` in the user's cache folder.
+
+    Raises RuntimeError if the user has no home folder.
+    """
     if chosen := os.environ.get("SPECENGINE_CACHE"):
         return Path(os.path.expanduser(chosen))
     if base := os.environ.get("XDG_CACHE_HOME"):

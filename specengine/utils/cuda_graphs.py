@@ -1,4 +1,4 @@
-"""CUDA graphs and the stream they run on, in a process where other engines and threads use the device too."""
+"""CUDA graphs and their stream, in a process whose other engines and threads use the same device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def stream_of(device: torch.device) -> AbstractContextManager:
-    """Makes the one stream of a device the current one: its engines share pages, so their work must keep its order.
+    """Returns a context in which this thread uses the one stream that all engines of a device share.
 
-    Current device and stream belong to a thread; nothing to do for a device without streams.
+    Engines share cache pages, so their work must run in order. The context does nothing for a device without streams.
     """
     if device.type != "cuda":
         return nullcontext()
     with _lock:
         if device not in _streams:
-            torch.cuda.synchronize(device)  # weights were written on another one
+            torch.cuda.synchronize(device)  # another stream wrote the weights
             _streams[device] = torch.cuda.Stream(device)
     return torch.cuda.stream(_streams[device])
 
@@ -38,17 +38,18 @@ def capture_graph(
     pool: _POOL_HANDLE | None = None,
     warm_up: Callable[[], object] | None = None,
 ) -> torch.cuda.CUDAGraph:
-    """A graph of what `run` launches. It, or warm_up, runs before: what is set up at first use is not captured.
+    """Captures the kernels that `run` launches as a CUDA graph.
 
-    pool: of memory, shared with other graphs that never run at the same time.
+    warm_up: called once before the capture; `run` by default. A set-up at first use must not be captured.
+    pool: memory pool, shared with graphs that never run at the same time.
     """
     with _lock, stream_of(device):
         (warm_up or run)()
         torch.cuda.synchronize(device)
-        # cuBLAS keeps a workspace per stream: it must be this graph's own, and no later graph's.
+        # cuBLAS keeps one workspace per stream. This graph needs its own, and no later graph may reuse it.
         torch._C._cuda_clearCublasWorkspaces()
         collects = gc.isenabled()
-        gc.disable()  # a collection might free other graphs and pinned memory, which no capture survives
+        gc.disable()  # a collection may free graphs or pinned memory, which would break the capture
         try:
             graph = torch.cuda.CUDAGraph()
             stream = torch.cuda.current_stream(device)

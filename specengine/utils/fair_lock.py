@@ -1,4 +1,4 @@
-"""Callers take turns in the order they came."""
+"""A first-come, first-served lock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 
 
 class FairLock:
-    """A lock that is handed to the longest waiting thread.
+    """A lock that passes to the thread that has waited longest.
 
-    threading.Lock is not fair: a thread that releases it between two cycles mostly gets it back at once, and another
-    caller's stream would stand still until the first one is done.
+    threading.Lock is not fair: a thread that releases it between two cycles usually gets it back at once. Another
+    caller's stream would then stall until the first caller ends.
     """
 
     def __init__(self) -> None:
@@ -23,15 +23,15 @@ class FairLock:
             if not self._held:
                 self._held = True
                 return
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
+            ticket = threading.Lock()
+            ticket.acquire()
+            self._waiting.append(ticket)
         try:
-            turn.acquire()  # released by the thread that hands over
-        except BaseException:  # a KeyboardInterrupt while waiting: give the place up, or pass the turn on
+            ticket.acquire()  # __exit__ of the current holder releases it
+        except BaseException:  # KeyboardInterrupt: leave the queue, or pass the lock on
             with self._guard:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
+                if ticket in self._waiting:
+                    self._waiting.remove(ticket)
                     raise
             self.__exit__()
             raise

@@ -1,4 +1,4 @@
-"""The JSON objects that lie beside weights: configurations and vocabularies."""
+"""JSON files beside weights: configurations and vocabularies."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 << 20  # Python's objects may be thirty times as large
+MOST_BYTES = 64 << 20  # the Python objects of a JSON text can be thirty times as large
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Raises FileNotFoundError for a missing file, ValueError naming one that holds no JSON object."""
+    """Reads a JSON object.
+
+    Raises FileNotFoundError for a missing file, and ValueError naming a file that is not a JSON object.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     if path.stat().st_size > MOST_BYTES:

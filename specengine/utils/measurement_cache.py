@@ -1,4 +1,4 @@
-"""Measurements kept in the cache folder: one JSON file per place they were made in."""
+"""Measurements in the cache folder: one JSON file for each machine and setting."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from specengine.utils.cache_dir import cache_dir
 
 
 def measurement_path(kind: str, place: Any) -> Path | None:
-    """The file of a kind of measurement for a place (plain JSON values); None if there is no cache folder."""
+    """Returns the file of one kind of measurement, or None without a cache folder.
+
+    place: machine and setting, as plain JSON values.
+    """
     with contextlib.suppress(RuntimeError):  # no home folder
         return cache_dir() / kind / f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]}.json"
     return None
 
 
 def read_measurement(path: Path | None, key: Any) -> dict[str, Any] | None:
-    """What write_measurement put there, or None if it is missing, damaged or made under another key."""
+    """Returns a stored measurement, or None if it is missing, damaged or has another key."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         data = json.loads(path.read_text(encoding="utf-8")) if path else {}
         if data["key"] == key:
@@ -29,7 +32,7 @@ def read_measurement(path: Path | None, key: Any) -> dict[str, Any] | None:
 
 
 def write_measurement(path: Path | None, key: Any, data: dict[str, Any]) -> None:
-    """Puts the file in place at once; a folder that cannot be written only means measuring again."""
+    """Stores a measurement. A write error is ignored: the next process then measures again."""
     if path is None:
         return
     with contextlib.suppress(OSError), atomic_file(path) as part:

@@ -1,4 +1,4 @@
-"""Specs such as `prompt_lookup,nodes=16` or `eagle3:PATH,depth=7`: a name, a path, options of a config dataclass."""
+"""Specs such as `prompt_lookup,nodes=16` or `eagle3:PATH,depth=7`: a name, a path, and options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ C = TypeVar("C", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Spec:
-    """`NAME[:PATH][,option=value...]` taken apart."""
+    """The parts of `NAME[:PATH][,option=value...]`."""
 
     name: str
     path: str | None
@@ -23,7 +23,7 @@ class Spec:
 
     @staticmethod
     def parse(text: str, argument: str) -> Spec:
-        """Raises ValueError naming `argument` for anything that has not this form."""
+        """Parses a spec. Raises ValueError naming `argument` for any other form."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{argument}: expected NAME[:PATH][,option=value...], got {text!r}")
         head, *pairs = text.split(",")
@@ -43,7 +43,10 @@ class Spec:
         return ",".join([head, *(f"{key}={value}" for key, value in self.options.items())])
 
     def build(self, config: type[C], argument: str) -> C:
-        """The options as an instance of a config dataclass, which checks their ranges itself."""
+        """Builds a config dataclass from the options; the dataclass checks their ranges.
+
+        Raises ValueError naming `argument` for an unknown option or a bad value.
+        """
         kinds = typing.get_type_hints(config)
         fields = {field.name for field in dataclasses.fields(config)}
         unknown = sorted(set(self.options) - fields)
@@ -69,6 +72,6 @@ def _convert(name: str, text: str, kind: type) -> Any:
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:
-    """For config dataclasses: refuses an integer outside [low, high]."""
+    """Raises ValueError naming `name` unless `value` is an integer from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r}")

@@ -1,4 +1,4 @@
-"""How long the phases of a cycle take."""
+"""Clocks for the phases of a cycle."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ import torch
 
 
 class HostClock:
-    """For phases that the host runs itself or waits for. seconds: by phase, added up where one is marked twice."""
+    """Times phases on the host. seconds: by phase; a phase that is marked twice counts both times."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:
-        """Notes that a phase has ended, and begins the next one."""
+        """Ends a phase and begins the next one."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 
 class DeviceClock:
-    """The same inside a CUDA graph, made and marked while it is captured; every replay measures anew."""
+    """Times phases inside a CUDA graph. It is created and marked during the capture; every replay measures again."""
 
     def __init__(self) -> None:
         self._begin = self._event()
         self._marks: list[tuple[str, torch.cuda.Event]] = []
 
     def mark(self, phase: str) -> None:
+        """Ends a phase and begins the next one."""
         self._marks.append((phase, self._event()))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of the last replay, which must have ended."""
+        """Seconds by phase of the last replay, which must have ended."""
         seconds: dict[str, float] = {}
         last = self._begin
         for phase, event in self._marks:
@@ -43,6 +44,6 @@ class DeviceClock:
 
     @staticmethod
     def _event() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True, external=True)  # a node of the graph instead of a mere dependency
+        event = torch.cuda.Event(enable_timing=True, external=True)  # external: a node of the graph
         event.record()
         return event

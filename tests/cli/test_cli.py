@@ -1,4 +1,4 @@
-"""The console script: what it prints where, and how it fails."""
+"""The console script: its output on stdout and stderr, and its errors."""
 
 import inspect
 import json
@@ -77,7 +77,7 @@ def test_generate_has_every_parameter_of_the_api_with_its_default():
     options = inspect.signature(command.callback).parameters
     for name, parameter in inspect.signature(specengine.generate).parameters.items():
         if name != "prompts":
-            # typer gives None for an option that may be repeated and was not given
+            # typer passes None for a repeatable option that is absent
             assert options[name].default == (parameter.default if name != "stop" else None), name
 
 
@@ -227,9 +227,7 @@ def test_a_prompt_that_is_no_token_ids_is_refused_without_a_tokenizer(prompt):
     one_error_line(result, "prompt")
 
 
-@pytest.mark.parametrize(
-    "error", [embedded_models.ModelFetchError("pip said:\n  nothing\n"), MemoryError("cache: no room")]
-)
+@pytest.mark.parametrize("error", [specengine.ModelFetchError("pip said:\n  nothing\n"), MemoryError("cache: no room")])
 def test_other_failures_give_one_line_and_status_1(error, monkeypatch):
     def fail(*_, **__):
         raise error
@@ -247,7 +245,7 @@ def test_chat_answers_line_by_line_and_remembers(chat_model):
     result = run("chat", "--model", chat_model, "--max-new-tokens", "5", stdin="ab\n\n/what\n/reset\nab\n/exit\nab\n")
     assert result.exit_code == 0
     assert result.stderr.count("tau ") == 2
-    assert "unknown command /what" in result.stderr and "anew" in result.stderr
+    assert "unknown command /what" in result.stderr and "conversation cleared" in result.stderr
     answer = specengine.generate([{"role": "user", "content": "ab"}], model=chat_model, max_new_tokens=5).text
     assert result.stdout == f"{answer}\n" * 2
 
@@ -282,7 +280,7 @@ def test_chat_needs_a_chat_template():
 
 
 class FakeEngine:
-    """Plays back events; an exception among them is raised in its place."""
+    """Yields given events, and raises a given exception in its place."""
 
     def __init__(self, tokenizer, events):
         self.tokenizer, self.events = tokenizer, events
@@ -375,7 +373,7 @@ def test_the_default_model_answers_a_question(smollm2_path):
 def test_ctrl_c_stops_an_answer_and_keeps_the_session(smollm2_path):
     command = [sys.executable, "-u", "-m", "specengine.cli.main", "chat", "--max-new-tokens", "2000"]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # A shell's background job ignores Ctrl-C and its children inherit that, so it is put back first.
+    # A background job of a shell ignores Ctrl-C, and children inherit that, so the child restores the handler.
     restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     with subprocess.Popen(command, **streams, **restore) as process:
         process.stdin.write(b"Count from 1 to 1000, one number per line.\n")

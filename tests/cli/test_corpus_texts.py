@@ -1,4 +1,4 @@
-"""`specengine corpus`."""
+"""`specengine corpus` writes the texts of files as a corpus."""
 
 import json
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def test_what_a_text_says_again_is_left_out():
     once = [*range(100, 120)]
     assert [*without_repeats(once)] == [once]
     assert [*without_repeats([1, 2])] == [[1, 2]]
-    # the second time its first seven tokens could still be the beginning of something else
+    # The first seven tokens of the repeat stay, because a repeat is certain only at eight.
     assert [*without_repeats(once + once)] == [once + once[:7]]
     assert [*without_repeats(once + once + [*range(200, 210)])] == [once + once[:7], [*range(200, 210)]]
     assert [*without_repeats(once + once + [5, 6])] == [once + once[:7]]

@@ -18,7 +18,7 @@ def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        # Its own sandbox cannot be had by root, nor in many containers; it is shown nothing but our own page.
+        # Chromium's sandbox fails as root and in many containers, and the tests load only our own page.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
             yield browser
@@ -28,7 +28,7 @@ def browser() -> Iterator:
 
 @contextlib.contextmanager
 def opened(browser, address: str, size: str = "laptop", **options) -> Iterator:
-    """The page of a server; whatever it asks of anybody else, and every error in it, is one here."""
+    """Opens the page of a server. The test fails if the page logs an error or sends a request to another server."""
     width, height = SIZES[size]
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     page, wrong = context.new_page(), []

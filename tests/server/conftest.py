@@ -1,4 +1,4 @@
-"""Where what the server needs is not installed, its tests are skipped; cycles that take a while."""
+"""Skips the server's tests if a package is missing, and slows down cycles for tests of disconnects."""
 
 import time
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Cycles that take a while: texts last until they are left."""
+    """Slows down every cycle, so that a text outlasts its client."""
     from specengine.engine.engine import Engine
 
     cycle = Engine._cycle

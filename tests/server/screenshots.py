@@ -1,4 +1,4 @@
-"""The pictures of the page in docs/: python -m tests.server.screenshots, with Debian's chromium and playwright."""
+"""Takes the pictures of the page for docs/: python -m tests.server.screenshots. It needs chromium and playwright."""
 
 from pathlib import Path
 

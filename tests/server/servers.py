@@ -1,4 +1,4 @@
-"""Servers for tests: in this process, or as the command starts them; and what every request to them needs."""
+"""Starts servers for tests, in this process or through the command, and sends requests to them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import httpx
 
 from specengine import Engine
-from specengine.server.command import listening, server_of
+from specengine.server.command import make_server, open_listener
 from specengine.server.settings import DRAFTERS, RULES, Settings
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.engine.exposition import Family, parsed
 from tests.models.files import write_chat_model
 
-LIMIT = 60  # seconds after which a test has failed; nothing takes that long
+LIMIT = 60  # seconds after which a wait fails
 HELLO = [{"role": "user", "content": "hello"}]
 ASK = {"model": "tiny", "messages": HELLO, "max_tokens": 5}
 LONG = {"model": "tiny", "messages": HELLO, "ignore_eos": True, "stream": True}
@@ -32,7 +32,7 @@ SETTINGS = {"name": "tiny", "drafters": ("prompt_lookup,adaptive=false", *DRAFTE
 
 @functools.cache
 def chat_folder() -> Path:
-    """A tiny random model of bytes with a chat template; its context has 512 tokens."""
+    """Writes a tiny random model of bytes with a chat template and a context of 512 tokens."""
     return write_chat_model(Path(tempfile.mkdtemp(prefix="specengine-test-")) / "tiny")
 
 
@@ -48,11 +48,11 @@ def plain_engine() -> Engine:
 
 @contextlib.contextmanager
 def served(model: LoadedModel | None = None, **settings) -> Iterator[str]:
-    """The address of a server in a thread of this process."""
+    """Runs a server in a thread of this process and yields its address."""
     chosen = Settings(**{**SETTINGS, **settings})
-    with listening(chosen.host, chosen.port) as listener:
+    with open_listener(chosen.host, chosen.port) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = server_of(model or chat_model(), chosen, listener)
+        server = make_server(model or chat_model(), chosen, listener)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -66,7 +66,7 @@ def served(model: LoadedModel | None = None, **settings) -> Iterator[str]:
 
 @contextlib.contextmanager
 def command(*options: str) -> Iterator[tuple[str, subprocess.Popen]]:
-    """`specengine serve` as a process: its address, and the process."""
+    """Runs `specengine serve` and yields its address and its process."""
     words = [sys.executable, "-m", "specengine.cli.main", "serve", "--port", "0", *options]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
@@ -95,7 +95,7 @@ def problem(response: httpx.Response) -> dict:
 
 
 def streaming(address: str, body: dict, stop: threading.Event) -> threading.Thread:
-    """A client that has begun to hear a text, and hears it until it is told to stop."""
+    """Starts a client that reads a stream until `stop` is set. Returns once the stream has begun."""
     heard = threading.Event()
 
     def listen() -> None:
@@ -113,10 +113,10 @@ def streaming(address: str, body: dict, stop: threading.Event) -> threading.Thre
 
 
 def until(condition, seconds: float = LIMIT) -> None:
-    """Waits for what is bound to come."""
+    """Waits until the condition holds."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "it has not come"
+        assert time.monotonic() < end, "the condition never held"
         time.sleep(0.01)
 
 
@@ -125,11 +125,11 @@ def metrics(address: str) -> dict[str, Family]:
 
 
 def total(address: str, name: str) -> float:
-    """Over all engines."""
+    """Sums a metric over all engines."""
     return sum(metrics(address)[f"specengine_{name}"].samples.values())
 
 
 def settled(address: str) -> None:
-    """Waits until nobody is left and everything is given back."""
-    names = ("requests_running", "requests_waiting", "cache_pages_used", "http_streams")
+    """Waits until no request runs or waits and all cache pages are free."""
+    names = ("requests_running", "requests_waiting", "cache_pages_used", "http_requests_running")
     until(lambda: all(total(address, name) == 0 for name in names))

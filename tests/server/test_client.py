@@ -1,4 +1,4 @@
-"""OpenAI's client against the server that the command starts: it says what the engine says, and refuses by name."""
+"""OpenAI's client gets the engine's texts from the server, and errors that name the field at fault."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.server.servers import HELLO, chat_folder, command, plain_engine
 DRAFTER = "prompt_lookup,adaptive=false"
 PROMPT = "ab ab ab ab"
 
-# What a request asks for, and the same in the engine's words.
+# Fields of a request, and the same parameters for the engine.
 REQUESTS = {
     "greedy": ({"temperature": 0}, {"temperature": 0}),
     "sampled": ({"temperature": 0.8, "top_p": 0.9, "seed": 5}, {"temperature": 0.8, "top_p": 0.9, "seed": 5}),
@@ -47,13 +47,13 @@ def client(address):
 
 
 def said(prompt, tokens: int, params: dict):
-    """The engine's own outputs, as a list."""
+    """Returns the engine's own outputs as a list."""
     outputs = plain_engine().generate(prompt, SamplingParams(max_new_tokens=tokens, **params))
     return outputs if isinstance(outputs, list) else [outputs]
 
 
 def texts_of(chunks) -> tuple[list[str], list[str], list]:
-    """Of a chat's stream: texts, reasons, and the chunks."""
+    """Returns the texts, the finish reasons and the chunks of a chat's stream."""
     chunks = [*chunks]
     texts, reasons = {}, {}
     for chunk in chunks:
@@ -132,7 +132,7 @@ def test_chats_have_roles_and_parts(client):
     ]
     answer = client.chat.completions.create(model="tiny", messages=turns, max_tokens=20, temperature=0)
     assert answer.choices[0].message.content == said(same, 20, {})[0].text
-    again = [*turns, answer.choices[0].message, {"role": "user", "content": "on"}]  # as the client's own object
+    again = [*turns, answer.choices[0].message, {"role": "user", "content": "on"}]  # an object of the client library
     client.chat.completions.create(model="tiny", messages=again, max_tokens=2)
 
 

@@ -1,4 +1,4 @@
-"""The command: its options, what it says when it cannot start, and that it needs an extra."""
+"""`specengine serve`: its options, its errors at the start, and the extra that it needs."""
 
 import socket
 import sys
@@ -25,7 +25,7 @@ def run(*options: str, **environment: str):
         (["--allow-rule", "magic"], "rule: expected one of"),
         (["--rule", "lossy"], "rule: lossy needs"),
         (["--port", "-1"], "port: expected an integer"),
-        (["--host", "no.such.host.invalid"], "host: 'no.such.host.invalid' is no address"),
+        (["--host", "no.such.host.invalid"], "host: 'no.such.host.invalid' is not an address"),
         (["--host", "192.0.2.1"], "port: cannot listen on 192.0.2.1"),
         (["--max-streams", "0"], "max_streams: expected"),
         (["--deadline", "-5"], "deadline: expected"),

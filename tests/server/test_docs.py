@@ -1,4 +1,4 @@
-"""docs/server.md: its client's code runs, its tables are those of the code."""
+"""docs/server.md: its client code runs, and its tables equal the code's."""
 
 import json
 
@@ -15,7 +15,7 @@ PAGE = Page(ROOT / "docs" / "server.md")
 
 
 def rows(head: str) -> list[list[str]]:
-    """The table whose head begins so."""
+    """Returns the rows of the table whose head begins with `head`."""
     lines = PAGE.text.partition(f"\n| {head} |")[2].splitlines()[2:]
     table = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
@@ -35,7 +35,7 @@ def test_the_clients_code_runs_and_says_what_the_engine_says(smollm2_path, capsy
 
 
 def test_the_table_of_refused_fields_is_the_schemas():
-    refused = {**ChatRequest.refused, **CompletionRequest.refused}
+    refused = {**ChatRequest.unsupported, **CompletionRequest.unsupported}
     told = {
         row[0].strip("`"): [json.loads(each.strip(" `")) for each in row[1].split(", ") if each]
         for row in rows("field")

@@ -1,4 +1,4 @@
-"""Clients that go away, texts that take too long, servers that are told to end."""
+"""Clients that disconnect, texts that reach the deadline, servers that shut down."""
 
 import concurrent.futures
 import json
@@ -56,10 +56,10 @@ def test_a_client_that_leaves_before_it_hears_anything_is_noticed(slow, stream):
 
 
 def test_a_client_that_does_not_read_is_cut_off_in_the_end(monkeypatch):
-    from specengine.server import answers
+    from specengine.server import handler
 
-    stream = answers.EventStream
-    monkeypatch.setattr(answers, "EventStream", lambda values, source, seconds: stream(values, source, 1.0))
+    stream = handler.EventStream
+    monkeypatch.setattr(handler, "EventStream", lambda values, source, seconds: stream(values, source, 1.0))
     body = json.dumps(LONG | {"n": 100, "speculation": {"tokens": True, "stats": True}}).encode()
     with served() as address:
         host = urlsplit(address)
@@ -67,7 +67,7 @@ def test_a_client_that_does_not_read_is_cut_off_in_the_end(monkeypatch):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            until(lambda: total(address, "http_streams") == 1)
+            until(lambda: total(address, "http_requests_running") == 1)
             settled(address)
 
 
@@ -98,7 +98,7 @@ def test_a_pass_that_fails_is_an_error_of_its_requests_alone(monkeypatch, when):
         for stream in (False, True):
             failing[0] = True
             response = chat(address, LONG | {"stream": stream})
-            if stream and when:  # the status was sent long ago
+            if stream and when:  # the status was sent before the failure
                 assert response.status_code == 200
                 error = lines(response)[-1]["error"]
             else:
@@ -125,7 +125,7 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new
 
         with concurrent.futures.ThreadPoolExecutor() as pool:
             whole = pool.submit(chat, address, ask | {"stream": False})
-            until(lambda: total(address, "http_streams") == 1 or whole.done())
+            until(lambda: total(address, "http_requests_running") == 1 or whole.done())
             finished = [pool.submit(listen, number) for number in range(3)]
             begun.wait(30)
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a request must pass: host, key, kind, size, a free place; and what overload answers."""
+"""The limits of requests: host, key, media type, size and free slots; and the responses under overload."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ import pytest
 
 from specengine.server import limits
 from specengine.server.app import make_app
-from specengine.server.engine_pool import Engines
+from specengine.server.engine_pool import EnginePool
 from specengine.server.settings import Settings
 from tests.server.servers import (
     ASK,
@@ -66,7 +66,7 @@ def test_bodies_of_any_kind_get_an_answer(address, body, field):
 def test_a_large_body_is_refused_before_it_is_read(address):
     assert chat(address, b"x" * 2001).status_code == 413
     host = urlsplit(address)
-    with socket.create_connection((host.hostname, host.port), timeout=30) as connection:  # without saying how much
+    with socket.create_connection((host.hostname, host.port), timeout=30) as connection:  # without a content length
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         connection.sendall(b"400\r\n" + b"x" * 1024 + b"\r\n" + b"400\r\n" + b"x" * 1024 + b"\r\n")
@@ -83,7 +83,7 @@ def test_the_head_of_a_request_is_bounded(address):
 def test_a_long_prompt_is_refused(address):
     error = problem(chat(address, {"model": "tiny", "prompt": "x" * 101}, "/v1/completions"))
     assert (
-        error["param"] == "prompt" and error["code"] == "context_length_exceeded" and "100 at most" in error["message"]
+        error["param"] == "prompt" and error["code"] == "context_length_exceeded" and "at most 100" in error["message"]
     )
 
 
@@ -139,7 +139,7 @@ def test_a_page_elsewhere_whose_name_means_this_machine_is_refused(address):
 )
 def test_names_of_the_server_can_be_given(settings, known, unknown):
     chosen = Settings(**SETTINGS | settings)
-    assert all(map(chosen.knows_host, known)) and not any(map(chosen.knows_host, unknown))
+    assert all(map(chosen.accepts_host, known)) and not any(map(chosen.accepts_host, unknown))
 
 
 def test_a_key_is_asked_for_where_there_is_one():
@@ -161,10 +161,10 @@ def test_a_key_is_asked_for_where_there_is_one():
 
 
 def test_a_key_is_asked_for_below_a_path_of_others_too():
-    """As Ray hands requests to an application with a route_prefix."""
+    """Ray passes requests in this form to an application with a route_prefix."""
     settings = Settings(**SETTINGS, api_key="secret-1")
-    engines = Engines(chat_model(), settings)
-    below = httpx.ASGITransport(make_app(engines, settings), root_path="/llm")
+    pool = EnginePool(chat_model(), settings)
+    below = httpx.ASGITransport(make_app(pool, settings), root_path="/llm")
 
     async def statuses(headers) -> list[int]:
         async with httpx.AsyncClient(transport=below, base_url="http://127.0.0.1", headers=headers) as client:
@@ -175,7 +175,7 @@ def test_a_key_is_asked_for_below_a_path_of_others_too():
     async def both() -> None:
         assert await statuses({}) == [401, 401, 200, 200]
         assert await statuses({"authorization": "Bearer secret-1"}) == [200] * 4
-        await engines.close()
+        await pool.close()
 
     asyncio.run(both())
 
@@ -219,7 +219,7 @@ def test_a_full_queue_gets_503_and_loses_nothing_that_was_taken(slow):
 def test_a_request_larger_than_the_queue_is_its_own_fault():
     with served(max_waiting=4) as address:
         error = problem(chat(address, ASK | {"n": 5}))
-        assert error["param"] == "n" and "4 at most" in error["message"]
+        assert error["param"] == "n" and "at most 4" in error["message"]
         assert len(chat(address, ASK | {"n": 4}).json()["choices"]) == 4
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows is what the engine says, and it asks nobody else."""
+"""The page in a real browser: it shows the engine's texts and sends requests only to its own server."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.server.servers import plain_engine, served, settled, total, until
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the page's tests need {' and '.join(MISSING)}")
 
 QUESTION = 'abc abc abc <img src="x" onerror="boom()">'
-IDENTICAL = re.compile(r"\d+\.\d\dx of plain decoding's speed; the texts are identical")
+IDENTICAL = re.compile(r"\d+\.\d\dx the speed of plain decoding; the texts are identical")
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,12 @@ def test_what_is_forgotten_while_it_speaks_is_not_said_again(chromium, slow):
 
 def test_what_goes_wrong_is_said(chromium, address):
     context = chromium.new_context()
-    page = context.new_page()  # a refused request is an error in the console, which `opened` would not have
+    page = context.new_page()  # the browser logs a refused request as an error, on which `opened` fails
     page.goto(address)
     page.fill("#tokens", "9999")
     ask(page, "hello")
     page.wait_for_selector(".verdict.error")
-    assert "max_tokens: 9999 behind a prompt" in page.locator(".verdict").inner_text()
+    assert "max_tokens: 9999 new tokens and a prompt of" in page.locator(".verdict").inner_text()
     context.close()
 
 
@@ -154,7 +154,7 @@ def test_a_key_is_asked_for_and_used(chromium):
         page = context.new_page()
         page.goto(address)
         page.wait_for_selector("#lock:not([hidden])")
-        assert "asks for an API key" in page.locator("#about").inner_text() and page.locator("#send").is_disabled()
+        assert "needs an API key" in page.locator("#about").inner_text() and page.locator("#send").is_disabled()
         page.fill("#api-key", "secret-1")
         page.press("#api-key", "Tab")
         page.fill("#tokens", "5")

@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve: they say what the engine says, and what one of them cannot finish another one does."""
+"""Replicas on Ray Serve return the engine's texts, and another replica takes over the requests of a failed one."""
 
 import contextlib
 import socket
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (pip install 'specengine[ray]')"),
 ]
 CLIENTS, TOKENS = 6, 60
-STARTING = 180  # seconds in which a replica is there; Ray looks at the load for half a minute before it starts one
+STARTING = 180  # seconds until a replica runs; Ray watches the load for half a minute before it starts one
 QUESTIONS = [f"question {i}" for i in range(12)]
 
 
@@ -55,7 +55,7 @@ def address():
 
 
 def replicas() -> list[psutil.Process]:
-    """The processes of this one's Ray that have the model."""
+    """Returns the replica processes that this process's Ray has started."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -65,7 +65,7 @@ def replicas() -> list[psutil.Process]:
 
 
 def two(**more) -> list[psutil.Process]:
-    """Two replicas, whatever was there before."""
+    """Deploys two replicas and waits until both run."""
     deploy(min_replicas=2, **more)
     until(lambda: len(replicas()) == 2, STARTING)
     return replicas()
@@ -85,7 +85,7 @@ def expected() -> dict[str, str]:
 
 
 class Clients:
-    """Each asks one question after the other until it is told to stop, and once more what broke off."""
+    """Clients that send one question after the other until they are stopped, and retry broken streams."""
 
     def __init__(self, address: str, expected: dict[str, str]) -> None:
         self._address, self._expected = address, expected
@@ -112,7 +112,7 @@ class Clients:
                     try:
                         text = self._listen(client, question)
                         break
-                    except (openai.APIError, httpx.HTTPError):  # in the middle of a stream; a retry covers it
+                    except (openai.APIError, httpx.HTTPError):  # a stream broke; the client retries
                         self.broken += 1
                 else:
                     raise AssertionError("a request was lost")
@@ -170,7 +170,7 @@ def test_an_update_replaces_replicas_one_by_one_and_loses_nothing(address, expec
     assert len(replicas()) == 2 and before.isdisjoint(each.pid for each in replicas())
     with (
         openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0) as client,
-        pytest.raises(openai.BadRequestError, match="takes 100 at most"),
+        pytest.raises(openai.BadRequestError, match="accepts at most 100"),
     ):
         client.chat.completions.create(**body("hello") | {"max_tokens": 101})
 

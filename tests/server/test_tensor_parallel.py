@@ -1,4 +1,4 @@
-"""A server whose model is divided among processes says what one process says, and when one of them has failed."""
+"""A server with several processes returns the texts of one process, and reports a failed process."""
 
 import json
 import signal

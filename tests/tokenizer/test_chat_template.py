@@ -146,7 +146,7 @@ def test_the_format_follows_the_model_name(name, chat_format):
     assert format_for_name(name) == chat_format
 
 
-# --- templates that want too much -----------------------------------------------------------------
+# --- templates that exceed the limits -----------------------------------------------------------------
 
 LIMITS = {
     "a long range": ("{% for i in range(10**9) %}x{% endfor %}", "range"),
@@ -231,7 +231,7 @@ def test_a_process_that_cannot_start_is_an_error_of_the_text(monkeypatch):
     assert render("x") == "x"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the test forks a process that has threads
 def test_a_forked_process_renders_in_one_of_its_own():
     assert render("{{ messages[0].content }}") == "Hi"
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""How text is cut into words before they are merged."""
+"""Pre-tokenizers split text into words before the merges."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""tokenizer.model, against the sentencepiece library."""
+"""Tokenizers of tokenizer.model encode like the sentencepiece library."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Text and chats to token ids and back."""
+"""The tokenizer encodes texts and chats and decodes token ids."""
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_smollm2_encodes_as_transformers_does(smollm2, smollm2_path):
         "I'm you're IT'S <|im_start|>user\nhi<|im_end|> a<|endoftext|>b",
         "",
     ]
-    # They leave out this vocabulary's splitting of digits, which shows after a run of spaces.
+    # transformers does not split digits for this vocabulary, which changes the ids after a run of spaces.
     for text in [*texts, *(text.replace("12", "") for text in random_texts(100))]:
         ids = smollm2.encode(text)
         assert ids == theirs(text)["input_ids"]

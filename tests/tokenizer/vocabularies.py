@@ -1,4 +1,4 @@
-"""Small vocabularies as model folders and GGUF metadata have them."""
+"""Small vocabularies in the form of model folders and of GGUF metadata."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def gguf_metadata(**changes) -> dict:
 
 
 def json_backend(prefix_bos: bool = True) -> tokenizers.Tokenizer:
-    """The same vocabulary as a tokenizer.json, with BOS put before the text or not."""
+    """Returns the same vocabulary as a tokenizer.json.  prefix_bos: BOS precedes every text."""
     vocab = {token: index for index, token in enumerate([*BYTES, "th", "the", "<s>", "</s>"])}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -42,7 +42,7 @@ def json_backend(prefix_bos: bool = True) -> tokenizers.Tokenizer:
 
 
 def write_folder(folder: Path, backend: tokenizers.Tokenizer | None = None, **files) -> Path:
-    """A model folder; keyword names with __ for the dot, dicts become JSON."""
+    """Writes a model folder. A keyword is a file name with `__` for the dot; a dict becomes JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     (backend or json_backend()).save(str(folder / "tokenizer.json"))
     for name, content in files.items():

@@ -1,0 +1,94 @@
+"""Checks a request body against the model and the server's limits, and encodes its prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+from specengine.engine.prompts import encode_prompt
+from specengine.server.engine_pool import EngineKey, EnginePool
+from specengine.server.errors import ApiError, make_field_error
+from specengine.server.response_format import CHAT, COMPLETION, Envelope
+from specengine.server.schema import ChatRequest, GenerationRequest
+from specengine.server.settings import Settings
+from specengine.types import PromptTooLong, SamplingParams
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A valid request.  prompts: token ids.  params: one for each prompt."""
+
+    body: GenerationRequest
+    key: EngineKey
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    envelope: Envelope
+
+
+class RequestPreparer:
+    """Prepares the requests of one server."""
+
+    def __init__(self, pool: EnginePool, settings: Settings) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._context = pool.model.config.max_position
+
+    async def prepare(self, body: GenerationRequest) -> PreparedRequest:
+        """Checks and encodes a request. Raises ApiError naming the field at fault."""
+        self.check_model(body.model)
+        key = self._pool.select(body.speculation)
+        self._check_num_texts(body)
+        # A long prompt takes milliseconds and a chat template up to half a second, so a thread encodes them.
+        prompts = await asyncio.to_thread(self._encode_prompts, body)
+        try:
+            params = [body.make_params(self._max_new_tokens(body, len(prompt))) for prompt in prompts]
+        except ValueError as error:
+            raise make_field_error(error, body.prompt_field) from error
+        response_format = CHAT if isinstance(body, ChatRequest) else COMPLETION
+        return PreparedRequest(body, key, prompts, params, Envelope(response_format, self._settings.name))
+
+    def check_model(self, name: str) -> None:
+        """Raises ApiError unless this server has the model."""
+        if name != self._settings.name:
+            message = f"model: this server has {self._settings.name!r}, got {name[:100]!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _check_num_texts(self, body: GenerationRequest) -> None:
+        most = self._settings.max_waiting
+        texts = len(body.prompts) * body.samples
+        if texts > most:
+            field = "n" if len(body.prompts) == 1 else body.prompt_field
+            message = f"{field}: the request asks for {texts} texts, this server accepts at most {most}"
+            raise ApiError(400, message, param=field)
+
+    def _encode_prompts(self, body: GenerationRequest) -> list[list[int]]:
+        field = body.prompt_field
+        try:
+            prompts = [encode_prompt(each, self._pool.tokenizer, self._pool.model.config) for each in body.prompts]
+        except ValueError as error:
+            code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
+            message = re.sub("^prompt: ", f"{field}: ", str(error))
+            raise ApiError(400, message, param=field, code=code) from error
+        most = self._settings.max_prompt_tokens
+        longest = max(map(len, prompts))
+        if most and longest > most:
+            message = f"{field}: has {longest} tokens, this server accepts at most {most}"
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
+        return prompts
+
+    def _max_new_tokens(self, body: GenerationRequest, prompt_tokens: int) -> int:
+        """Returns the token limit of a text. Raises ApiError if the request asks for more than fits."""
+        most = self._settings.max_new_tokens
+        requested = body.requested_tokens
+        field = body.requested_tokens_field
+        room = self._context - prompt_tokens
+        if requested is not None and requested > room:
+            message = (
+                f"{field}: {requested} new tokens and a prompt of {prompt_tokens} exceed the model's context of "
+                f"{self._context}"
+            )
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
+        if requested is not None and most and requested > most:
+            raise ApiError(400, f"{field}: this server accepts at most {most}, got {requested}", param=field)
+        return min(requested or body.default_max_tokens or room, room, most or room)

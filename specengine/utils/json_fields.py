@@ -1,0 +1,53 @@
+"""Typed access to the fields of a JSON object, with errors that name the source and the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_REQUIRED: Any = object()
+
+
+class Fields:
+    """A mapping whose typed lookups raise a ValueError that names the source and the field."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where}: expected an object of fields, got {type(data).__name__}")
+        self.data, self.where = data, where
+
+    def get(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
+        """Returns the field as `kind`. Absent and null fields return the default.
+
+        Raises ValueError for a required field that is missing and for another type.
+        """
+        value = self.data.get(name)
+        if value is None:
+            if default is _REQUIRED:
+                raise self.error(name, "is missing")
+            return default
+        if kind is float and type(value) is int and abs(value) < 1 << 1000:  # the largest float is below 2^1024
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.error(name, f"must be of type {kind.__name__}, got {value!r}")
+        return value
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """Returns a field that is a token id, a list of them, or null, as a tuple."""
+        value = self.data.get(name)
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        if any(type(item) is not int for item in values):
+            raise self.error(name, f"must be a token id or a list of token ids, got {value!r}")
+        return tuple(values)
+
+    def error(self, name: str, problem: str) -> ValueError:
+        """Makes the error of a field."""
+        return ValueError(f"{self.where}: field '{name}' {problem}")
+
+    def build(self, factory: Callable[..., T], **values: Any) -> T:
+        """Calls a configuration class and adds the source to its ValueError."""
+        try:
+            return factory(**values)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from None
