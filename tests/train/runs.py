@@ -12,7 +12,7 @@ import torch
 
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
-from specengine.models.transformer import Transformer
+from specengine.models.transformer import load_transformer
 from specengine.train.config import TrainConfig
 from specengine.train.data.corpus import Corpus
 from specengine.train.data.dialogues import Dialogue, write_shard
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 CONFIG = replace(PRESETS["tiny-llama"], num_layers=7, vocab_size=96)
 SHORT = TrainConfig(epochs=2, learning_rate=2e-3, batch_tokens=64, rows=96, held_out=3, evaluate_steps=2, save_steps=3)
 CHECKPOINT = RandomCheckpoint(CONFIG, source="random:seven-layers")
-TARGET = Transformer(CHECKPOINT, "float32", CPU)
+TARGET = load_transformer(CHECKPOINT, "float32", CPU)
 
 
 def frozen(vocabulary: torch.Tensor | None = None) -> Frozen:
