@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.tensor_parallel.loading import load_tokenizer
 from specengine.tokenizer import Tokenizer
-from specengine.train.data.dialogues import read_dialogues
+from specengine.train.data.dialogue_files import read_dialogues
 
 _BEFORE = 8  # tokens of a question before its answer: how a turn begins
 _REPEATED = 8  # tokens: what a text says again after so many it already has, nobody has to find twice

@@ -13,14 +13,14 @@ class ThreadShare:
         self._sizes: list[int] = []
 
     def add(self, size: int) -> None:
-        """A group of `size` ranks starts."""
+        """Counts a new group of `size` ranks."""
         if not self._sizes:
             self._whole = _C.num_threads()
         self._sizes.append(size)
         self._set()
 
     def remove(self, size: int) -> None:
-        """A group of `size` ranks has ended."""
+        """Forgets a group of `size` ranks."""
         self._sizes.remove(size)
         self._set()
 

@@ -12,8 +12,8 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub import utils as hub_utils
 
 from specengine.hub import huggingface as hub
-from specengine.hub.embedded_models import ModelFetchError
 from specengine.hub.huggingface import resolve_model
+from specengine.types import ModelFetchError
 
 # --- names ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from specengine.cli.main import app
-from specengine.train.data.dialogues import DialogueConfig, write_shard
+from specengine.train.data.dialogue_files import write_shard
+from specengine.train.data.dialogues import DialogueConfig
 from tests.models.files import CONFIG_JSON
 from tests.train.runs import CHECKPOINT, CONFIG, dialogues
 

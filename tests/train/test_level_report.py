@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from specengine.train.objectives.base import LevelReport, TrainingBatch, ahead
+from specengine.train.objectives.level_report import LevelReport
+from specengine.train.objectives.training_batch import TrainingBatch, ahead
 
 TOKENS = [5, 6, 7, 8, 9, 10]  # greedy says 6 7 8 9 0 -, so the last token was sampled against it
 GREEDY = [6, 7, 8, 9, 0, 0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specengine.train.objectives import draft_model, eagle, eagle3, glide, medusa
-from tests.train.tiny import batch_for, frozen, padded, randomised
+from tests.train.tiny import batch_for, padded, randomised, target_weights
 
 KINDS = {
     "eagle3": lambda f: eagle3.Eagle3Objective(f, eagle3.Options(levels=3)),
@@ -30,7 +30,7 @@ def one_thread():
 
 @pytest.fixture(params=KINDS)
 def objective(request):
-    return KINDS[request.param](frozen())
+    return KINDS[request.param](target_weights())
 
 
 def test_padding_changes_no_loss(objective):
@@ -66,7 +66,7 @@ def test_all_that_is_trained_and_nothing_else_gets_a_gradient(objective):
     loss.backward()
     for name, parameter in objective.network.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-    shared = objective.frozen
+    shared = objective.target
     assert not shared.embedding.requires_grad and not shared.head.requires_grad
 
 
@@ -99,9 +99,9 @@ def test_training_on_one_batch_lowers_its_loss(objective):
 def test_tokens_outside_the_vocabulary_teach_nothing(objective):
     """Nor do they crash where nothing else is left."""
     given = batch_for(objective)
-    if objective.frozen.vocabulary is None:
+    if objective.target.vocabulary is None:
         pytest.skip("a draft model has them all")
-    outside = torch.full_like(given.tokens, 1)  # no token of tiny.frozen()'s vocabulary
+    outside = torch.full_like(given.tokens, 1)  # no token of tiny.target_weights()'s vocabulary
     given = type(given)(**(vars(given) | {"tokens": outside, "greedy": outside}))
     loss, report = objective.loss(given)
     assert report.agreed.sum() == 0 and (report.rows > 0).all()

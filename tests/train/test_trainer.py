@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specengine.train.loss_passes import Diverged
 from specengine.train.run_log import read_log
 from specengine.train.run_state import load_state
-from specengine.train.trainer import Diverged
 from tests.train.runs import SHORT, objective, trainer
 
 THREE = replace(SHORT, save_steps=3)
@@ -166,11 +166,11 @@ def test_only_better_drafters_are_published(tmp_path):
 _PART = """
 import sys
 from pathlib import Path
-from specengine.train.parallel import World
+from specengine.train.process_group import ProcessGroup
 from tests.train.runs import CPU, trainer
-with World.joined(CPU) as world:
-    assert world.size == 2
-    trainer(Path(sys.argv[1]), world=world).run()
+with ProcessGroup.joined(CPU) as processes:
+    assert processes.size == 2
+    trainer(Path(sys.argv[1]), processes=processes).run()
 """
 
 

@@ -7,17 +7,18 @@ import torch
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.config import ModelConfig
 from specengine.models.rope import rope_tables
-from specengine.train.objectives.base import Frozen, TrainingBatch
 from specengine.train.objectives.llama_layer import rotated
+from specengine.train.objectives.target_weights import TargetWeights
+from specengine.train.objectives.training_batch import TrainingBatch
 
 CONFIG = ModelConfig("llama", 61, 32, 48, 8, 4, 2, 8, 1e-5, 64, eos_token_ids=(2,))
 
 
-def frozen(vocabulary=(0, 2, 3, 5, *range(20, 55)), config=CONFIG):
+def target_weights(vocabulary=(0, 2, 3, 5, *range(20, 55)), config=CONFIG):
     checkpoint = RandomCheckpoint(config)
     vocabulary = None if vocabulary is None else torch.tensor(vocabulary)
     head = checkpoint.read("lm_head.weight")
-    return Frozen(
+    return TargetWeights(
         config,
         checkpoint.read("model.embed_tokens.weight"),
         head if vocabulary is None else head[vocabulary],

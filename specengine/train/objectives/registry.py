@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from specengine.train.objectives.base import Frozen, Objective
+from specengine.train.objectives.base import Objective
+from specengine.train.objectives.target_weights import TargetWeights
 from specengine.utils.spec_string import Spec
 
 OBJECTIVES = {
@@ -18,7 +19,7 @@ OBJECTIVES = {
 
 
 def objective_class(text: str) -> tuple[type[Objective], object]:
-    """The class, and its options, of `NAME[,option=value...]`. Raises ValueError for what is unknown."""
+    """Returns the class and the options of `NAME[,option=value...]`. Raises ValueError for an unknown one."""
     spec = Spec.parse(text, "drafter")
     if spec.name not in OBJECTIVES:
         raise ValueError(f"drafter: {spec.name!r} cannot be trained, expected one of {', '.join(sorted(OBJECTIVES))}")
@@ -29,7 +30,7 @@ def objective_class(text: str) -> tuple[type[Objective], object]:
     return kind, spec.build(kind.options_type, "drafter")
 
 
-def new_objective(text: str, frozen: Frozen) -> Objective:
-    """The objective of a spec, its network at its start. Raises ValueError."""
+def new_objective(text: str, target: TargetWeights) -> Objective:
+    """Makes the objective of a spec, with its network at its start. Raises ValueError as objective_class()."""
     kind, options = objective_class(text)
-    return kind(frozen, options)
+    return kind(target, options)
