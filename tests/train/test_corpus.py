@@ -1,4 +1,4 @@
-"""What is trained on, what is held out, and the states of both."""
+"""The training dialogues, the held-out ones, and the target's states of both."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_a_batch_learns_answers_and_where_asked_questions(tmp_path):
             assert batch.tokens[row, : d.size].tolist() == d.dialogue.tokens
 
 
-def test_the_vocabulary_is_what_training_answers_have_most(tmp_path):
+def test_the_vocabulary_has_the_most_frequent_tokens_of_training_answers(tmp_path):
     made = corpus(tmp_path)
     counts = torch.zeros(CONFIG.vocab_size)
     for d in made.training:

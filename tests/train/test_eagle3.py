@@ -20,7 +20,7 @@ def made(**options):
 
 
 def step_states(w, at_layers, embedded, steps):
-    """[steps][T] outputs for one dialogue. embedded: [T + steps] of tokens 1, 2, .. ; w: exported tensors."""
+    """Computes outputs [steps][T] of one dialogue. embedded: [T + steps] of tokens 1, 2, ..  w: exported tensors."""
     rows, eps = len(at_layers), SHAPE.rms_norm_eps
     x, mid = [], w.of("midlayer.")
     for states in at_layers:
@@ -50,7 +50,7 @@ def test_the_loss_is_that_of_steps_done_one_by_one(fc_norm):
     given = batch_for(objective, lengths=(14, 9))
     objective.prepare(given)
     loss, report = objective.loss(given)
-    tensors = straight.Weights(objective.export()[1])  # what is stored must be what was trained
+    tensors = straight.Weights(objective.export()[1])  # the stored tensors must be the trained ones
     expected, rows = torch.zeros(LEVELS, dtype=torch.float64), torch.zeros(LEVELS)
     for b, length in enumerate(given.lengths.tolist()):
         embedded = objective.target.embed(torch.cat([given.tokens[b, 1:length], torch.zeros(LEVELS + 1).long()]))
@@ -83,12 +83,12 @@ def test_a_row_sees_nothing_later_than_itself():
     after = network(at_layers, changed, LEVELS)
     for step, (old, new) in enumerate(zip(before, after, strict=True)):
         same = (old == new).all(-1)[0].tolist()
-        first = 7 - step  # reads the changed embedding as its own
+        first = 7 - step  # it reads the changed embedding as its own
         assert same[:first] == [True] * first and not any(same[first:8])
 
 
 def test_the_step_keys_of_other_rows_are_not_seen():
-    """Only the first step's are: a later embedding of another row changes nothing, and the row's own does."""
+    """Only the first step attends to other rows: their later embeddings change nothing, the row's own ones do."""
     network = made().network
     given = batch(hidden_state_layers=3, lengths=(12,), wanted_from=(4,))
     embedded = target_weights().embed(ahead(given.tokens, 1))
@@ -96,7 +96,7 @@ def test_the_step_keys_of_other_rows_are_not_seen():
     longer[:, 9] = 1.0  # read at step 2 by row 7, at step 3 by row 6
     old, new = network(given.at_layers, embedded, 4), network(given.at_layers, longer, 4)
     assert (old[2][0, :7] == new[2][0, :7]).all() and (old[2][0, 7] != new[2][0, 7]).any()
-    # row 8 has read it one step earlier; row 7's later steps must not have
+    # row 8 has read it one step earlier; later steps of row 7 must not see that
     assert (old[3][0, :6] == new[3][0, :6]).all() and (old[3][0, 6] != new[3][0, 6]).any()
 
 

@@ -1,4 +1,4 @@
-"""FastEagle's network reads what a cycle has, and is stored as it was trained."""
+"""FastEagle's network reads the inputs of a cycle, and its checkpoint equals the trained network."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def batch(lengths=(9, 6), seed=0) -> TrainingBatch:
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_row_t_reads_features_up_to_t_and_tokens_up_to_t_plus_1(parallel):
+def test_row_t_reads_hidden_states_up_to_t_and_tokens_up_to_t_plus_1(parallel):
     torch.manual_seed(0)
     network = FastEagleNetwork(SHAPE, 3, 3, parallel=parallel)
     at_layers, embedded = torch.randn(1, 8, 3, 64), torch.randn(1, 8, 64)
@@ -64,7 +64,7 @@ def test_the_loss_is_the_published_one(feature_sum):
     assert report.rows.tolist() == [int(ahead(x.wanted, i).sum()) for i in (1, 2, 3)]
 
 
-def test_a_batch_costs_what_its_dialogues_cost_alone():
+def test_the_loss_of_a_batch_is_the_sum_of_the_losses_of_its_dialogues():
     made, x = objective(), batch()
     alone = 0.0
     for b, length in enumerate(x.lengths.tolist()):

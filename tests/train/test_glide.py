@@ -98,7 +98,7 @@ def test_the_cache_of_a_row_s_own_block_does_not_matter_to_it():
     given.keys[..., 12, :] += 1.0
     given.values[..., 12, :] += 1.0
     same = (states_of(objective, given) == before).all(-1)[0].tolist()
-    assert same == [True] * 15 + [False] * 3  # of rows 10 to 14, position 12 is in the same block
+    assert same == [True] * 15 + [False] * 3  # rows 10 to 14 and position 12 are in one block
 
 
 def test_a_row_sees_no_later_token():
@@ -129,7 +129,7 @@ def test_it_begins_as_the_same_drafter_without_the_cache_and_learns_to_read_it()
 
 
 def test_a_whole_draft_model_with_all_layers_is_the_target():
-    """Its checkpoint has the names and values of the target's own."""
+    """The checkpoint has the names and values of the target's tensors."""
     objective = DraftModelObjective(target_weights(None), DraftModelOptions(layers=8, whole=True))
     _, tensors = objective.export()
     checkpoint = RandomCheckpoint(CONFIG)
@@ -137,14 +137,14 @@ def test_a_whole_draft_model_with_all_layers_is_the_target():
     assert all((tensors[name] == checkpoint.read(name)).all() for name in tensors)
 
 
-def test_a_draft_model_says_all_of_the_target_s_tokens():
+def test_a_draft_model_has_the_whole_vocabulary_of_the_target():
     for part in ((1, 2, 3), None):
         objective = DraftModelObjective(target_weights(part), DraftModelOptions())
         assert len(objective.target.head) == CONFIG.vocab_size and "d2t" not in objective.export()[1]
 
 
 def test_guesses_further_on_are_counted_where_they_are_made():
-    """As the target guesses itself, every level agrees where the text went the target's way."""
+    """The target drafts for itself, so every level agrees where the text is the target's."""
     objective = DraftModelObjective(target_weights(None), DraftModelOptions(layers=8))
     given = batch_for(objective)
     states = objective.network(objective.target.embed(given.tokens))

@@ -22,7 +22,7 @@ def test_the_loss_is_that_of_rows_done_one_by_one(soft, own_head):
                 x = given.last[b, t].double()
                 y = w(f"{i}.0.linear.weight") @ x + w(f"{i}.0.linear.bias")
                 state = x + y * torch.sigmoid(y)
-                guessed = t + i + 1  # the position whose next token, t + i + 2, head i tells
+                guessed = t + i + 1  # head i guesses the token after this position, t + i + 2
                 if guessed >= length - 1 or not given.wanted[b, guessed]:
                     continue
                 head = w(f"{i}.1.weight") if own_head else objective.target.head.double()
@@ -37,8 +37,8 @@ def test_the_loss_is_that_of_rows_done_one_by_one(soft, own_head):
     torch.testing.assert_close(loss.double(), expected @ torch.tensor([1, 0.8, 0.64]).double(), rtol=1e-5, atol=0)
 
 
-def test_a_fresh_head_says_what_the_target_says():
-    """W is zero, so that training begins from the target's own guess of the token before."""
+def test_a_fresh_head_guesses_as_the_target():
+    """W is zero, so training starts from the target's own guess of the token before."""
     for own_head in (True, False):
         objective = MedusaObjective(target_weights(), Options(own_head=own_head))
         x = torch.randn(5, 32)

@@ -1,4 +1,4 @@
-"""What holds for the objective of every drafter."""
+"""Properties of the objective of every drafter."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_padding_changes_no_loss(objective):
     assert longer_report.rows.tolist() == report.rows.tolist()
 
 
-def test_a_batch_costs_what_its_dialogues_cost(objective):
+def test_the_loss_of_a_batch_is_the_sum_of_the_losses_of_its_dialogues(objective):
     """Rows of different dialogues do not see each other, and sums are not means."""
     randomised(objective)
     both = batch_for(objective)
@@ -71,7 +71,7 @@ def test_all_that_is_trained_and_nothing_else_gets_a_gradient(objective):
 
 
 def test_evaluation_counts_the_same_loss(objective):
-    """Training counts only the best guess, evaluation the best few; the loss must not notice."""
+    """Training counts only the best guess, evaluation the best few; the loss is the same."""
     randomised(objective)
     given = batch_for(objective)
     loss, report = objective.loss(given)
@@ -97,7 +97,7 @@ def test_training_on_one_batch_lowers_its_loss(objective):
 
 
 def test_tokens_outside_the_vocabulary_teach_nothing(objective):
-    """Nor do they crash where nothing else is left."""
+    """They also raise no error in a batch of such tokens only."""
     given = batch_for(objective)
     if objective.target.vocabulary is None:
         pytest.skip("a draft model has them all")
@@ -105,5 +105,5 @@ def test_tokens_outside_the_vocabulary_teach_nothing(objective):
     given = type(given)(**(vars(given) | {"tokens": outside, "greedy": outside}))
     loss, report = objective.loss(given)
     assert report.agreed.sum() == 0 and (report.rows > 0).all()
-    if objective.name != "eagle":  # which learns features too
+    if objective.name != "eagle":  # it also learns hidden states
         assert loss.item() == 0

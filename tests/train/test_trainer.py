@@ -1,4 +1,4 @@
-"""Training runs that go through, stop, fail and go on."""
+"""Training runs that finish, stop, fail and resume."""
 
 import os
 import signal
@@ -174,7 +174,7 @@ with ProcessGroup.joined(CPU) as processes:
 """
 
 
-def test_two_processes_train_what_one_does(tmp_path):
+def test_two_processes_train_as_one_does(tmp_path):
     trainer(tmp_path / "one").run()
     (tmp_path / "part.py").write_text(_PART)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -185,5 +185,5 @@ def test_two_processes_train_what_one_does(tmp_path):
         env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
     )
     one, two = (state_after(tmp_path / name)["network"] for name in ("one", "two"))
-    for name in one:  # sums in another order; Adam makes a step of any difference at the start
+    for name in one:  # sums differ in order, and at the start Adam turns any difference into a step
         torch.testing.assert_close(one[name], two[name], rtol=1e-2, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Every drafter that can be trained, through the trainer on a tiny target."""
+"""The trainer trains every trainable drafter on a tiny target."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_a_run_lowers_the_loss_and_leaves_a_checkpoint(tmp_path, spec):
 @pytest.mark.parametrize(
     "spec", [*sorted(OBJECTIVES), "eagle3,fc_norm=true", "glide,cross=false", "medusa,own_head=true"]
 )
-def test_what_is_exported_can_be_gone_on_from(spec):
+def test_training_can_start_from_an_exported_drafter(spec):
     torch.manual_seed(0)
     made = new_objective(spec, target_weights(torch.arange(0, CONFIG.vocab_size, 2)))
     if hasattr(made.network, "tap_scale"):
