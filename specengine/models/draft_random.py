@@ -37,7 +37,8 @@ def random_eagle3(preset: str, vocabulary: int = 32000) -> DraftCheckpoint:
     Raises ValueError for an unknown preset.
     """
     c = replace(_preset(preset), qkv_bias=False, qk_norm=False)
-    size, rows = c.hidden_size, min(vocabulary, c.vocab_size)
+    size = c.hidden_size
+    rows = min(vocabulary, c.vocab_size)
     shapes: Shapes = {"fc.weight": (size, 3 * size), "norm.weight": (size,), "lm_head.weight": (rows, size)}
     shapes["d2t"] = (rows,)
     shapes |= layer_tensors(c, "midlayer.") | {"midlayer.hidden_norm.weight": (size,)}

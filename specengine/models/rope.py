@@ -18,7 +18,8 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.T
 
     Both include the attention factor of yarn.
     """
-    rope, dim = config.rope, config.head_dim
+    rope = config.rope
+    dim = config.head_dim
     # float32 throughout, as in transformers: models are trained and compared with exactly these rounded angles,
     # and at position 100,000 the rounding exceeds 1e-3
     positions = torch.arange(length, dtype=torch.float32)[:, None]

@@ -114,7 +114,8 @@ class TorchFile:
         return listed
 
     def _tensor(self, name: str, entry: _Pickled, storages: dict[str, zipfile.ZipInfo]) -> TorchTensor:
-        storage, shape, stride, offset = entry.storage, entry.shape, entry.stride, entry.offset
+        storage, offset = entry.storage, entry.offset
+        shape, stride = entry.shape, entry.stride
         stored = storages.get(storage.key) if isinstance(storage, _Storage) else None
         if stored is None or not self._plain(stored):
             raise self._error(f"tensor '{name}' has no plain storage")
@@ -140,7 +141,8 @@ class TorchFile:
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Reads rows [start, stop) of a tensor that has at least one dimension and a type that torch names."""
-        tensor, dtype = self.tensors[name], getattr(torch, self.tensors[name].dtype)
+        tensor = self.tensors[name]
+        dtype = getattr(torch, tensor.dtype)
         shape = (stop - start, *tensor.shape[1:])
         if not prod(shape):
             return torch.empty(shape, dtype=dtype)

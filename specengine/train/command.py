@@ -128,7 +128,8 @@ def _corpus(
 def _train(
     request: TrainRequest, model: LoadedModel, corpus: Corpus, processes: ProcessGroup, bars: ProgressBars
 ) -> Outcome:
-    config, start = request.config, request.start
+    config = request.config
+    start = request.start
     smaller = 0 < request.vocabulary < model.config.vocab_size
     vocabulary = corpus.frequent_tokens(request.vocabulary) if smaller else None
     torch.manual_seed(config.seed)

@@ -94,6 +94,7 @@ class LossPasses:
         return LevelReport(*own[:, :used])
 
     def _autocast(self) -> AbstractContextManager:
-        kind, asked = self.processes.device.type, self.config.precision
+        kind = self.processes.device.type
+        asked = self.config.precision
         low = asked == "bfloat16" or (asked == "auto" and kind == "cuda")
         return torch.autocast(kind, torch.bfloat16, enabled=low)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from specengine.train.data.corpus import split, steps_of
 from specengine.train.data.state_store import StateStore
@@ -76,7 +77,7 @@ def test_states_do_not_depend_on_how_a_text_is_cut_into_passes(tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_kept_states_are_made_once_and_rounded_to_float16(tmp_path, on_disk):
+def test_stored_states_are_made_once_and_rounded_to_float16(tmp_path, on_disk):
     made, calls = corpus(tmp_path), []
     states = TargetPasses(TARGET, (2, 3, 4))
     store = StateStore(lambda t: calls.append(1) or states.of(t), tmp_path / "s" if on_disk else None, {"of": "x"})
@@ -85,6 +86,13 @@ def test_kept_states_are_made_once_and_rounded_to_float16(tmp_path, on_disk):
     assert len(calls) == 1
     assert torch.equal(first.at_layers, second.at_layers)
     torch.testing.assert_close(first.last.float(), states.of(one.dialogue.tokens).last, rtol=1e-3, atol=1e-3)
+
+
+def test_files_of_states_keep_their_tensor_names(tmp_path):
+    one = corpus(tmp_path).training[0]
+    StateStore(TargetPasses(TARGET, (2, 3, 4), (5,)).of, tmp_path / "s", {}).states(one.number, one.dialogue)
+    with safe_open(next((tmp_path / "s").iterdir()), "pt") as file:
+        assert set(file.keys()) == {"greedy", "last", "tapped", "keys", "values"}
 
 
 def test_states_of_another_text_or_target_are_refused(tmp_path):

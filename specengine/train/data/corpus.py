@@ -54,7 +54,8 @@ class Corpus:
         if len(numbered) < held_out + 1:
             raise ValueError(f"data: {len(numbered)} usable dialogues, expected more than the {held_out} held out")
         random.Random(seed).shuffle(numbered)
-        self.held_out, self.training = numbered[:held_out], numbered[held_out:]
+        self.held_out = numbered[:held_out]
+        self.training = numbered[held_out:]
 
     def epoch(self, number: int) -> list[NumberedDialogue]:
         """The training dialogues in the order of one epoch."""
@@ -132,7 +133,8 @@ def steps_of(corpus: Corpus, epoch: int, tokens: int) -> Iterator[list[NumberedD
         found += corpus.wanted_tokens([dialogue])
         if found >= tokens:
             yield group
-            group, found = [], 0
+            group = []
+            found = 0
     if group:
         yield group
 

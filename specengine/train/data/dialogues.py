@@ -117,7 +117,8 @@ def write_dialogues(
 def _check_lengths(model: LoadedModel, questions: Sequence[Sequence[str]], config: DialogueConfig) -> None:
     """Raises ValueError for a question that is too long, before hours of work on the others."""
     for number, turns in enumerate(questions, start=1):
-        text, most = "".join(turns), model.config.max_position - len(turns) * config.answer_tokens
+        text = "".join(turns)
+        most = model.config.max_position - len(turns) * config.answer_tokens
         if len(text) > most and (length := len(_tokenizer(model).encode(text))) > most:
             raise ValueError(
                 f"prompts: question {number} has {length} tokens, beside {len(turns)} x {config.answer_tokens} of an "

@@ -91,11 +91,13 @@ class Eagle3(nn.Module):
         Earlier rows are only attended to. at_layers: [B, T, layers, hidden].  embedded: [B, T, hidden], the embeddings
         of the next tokens.
         """
-        layer, x = self.midlayer, self.fused(at_layers)
+        layer = self.midlayer
+        x = self.fused(at_layers)
         embedded = layer.input_layernorm(embedded)
         positions = torch.arange(x.shape[1], device=x.device)
         hidden = torch.ones(len(positions), len(positions), dtype=torch.bool, device=x.device).triu(1)[first:]
-        states, own_keys, own_values = [], [], []
+        states = []
+        own_keys, own_values = [], []
         for step in range(steps):
             if step:
                 shifted = functional.pad(embedded[:, first + step :], (0, 0, 0, min(step, len(positions) - first)))
@@ -106,7 +108,8 @@ class Eagle3(nn.Module):
             else:
                 both = torch.cat([embedded, layer.hidden_norm(x)], -1)
                 q, keys, values = layer.self_attn.heads(both, positions)
-                q, x = q[:, :, first:], x[:, first:]
+                q = q[:, :, first:]
+                x = x[:, first:]
             mixed = mix(q, keys, values, hidden, own_keys, own_values)
             x = x + layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -174,7 +177,8 @@ class Eagle3Objective(Objective):
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""
-        network, levels = self.network, self.options.levels
+        network = self.network
+        levels = self.options.levels
         targets = SoftTargets(batch, self.target)
         embedded = self.target.embed(ahead(batch.tokens, 1))
         first = targets.first_row(levels)

@@ -121,7 +121,8 @@ class FastEagleObjective(Objective):
 
         If these are its lowest layers, they also read the embedding of the next token, as in the target.
         """
-        c, network = self.target.config, self.network
+        c = self.target.config
+        network = self.network
         for i, layer in enumerate(network.layers):
             index = min(first + i, c.num_layers - 1)
             for name, parameter in layer.named_parameters():
@@ -134,7 +135,8 @@ class FastEagleObjective(Objective):
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""
-        options, width = self.options, batch.tokens.shape[1]
+        options = self.options
+        width = batch.tokens.shape[1]
         embedded = self.target.embed(ahead(batch.tokens, 1)) * self._scale
         states = self.network(batch.at_layers, embedded)
         learned = batch.wanted.flatten().nonzero()[:, 0]  # rows whose hidden states are predicted

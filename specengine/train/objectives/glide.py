@@ -99,7 +99,8 @@ class _Model(nn.Module):
 
     def __init__(self, layers: Iterable[GlideLayer], norm: RMSNorm) -> None:
         super().__init__()
-        self.layers, self.norm = nn.ModuleList(layers), norm
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
 
 
 class Glide(nn.Module):
@@ -128,7 +129,8 @@ class Glide(nn.Module):
 
         keys, values: [layers, B, K, T, D] of the target.  mask: bool [T, T], true where a row may attend to them.
         """
-        x, positions = embedded, torch.arange(embedded.shape[1], device=embedded.device)
+        x = embedded
+        positions = torch.arange(embedded.shape[1], device=embedded.device)
         for m, layer in enumerate(self.model.layers):
             x = layer(x, positions, () if keys is None or values is None else (keys[m], values[m], mask))
         return self.model.norm(x)

@@ -42,7 +42,8 @@ class LevelReport:
         for i, (loss, guesses) in enumerate(zip(losses, ranked, strict=True), start=1):
             truth, wanted = ahead(batch.greedy, i), ahead(batch.wanted, i)
             hits = guesses == truth[..., None]
-            best, reached = hits[..., 0], on_path & wanted
+            best = hits[..., 0]
+            reached = on_path & wanted
             counts = (wanted, best & wanted, reached, best & reached, hits.any(-1) & reached)
             sums.append([loss.detach().double(), *(count.sum().double() for count in counts)])
             on_path = reached & best & (ahead(batch.tokens, i + 1) == truth)
@@ -73,7 +74,8 @@ class LevelReport:
         return 1.0 + self._expected(self.near_acceptance)
 
     def _expected(self, taken: list[float]) -> float:
-        on_path, total = 1.0, 0.0
+        on_path = 1.0
+        total = 0.0
         for best, some in zip(self.acceptance, taken, strict=True):
             total += on_path * some
             on_path *= best

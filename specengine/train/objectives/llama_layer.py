@@ -38,7 +38,8 @@ class Attention(nn.Module):
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.shape = shape
-        columns, width = shape.input_size or shape.hidden_size, shape.head_dim
+        columns = shape.input_size or shape.hidden_size
+        width = shape.head_dim
         self.q_proj = nn.Linear(columns, shape.num_heads * width, bias=False)
         self.k_proj = nn.Linear(columns, shape.num_kv_heads * width, bias=False)
         self.v_proj = nn.Linear(columns, shape.num_kv_heads * width, bias=False)

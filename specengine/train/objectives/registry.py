@@ -1,4 +1,4 @@
-"""The drafters that can be trained, by the name --drafter gives."""
+"""The trainable drafters, by their names in --drafter."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from specengine.train.objectives.base import Objective
 from specengine.train.objectives.target_weights import TargetWeights
 from specengine.utils.spec_string import Spec
 
+# name -> module of this folder and class; modules are imported on first use
 OBJECTIVES = {
-    "draft-model": ("specengine.train.objectives.draft_model", "DraftModelObjective"),
-    "eagle": ("specengine.train.objectives.eagle", "EagleObjective"),
-    "eagle3": ("specengine.train.objectives.eagle3", "Eagle3Objective"),
-    "fasteagle": ("specengine.train.objectives.fasteagle", "FastEagleObjective"),
-    "glide": ("specengine.train.objectives.glide", "GlideObjective"),
-    "medusa": ("specengine.train.objectives.medusa", "MedusaObjective"),
+    "draft-model": ("draft_model", "DraftModelObjective"),
+    "eagle": ("eagle", "EagleObjective"),
+    "eagle3": ("eagle3", "Eagle3Objective"),
+    "fasteagle": ("fasteagle", "FastEagleObjective"),
+    "glide": ("glide", "GlideObjective"),
+    "medusa": ("medusa", "MedusaObjective"),
 }
 
 
@@ -26,7 +27,7 @@ def objective_class(text: str) -> tuple[type[Objective], object]:
     if spec.path is not None:
         raise ValueError(f"drafter: a drafter to train has no path, got {text!r}")
     module, name = OBJECTIVES[spec.name]
-    kind = getattr(import_module(module), name)
+    kind = getattr(import_module(f"specengine.train.objectives.{module}"), name)
     return kind, spec.build(kind.options_type, "drafter")
 
 

@@ -51,9 +51,11 @@ class SoftTargets:
         best = 1 if torch.is_grad_enabled() else min(LevelReport.NEAR, len(head))
         if self._hard:
             logits = functional.linear(ours, head).float()
-            loss, ranked = functional.cross_entropy(logits, truth, reduction="sum"), logits.topk(best).indices
+            loss = functional.cross_entropy(logits, truth, reduction="sum")
+            ranked = logits.topk(best).indices
         else:
-            loss, ranked = soft_cross_entropy(ours, head, truth, ours.new_ones(len(ours), dtype=torch.bool), best)
+            everywhere = ours.new_ones(len(ours), dtype=torch.bool)
+            loss, ranked = soft_cross_entropy(ours, head, truth, everywhere, best)
         guesses = self._batch.tokens.new_full((*self._batch.tokens.shape, best), -1)
         guesses[dialogue, row] = self._target.target_ids(ranked)
         return loss, guesses
