@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.tensor_parallel.loading import load_tokenizer
 from specengine.tokenizer import Tokenizer
-from specengine.train.data.dialogues import read_dialogues
+from specengine.train.data.dialogue_files import read_dialogues
 
 _CONTEXT = 8  # tokens of a question that precede its answer in the corpus
 _REPEAT = 8  # tokens: a token that ends a string of this length which the text already has is dropped

@@ -1,4 +1,4 @@
-"""Finding a model by name: local paths, `random:` presets, embedded models and hub names."""
+"""Finds a model by name: local paths, `random:` presets, embedded models and hub names."""
 
 import os
 import re
@@ -10,17 +10,16 @@ from specengine.types import ModelFetchError
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*?)(?P<gguf>/[\w.-]+\.gguf)?")
 _HUB_COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")
-# Folders hold other formats of the same weights; the named files are copies or training state.
+# Subfolders hold other formats of the same weights; the named files are copies or training state.
 _HUB_IGNORED = ("*/*", "consolidated*", "training_args.bin", "optimizer*.bin")
 
 
 def resolve_model(name: str | os.PathLike[str]) -> str | Path:
-    """Turn a model's name into a folder, a GGUF file, or an unchanged `random:<preset>`, fetching if needed.
+    """Resolves a model's name to a folder, a GGUF file, or an unchanged `random:<preset>`; fetches it if needed.
 
-    An embedded name wins over a local folder of that name (write `./name` for the folder), a local path wins
-    over a hub name. Bars are shown where stderr is a terminal.
-    Raises ValueError for an unknown name, FileNotFoundError for a missing path, ModelFetchError if fetching
-    fails.
+    An embedded name wins over a local folder of that name (write `./name` for the folder). A local path wins over a hub
+    name. Bars are shown where stderr is a terminal.
+    Raises ValueError for an unknown name, FileNotFoundError for a missing path, ModelFetchError for a failed fetch.
     """
     text = os.fspath(name)
     if isinstance(name, str):
@@ -45,7 +44,7 @@ def resolve_model(name: str | os.PathLike[str]) -> str | Path:
 
 
 def _fetch_from_hub(repo: str, gguf: str) -> Path:
-    # Imported here because it is slow and most names need no hub.
+    # The import is slow, and most names need no hub.
     from huggingface_hub import constants, errors, hf_hub_download, snapshot_download
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -72,7 +71,7 @@ def _fetch_from_hub(repo: str, gguf: str) -> Path:
         reason = "the hub has no such repository, or it is private (set HF_TOKEN)"
     except errors.EntryNotFoundError:
         reason = f"the repository has no file {gguf}"
-    except Exception as error:  # besides its own, the client lets its HTTP library's errors through
+    except Exception as error:  # the client also raises errors of its HTTP library
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     finally:
         if silence:

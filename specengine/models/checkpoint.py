@@ -1,11 +1,11 @@
-"""Checkpoints: one interface to safetensors, pytorch_model.bin, GGUF and random weights."""
+"""Opens checkpoints: safetensors, pytorch_model.bin, GGUF and random weights behind one interface."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_tensors, validate_tensors
-from specengine.models.checkpoint_files import SafetensorsCheckpoint, TorchBinCheckpoint
+from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.presets import PRESETS
 
@@ -22,9 +22,9 @@ __all__ = [
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open and validate a model: a folder of the Hugging Face layout, a .gguf file, or `random:<preset>`.
+    """Opens and validates a model: a folder of the Hugging Face layout, a .gguf file, or `random:<preset>`.
 
-    Raises FileNotFoundError for a missing file and ValueError for anything else that is wrong with it.
+    Raises FileNotFoundError for a missing file and ValueError for any other fault.
     """
     checkpoint = _open(path)
     validate_tensors(checkpoint)
@@ -44,7 +44,7 @@ def _open(path: str | Path) -> Checkpoint:
     if not path.is_dir():
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")
-        from specengine.models.checkpoint_gguf import GGUFCheckpoint  # only its files need the gguf package
+        from specengine.models.checkpoint_gguf import GGUFCheckpoint  # only GGUF files need the gguf package
 
         return GGUFCheckpoint(path)
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):

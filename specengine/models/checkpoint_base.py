@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from specengine.models.config_base import ModelConfig
+from specengine.models.config import ModelConfig
 from specengine.ops.weight import FLOAT_FORMATS
 
 CPU = torch.device("cpu")
-ENDS = ("model.embed_tokens.weight", "lm_head.weight")  # what drafters may share with their target
+ENDS = ("model.embed_tokens.weight", "lm_head.weight")  # tensors that drafters may share with their target
 BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
@@ -28,26 +28,27 @@ class TensorInfo:
 
 
 class Checkpoint(ABC):
-    """Weights of one model under the Hugging Face names, read a few rows at a time.
+    """Weights of one model under their Hugging Face names, read a few rows at a time.
 
-    Nothing stays mapped or cached between calls, so a loader that converts tensor by tensor needs little
-    memory beyond what it keeps.
+    No file stays mapped or cached between calls: a loader that converts tensor by tensor needs little extra memory.
+
+    source: path or name, for messages.  metadata: of a GGUF file, which includes the tokenizer; None for others.
     """
 
-    source: str  # path or name, for messages
+    source: str
     config: ModelConfig
     tensors: Mapping[str, TensorInfo]
-    metadata: Mapping[str, Any] | None = None  # of a GGUF file, which has its tokenizer in it
+    metadata: Mapping[str, Any] | None = None
 
-    # bytes of result made per step: what a step needs beside them (mapped pages, blocks) is about as much
+    # bytes of result per step; mapped pages and blocks of a step take about as much again
     step_bytes = 4 << 20
 
     def read(self, name: str) -> torch.Tensor:
-        """The whole tensor; see `read_rows`."""
+        """Reads the whole tensor; see `read_rows`."""
         return self.read_rows(name, 0, self._info(name).shape[0])
 
     def read_rows(self, name: str, start: int, stop: int, device: torch.device = CPU) -> torch.Tensor:
-        """Rows [start, stop) of a tensor (scalars of a vector), a fresh contiguous tensor.
+        """Reads rows [start, stop) of a tensor (elements of a vector) into a new contiguous tensor.
 
         The dtype is the tensor's own; quantised blocks become float32.
         Raises ValueError for an unknown name or rows outside the tensor.
@@ -66,12 +67,15 @@ class Checkpoint(ABC):
         return rows.to(device)
 
     def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop) of a quantised tensor as the file has them: uint8 [stop - start, row_bytes]."""
+        """Reads rows [start, stop) of a quantised tensor as stored: uint8 [stop - start, row_bytes].
+
+        Raises ValueError for a tensor without quantised blocks.
+        """
         raise ValueError(f"{self.source}: has no quantised blocks, so none of '{name}'")
 
     @abstractmethod
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
-        """Write rows [start, stop) of a tensor to `out`, which has their shape and dtype."""
+        """Writes rows [start, stop) of a tensor to `out`, which has their shape and dtype."""
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
@@ -82,9 +86,9 @@ class Checkpoint(ABC):
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A new tensor; a large one has pages of its own, which go back to the system when it is freed.
+    """Makes a new tensor; a large one has pages of its own, which the system takes back when it is freed.
 
-    The heap would keep them: a small object left in the hole of a freed block makes the next extend it.
+    The heap would keep them: a small object in the hole of a freed block makes the next large one extend the heap.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < 1 << 20:
@@ -94,7 +98,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of every tensor of the model, in order of use; linear weights are [out, in]."""
+    """Lists names and shapes of every tensor of a model, in order of use; linear weights are [out, in]."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
@@ -106,7 +110,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def layer_tensors(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of one decoder layer's tensors."""
+    """Lists names and shapes of one decoder layer's tensors."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = {
@@ -131,12 +135,12 @@ def layer_tensors(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]
 
 
 def validate_tensors(checkpoint: Checkpoint) -> None:
-    """Check that a checkpoint holds exactly the tensors its configuration needs.
+    """Checks that a checkpoint holds exactly the tensors that its configuration needs.
 
     Rotary buffers, and a copy of tied embeddings under lm_head.weight, are ignored.
     Raises ValueError naming the first tensor that is missing, unexpected, mis-shaped or not of a float type.
     """
-    if checkpoint.config.num_layers > len(checkpoint.tensors):  # before a name is made for each
+    if checkpoint.config.num_layers > len(checkpoint.tensors):  # first: a damaged file may give a huge number
         raise ValueError(f"{checkpoint.source}: it has fewer tensors than layers, {checkpoint.config.num_layers}")
     expected = expected_tensors(checkpoint.config)
     missing = [name for name in expected if name not in checkpoint.tensors]

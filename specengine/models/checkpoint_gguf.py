@@ -1,4 +1,4 @@
-"""GGUF checkpoints: Hugging Face names, row order and float values out of a llama.cpp file."""
+"""GGUF checkpoints: reads a llama.cpp file under Hugging Face names, in their row order."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LAYER_NAMES = {
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF file; its header stays available as `file`."""
+    """One GGUF file; `file` gives access to its header."""
 
-    step_bytes = 2 << 20  # dequantising needs several times its result
+    step_bytes = 2 << 20  # dequantisation needs several times the memory of its result
 
     def __init__(self, path: str | Path) -> None:
         self.source = str(path)
@@ -71,14 +71,15 @@ class GGUFCheckpoint(Checkpoint):
         return self.file.read_rows(self._stored[name], first, int(rows.max()) + 1)[rows - first]
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
-        data, kind = self._stored_bytes(name, start, stop), self.file.tensors[self._stored[name]].type
+        data = self._stored_bytes(name, start, stop)
+        kind = self.file.tensors[self._stored[name]].type
         if kind.name in _FLOATS:
             out.copy_(torch.from_numpy(data).view(FLOAT_FORMATS[_FLOATS[kind.name]]).view(out.shape))
         else:
             out.copy_(torch.from_numpy(quants.dequantize(data, kind)).view(out.shape))
 
     def _stored_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Where rows [start, stop) lie in the file.
+        """Returns the places of rows [start, stop) in the file.
 
         Files of architecture llama hold each head of q and k with its two rotary halves interleaved:
         row j of half h is stored as row 2 j + h.
@@ -93,7 +94,7 @@ class GGUFCheckpoint(Checkpoint):
 
 
 def hf_name(name: str) -> str:
-    """Hugging Face name of a GGUF tensor of a LLaMA-shaped model; an unknown name is unchanged."""
+    """Returns the Hugging Face name of a GGUF tensor of a LLaMA-shaped model; an unknown name is unchanged."""
     stem, _, suffix = name.rpartition(".")
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer and layer[2] in _LAYER_NAMES:

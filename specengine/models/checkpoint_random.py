@@ -1,4 +1,4 @@
-"""Checkpoints of seeded random weights, for benchmarks and tests of shapes whose files are not at hand."""
+"""Checkpoints of seeded random weights, for benchmarks and tests of model shapes without their files."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from dataclasses import replace
 import torch
 
 from specengine.models.checkpoint_base import CPU, Checkpoint, TensorInfo, expected_tensors
-from specengine.models.config_base import ModelConfig
+from specengine.models.config import ModelConfig
 from specengine.ops.weight import FLOAT_FORMATS
 
 _BLOCK_ELEMENTS = 1 << 20
 
 
 class RandomCheckpoint(Checkpoint):
-    """Normal weights that depend on seed, tensor name and shape only, never on the rows asked for.
+    """Normal weights that depend on seed, tensor name and shape only, never on which rows are read.
 
-    A tensor of several blocks is drawn on the device it is for, by that device's generator: a large model would take
-    minutes on the CPU. Smaller ones are the same on every device.
-    shapes: of the tensors, where they are not those of a model of this config.  integers: those among them that hold
-    integers, which are 0.
+    A tensor of several blocks is drawn by the generator of its device: a large model would take minutes on the CPU.
+    Smaller tensors are the same on every device.
+    shapes: of the tensors; None means those of a model of this config.  integers: names of integer tensors, all 0.
     """
 
     def __init__(
@@ -36,7 +35,8 @@ class RandomCheckpoint(Checkpoint):
         dtype = config.dtype or "float32"
         if dtype not in FLOAT_FORMATS:
             raise ValueError(f"config.dtype must be one of {', '.join(FLOAT_FORMATS)}, got {dtype!r}")
-        self.source, self.seed = source, seed
+        self.source = source
+        self.seed = seed
         self.config = replace(config, dtype=dtype)
         shapes = expected_tensors(config) if shapes is None else shapes
         kinds = {name: "int64" if name in integers else dtype for name in shapes}
@@ -56,7 +56,7 @@ class RandomCheckpoint(Checkpoint):
             out.fill_(1 if "norm" in name else 0)
             return
         std = self._std(name, shape)
-        # a block is drawn whole whatever part of it is asked for: its values must not depend on the request
+        # a block is always drawn whole: its values must not depend on which rows are read
         rows = max(1, _BLOCK_ELEMENTS // math.prod(shape[1:]))
         for block in range(start // rows, -(-stop // rows)):
             first, last = block * rows, min((block + 1) * rows, shape[0])
@@ -66,10 +66,10 @@ class RandomCheckpoint(Checkpoint):
             out[begin - start : end - start] = values[begin - first : end - first]
 
     def _std(self, name: str, shape: tuple[int, ...]) -> float:
-        """Spread that keeps activations near 1 and logits near 2: softmax neither flat nor one-hot."""
+        """The spread that keeps activations near 1 and logits near 2, so that softmax is neither flat nor one-hot."""
         if name.endswith(".bias"):
             return 0.05
         std = 1 / math.sqrt(shape[1])
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            return std / math.sqrt(2 * self.config.num_layers)  # the residual stream adds that many of them
+            return std / math.sqrt(2 * self.config.num_layers)  # the residual stream sums 2 * num_layers outputs
         return 2 * std if name.startswith(("model.embed_tokens", "lm_head")) else std

@@ -1,7 +1,131 @@
-"""Model configuration: the dataclasses and the two ways to read them."""
+"""The configuration of a LLaMA-shaped transformer."""
 
-from specengine.models.config_base import ModelConfig, RopeConfig
-from specengine.models.config_gguf import config_from_gguf
-from specengine.models.config_hf import config_from_hf, read_model_config
+from __future__ import annotations
 
-__all__ = ["ModelConfig", "RopeConfig", "config_from_gguf", "config_from_hf", "read_model_config"]
+from dataclasses import dataclass
+from math import isfinite
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+_POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "max_position",
+)
+
+_IMPOSSIBLE = 1 << 40  # a size that only a damaged file has
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding: base, scaling kind and every parameter of the supported kinds.
+
+    Raises ValueError for an impossible combination.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_position: int | None = None  # llama3 and yarn: the length of pre-training
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn, as the five fields below
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+    freq_divisors: tuple[float, ...] = ()  # [head_dim / 2] from a GGUF's rope_freqs.weight; empty means none
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(f"rope kind {self.kind!r} is not supported; expected {', '.join(ROPE_KINDS)}")
+        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"rope {name} must be positive and finite, got {getattr(self, name)}")
+        for name in ("mscale", "mscale_all_dim", "attention_factor"):
+            if not isfinite(getattr(self, name) or 0.0):
+                raise ValueError(f"rope {name} must be finite, got {getattr(self, name)}")
+        if self.kind in ("llama3", "yarn") and not 0 < (self.original_max_position or 0) < 2**31:
+            raise ValueError(f"rope kind {self.kind!r} needs an original_max_position from 1 to 2^31 - 1")
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            raise ValueError("rope low_freq_factor must be below high_freq_factor")
+        if any(not divisor > 0 for divisor in self.freq_divisors):
+            raise ValueError("rope freq_divisors must be positive")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One LLaMA-shaped transformer: sizes, options and special tokens.
+
+    With a sliding window w, a token at position i of a sliding layer sees positions i - w + 1 to i.
+    Raises ValueError for an impossible combination.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position: int
+    rope: RopeConfig = RopeConfig()
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()  # one flag per layer, or empty when no layer slides
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str | None = None  # of the checkpoint, for example "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture must be one of {', '.join(ARCHITECTURES)}, got {self.architecture!r}")
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            if getattr(self, name) >= _IMPOSSIBLE:
+                raise ValueError(f"{name} is impossibly large")
+        if self.max_position >= 2**31:
+            raise ValueError(f"max_position {self.max_position} is impossibly large")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.rope.kind == "dynamic" and self.head_dim <= 2:
+            raise ValueError(f"dynamic rope needs head_dim above 2, got {self.head_dim}")
+        if self.rope.freq_divisors and len(self.rope.freq_divisors) != self.head_dim // 2:
+            raise ValueError(
+                f"rope freq_divisors must have head_dim / 2 = {self.head_dim // 2} entries, "
+                f"got {len(self.rope.freq_divisors)}"
+            )
+        if self.sliding_window is not None and self.sliding_window <= 0:
+            raise ValueError(f"sliding_window must be positive, got {self.sliding_window}")
+        if any(self.sliding_layers) != (self.sliding_window is not None):
+            raise ValueError("sliding_window and sliding_layers must be given together")
+        if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
+            raise ValueError(f"sliding_layers must have {self.num_layers} entries, got {len(self.sliding_layers)}")
+
+    def layer_window(self, layer: int) -> int | None:
+        """Sliding window of one layer in tokens, the token itself included; None means full attention."""
+        return self.sliding_window if self.sliding_layers and self.sliding_layers[layer] else None
+
+
+def check_layers(num_layers: int) -> int:
+    """Raises ValueError for an impossible layer count, before a damaged file makes a loop run over its layers."""
+    if not 0 < num_layers <= 10_000:
+        raise ValueError(f"num_layers must be from 1 to 10000, got {num_layers}")
+    return num_layers

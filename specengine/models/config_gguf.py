@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specengine.models.config_base import ModelConfig, RopeConfig, check_layers
+from specengine.models.config import ModelConfig, RopeConfig, check_layers
 from specengine.utils.json_fields import Fields
 
 
@@ -15,9 +15,10 @@ def config_from_gguf(
     rope_freqs: Sequence[float] = (),
     where: str = "GGUF metadata",
 ) -> ModelConfig:
-    """Map GGUF metadata and tensor shapes (outermost dimension first, GGUF names) to a configuration.
+    """Maps GGUF metadata and tensor shapes (outermost dimension first, GGUF names) to a configuration.
 
-    `rope_freqs` holds the values of the tensor rope_freqs.weight, [head_dim / 2], where the file has one.
+    rope_freqs: values of the tensor rope_freqs.weight, [head_dim / 2], where the file has it.
+    Raises ValueError naming the wrong field.
     """
     fields = Fields(metadata, where)
     arch = fields.get("general.architecture", str)
@@ -37,7 +38,7 @@ def config_from_gguf(
     num_layers = fields.build(check_layers, num_layers=fields.get(f"{arch}.block_count", int))
     max_position = fields.get(f"{arch}.context_length", int)
     embedding = shapes.get("token_embd.weight", (0,))
-    # end of turn and end of message also end a generation; the tokeniser section names each at most once
+    # end of turn and end of message also end a generation
     eos = [fields.get(f"tokenizer.ggml.{kind}_token_id", int, None) for kind in ("eos", "eot", "eom")]
     return fields.build(
         ModelConfig,
@@ -68,7 +69,7 @@ def _gguf_rope(fields: Fields, arch: str, max_position: int, freq_divisors: tupl
     prefix = f"{arch}.rope."
     theta = fields.get(prefix + "freq_base", float, RopeConfig.theta)
     factor = fields.get(prefix + "scaling.factor", float, fields.get(prefix + "scale_linear", float, 0.0))
-    # writers of the format store factor 0 or 1 for "none", and omit the type for the old linear scaling
+    # converters store factor 0 or 1 for "none", and omit the type for the old linear scaling
     kind = fields.get(prefix + "scaling.type", str, "linear")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return fields.build(RopeConfig, theta=theta, freq_divisors=freq_divisors)
@@ -78,7 +79,7 @@ def _gguf_rope(fields: Fields, arch: str, max_position: int, freq_divisors: tupl
         if fields.get(f"{prefix}scaling.{key}", float, neutral) != neutral:
             raise fields.error(f"{prefix}scaling.{key}", f"is only supported with the value {neutral}")
     if kind == "yarn" and fields.data.get(prefix + "scaling.yarn_attn_factor") is not None:
-        # converters store an absolute factor, llama.cpp multiplies by it: the file cannot say which is meant
+        # ambiguous: converters store an absolute factor, llama.cpp multiplies by it
         raise fields.error(prefix + "scaling.yarn_attn_factor", "is ambiguous and not supported")
     if factor == 0.0:
         raise fields.error(prefix + "scaling.factor", "is missing")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specengine.models.config_base import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
+from specengine.models.config import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
@@ -18,7 +18,7 @@ _HF_ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _MOE_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
-# rope key in config.json -> (RopeConfig field, type); an unlisted key could change the arithmetic unseen
+# rope key in config.json -> (RopeConfig field, type); unlisted keys are refused, they could change the arithmetic
 _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
     "rope_theta": ("theta", float),
     "factor": ("factor", float),
@@ -32,27 +32,37 @@ _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
     "attention_factor": ("attention_factor", float),
     "truncate": ("truncate", bool),
 }
+# ModelConfig field -> key in config.json, of the fields that readers and writers of checkpoints spell alike
+HF_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "rms_norm_eps",
+}
 _HF_ROPE_IGNORED = {"type", "rope_type", "finetuned", "partial_rotary_factor"}
 
 
 def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Map a Hugging Face config dict (transformers 4 or 5 spelling); defaults are those of transformers."""
+    """Maps a Hugging Face config dict, in the spelling of transformers 4 or 5, with the defaults of transformers.
+
+    Raises ValueError naming the wrong field.
+    """
     fields = Fields(config, where)
     architecture = _hf_architecture(fields)
-    if fields.get("hidden_act", str, "silu") not in ("silu", "swish"):
-        raise fields.error("hidden_act", f"must be 'silu', got {config['hidden_act']!r}")
+    check_activation(fields)
     for name in _MOE_FIELDS:
         if config.get(name):
             raise fields.error(name, "describes a mixture of experts, which is not supported")
     if config.get("quantization_config"):
         raise fields.error("quantization_config", "is not supported; use an unquantised or a GGUF checkpoint")
 
-    hidden_size, num_heads = fields.get("hidden_size", int), fields.get("num_attention_heads", int)
-    head_dim = fields.get("head_dim", int, 128 if architecture == "qwen3" else None)
-    if head_dim is None:
-        if num_heads <= 0 or hidden_size % num_heads:
-            raise fields.error("hidden_size", f"must be a multiple of num_attention_heads {num_heads}")
-        head_dim = hidden_size // num_heads
+    hidden_size = fields.get("hidden_size", int)
+    num_heads = fields.get("num_attention_heads", int)
+    head_dim = head_size(fields, 128 if architecture == "qwen3" else None)
     if architecture != "llama" and "num_key_value_heads" not in config:
         raise fields.error("num_key_value_heads", "is missing")
     num_layers = fields.build(check_layers, num_layers=fields.get("num_hidden_layers", int))
@@ -85,6 +95,33 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         eos_token_ids=fields.ids("eos_token_id"),
         dtype=dtype.removeprefix("torch.") if dtype else None,
     )
+
+
+def hf_sizes(config: ModelConfig) -> dict[str, Any]:
+    """Returns the sizes of a model under their keys in config.json."""
+    return {key: getattr(config, name) for name, key in HF_SIZES.items()}
+
+
+def check_activation(fields: Fields) -> None:
+    """Raises ValueError for an MLP activation other than SiLU."""
+    activation = fields.get("hidden_act", str, "silu")
+    if activation not in ("silu", "swish"):
+        raise fields.error("hidden_act", f"must be 'silu', got {activation!r}")
+
+
+def head_size(fields: Fields, default: int | None = None) -> int:
+    """Reads head_dim; where neither the file nor `default` gives it, the heads divide the hidden size evenly.
+
+    Raises ValueError where they cannot.
+    """
+    head_dim: int | None = fields.get("head_dim", int, default)
+    if head_dim is not None:
+        return head_dim
+    hidden_size = fields.get("hidden_size", int)
+    num_heads = fields.get("num_attention_heads", int)
+    if num_heads <= 0 or hidden_size % num_heads:
+        raise fields.error("hidden_size", f"must be a multiple of num_attention_heads {num_heads}")
+    return hidden_size // num_heads
 
 
 def _hf_architecture(fields: Fields) -> str:
@@ -128,7 +165,7 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
 
 
 def rope_config(fields: Fields, max_position: int) -> RopeConfig:
-    """Rotary settings in either spelling of config.json; a base that is not given is 10000."""
+    """Reads the rotary settings in either spelling of config.json; a missing base is 10000."""
     name = "rope_parameters" if fields.data.get("rope_parameters") else "rope_scaling"
     rope = Fields(fields.data.get(name) or {}, f"{fields.where}: {name}")
     unknown = set(rope.data) - set(_HF_ROPE_FIELDS) - _HF_ROPE_IGNORED
@@ -155,7 +192,7 @@ def rope_config(fields: Fields, max_position: int) -> RopeConfig:
 
 
 def read_model_config(folder: str | Path) -> ModelConfig:
-    """Read config.json of a checkpoint folder, with the end tokens of generation_config.json merged in."""
+    """Reads config.json of a checkpoint folder and adds the end tokens of generation_config.json."""
     path = Path(folder) / "config.json"
     config = dict(read_json_object(path))
     generation = Path(folder) / "generation_config.json"

@@ -1,4 +1,4 @@
-"""Drafters of random weights in published sizes, for work on speed: `random:<preset>` in place of a path."""
+"""Drafters of random weights in published sizes, to measure speed: `random:<preset>` stands for a path."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any
 from specengine.models.checkpoint_base import layer_tensors
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.config import ModelConfig
+from specengine.models.config_hf import hf_sizes
 from specengine.models.draft_checkpoint import DraftCheckpoint
+from specengine.models.hidden_states import eagle3_layers
 from specengine.models.presets import PRESETS
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def random_fasteagle(preset: str, levels: int = 7) -> DraftCheckpoint:
-    """As many layers of the target's shape as its paper has, and the whole vocabulary. Raises ValueError for a preset
-    that does not exist."""
+    """Makes a FastEagle drafter with `levels` layers of the target's shape (7 in the paper) and the whole vocabulary.
+
+    Raises ValueError for an unknown preset.
+    """
     c = _preset(preset)
     size = c.hidden_size
     shapes: Shapes = {"fc_features.weight": (size, 3 * size), "fc_input.weight": (size, 2 * size)}
@@ -28,10 +32,13 @@ def random_fasteagle(preset: str, levels: int = 7) -> DraftCheckpoint:
 
 
 def random_eagle3(preset: str, vocabulary: int = 32000) -> DraftCheckpoint:
-    """One layer of the target's shape and a head of `vocabulary` tokens, the first ones, or all there are. Raises
-    ValueError for a preset that does not exist."""
+    """Makes an EAGLE-3 drafter: one layer of the target's shape and a head of the first `vocabulary` tokens at most.
+
+    Raises ValueError for an unknown preset.
+    """
     c = replace(_preset(preset), qkv_bias=False, qk_norm=False)
-    size, rows = c.hidden_size, min(vocabulary, c.vocab_size)
+    size = c.hidden_size
+    rows = min(vocabulary, c.vocab_size)
     shapes: Shapes = {"fc.weight": (size, 3 * size), "norm.weight": (size,), "lm_head.weight": (rows, size)}
     shapes["d2t"] = (rows,)
     shapes |= layer_tensors(c, "midlayer.") | {"midlayer.hidden_norm.weight": (size,)}
@@ -48,16 +55,9 @@ def _preset(name: str) -> ModelConfig:
 
 def _checkpoint(preset: str, shapes: Shapes, c: ModelConfig, fields: Mapping[str, Any]) -> DraftCheckpoint:
     files = RandomCheckpoint(c, source=f"random:{preset}", shapes=shapes, integers=("d2t",))
-    json = {
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "rms_norm_eps": c.rms_norm_eps,
+    json = hf_sizes(c) | {
         "max_position_embeddings": 2048,
-        "vocab_size": c.vocab_size,
-        # tiny presets have fewer layers than low, middle and high
-        "eagle_aux_hidden_state_layer_ids": [2, c.num_layers // 2, c.num_layers - 3] if c.num_layers > 6 else [0, 1, 2],
+        # tiny presets have too few layers for EAGLE-3's choice
+        "eagle_aux_hidden_state_layer_ids": list(eagle3_layers(c.num_layers)) if c.num_layers > 6 else [0, 1, 2],
     }
     return DraftCheckpoint(files, json | dict(fields))

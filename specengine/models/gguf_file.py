@@ -1,8 +1,7 @@
-"""GGUF files: metadata as plain Python values and a table of tensors, with nothing mapped.
+"""GGUF files: metadata as plain Python values and a table of tensors; no part of the file is mapped.
 
-The gguf package supplies the format's constants and the quantisation arithmetic. Its reader is not used: it
-makes a numpy array of every token and merge of the vocabulary, which costs seconds, and more memory than a
-small model.
+The gguf package supplies the format's constants and the quantisation arithmetic. Its reader is not used: it makes a
+numpy array of every token and merge of the vocabulary. That costs seconds, and more memory than a small model.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _SCALARS = {
     GGUFValueType.BOOL: "?",
 }
 _MOST_DIMS = 4  # of the format
-_MOST_ITEMS = 1 << 23  # in Python a byte of the file may become an object: known vocabularies have two million
+_MOST_ITEMS = 1 << 23  # a byte of the file may become a Python object; known vocabularies have two million items
 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor: shape outermost dimension first, block type, and where its bytes lie in the file."""
+    """One tensor: shape (outermost dimension first), block type, and the offset of its bytes in the file."""
 
     shape: tuple[int, ...]
     type: GGMLQuantizationType
@@ -97,17 +96,20 @@ class GGUFFile:
         return GGUFTensor(shape, type_, offset, prod(shape[1:-1]) * row // block * block_bytes)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Stored bytes of rows [start, stop) of a tensor, uint8 [stop - start, row_bytes]."""
+        """Reads the stored bytes of rows [start, stop) of a tensor, uint8 [stop - start, row_bytes]."""
         tensor = self.tensors[name]
-        count, offset = (stop - start) * tensor.row_bytes, tensor.offset + start * tensor.row_bytes
+        count = (stop - start) * tensor.row_bytes
+        offset = tensor.offset + start * tensor.row_bytes
         return np.fromfile(self.path, np.uint8, count, offset=offset).reshape(stop - start, tensor.row_bytes)
 
 
 class _Header:
-    """Reads the header in file order; every length is checked against the file before memory is asked for."""
+    """Reads the header in file order; every length is checked against the file before memory is allocated."""
 
     def __init__(self, file: BinaryIO, size: int, where: str) -> None:
-        self.file, self.left, self.where = file, size - file.tell(), where
+        self.file = file
+        self.left = size - file.tell()
+        self.where = where
         self.items = 0  # of all arrays
 
     def take(self, count: int, what: str) -> bytes:
@@ -122,7 +124,7 @@ class _Header:
     def string(self, what: str) -> str:
         (length,) = struct.unpack("<Q", self.take(8, what))
         try:
-            # interned because tensor names and vocabularies repeat across the tables made from them
+            # interned: tensor names and tokens repeat across the tables made from them
             return sys.intern(self.take(length, what).decode("utf-8"))
         except UnicodeDecodeError:
             raise ValueError(f"{self.where}: '{what}' holds text that is not UTF-8") from None
@@ -147,7 +149,7 @@ class _Header:
         return _SCALARS[GGUFValueType(type_id)]
 
     def tensor_entry(self) -> tuple[str, list[int], int, int]:
-        """Name, dimensions innermost first, type number, and offset from the start of the data."""
+        """Reads name, dimensions (innermost first), type number, and offset from the start of the data."""
         name = self.string("tensor name")
         count = self.scalar("<u4", name)
         if count > _MOST_DIMS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specengine.models.config_base import ModelConfig, RopeConfig
+from specengine.models.config import ModelConfig, RopeConfig
 
 _LLAMA3_ENDS = (128001, 128008, 128009)
 _QWEN_ENDS = (151645, 151643)
@@ -79,7 +79,7 @@ PRESETS: dict[str, ModelConfig] = {
         eos_token_ids=(2,),
         dtype="float16",
     ),
-    # Vicuna v1.3, the version that published draft heads were trained for
+    # Vicuna v1.3: published draft heads were trained for it
     "vicuna-13b": ModelConfig(
         architecture="llama",
         vocab_size=32000,

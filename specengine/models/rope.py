@@ -10,17 +10,18 @@ import threading
 
 import torch
 
-from specengine.models.config_base import ModelConfig, RopeConfig
+from specengine.models.config import ModelConfig, RopeConfig
 
 
 def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of positions 0 to length - 1, each float32 [length, head_dim / 2].
+    """Computes cosines and sines of positions 0 to length - 1, each float32 [length, head_dim / 2].
 
-    The attention factor of yarn is included in both.
+    Both include the attention factor of yarn.
     """
-    rope, dim = config.rope, config.head_dim
-    # float32 throughout, as in transformers: at position 100,000 the rounding of the angle exceeds 1e-3, and
-    # models are trained, evaluated and compared with exactly these rounded angles
+    rope = config.rope
+    dim = config.head_dim
+    # float32 throughout, as in transformers: models are trained and compared with exactly these rounded angles,
+    # and at position 100,000 the rounding exceeds 1e-3
     positions = torch.arange(length, dtype=torch.float32)[:, None]
     if rope.kind == "dynamic":
         frequencies = _dynamic_frequencies(rope, dim, length, config.max_position)
@@ -34,16 +35,17 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.T
 
 
 class RopeTables:
-    """rope_tables of a model on its device, extended with the need; models of the same positions share them."""
+    """rope_tables of a model on its device, extended on demand; models of the same positions share them."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self._config, self._device = config, device
+        self._config = config
+        self._device = device
         self._lock = threading.Lock()  # engines that share a model may grow them from several threads
         self.cos_sin = (torch.empty(0), torch.empty(0))  # replaced only by a longer pair
         self.ensure(min(2048, config.max_position))
 
     def ensure(self, count: int) -> None:
-        """Extends them to `count` positions."""
+        """Extends the tables to `count` positions."""
         with self._lock:
             have = len(self.cos_sin[0])
             if count > have:
@@ -68,25 +70,25 @@ def _base_powers(base: float | torch.Tensor, dim: int) -> torch.Tensor:
 def _dynamic_frequencies(rope: RopeConfig, dim: int, length: int, max_position: int) -> torch.Tensor:
     """Radians per position for each position, float32 [length, dim / 2].
 
-    Position p uses the base of sequence length max(p + 1, max_position). transformers uses the length of the
-    whole sequence for all its positions: a cached key would depend on how many tokens were verified with it.
+    Position p uses the base of length max(p + 1, max_position). transformers uses the length of the whole text for all
+    its positions; a cached key would then depend on how many tokens were verified with it.
     """
     lengths = torch.arange(1, length + 1, dtype=torch.float32).clamp_(min=max_position)[:, None]
     growth = rope.factor * lengths / max_position - (rope.factor - 1)
-    # through float64: the vectorised float32 power rounds differently from the one that handles a remainder,
-    # and a position's row must not depend on the length of the table
+    # in float64: the vectorised float32 power rounds differently from the scalar one for the remainder, and a
+    # position's row must not depend on the length of the table
     base = rope.theta * (growth.double() ** (dim / (dim - 2))).float()
     return 1.0 / _base_powers(base, dim)
 
 
 def _pretrained_length(rope: RopeConfig) -> int:
-    assert rope.original_max_position is not None  # RopeConfig refuses these kinds without
+    assert rope.original_max_position is not None  # RopeConfig refuses these kinds without it
     return rope.original_max_position
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
     wavelengths = 2 * math.pi / frequencies
-    # share of the unscaled frequency: 0 for long wavelengths, 1 for short ones, a ramp between
+    # share of the unscaled frequency: 0 for long wavelengths, 1 for short ones, a ramp in between
     share = _pretrained_length(rope) / wavelengths - rope.low_freq_factor
     share = (share / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
     return (1 - share) * frequencies / rope.factor + share * frequencies
@@ -103,7 +105,7 @@ def _yarn_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
     high += 0.001 if low == high else 0  # a ramp of width zero would divide by zero
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     powers = _base_powers(rope.theta, dim)
-    kept = 1 - ramp  # share of the unscaled frequency; 1 - kept is not ramp to the last bit
+    kept = 1 - ramp  # share of the unscaled frequency; 1 - kept differs from ramp in the last bit
     return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 

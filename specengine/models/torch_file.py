@@ -1,7 +1,7 @@
-"""Files of torch.save, read without torch.load: a table of the tensors, and their rows, with nothing run or mapped.
+"""Reads files of torch.save without torch.load: the table of tensors, and their rows; no code runs, nothing is mapped.
 
-torch.load refuses code too (weights_only=True), but what it still allows can ask for any amount of memory: a storage
-of 10^12 elements, a compressed entry, strides of zero.
+torch.load(weights_only=True) refuses code too. But a file that it accepts can demand any amount of memory, by a storage
+of 10^12 elements, a compressed entry or strides of zero.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STORAGES = {
     "ByteStorage": "uint8",
     "BoolStorage": "bool",
 }
-_LONGEST_PICKLE = 16 << 20  # of ten thousand tensors it is 2 MiB
-_OPCODES = (  # what torch.save writes: no others, among which are some that ask for memory by a number in the file
+_LONGEST_PICKLE = 16 << 20  # bytes; ten thousand tensors take 2 MiB
+_OPCODES = (  # all that torch.save writes; some of the others allocate memory by a number in the file
     *("PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT", "BINGET"),
     *("LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "BINFLOAT", "LONG1"),
     *("BINUNICODE", "SHORT_BINSTRING", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
@@ -47,7 +47,7 @@ class _Storage(NamedTuple):
 
 
 class _Pickled(NamedTuple):
-    """What a tensor's pickle says of it; numbers of elements."""
+    """A tensor as its pickle describes it; numbers count elements."""
 
     storage: Any
     offset: Any
@@ -58,7 +58,7 @@ class _Pickled(NamedTuple):
 
 @dataclass(frozen=True)
 class TorchTensor:
-    """One tensor: where its first element lies in the file, in bytes; stride in elements."""
+    """One tensor. offset: of its first element in the file, bytes.  stride: elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -67,10 +67,11 @@ class TorchTensor:
 
 
 class TorchFile:
-    """The tensors of a file that torch.save wrote of a dict. Raises ValueError naming the file for anything else."""
+    """The tensors of a dict that torch.save wrote. Raises ValueError naming the file for any other content."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._size = path, path.stat().st_size
+        self.path = path
+        self._size = path.stat().st_size
         try:
             with zipfile.ZipFile(path) as archive:
                 entries = {entry.filename: entry for entry in archive.infolist()}
@@ -86,7 +87,7 @@ class TorchFile:
         listed = self._unpickled(pickled)
         storages = {name.removeprefix(f"{prefix}data/"): entry for name, entry in entries.items()}
         self.tensors = {name: self._tensor(name, entry, storages) for name, entry in listed.items()}
-        # tied weights are listed twice; a file may not become more than that by listing one storage over and over
+        # tied weights are listed twice; listing one storage more often would make a small file read as a huge model
         if sum(prod(t.shape) * _itemsize(t.dtype) for t in self.tensors.values()) > 2 * self._size:
             raise self._error("its tensors are larger than the file")
 
@@ -103,7 +104,7 @@ class TorchFile:
             raise ValueError(
                 f"{self.path}: refused, it holds pickled objects other than tensors; convert it to safetensors"
             ) from None
-        except Exception as error:  # a damaged pickle calls known functions with anything
+        except Exception as error:  # a damaged pickle may call known functions with any arguments
             raise self._error(f"its pickle cannot be read: {error}") from None
         if not isinstance(listed, dict):
             raise ValueError(f"{self.path}: expected a dict of tensors, got {type(listed).__name__}")
@@ -113,7 +114,8 @@ class TorchFile:
         return listed
 
     def _tensor(self, name: str, entry: _Pickled, storages: dict[str, zipfile.ZipInfo]) -> TorchTensor:
-        storage, shape, stride, offset = entry.storage, entry.shape, entry.stride, entry.offset
+        storage, offset = entry.storage, entry.offset
+        shape, stride = entry.shape, entry.stride
         stored = storages.get(storage.key) if isinstance(storage, _Storage) else None
         if stored is None or not self._plain(stored):
             raise self._error(f"tensor '{name}' has no plain storage")
@@ -129,7 +131,7 @@ class TorchFile:
         return TorchTensor(tuple(shape), tuple(stride), dtype, start)
 
     def _start(self, entry: zipfile.ZipInfo) -> int:
-        """Of an entry's bytes: behind its own header, whose name and extra field the directory does not tell."""
+        """Finds the first byte of an entry: behind its local header, whose length the directory does not give."""
         with open(self.path, "rb") as file:
             file.seek(entry.header_offset)
             header = file.read(30)
@@ -138,8 +140,9 @@ class TorchFile:
         return entry.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows [start, stop) of a tensor of at least one dimension and of a type that torch names."""
-        tensor, dtype = self.tensors[name], getattr(torch, self.tensors[name].dtype)
+        """Reads rows [start, stop) of a tensor that has at least one dimension and a type that torch names."""
+        tensor = self.tensors[name]
+        dtype = getattr(torch, tensor.dtype)
         shape = (stop - start, *tensor.shape[1:])
         if not prod(shape):
             return torch.empty(shape, dtype=dtype)
@@ -151,7 +154,7 @@ class TorchFile:
 
 def _itemsize(dtype: str) -> int:
     known = getattr(torch, dtype, None)
-    return known.itemsize if isinstance(known, torch.dtype) else 1  # it is listed, but never read
+    return known.itemsize if isinstance(known, torch.dtype) else 1  # the tensor is listed, but cannot be read
 
 
 def _numbers(values: Any) -> bool:
@@ -159,10 +162,10 @@ def _numbers(values: Any) -> bool:
 
 
 class _Refused(Exception):
-    """A pickle asks for something that is no part of a tensor."""
+    """A pickle refers to an object that is not part of a tensor."""
 
 
-class _Unpickler(pickle._Unpickler):  # the one in Python: the other's memory follows numbers in the file
+class _Unpickler(pickle._Unpickler):  # in Python: the C version allocates by numbers in the file
     dispatch = {  # noqa: RUF012 - as in the base class
         code[0]: pickle._Unpickler.dispatch[code[0]] for code in (getattr(pickle, name) for name in _OPCODES)
     }
@@ -171,13 +174,13 @@ class _Unpickler(pickle._Unpickler):  # the one in Python: the other's memory fo
         if (found := _KNOWN.get((module, name))) is not None:
             return found
         if module in ("torch", "torch.storage"):
-            return name  # of a storage or a type: text, which can be called by nothing
+            return name  # of a storage or a type, as text: it cannot be called
         raise _Refused
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, storage, key, _place, _count = pid
         if kind != "storage" or not isinstance(storage, str) or not isinstance(key, str):
-            raise ValueError("a storage is none")
+            raise ValueError("a persistent id names no storage")
         return _Storage(storage, key)
 
 

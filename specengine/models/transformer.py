@@ -1,12 +1,11 @@
 """The one transformer: LLaMA, Vicuna, Mistral, Qwen2, Qwen3 and every model of their shape.
 
-A pass takes the rows of a TreeBatch (prefill chunk, root, or tree: all the same), writes their keys and values to the
-cache behind the prefix and returns hidden states, and logits or greedy tokens, of every row.
+A pass reads the rows of a TreeBatch and writes their keys and values to the cache behind the prefix. It returns hidden
+states, and logits or greedy tokens, of every row. Prefill chunks, roots and trees take the same path.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,11 +15,10 @@ from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import ENDS, expected_tensors
-from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
-from specengine.models.weights import WeightLoader
+from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
 from specengine.ops.weight import Projection, Weight
 from specengine.utils.spec_string import check_range
@@ -28,69 +26,76 @@ from specengine.utils.spec_string import check_range
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """scores: logits float32 [M, V] or greedy tokens int32 [M].  hidden_states: of the same rows."""
+    """Scores and hidden states of the M rows of a pass.
+
+    scores: logits float32 [M, V] or greedy tokens int32 [M].
+    """
 
     scores: torch.Tensor
     hidden_states: HiddenStates
 
 
 class Transformer:
-    """Weights of one model, ready to run. dtype: a name of models.weights.DTYPES."""
+    """Runs the passes of one model.
 
-    tensor_parallel = 1  # processes that its layers are divided among
+    rope: tables to share with another model of the same positions; None makes new ones.
+    hidden_state_layers: passes also return the residual stream before these layers; the number of layers stands for
+    the output of the last one. Raises ValueError for layers that do not rise or do not exist.
+    """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> None:
-        self.config: ModelConfig = checkpoint.config
-        self.device, self.ops = device, ops or ops_for(device)
-        loader = self._new_loader(checkpoint, dtype)
-        self._embedding = loader.linear("model.embed_tokens")
-        self._layers = [loader.layer(i) for i in range(self.config.num_layers)]
-        self.final_norm = loader.vector("model.norm.weight")
-        self.head = self._embedding if self.config.tie_embeddings else loader.linear("lm_head")
-        self.hidden_state_layers: tuple[int, ...] = ()
+    tensor_parallel = 1  # processes that divide the layers among them
+
+    def __init__(
+        self,
+        weights: ModelWeights,
+        device: torch.device,
+        ops: Ops,
+        *,
+        rope: RopeTables | None = None,
+        hidden_state_layers: Sequence[int] = (),
+    ) -> None:
+        self.weights = weights
+        self.config = weights.config
+        self.device = device
+        self.ops = ops
+        self.final_norm = weights.final_norm
+        self.head = weights.head
+        self.formats = weights.formats
+        self.hidden_state_layers = tuple(hidden_state_layers)
+        self._embedding = weights.embedding
+        self._layers = weights.layers
         self._decoder = self._new_decoder()
-        self.formats = loader.formats
-        self._rope = RopeTables(self.config, device)
+        self._rope = RopeTables(self.config, device) if rope is None else rope
 
-    def _new_loader(self, checkpoint: Checkpoint, dtype: str) -> WeightLoader:
-        return WeightLoader(checkpoint, dtype, self.device, self.ops)
-
-    def _new_decoder(self, hidden_state_layers: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
-        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, hidden_state_layers)
+    def _new_decoder(self) -> Callable[..., torch.Tensor]:
+        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, self.hidden_state_layers)
 
     def with_hidden_state_layers(self, layers: Sequence[int]) -> Transformer:
-        """The same model, whose passes also give out the residual stream before these layers (their number: behind the
-        last); it shares all memory. Raises ValueError for layers that do not rise or do not exist."""
+        """Returns the same model with other hidden_state_layers; both share all memory. Raises ValueError."""
         if tuple(layers) == self.hidden_state_layers:
             return self
-        at_layers = copy.copy(self)
-        at_layers.hidden_state_layers = tuple(layers)
-        at_layers._decoder = at_layers._new_decoder(at_layers.hidden_state_layers)
-        return at_layers
+        return Transformer(self.weights, self.device, self.ops, rope=self._rope, hidden_state_layers=layers)
 
     def first_layers(self, count: int) -> Transformer:
-        """The model that goes from layer `count` straight to the final norm and the head; it shares all memory.
+        """Returns the model that skips from layer `count` to the final norm and the head; both share all memory.
 
-        Raises ValueError where there are not so many layers.
+        Raises ValueError where the model has fewer layers.
         """
         check_range("layers", count, 1, self.config.num_layers)
         sliding = self.config.sliding_layers[:count]
-        part = copy.copy(self)
-        part.config = replace(
+        config = replace(
             self.config,
             num_layers=count,
             sliding_layers=sliding if any(sliding) else (),
             sliding_window=self.config.sliding_window if any(sliding) else None,
         )
-        part._layers = self._layers[:count]
-        part.hidden_state_layers = ()
-        part._decoder = part._new_decoder()
-        return part
+        weights = replace(self.weights, config=config, layers=self._layers[:count])
+        return Transformer(weights, self.device, self.ops, rope=self._rope)
 
     def with_layers(self, checkpoint: DraftCheckpoint, dtype: str) -> Transformer:
-        """The model of a checkpoint's layers and final norm between this one's embedding and head.
+        """Returns a model of a checkpoint's layers and final norm between this model's embedding and head.
 
-        Raises ValueError for a checkpoint of another width or vocabulary, and for tensors missing or of other shapes.
+        Raises ValueError for a checkpoint of another width or vocabulary, and for missing or mis-shaped tensors.
         """
         for name in ("hidden_size", "vocab_size"):
             ours, theirs = getattr(self.config, name), getattr(checkpoint.config, name)
@@ -99,18 +104,11 @@ class Transformer:
         shapes = expected_tensors(checkpoint.config)
         checkpoint.expect_all({name: shape for name, shape in shapes.items() if name not in ENDS})
         loader = WeightLoader(checkpoint, dtype, self.device, self.ops)
-        other = copy.copy(self)
-        other.config, other.hidden_state_layers = checkpoint.config, ()
-        other._layers = [loader.layer(i) for i in range(other.config.num_layers)]
-        other.final_norm = loader.vector("model.norm.weight")
-        other.formats = loader.formats
-        other._rope = RopeTables(other.config, self.device)
-        other._decoder = other._new_decoder()
-        return other
+        return Transformer(loader.between(self._embedding, self.head), self.device, self.ops)
 
     @property
     def failure(self) -> str | None:
-        """Why no pass can be run any more: what became of a process that has a part of it. None: passes can be run."""
+        """The reason why the model can run no more passes, such as a dead process; None while it can."""
         return None
 
     @property
@@ -119,7 +117,7 @@ class Transformer:
         return self._embedding.weights[0]
 
     def head_rows(self, tokens: torch.Tensor | None) -> Projection:
-        """The head for some tokens, int32 [Vd], in the head's own format; None: all of it."""
+        """Copies the head's rows of some tokens, int32 [Vd], in the head's own format; None returns the whole head."""
         if tokens is None:
             return self.head
         (whole,), bias = self.head.weights, self.head.bias
@@ -131,13 +129,13 @@ class Transformer:
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """float32 where a weight is, else half of that: what the weights lost by rounding is more."""
+        """float32 if any weight is float32, else a half type: its rounding is below that of such weights."""
         if "float32" in self.formats:
             return torch.float32
         return torch.bfloat16 if "bfloat16" in self.formats else torch.float16
 
     def new_cache(self, pages: int | None = None) -> KVCache:
-        """An empty cache for this model; pages: of a pool that does not grow."""
+        """Makes an empty cache for this model. pages: the fixed size of its pool; None lets the pool grow."""
         c = self.config
         return KVCache(c.num_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages)
 
@@ -151,33 +149,47 @@ class Transformer:
         return [self.head, *(product for layer in self._layers for product in layer.projections)]
 
     def weight_bytes(self) -> int:
-        """Bytes of weights one pass reads."""
+        """Bytes of weights that one pass reads."""
         return sum(layer.nbytes for layer in self.projections)
 
     def tune(self, others: Sequence[Projection] = ()) -> None:
-        """Measures how to multiply by its weights and others where that is a choice; not while a graph is captured."""
+        """Measures the fastest kernel for each of its projections and of `others`, where the ops offer several.
+
+        It must not run while a CUDA graph is captured.
+        """
         if self.ops.tune is not None:
             for layer in [*self.projections, *others]:
                 self.ops.tune(layer)
 
     def forward(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch, greedy: bool = False) -> TargetOutput:
-        """HiddenStates and logits of every row, or with `greedy` the most likely token alone (-1 where there is none)."""
+        """Computes hidden states and logits of every row.
+
+        greedy: scores are the most likely tokens instead of logits; -1 where a row has none.
+        """
         hidden_states = self.hidden_states(tree, cache, batch)
         last = hidden_states.last
         return TargetOutput(self.ops.linear_argmax(last, self.head) if greedy else self.logits(last), hidden_states)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Logits float32 [M, V] of features [M, hidden]."""
+        """Computes logits float32 [M, V] of hidden states [M, hidden]."""
         return self.ops.linear(hidden_states, self.head)
 
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
-        """The last hidden states alone, float32 [M, hidden]."""
+        """Computes the last hidden states alone, float32 [M, hidden]."""
         return self.hidden_states(tree, cache, batch).last
 
     def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:
-        """HiddenStates of every row, without logits; keys and values of row r go to slot length + node index."""
-        shape, at_layers = (len(tree.tokens), len(self.hidden_state_layers), self.config.hidden_size), None
-        if self.hidden_state_layers:
-            at_layers = torch.empty(shape, device=self.device)
+        """Computes hidden states of every row, without logits.
+
+        Keys and values of row r go to slot length + node index of its request.
+        """
+        shape = (len(tree.tokens), len(self.hidden_state_layers), self.config.hidden_size)
+        at_layers = torch.empty(shape, device=self.device) if self.hidden_state_layers else None
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
         return HiddenStates(self._decoder(tree, *place, *self._rope.cos_sin, at_layers), at_layers)
+
+
+def load_transformer(checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> Transformer:
+    """Reads a checkpoint's weights into a model. dtype: a name of models.weights.DTYPES. Raises ValueError."""
+    ops = ops or ops_for(device)
+    return Transformer(WeightLoader(checkpoint, dtype, device, ops).model(), device, ops)

@@ -1,34 +1,74 @@
-"""From a checkpoint's tensors to prepared weights, block by block, so that little is held twice."""
+"""Reads a checkpoint's tensors into packed weights, block by block: at most one block is in memory twice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 from specengine.models.checkpoint import Checkpoint
+from specengine.models.config import ModelConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Projection, Weight
 
-# `auto` keeps what the checkpoint has; int4 holds embedding and head in 8 bits, as the files of that size do.
+# `auto` keeps the format of the checkpoint; int4 stores embedding and head in 8 bits, as GGUF files of that size do.
 DTYPES = ("auto", *FLOAT_FORMATS, "int8", "int4")
 
 _STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size
 
 
+@dataclass(frozen=True)
+class ModelWeights:
+    """Packed weights of one model.
+
+    final_norm: float32 [hidden].  formats: the formats of its matrices, names of ops.weight.
+    """
+
+    config: ModelConfig
+    embedding: Projection
+    layers: tuple[Layer, ...]
+    final_norm: torch.Tensor
+    head: Projection
+    formats: frozenset[str]
+
+
 class WeightLoader:
-    """Reads and packs one checkpoint. formats: those the weights read so far are held in."""
+    """Reads and packs one checkpoint. formats: the formats of the weights that were read so far."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops) -> None:
-        self.checkpoint, self.dtype, self.device, self.ops = checkpoint, dtype, device, ops
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = device
+        self.ops = ops
         self.formats: set[str] = set()
 
+    def model(self) -> ModelWeights:
+        """Reads the whole model."""
+        config = self.checkpoint.config
+        embedding = self.linear("model.embed_tokens")
+        layers = self.layers()
+        final_norm = self.vector("model.norm.weight")
+        head = embedding if config.tie_embeddings else self.linear("lm_head")
+        return ModelWeights(config, embedding, layers, final_norm, head, frozenset(self.formats))
+
+    def between(self, embedding: Projection, head: Projection) -> ModelWeights:
+        """Reads layers and final norm of a model whose embedding and head are another model's."""
+        layers = self.layers()
+        final_norm = self.vector("model.norm.weight")
+        return ModelWeights(self.checkpoint.config, embedding, layers, final_norm, head, frozenset(self.formats))
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Reads all decoder layers."""
+        return tuple(self.layer(i) for i in range(self.checkpoint.config.num_layers))
+
     def layer(self, index: int) -> Layer:
+        """Reads one decoder layer."""
         return self.layer_at(f"model.layers.{index}", self.checkpoint.config.layer_window(index) or 0)
 
     def layer_at(self, prefix: str, window: int = 0) -> Layer:
-        """The layer whose tensors begin with `prefix`; it has those norms of which there are tensors."""
+        """Reads the layer whose tensors begin with `prefix`; norms without a tensor are None. window: 0 for none."""
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         return Layer(
             attention_norm=self.vector_if_any(f"{prefix}.input_layernorm.weight"),
@@ -43,15 +83,17 @@ class WeightLoader:
         )
 
     def vector(self, name: str) -> torch.Tensor:
+        """Reads a vector as float32."""
         return self.checkpoint.read(name).float().to(self.device)
 
     def vector_if_any(self, name: str) -> torch.Tensor | None:
+        """Reads a vector as float32; None where the checkpoint has none of this name."""
         return self.vector(name) if name in self.checkpoint.tensors else None
 
     def linear(self, *names: str) -> Projection:
-        """One projection of the rows of all `names`, in order; neighbours of one format share a weight.
+        """Reads one projection of the rows of all `names`, in order; neighbours of one format share a weight.
 
-        Raises ValueError where one of them has a bias and another has none, or one of another size.
+        Raises ValueError where only some of them have a bias, and for a bias of another size than its matrix.
         """
         runs: list[tuple[str, list[str]]] = []
         for name, form in zip(names, self._formats(names), strict=True):
@@ -64,7 +106,8 @@ class WeightLoader:
         return Projection(tuple(self._weight(run, form) for form, run in runs), bias)
 
     def _bias(self, name: str) -> torch.Tensor:
-        bias, rows = self.vector(f"{name}.bias"), self.checkpoint.tensors[f"{name}.weight"].shape[0]
+        bias = self.vector(f"{name}.bias")
+        rows = self.checkpoint.tensors[f"{name}.weight"].shape[0]
         if bias.shape != (rows,):
             raise ValueError(
                 f"{self.checkpoint.source}: tensor '{name}.bias' has shape {tuple(bias.shape)}, expected {(rows,)}"
@@ -72,7 +115,7 @@ class WeightLoader:
         return bias
 
     def packed(self, rows: torch.Tensor, like: str) -> Projection:
-        """A projection of rows [N, C] that were put together of tensors, in the format of tensor `like`."""
+        """Packs computed rows [N, C] as a projection, in the format of tensor `like`."""
         form = self._formats((like,))[0]
         weight = self.ops.empty_weight(*rows.shape, form, self.device)
         self.ops.pack_linear(rows.to(self.device), weight, 0)
@@ -80,12 +123,12 @@ class WeightLoader:
         return Projection((weight,), None)
 
     def _formats(self, names: tuple[str, ...]) -> list[str]:
-        """The format of each tensor of a projection: all quantised, or all one float type."""
+        """The format of each tensor of a projection: all are quantised, or all have one float type."""
         formats = [self._format(name) for name in names]
         floats = {form for form in formats if form in FLOAT_FORMATS}
         if not floats:
             return formats
-        # float16 overflows where the others do not, and bfloat16 rounds more
+        # a mix becomes float32: float16 overflows earlier than the others, and bfloat16 rounds more
         return [floats.pop() if len(floats) == 1 else "float32"] * len(formats)
 
     def _format(self, name: str) -> str:
@@ -124,7 +167,7 @@ class WeightLoader:
 
 
 def check_dtype(dtype: object, ops: Ops) -> None:
-    """Raises ValueError for a dtype that is none, or that these ops have no arithmetic for."""
+    """Raises ValueError for an unknown dtype, and for one that these ops cannot compute with."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype!r}")
     if dtype in ("int8", "int4") and not set(BLOCK_BYTES) <= set(ops.formats):

@@ -1,4 +1,4 @@
-"""Verification rules by name: parameters and guarantees; the arithmetic is in csrc/rules."""
+"""Verification rules by name, with their parameters and guarantees; csrc/rules holds the arithmetic."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RULES: dict[str, type[Rule]] = {
 
 
 def parse_rule(spec: str | Rule) -> Rule:
-    """The rule of `NAME[:option=value,...]`, such as `margin:theta=0.9` or `cascade:opt,alpha=0.1`; a Rule is itself.
+    """Parses `NAME[:option=value,...]`, such as `margin:theta=0.9` or `cascade:opt,alpha=0.1`; returns a Rule as it is.
 
-    Raises ValueError for an unknown rule, option or value, listing those there are.
+    Raises ValueError for an unknown rule, option or value; the message lists the known ones.
     """
     if isinstance(spec, Rule):
         return spec

@@ -1,4 +1,4 @@
-"""What a rule is."""
+"""The interface of a verification rule."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import ClassVar
 
 
 class Wants(Enum):
-    """What a rule wants to know of the draft distribution that a node's children come from."""
+    """The knowledge of the draft distribution of a node's children that a rule needs."""
 
     NOTHING = "nothing"
-    """Any tree will do."""
+    """It needs none: it can verify any tree."""
 
     SAMPLES = "samples"
-    """Children sampled from a distribution that is handed over; deterministic children without one are served too."""
+    """Children sampled from a distribution that the drafter hands over. Deterministic children need no distribution."""
 
     SAMPLED_ONLY = "sampled only"
-    """As SAMPLES, but deterministic children are refused."""
+    """As SAMPLES; deterministic children are refused."""
 
     PROBABILITIES = "probabilities"
-    """Children may be chosen in any way, greedily for one; the draft's logits must be handed over."""
+    """Children chosen in any way, for example greedily; the drafter hands over its logits."""
 
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """How drafted tokens are accepted; the arithmetic is in csrc/rules.
+    """Decides which drafted tokens are accepted; csrc/rules holds the arithmetic.
 
-    lossless: whether the output has the target's distribution.
-    positional: the option whose name may be left out of a spec: `cascade:opt`.
-    chains_only: whether a tree whose nodes have siblings is refused.
+    name: as in specs and results.  lossless: whether the output has the target's distribution.
+    wants: its needs of the draft distribution.  positional: the option that a spec may give without its name, as in
+    `cascade:opt`.  chains_only: whether trees with siblings are refused.
     """
 
     name: ClassVar[str]
@@ -42,33 +42,33 @@ class Rule(ABC):
 
     @property
     def kernel(self) -> str:
-        """Its name in csrc/rules/rules.h."""
+        """The name of its functor in csrc/rules/rules.h."""
         return self.name
 
     @property
     def options(self) -> tuple[float, ...]:
-        """The numbers that the kernel takes: the parameters, where a rule does not say otherwise."""
+        """The numbers that the kernel reads; by default the parameters."""
         return astuple(self)
 
     @property
     @abstractmethod
     def neutral(self) -> Rule | None:
-        """The parameters at which it is the exact rule bit for bit; None: there are none."""
+        """The rule with the parameters at which it equals the exact rule bit for bit; None where no parameters do."""
 
     @property
     def reads_logits(self) -> bool:
-        """Whether the most likely token of every node is not enough at temperature 0."""
+        """Whether it reads more than the most likely token of every node at temperature 0."""
         return True
 
 
 def check_number(name: str, value: float, low: float, high: float) -> None:
-    """Raises ValueError for what is no number from low to high."""
+    """Raises ValueError unless the value is a number from low to high."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not good or not low <= value <= high:
         raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises ValueError for what is none of the choices."""
+    """Raises ValueError unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")

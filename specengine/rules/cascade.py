@@ -1,4 +1,4 @@
-"""Speculative cascades and the lossy baselines they are compared with."""
+"""Speculative cascades, and the lossy baselines to compare them with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from specengine.rules.base import Rule, Wants, check_choice, check_number
 
-# Deferral rule -> the least and the largest alpha; the least one never keeps anything of the drafter.
+# Deferral rule -> the least and the largest alpha; the least one always defers to the target.
 ALPHAS = {
     "chow": (-1.0, 1.0),
     "diff": (-2.0, 1.0),
@@ -21,16 +21,16 @@ ALPHAS = {
 
 @dataclass(frozen=True)
 class Cascade(Rule):
-    """Speculative sampling from a mixture pi of target and draft distribution (Narasimhan et al., arXiv 2405.19261).
+    """Samples speculatively from a mixture pi of target and draft distribution (Narasimhan et al., arXiv 2405.19261).
 
-    Lossy: the output has the distribution pi. With q and p the draft's and the target's largest probability without
-    temperature and filters, the draft distribution is kept where
-      chow: q >= 1 - alpha;  diff: q >= p - alpha;  opt: q >= p - alpha * D_TV(target, draft);
-    or the tokens are kept whose
-      token-v1: draft_prob >= p - alpha;  token-v2: target_prob >= p - alpha;  token-v3: target_prob >= (1 - alpha) * p,
-    the rest of the draft's mass going to the target's distribution. D_TV and the mixing are of the distributions after
-    temperature and filters. The bonus token behind the last drafted one is the target's.
-    Neutral at the least alpha each takes: -1 (chow, token-v3), -2 (diff, token-v1, token-v2), -1e9 (opt).
+    Lossy: the output has the distribution pi. q and p are the draft's and the target's largest probability without
+    temperature and filters. Three rules keep the whole draft distribution where
+      chow: q >= 1 - alpha;  diff: q >= p - alpha;  opt: q >= p - alpha * D_TV(target, draft).
+    Three rules keep the tokens with
+      token-v1: draft_prob >= p - alpha;  token-v2: target_prob >= p - alpha;  token-v3: target_prob >= (1 - alpha) * p
+    and give the rest of the draft's mass to the target's distribution. D_TV and the mixture use the distributions after
+    temperature and filters. The bonus token after the last drafted token is the target's.
+    Neutral at the least alpha of each: -1 (chow, token-v3), -2 (diff, token-v1, token-v2), -1e9 (opt).
     """
 
     deferral: str = "token-v3"
@@ -59,10 +59,11 @@ class Cascade(Rule):
 
 @dataclass(frozen=True)
 class Bild(Rule):
-    """BiLD's rollback criterion as a deferral rule: keeps the draft distribution where the target's cross-entropy of
-    the drafter's best token, -log(target_prob) without temperature and filters, is at most alpha (Kim et al. 2023).
+    """Applies BiLD's rollback criterion as a deferral rule (Kim et al. 2023).
 
-    Lossy. Neutral at alpha = -1, which no cross-entropy reaches.
+    It keeps the draft distribution where the target's cross-entropy of the drafter's best token is at most alpha. That
+    is -log(target_prob), without temperature and filters.
+    Lossy. Neutral at alpha = -1, because every cross-entropy is larger.
     """
 
     alpha: float = 1.0
@@ -84,9 +85,10 @@ class Bild(Rule):
 
 @dataclass(frozen=True)
 class Lossy(Rule):
-    """Lenient speculative sampling: min(1, target_prob / ((1 - alpha) * draft_prob)), and the residual is
-    norm(max(target_prob / beta - draft_prob, 0)) (Leviathan et al. 2023, appendix A.5; beta: Tran-Thien 2023).
+    """Applies lenient speculative sampling (Leviathan et al. 2023, appendix A.5; beta: Tran-Thien 2023).
 
+    It accepts with probability min(1, target_prob / ((1 - alpha) * draft_prob)). The residual is
+    norm(max(target_prob / beta - draft_prob, 0)).
     Lossy. Neutral at alpha = 0 with beta = 1; alpha = 1 accepts everything.
     """
 

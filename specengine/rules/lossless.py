@@ -1,4 +1,4 @@
-"""Rules whose output is the target's."""
+"""Rules whose output has the target's distribution."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from specengine.rules.base import Rule, Wants
 
 @dataclass(frozen=True)
 class Match(Rule):
-    """Follows the tree while it holds the token that the target itself draws (plain argmax at temperature 0).
+    """Follows the tree while a child is the token that the target itself draws (its argmax at temperature 0).
 
-    Guarantee: lossless; the same seed gives the same tokens with any drafter, any tree, or none.
+    Guarantee: lossless; the same seed gives the same tokens with any drafter, any tree, and without a drafter.
     """
 
     name: ClassVar[str] = "match"
@@ -29,10 +29,11 @@ class Match(Rule):
 
 @dataclass(frozen=True)
 class Rejection(Rule):
-    """Speculative sampling: a child is followed with probability min(1, target_prob / draft_prob), else its siblings
-    and the bonus token come from the residual (Leviathan et al. 2023; siblings as in SpecInfer and Sequoia).
+    """Applies speculative sampling (Leviathan et al. 2023; siblings as in SpecInfer and Sequoia).
 
-    Guarantee: lossless; the output has the target's distribution, but which text a seed gives depends on the drafter.
+    It accepts a child with probability min(1, target_prob / draft_prob). After a rejection, siblings and the bonus
+    token come from the residual distribution.
+    Guarantee: lossless; the output has the target's distribution, and the text of a seed depends on the drafter.
     """
 
     name: ClassVar[str] = "rejection"
@@ -46,18 +47,22 @@ class Rejection(Rule):
 
 @dataclass(frozen=True)
 class Traversal(Rejection):
-    """From the leaves to the root: what is refused deep in the tree raises the chance of what is above it
-    (Weng et al. 2025, arXiv 2505.12398). Guarantee: as `rejection`, and accepts at least as much in expectation."""
+    """Verifies from the leaves to the root (Weng et al. 2025, arXiv 2505.12398).
+
+    A rejection deep in the tree raises the chance of the nodes above it.
+    Guarantee: as `rejection`; it accepts at least as many tokens in expectation.
+    """
 
     name: ClassVar[str] = "traversal"
 
 
 @dataclass(frozen=True)
 class Block(Rejection):
-    """Block verification of chains (Sun et al. 2024, arXiv 2403.10444): what `traversal` is on them; trees are refused.
+    """Verifies chains as one block (Sun et al. 2024, arXiv 2403.10444); `traversal` on a chain does the same.
 
-    Guarantee: as `rejection`, and accepts at least as much in expectation. Wants a drafter with true distributions:
-    of deterministic children it accepts no more than `rejection`.
+    Trees with siblings are refused.
+    Guarantee: as `rejection`; it accepts at least as many tokens in expectation. It needs a drafter that
+    samples: of deterministic children it accepts no more than `rejection`.
     """
 
     name: ClassVar[str] = "block"

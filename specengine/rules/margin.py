@@ -1,4 +1,4 @@
-"""MARS: where the target's two best tokens are close, either will do."""
+"""MARS: accepts either of the target's two best tokens where their scores are close."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Margin(Rule):
     """Accepts the target's runner-up where z2 / z1 > theta, for its two largest scores before temperature and filters.
 
     Lossy. The ratio counts only where both scores are positive.
-    mode `strict`: the paper's Algorithm 1, the best token or a close runner-up, else the best; it never samples, so its
-    neutral theta = 1 is greedy decoding: `match` at temperature 0.
+    mode `strict`: the paper's Algorithm 1. It accepts the best token or a close runner-up, else emits the best one. It
+    never samples: at its neutral theta = 1 it is greedy decoding, `match` at temperature 0.
     mode `lossless-base`: margin acceptance, else `match`; neutral at theta = 1.
-    mode `reference`: what the public implementation does. Temperature 0 has no margin there; above it the ratio is of
-    filtered scores of any sign, and children beyond the margin are accepted with min(1, target_prob / draft_prob)
-    although they were not drawn from the draft distribution. No theta makes that exact: it has no neutral parameter.
+    mode `reference`: the public implementation. It has no margin at temperature 0. Above, it uses the ratio of filtered
+    scores of any sign, and accepts children beyond the margin with min(1, target_prob / draft_prob) although they were
+    not drawn from the draft distribution. No theta makes that exact, so it has no neutral parameter.
     """
 
     theta: float = 0.9

@@ -1,4 +1,4 @@
-"""Medusa's typical acceptance."""
+"""Typical acceptance, the rule of Medusa."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from specengine.rules.base import Rule, check_number
 
 @dataclass(frozen=True)
 class Typical(Rule):
-    """Follows the longest path of tokens with target_prob > min(epsilon, delta * exp(-entropy)) or drawn by the target.
+    """Follows the longest path of accepted tokens (Cai et al. 2024, section 3.3.2).
 
-    Lossy (Cai et al. 2024, section 3.3.2); probabilities are those after temperature and filters, so temperature 0 is
-    exact. Neutral at epsilon = 1 with delta = 1e9, where only what the target draws is accepted: `match`.
+    It accepts tokens with target_prob > min(epsilon, delta * exp(-entropy)), and tokens that the target draws.
+    Lossy. Probabilities are taken after temperature and filters, so temperature 0 is exact.
+    Neutral at epsilon = 1 with delta = 1e9: then it accepts only tokens that the target draws, as `match`.
     """
 
     epsilon: float = 0.09

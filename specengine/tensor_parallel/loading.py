@@ -1,4 +1,4 @@
-"""From a model's name to its weights and tokenizer."""
+"""Loads a model by name: its weights, in one process or several, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from specengine import _C
 from specengine.hub.huggingface import resolve_model
 from specengine.models.checkpoint import Checkpoint, RandomCheckpoint, open_checkpoint
 from specengine.models.config import ModelConfig
-from specengine.models.transformer import Transformer
+from specengine.models.transformer import Transformer, load_transformer
 from specengine.models.weights import check_dtype
 from specengine.ops import Ops, native, ops_for
 from specengine.ops.weight import FLOAT_FORMATS
-from specengine.tensor_parallel.target import ParallelTransformer
+from specengine.tensor_parallel.parallel_transformer import load_parallel_transformer
 from specengine.tokenizer import Tokenizer
 from specengine.types import SamplingParams
 from specengine.utils.spec_string import check_range
 
-MOST_PROCESSES = 64  # of tensor_parallel
+MOST_PROCESSES = 64  # the largest tensor_parallel
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A target ready to run; several engines may share it."""
+    """A target ready to run; several engines may share it.
+
+    dtype: of all weights; "auto" where they have quantised or several formats.
+    """
 
     name: str
-    dtype: str  # of its weights; "auto" where they are as the checkpoint has them, quantised or of several types
+    dtype: str
     target: Transformer
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
@@ -39,7 +42,7 @@ class LoadedModel:
         return self.target.config
 
     def check_place(self, device: str, dtype: str, strict: bool, tensor_parallel: int = 1) -> None:
-        """Raises ValueError where an engine asks for something else than this model was loaded with."""
+        """Raises ValueError for engine options that differ from those that this model was loaded with."""
         if strict and not self.target.ops.strict:
             raise ValueError("strict: this model was loaded without it")
         loaded = {"device": self.target.device.type, "dtype": self.dtype}
@@ -68,8 +71,10 @@ def load_model(
     tensor_parallel: int = 1,
     ops: Ops | None = None,
 ) -> LoadedModel:
-    """Finds (or fetches) a model and loads it; strict and tensor_parallel are Engine's. Raises ValueError,
-    FileNotFoundError, ModelFetchError or RankFailed."""
+    """Finds or fetches a model and loads it. strict, tensor_parallel: see Engine.
+
+    Raises ValueError, FileNotFoundError, ModelFetchError or RankFailed.
+    """
     check_model(model)
     check_range("tensor_parallel", tensor_parallel, 1, MOST_PROCESSES)
     if not isinstance(strict, bool):
@@ -95,29 +100,29 @@ def _target(
     checkpoint: Checkpoint, path: str, dtype: str, device: torch.device, ops: Ops, tensor_parallel: int
 ) -> Transformer:
     if tensor_parallel == 1:
-        return Transformer(checkpoint, dtype, device, ops)
-    return ParallelTransformer(checkpoint, path, dtype, tensor_parallel)
+        return load_transformer(checkpoint, dtype, device, ops)
+    return load_parallel_transformer(checkpoint, path, dtype, tensor_parallel)
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer | None:
-    """The tokenizer of a model, without its weights; None: it has none. Raises as load_model."""
+    """Loads the tokenizer of a model without its weights; None for a model without one. Raises as load_model."""
     check_model(model)
     return _tokenizer(open_checkpoint(resolve_model(model)))
 
 
 def check_model(model: object) -> None:
-    """Raises ValueError for what cannot be a model's name."""
+    """Raises ValueError for a value that is neither a name nor a path."""
     if not isinstance(model, str | os.PathLike) or not str(model):
         raise ValueError(f"model: expected a name or a path, got {model!r}")
 
 
 def resolve_device(name: str) -> torch.device:
-    """What `auto`, `cpu` or `cuda` stands for here. Raises ValueError for another name, and for CUDA without a GPU."""
+    """Chooses the device of `auto`, `cpu` or `cuda`. Raises ValueError for another name, and for CUDA without a GPU."""
     if not isinstance(name, str) or name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device: expected auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, but PyTorch sees no CUDA device here")
-    if name == "auto":  # a build without CUDA kernels serves the CPU
+    if name == "auto":  # a build without CUDA kernels runs on the CPU
         name = "cuda" if torch.cuda.is_available() and _C.cuda_architectures else "cpu"
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 

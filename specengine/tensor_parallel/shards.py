@@ -1,10 +1,12 @@
-"""Which part of a model each rank has, and how it is read.
+"""The shard of a model that each rank has, and how a rank reads it.
 
-Attention is divided by key/value heads, with the query heads that read them, the MLP by its intermediate size, and what
-both add to the residual stream by its columns. So every matrix is cut by rows, and no sum ever crosses ranks: the ranks
-tell each other results, each of which one of them has computed as one process computes it. That costs two gathers per
-block where summands would cost one all-reduce. In exchange every bit is that of one process: rounding otherwise would
-reach the int8 activations of quantised weights, which amplify it until one likeliest token in some thirty is another.
+Attention is divided by key/value heads together with the query heads that read them. The MLP is divided by its
+intermediate size, and both outputs by columns of the residual stream. So every matrix is cut by rows, and no sum
+crosses ranks: each number is computed by one rank exactly as one process computes it.
+
+That costs two gathers per block where partial sums would cost one all-reduce. In exchange every bit is that of one
+process. Other rounding would reach the int8 activations of quantised weights, which amplify it: about one in thirty
+greedy tokens would differ.
 """
 
 from __future__ import annotations
@@ -16,17 +18,18 @@ import torch
 
 from specengine._C import PANEL
 from specengine.models.checkpoint import Checkpoint
+from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig
 from specengine.models.weights import WeightLoader
-from specengine.ops import Ops
+from specengine.ops import native
 from specengine.ops.weight import Projection, Weight
 
 
 @dataclass(frozen=True)
-class Joint(Projection):
-    """A projection of which every rank has some rows, of what all ranks have some columns of.
+class ShardedProjection(Projection):
+    """A rank's rows of a projection whose input columns are divided among the ranks as well.
 
-    columns_of, rows_of: how many of each rank.
+    columns_of, rows_of: the number of columns and rows of each rank.
     """
 
     columns_of: tuple[int, ...]
@@ -34,11 +37,11 @@ class Joint(Projection):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Of all ranks: where the ones of each begin, and the end.
+class ShardBounds:
+    """The bounds of all shards: entry r is where rank r's shard begins, the last entry is the end.
 
     heads: key/value heads.  inner: columns of the intermediate size.  hidden: columns of the residual stream.
-    Uneven where they must be: the first rank, which also has the head, gets the least.
+    Where the division is uneven, rank 0 gets the least, because it also computes the head.
     """
 
     heads: tuple[int, ...]
@@ -46,64 +49,77 @@ class Parts:
     hidden: tuple[int, ...]
 
     @staticmethod
-    def of(config: ModelConfig, size: int) -> Parts:
-        """Raises ValueError where there is not something of each for everyone."""
+    def of(config: ModelConfig, size: int) -> ShardBounds:
+        """Divides a model among `size` ranks. Raises ValueError where a rank would get an empty shard."""
         heads, inner, hidden = config.num_kv_heads, config.intermediate_size, config.hidden_size
         if min(heads, inner // PANEL, hidden // PANEL) < size:
             raise ValueError(
                 f"tensor_parallel: {size} processes cannot share {heads} key/value heads, {inner} intermediate and "
                 f"{hidden} hidden columns (at least 1, {PANEL} and {PANEL} for each)"
             )
-        return Parts(_divided(heads, size, 1), _divided(inner, size, PANEL), _divided(hidden, size, PANEL))
+        return ShardBounds(_divided(heads, size, 1), _divided(inner, size, PANEL), _divided(hidden, size, PANEL))
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.heads) - 1
 
     def config(self, rank: int, whole: ModelConfig) -> ModelConfig:
-        """What a rank's attention and MLP look like."""
-        heads, group = self.heads[rank + 1] - self.heads[rank], whole.num_heads // whole.num_kv_heads
+        """Returns the configuration of a rank's attention and MLP."""
+        heads = self.heads[rank + 1] - self.heads[rank]
         inner = self.inner[rank + 1] - self.inner[rank]
+        group = whole.num_heads // whole.num_kv_heads
         return replace(whole, num_heads=heads * group, num_kv_heads=heads, intermediate_size=inner)
 
 
 class ShardLoader(WeightLoader):
-    """Reads one rank's part of every layer; embedding, norms and head are whole."""
+    """Reads one rank's shard of every layer, for the CPU; embedding, norms and head are read whole."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops, parts: Parts, rank: int
-    ) -> None:
-        super().__init__(checkpoint, dtype, device, ops)
-        c, self._rank = checkpoint.config, rank
-        keys = tuple(c.head_dim * head for head in parts.heads)
+    def __init__(self, checkpoint: Checkpoint, dtype: str, bounds: ShardBounds, rank: int) -> None:
+        super().__init__(checkpoint, dtype, CPU, native)
+        c = checkpoint.config
+        keys = tuple(c.head_dim * head for head in bounds.heads)
         queries = tuple(c.num_heads // c.num_kv_heads * column for column in keys)
-        self._bounds = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-        self._bounds |= {"gate_proj": parts.inner, "up_proj": parts.inner}
-        self._bounds |= {"o_proj": parts.hidden, "down_proj": parts.hidden}
-        self._columns = {"o_proj": queries, "down_proj": parts.inner}
+        self._rank = rank
+        self._row_bounds = {
+            "q_proj": queries,
+            "k_proj": keys,
+            "v_proj": keys,
+            "o_proj": bounds.hidden,
+            "gate_proj": bounds.inner,
+            "up_proj": bounds.inner,
+            "down_proj": bounds.hidden,
+        }
+        self._column_bounds = {"o_proj": queries, "down_proj": bounds.inner}
 
     def linear(self, *names: str) -> Projection:
-        projection, kind = super().linear(*names), _kind(names[0])
-        if kind not in self._columns:
+        projection = super().linear(*names)
+        kind = _kind(names[0])
+        if kind not in self._column_bounds:
             return projection
-        sizes = (_sizes(self._columns[kind]), _sizes(self._bounds[kind]))
-        return Joint(projection.weights, projection.bias, *sizes)
+        columns, rows = _sizes(self._column_bounds[kind]), _sizes(self._row_bounds[kind])
+        return ShardedProjection(projection.weights, projection.bias, columns, rows)
 
     def _bias(self, name: str) -> torch.Tensor:
-        kept = self._kept(name)
-        return super()._bias(name)[kept.start : kept.stop]
+        own = self._own_rows(name)
+        return super()._bias(name)[own.start : own.stop]
 
     def _rows(self, name: str) -> int:
-        return len(self._kept(name))
+        return len(self._own_rows(name))
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
-        begin = self._kept(name.removesuffix(".weight")).start
+        begin = self._own_rows(name.removesuffix(".weight")).start
         super()._pack(name, begin + start, begin + stop, weight, first)
 
-    def _kept(self, name: str) -> range:
-        """Rows of a matrix that are this rank's."""
-        bounds = self._bounds.get(_kind(name))
+    def _own_rows(self, name: str) -> range:
+        """This rank's rows of a matrix."""
+        bounds = self._row_bounds.get(_kind(name))
         return range(super()._rows(name)) if bounds is None else range(bounds[self._rank], bounds[self._rank + 1])
 
 
 def _divided(count: int, size: int, unit: int) -> tuple[int, ...]:
-    return (*(unit * (count // unit * rank // size) for rank in range(size)), count)
+    begins = [unit * (count // unit * rank // size) for rank in range(size)]
+    return (*begins, count)
 
 
 def _sizes(bounds: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A process that has one rank's part of a model and does what the first rank says; it decides nothing."""
+"""The process of a rank from 1 on: it has one shard of a model and follows the messages of the first rank."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from specengine.models.checkpoint import open_checkpoint
 from specengine.models.checkpoint_base import CPU
 from specengine.models.rope import RopeTables
 from specengine.ops import native
-from specengine.tensor_parallel.connection import (
+from specengine.tensor_parallel.connection import Connection
+from specengine.tensor_parallel.messages import (
     Compact,
-    Connection,
+    DropCaches,
     Failed,
-    Forget,
     Forward,
     Ready,
     Resize,
     Start,
-    framed,
-    framed_rows,
+    encode_message,
+    encode_rows,
 )
-from specengine.tensor_parallel.layers import part_decoder
-from specengine.tensor_parallel.shards import Parts, ShardLoader
+from specengine.tensor_parallel.shard_decoder import shard_decoder
+from specengine.tensor_parallel.shards import ShardBounds, ShardLoader
 
 
 @dataclass
 class _Rows:
-    """tokens: only their number counts, as the embedded ones are given."""
+    """The rows of a pass. tokens: only their number counts, because the pass reads embedded tokens."""
 
     tokens: torch.Tensor
     depths: torch.Tensor
@@ -45,21 +45,22 @@ class _Rows:
 
 
 class Rank:
-    """One rank's layers and its part of every cache."""
+    """One rank's shard of the layers, and its part of every cache."""
 
     def __init__(self, start: Start, first: Connection) -> None:
         self._first = first
         _C.set_instruction_set(start.instruction_set)
         checkpoint = open_checkpoint(start.path)
-        parts = Parts.of(checkpoint.config, start.size)
-        self._config = parts.config(start.rank, checkpoint.config)
-        loader = ShardLoader(checkpoint, start.dtype, CPU, native, parts, start.rank)
-        layers = [loader.layer(i) for i in range(self._config.num_layers)]
-        self._decoder = part_decoder(native, self._gather, self._config, layers, loader.vector("model.norm.weight"))
+        bounds = ShardBounds.of(checkpoint.config, start.size)
+        self._config = bounds.config(start.rank, checkpoint.config)
+        loader = ShardLoader(checkpoint, start.dtype, bounds, start.rank)
+        layers = loader.layers()
+        self._decoder = shard_decoder(native, self._gather, self._config, layers, loader.vector("model.norm.weight"))
         self._rope = RopeTables(checkpoint.config, CPU)
         self._caches: dict[int, PagePool] = {}
 
-    def obey(self, message: object) -> None:
+    def handle(self, message: object) -> None:
+        """Does this rank's part of a message."""
         if isinstance(message, Forward):
             self._pass(message)
         elif isinstance(message, Compact):
@@ -70,14 +71,14 @@ class Rank:
             cache = self._caches.get(message.cache) or self._new_cache(message.dtype)
             cache.k, cache.v = cache.copied(message.pages, message.kept)
             self._caches[message.cache] = cache
-        elif isinstance(message, Forget):
+        elif isinstance(message, DropCaches):
             for number in message.caches:
                 self._caches.pop(number, None)
         else:
             raise TypeError(f"message: {type(message).__name__} is none for a rank")
 
     def _gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        self._first.send(framed_rows(x))
+        self._first.send(encode_rows(x))
         return self._first.receive_rows(len(x), sum(widths))
 
     def _new_cache(self, dtype: str) -> PagePool:
@@ -86,37 +87,39 @@ class Rank:
 
     def _pass(self, message: Forward) -> None:
         self._rope.ensure(message.positions)
-        cache, depths = self._caches[message.cache], torch.from_numpy(message.depths)
+        cache = self._caches[message.cache]
+        depths = torch.from_numpy(message.depths)
         ancestors = None if message.ancestors is None else torch.from_numpy(message.ancestors)
         rows = _Rows(torch.zeros_like(depths), depths, torch.from_numpy(message.row_start), ancestors)
-        block_table, lengths = torch.from_numpy(message.block_table), torch.from_numpy(message.lengths)
+        block_table = torch.from_numpy(message.block_table)
+        lengths = torch.from_numpy(message.lengths)
         inputs = torch.from_numpy(message.inputs)
         self._decoder(rows, cache.k, cache.v, block_table, lengths, *self._rope.cos_sin, inputs=inputs)
 
 
-def main(handle: int, first_process: int) -> None:
-    """Serves over the socket of this number until its other end is closed or the process that started this one ends."""
-    threading.Thread(target=_end_with, args=(first_process,), daemon=True).start()
-    first = Connection(socket.socket(fileno=handle))
+def main(descriptor: int, first_process: int) -> None:
+    """Serves over an inherited socket until its other end is closed, or the process of the first rank ends."""
+    threading.Thread(target=_exit_with, args=(first_process,), daemon=True).start()
+    first = Connection(socket.socket(fileno=descriptor))
     status = 1
     try:
         start = first.receive()
         assert isinstance(start, Start)
         rank = Rank(start, first)
-        first.send(framed(Ready()))
+        first.send(encode_message(Ready()))
         while True:
-            rank.obey(first.receive())
-    except ConnectionError:  # the first rank is gone, or has enough of this one
+            rank.handle(first.receive())
+    except ConnectionError:  # the first rank ended or closed the connection
         status = 0
     except BaseException as error:
         with contextlib.suppress(OSError):
-            first.send(framed(Failed(f"{type(error).__name__}: {error}")))
+            first.send(encode_message(Failed(f"{type(error).__name__}: {error}")))
     finally:
-        os._exit(status)  # an interpreter with PyTorch takes a second to end in order
+        os._exit(status)  # an orderly exit takes a second with PyTorch loaded
 
 
-def _end_with(process: int) -> None:
-    # A closed socket is seen only where one reads, and a fork of that process may keep it open.
+def _exit_with(process: int) -> None:
+    # The socket is not enough: only a read sees that it is closed, and a fork of the first rank may keep it open.
     while os.getppid() == process:
         time.sleep(1)
     os._exit(0)

@@ -1,1 +1,1 @@
-"""Training drafters: data made by the target itself, losses as published, checkpoints that load into the engine."""
+"""Trains drafters on text that the target writes, with published losses, into checkpoints that the engine loads."""

@@ -1,4 +1,4 @@
-"""`specengine train`: data, target, drafter and trainer put together."""
+"""`specengine train`: makes the data, trains the drafter and publishes it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import torch
 
 from specengine.drafters.shipped import FINGERPRINT, fingerprint
 from specengine.tensor_parallel.loading import LoadedModel, load_model
-from specengine.train.card import model_card
 from specengine.train.config import TrainConfig
 from specengine.train.data.corpus import Corpus
 from specengine.train.data.dialogues import DialogueConfig, read_questions, write_dialogues
-from specengine.train.data.frozen import load_frozen
 from specengine.train.data.state_store import StateStore
-from specengine.train.data.target_states import TargetStates
+from specengine.train.data.target_states import TargetPasses
 from specengine.train.export import STORAGE, write_drafter
-from specengine.train.objectives.base import LevelReport, Objective
+from specengine.train.loss_passes import LossPasses
+from specengine.train.model_card import model_card
+from specengine.train.objectives.base import Objective
+from specengine.train.objectives.level_report import LevelReport
 from specengine.train.objectives.registry import new_objective, objective_class
-from specengine.train.parallel import World
+from specengine.train.objectives.target_weights import load_target_weights
 from specengine.train.plot import plot_training
-from specengine.train.progress import Bars
-from specengine.train.start import starting_weights
+from specengine.train.process_group import ProcessGroup
+from specengine.train.progress_bars import ProgressBars
 from specengine.train.trainer import Outcome, Trainer
+from specengine.train.warm_start import warm_start_weights
 from specengine.utils.console import note
 from specengine.utils.spec_string import check_range
 
@@ -36,7 +38,7 @@ STORES = ("disk", "memory", "none")
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What the command line asks for; see its help."""
+    """The options of the command line; see its help."""
 
     drafter: str
     target: str
@@ -65,23 +67,25 @@ class TrainRequest:
 
 
 def train(request: TrainRequest) -> Outcome:
-    """Makes data where it is missing, trains and writes the drafter. Raises ValueError, OSError, MemoryError."""
+    """Makes missing data, trains and writes the drafter. Raises ValueError, OSError or MemoryError."""
     _claim(request.out)
     questions = read_questions(request.prompts) if request.prompts else None
     model = load_model(request.target, device=request.device, dtype=request.dtype)
     kind, options = objective_class(request.drafter)
     kind.check(model.config, options)
-    with World.joined(model.target.device) as world:
-        if world.device != model.target.device:  # a GPU for each process
+    with ProcessGroup.joined(model.target.device) as processes:
+        if processes.device != model.target.device:  # every process has a GPU of its own
             model = load_model(request.target, device="cuda", dtype=request.dtype)
-        with Bars(world.rank == 0) as bars:
-            corpus = _corpus(request, model, questions, world, bars)
-            return _train(request, model, corpus, world, bars)
+        with ProgressBars(processes.rank == 0) as bars:
+            corpus = _corpus(request, model, questions, processes, bars)
+            return _train(request, model, corpus, processes, bars)
 
 
 def _claim(out: Path) -> None:
-    """Makes the folder before hours of work are spent on it. Raises ValueError for one with files of something else,
-    such as a model, which the drafter's would replace."""
+    """Makes the folder before hours of work.
+
+    Raises ValueError for a folder that cannot be written, or that holds a model which the drafter would replace.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,7 +99,7 @@ def _claim(out: Path) -> None:
 
 
 def outcome_line(outcome: Outcome, out: Path) -> str:
-    """What became of a run, in one line."""
+    """Describes the end of a run in one line."""
     done = f"step {outcome.step} of {outcome.steps}"
     if outcome.ended != "finished":
         why = "stopped" if outcome.ended == "stopped" else "the minutes are over"
@@ -105,38 +109,44 @@ def outcome_line(outcome: Outcome, out: Path) -> str:
 
 
 def _corpus(
-    request: TrainRequest, model: LoadedModel, questions: list[list[str]] | None, world: World, bars: Bars
+    request: TrainRequest,
+    model: LoadedModel,
+    questions: list[list[str]] | None,
+    processes: ProcessGroup,
+    bars: ProgressBars,
 ) -> Corpus:
     folder = request.data or request.out / "data"
-    if world.rank == 0:
+    if processes.rank == 0:
         bars.begin("data", request.tokens)
         write_dialogues(model, folder, request.tokens, request.dialogues, questions=questions, advance=bars.advance)
-    world.wait()
+    processes.barrier()
     shards = write_dialogues(model, folder, request.tokens, request.dialogues, questions=questions)
     config = request.config
     return Corpus(shards, config.held_out, config.seed, longest=request.longest, everything=request.everything)
 
 
-def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: World, bars: Bars) -> Outcome:
-    config, limit, start = request.config, model.config.vocab_size, request.start
-    vocabulary = corpus.frequent_tokens(request.vocabulary) if 0 < request.vocabulary < limit else None
+def _train(
+    request: TrainRequest, model: LoadedModel, corpus: Corpus, processes: ProcessGroup, bars: ProgressBars
+) -> Outcome:
+    config = request.config
+    start = request.start
+    smaller = 0 < request.vocabulary < model.config.vocab_size
+    vocabulary = corpus.frequent_tokens(request.vocabulary) if smaller else None
     torch.manual_seed(config.seed)
-    objective = new_objective(request.drafter, load_frozen(request.target, vocabulary, world.device))
-    passes = TargetStates(model.target, objective.hidden_state_layers, objective.kv_layers)
-    reads = {
+    objective = new_objective(request.drafter, load_target_weights(request.target, vocabulary, processes.device))
+    target = TargetPasses(model.target, objective.hidden_state_layers, objective.kv_layers)
+    # metadata of the stored states: other keys would not find the folders of earlier runs
+    about = {
         "target": request.target,
-        "hidden_state_layers": str(objective.hidden_state_layers),
+        "taps": str(objective.hidden_state_layers),
         "layers": str(objective.kv_layers),
     }
-    folder = (request.data or request.out / "data") / "states" / _slug(reads)
-    store = StateStore(passes.of, folder if request.store == "disk" else None, reads)
+    folder = (request.data or request.out / "data") / "states" / _slug(about)
+    store = StateStore(target.of, folder if request.store == "disk" else None, about)
+    states = store.states if request.store != "none" else lambda number, dialogue: target.of(dialogue.tokens)
     trainer = Trainer(
-        objective,
-        corpus,
-        store.states if request.store != "none" else lambda number, dialogue: passes.of(dialogue.tokens),
-        config,
+        LossPasses(objective, corpus, states, config, processes),
         request.out,
-        world,
         about={
             "drafter": request.drafter,
             "target": request.target,
@@ -148,21 +158,21 @@ def _train(request: TrainRequest, model: LoadedModel, corpus: Corpus, world: Wor
             "longest": request.longest,
             "schedule": config.schedule,
             "dtype": request.dtype,
-            "processes": world.size,
+            "processes": processes.size,
         },
-        weights=None if start is None else lambda: starting_weights(start, objective, model.config),
+        weights=None if start is None else lambda: warm_start_weights(start, objective, model.config),
         publish=lambda report, tokens: _publish(request, model, objective, corpus, report, tokens),
         show=bars.show,
     )
     bars.begin("training", trainer.steps)
     outcome = trainer.run()
-    if world.rank == 0:
+    if processes.rank == 0:
         _picture(request.out)
     return outcome
 
 
-def _slug(reads: dict[str, str]) -> str:
-    return hashlib.sha256(repr(sorted(reads.items())).encode()).hexdigest()[:12]
+def _slug(about: dict[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(about.items())).encode()).hexdigest()[:12]
 
 
 def _publish(

@@ -1,4 +1,4 @@
-"""How a drafter is trained, whichever it is."""
+"""The options of a training run that all drafters share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """learning_rate: None is the drafter's own.  batch_tokens: to learn per step.  rows: of a pass, padding included.
+    """The options of a training run.
 
-    warmup: share of the steps in which the rate rises; then it falls to zero by `schedule`.  minutes: stop after so
-    many (0: never), to be resumed.  held_out: dialogues.  evaluate_steps, save_steps: between two evaluations, two
-    checkpoints.  precision: auto is bfloat16 autocast on CUDA, float32 on the CPU.
+    learning_rate: None takes the drafter's own.  batch_tokens: tokens to learn per step.  rows: rows of a pass, padding
+    included.  warmup: share of the steps in which the rate rises; then it falls to zero by `schedule`.
+    clip: the largest gradient norm; 0 for none.  minutes: time limit of a run, which can be resumed; 0 for none.
+    held_out: dialogues to evaluate on.  evaluate_steps, save_steps: steps between evaluations and checkpoints.
+    precision: auto means bfloat16 autocast on CUDA, float32 on the CPU.
+    Raises ValueError naming the option.
     """
 
     epochs: int = 1
@@ -50,7 +53,7 @@ class TrainConfig:
                 raise ValueError(f"{name}: expected {' or '.join(known)}, got {getattr(self, name)!r}")
 
     def rate(self, step: int, steps: int) -> float:
-        """The share of the learning rate that step 0 .. steps - 1 takes."""
+        """Returns the factor on the learning rate at a step from 0 to steps - 1."""
         warm = self.warmup * steps
         if step < warm:
             return (step + 1) / (warm + 1)

@@ -1,4 +1,4 @@
-"""A trained drafter as others load it: config.json, model.safetensors and a card, each put in place at once."""
+"""Writes a trained drafter: config.json, a card and model.safetensors, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _BLOCK = 32  # columns that share a scale
 
 
 def stored(tensors: dict[str, torch.Tensor], storage: str) -> dict[str, torch.Tensor]:
-    """Floats as bfloat16 or float32, or matrices in int8: X int8 [rows, columns] and X_scale float16 [rows, columns /
-    32], symmetric; integers and, in int8, vectors and matrices of other widths (bfloat16) as they are."""
+    """Converts tensors to a storage type: bfloat16, float32 or int8.
+
+    A matrix X in int8 becomes X int8 [rows, columns] and X_scale float16 [rows, columns / 32], symmetric. With int8,
+    vectors and matrices of other widths become bfloat16. Integers keep their type.
+    """
     out: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu()
@@ -33,7 +36,7 @@ def stored(tensors: dict[str, torch.Tensor], storage: str) -> dict[str, torch.Te
 def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = matrix.unflatten(1, (-1, _BLOCK))
     scale = (blocks.abs().amax(-1) / 127).to(torch.float16)
-    # codes are of the scale as it is stored; a block too small for float16 is zero
+    # codes fit the scale as stored; a block too small for float16 becomes zero
     codes = (blocks / scale.float().clamp(min=1e-7)[..., None]).round().clamp(-127, 127)
     return codes.to(torch.int8).flatten(1), scale
 
@@ -41,7 +44,7 @@ def _int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def write_drafter(
     folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], storage: str, card: str
 ) -> None:
-    """The weights come last: a folder that has new ones has all that belongs to them."""
+    """Writes the weights last, so that a folder with new weights also has their config and card."""
     with atomic_file(folder / "config.json") as part:
         part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     with atomic_file(folder / "README.md") as part:

@@ -1,4 +1,4 @@
-"""A picture of a training run: loss per level, and what held-out text shows of acceptance."""
+"""Plots a training run: loss per level, and acceptance on held-out text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from specengine.train.run_log import read_log
 
-_SMOOTHED = 200  # points of a loss curve
+_MOST_POINTS = 200  # of a loss curve, about
 
 
 def plot_training(log: Path, picture: Path) -> None:
-    """Writes a PNG of training.jsonl. Raises ModuleNotFoundError where there is no matplotlib."""
+    """Writes a PNG of training.jsonl. Raises ModuleNotFoundError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,8 +43,8 @@ def _levels(panel: Any, lines: list[dict], key: str, style: str, alpha: float, l
 
 
 def _averaged(steps: list[dict], key: str) -> list[dict]:
-    """Neighbouring steps as their mean."""
-    width = max(1, len(steps) // _SMOOTHED)
+    """Averages neighbouring steps."""
+    width = max(1, len(steps) // _MOST_POINTS)
     groups = [steps[i : i + width] for i in range(0, len(steps), width)]
     return [
         {

@@ -1,4 +1,4 @@
-"""training.jsonl: a line per step, and one per evaluation."""
+"""training.jsonl: a line per step and per evaluation."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from specengine.train.objectives.base import LevelReport
+from specengine.train.objectives.level_report import LevelReport
 
 
 def loss_entry(report: LevelReport) -> dict[str, Any]:
-    """Means per level of what is learned: the loss, and how often the best guess is the target's token."""
+    """Means per level: the loss, and the share of best guesses that are the target's token."""
     rows = report.rows.clamp(min=1)
     return {"loss": _rounded(report.loss / rows), "agreement": _rounded(report.agreed / rows)}
 
 
 def held_out_entry(report: LevelReport) -> dict[str, Any]:
-    """As loss_entry, and what a cycle would accept."""
+    """The loss_entry, and the acceptance that a cycle would have."""
     return loss_entry(report) | {
         "acceptance": _rounded(report.acceptance),
         "near_acceptance": _rounded(report.near_acceptance),
@@ -32,7 +32,7 @@ def _rounded(numbers: Any) -> list[float]:
 
 
 class RunLog:
-    """Lines {"step": .., "tokens": .., ..}; those of steps that a resumed run makes again are dropped."""
+    """Writes lines {"step": .., "tokens": .., ..}. A resumed run drops the lines of steps that it repeats."""
 
     def __init__(self, path: Path, step: int) -> None:
         lines = [line for line in read_log(path) if line["step"] <= step] if step else []
@@ -42,15 +42,17 @@ class RunLog:
             self.write(line)
 
     def write(self, line: dict[str, Any]) -> None:
+        """Appends a line."""
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last one that a killed run cut off is left out."""
+    """Reads the lines of a log, without a last line that a killed run cut off."""
     if not path.is_file():
         return []
     lines = []

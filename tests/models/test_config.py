@@ -5,13 +5,9 @@ import json
 
 import pytest
 
-from specengine.models.config import (
-    ModelConfig,
-    RopeConfig,
-    config_from_gguf,
-    config_from_hf,
-    read_model_config,
-)
+from specengine.models.config import ModelConfig, RopeConfig
+from specengine.models.config_gguf import config_from_gguf
+from specengine.models.config_hf import config_from_hf, read_model_config
 from specengine.models.presets import PRESETS
 from tests.models.files import CONFIG_JSON
 

@@ -1,4 +1,4 @@
-"""Checkpoints of drafters: what is read, how int8 is stored, and what is refused."""
+"""Checkpoints of drafters: reading, int8 storage, and the faults that are refused."""
 
 import json
 
@@ -138,7 +138,7 @@ def test_a_wrong_configuration_is_refused_with_the_field_named(tmp_path, fields,
         open_draft_checkpoint(write(tmp_path, state_of(), CONFIG | fields)).layer_config()
 
 
-def test_what_is_no_drafter_is_refused(tmp_path):
+def test_other_folders_and_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"drafter: .*holds none of model.safetensors"):
         open_draft_checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"drafter: .*no such folder"):

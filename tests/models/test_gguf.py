@@ -31,7 +31,7 @@ def one_line_error(match, call, *arguments):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen2", "tiny-qwen3"])
 def test_float_tensors_come_back_under_their_names_in_their_order_and_type(tmp_path, preset, dtype):
-    config = replace(PRESETS[preset], rms_norm_eps=2**-16)  # metadata are float32
+    config = replace(PRESETS[preset], rms_norm_eps=2**-16)  # exact in float32, as metadata is stored
     state = random_state(config, dtype)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", config, state))
     assert checkpoint.config == replace(config, dtype=None)
@@ -76,7 +76,7 @@ def test_k_quants_are_dequantised_as_the_gguf_package_does(tmp_path, kind):
     name, shape = "model.embed_tokens.weight", (config.vocab_size, 256)
     block_bytes = gguf.GGML_QUANT_SIZES[Type[kind]][1]
     data = np.random.default_rng(0).integers(0, 256, (shape[0], block_bytes), dtype=np.uint8)
-    # the scales are half floats, last in a Q6_K block and first in the others: neither NaN nor infinite
+    # half-float scales, last in a Q6_K block and first in the others, must be finite
     data.view(np.float16)[:, -1 if kind == "Q6_K" else slice(0, 2)] = 0.01
     state[name] = (data, Type[kind])
     checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", config, state))
@@ -105,7 +105,7 @@ def test_rope_frequency_divisors_enter_the_configuration(tmp_path):
     assert "rope_freqs.weight" not in checkpoint.tensors
 
 
-def test_metadata_equals_what_the_gguf_package_reads(tmp_path):
+def test_metadata_equals_that_of_the_gguf_package(tmp_path):
     config = PRESETS["tiny-llama"]
     values = gguf.GGUFValueType
     metadata = [

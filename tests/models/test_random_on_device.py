@@ -1,4 +1,4 @@
-"""Random weights for a GPU. Needs nothing but torch: a machine with a GPU may have little else."""
+"""Random weights for a GPU. The module needs only torch: a machine with a GPU may have little else."""
 
 from dataclasses import replace
 

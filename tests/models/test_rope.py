@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specengine.models.config import RopeConfig, config_from_hf
+from specengine.models.config import RopeConfig
+from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.rope import rope_tables
 

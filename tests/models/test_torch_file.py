@@ -1,4 +1,4 @@
-"""Pickles of torch.save are read as tables: nothing in them is called, and no number in them asks for memory."""
+"""Pickles of torch.save are read as tables: they call no function, and no number in them allocates memory."""
 
 import io
 import pickle
@@ -19,7 +19,7 @@ def saved(path, content):
 
 
 def rewritten(path, pickled=None, packing=zipfile.ZIP_STORED):
-    """The same zip file with another pickle, or packed otherwise."""
+    """Writes the same zip file with another pickle or another compression."""
     out = io.BytesIO()
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w", packing) as new:
         for entry in old.infolist():

@@ -55,7 +55,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def pair(request, tmp_path_factory):
-    """transformers' model and the folder it saved."""
+    """Returns transformers' model and the folder it saved."""
     name, changes = VARIANTS[request.param]
     torch.manual_seed(7)
     config = getattr(transformers, name)(**{**COMMON, **changes})
@@ -83,7 +83,7 @@ def test_logits_are_those_of_transformers(pair):
         expected = model(torch.tensor([ids])).logits[0]
     error = (our_logits(folder, ids) - expected).abs().max() / expected.abs().max()
     assert error < 2e-3
-    assert expected.std() > 0.1  # logits that are all alike would prove nothing
+    assert expected.std() > 0.1  # equal logits would prove nothing
 
 
 def test_greedy_tokens_are_those_of_transformers(pair):
@@ -97,18 +97,18 @@ def test_greedy_tokens_are_those_of_transformers(pair):
     top = logits.topk(2)
     for token, ids, values in zip(output.token_ids, top.indices, top.values, strict=True):
         if token != ids[0]:
-            assert values[0] - values[1] < 1e-3  # a near-tie may go either way; what follows is another text
+            assert values[0] - values[1] < 1e-3  # a near-tie may go either way; after it the texts differ
             break
 
 
 def peak_of_loading(path, dtype: str) -> int:
-    """Bytes, in a process of its own: the high-water mark of resident memory, mapped pages included."""
+    """Measures the peak of resident memory in a process of its own, in bytes, with mapped pages."""
     import subprocess
     import sys
 
     script = """
 import sys
-import specengine.models.checkpoint_gguf  # what the libraries load on first use is not counted
+import specengine.models.checkpoint_gguf  # memory that the libraries take on first use is not counted
 from specengine.tensor_parallel.loading import load_model
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))

@@ -1,4 +1,4 @@
-"""What the weights of a model are held in: its own types, or the ones that were asked for."""
+"""The formats of a model's weights: those of its file, or those of the dtype option."""
 
 import dataclasses
 import re
@@ -33,7 +33,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def blocks(kind: str, rows: int, columns: int, seed: int) -> tuple[np.ndarray, Type]:
-    """Random bytes of a file's blocks, scaled to a spread of about 1 / sqrt(columns)."""
+    """Draws random blocks of a file, scaled to a spread of about 1 / sqrt(columns)."""
     size, bytes = gguf.GGML_QUANT_SIZES[Type[kind]]
     data = np.random.default_rng(seed).integers(0, 256, (rows, columns // size, bytes), dtype=np.uint8)
     spread = 1 / np.sqrt(columns)
@@ -45,7 +45,7 @@ def blocks(kind: str, rows: int, columns: int, seed: int) -> tuple[np.ndarray, T
 
 
 def k_quant_file(path):
-    """A model as the usual 4-bit files have it: values and down projections in 6 bits, the rest in 4."""
+    """Makes a model with the formats of usual 4-bit files: v and down projections in 6 bits, the rest in 4."""
     state = random_state(WIDE)
     for seed, (name, value) in enumerate(state.items()):
         if value.ndim == 2:
@@ -103,7 +103,7 @@ def test_blocks_of_32_are_held_as_they_are_or_in_8_bits(tmp_path, kind, form, ar
     config = dataclasses.replace(PRESETS[f"tiny-{architecture}"], rms_norm_eps=2**-16)
     state = random_state(config)
     for name, value in state.items():
-        if value.ndim == 2:  # rows of q and k need no reordering here: these are other random weights
+        if value.ndim == 2:  # random weights: rows of q and k need no reordering
             state[name] = (gguf.quants.quantize(value.numpy(), Type[kind]), Type[kind])
     path = write_gguf(tmp_path / "m.gguf", config, state)
     loaded = load_model(path)
@@ -150,7 +150,7 @@ def test_greedy_tokens_are_the_argmax_of_the_logits(k_quants):
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int4"])
-def test_speculation_over_quantised_weights_says_what_plain_decoding_says(k_quants, dtype):
+def test_speculation_over_quantised_weights_gives_the_text_of_plain_decoding(k_quants, dtype):
     model, params = load_model(k_quants, dtype=dtype), SamplingParams(max_new_tokens=60, ignore_eos=True)
     plain = Engine(model, drafter="none").generate(IDS, params)
     drafted = Engine(model, drafter="prompt_lookup,min_ngram=1").generate(IDS, params)
@@ -176,7 +176,7 @@ def test_ops_without_quantised_arithmetic_refuse_to_quantise(folder, dtype):
         load_model(folder, dtype=dtype, ops=reference)
 
 
-def test_an_engine_may_ask_for_what_its_model_was_loaded_with(folder, k_quants):
+def test_an_engine_may_repeat_the_options_that_its_model_was_loaded_with(folder, k_quants):
     cases = [
         (load_model(k_quants), {"auto"}, "auto"),
         (load_model(k_quants, dtype="int8"), {"auto", "int8"}, "int8"),

@@ -55,7 +55,7 @@ def _random_row(vocab: int, zeros: bool, key: Path) -> np.ndarray:
 
 @dataclass
 class Drafted:
-    """A tree with the probability that it is drafted; the root comes first, its token does not matter."""
+    """A tree and the probability that it is drafted; the root comes first, its token has no effect."""
 
     probability: float
     parents: list[int]
@@ -63,7 +63,7 @@ class Drafted:
     paths: list[Path]
 
     def grafted(self, other: Drafted, chance: float) -> Drafted:
-        """With another tree, whose root is a node here: the child of the root."""
+        """Attaches another tree, whose root is a node here: the child of the root."""
         at = len(self.parents)
         parents = [0, *(at + parent for parent in other.parents[1:])]
         return Drafted(
@@ -80,7 +80,7 @@ class Drafted:
 
 
 def sampled(draft: Conditional, replacement: bool, shape: Shape, path: Path = ()) -> Iterator[Drafted]:
-    """All trees of a shape, their siblings drawn from `draft` in turn; fewer of them where it has no further token."""
+    """Lists all trees of a shape, siblings drawn from `draft` in turn; fewer where `draft` has no further token."""
     yield from _with_children(Drafted(1.0, [-1], [(0, *path)[-1]], [path]), shape, draft(path), draft, replacement)
 
 
@@ -97,7 +97,7 @@ def _with_children(tree, shape, row, draft, replacement) -> Iterator[Drafted]:
 
 
 def deterministic(favourites: Conditional, shape: Shape, path: Path = ()) -> Drafted:
-    """The one tree whose children are the most likely tokens; a third sibling repeats the first."""
+    """Makes the tree whose children are the most likely tokens; a third sibling repeats the first."""
     order = np.argsort(-favourites(path))[:2]
     tree = Drafted(1.0, [-1], [(0, *path)[-1]], [path])
     for i, below in enumerate(shape):

@@ -1,4 +1,4 @@
-"""The law of what a rule emits, summed in double precision over all drafted trees and all outcomes."""
+"""The law of a rule's output, summed in double precision over all drafted trees and all outcomes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def total_variation(one: np.ndarray, other: np.ndarray) -> float:
 
 
 class Enumerated:
-    """What a rule emits of the drafted trees, which must be all there can be.
+    """The output of a rule on the drafted trees, which must be all possible trees.
 
     draft: the distributions handed to the rule; None: it is told of none.
     """
@@ -64,7 +64,7 @@ class Enumerated:
                 mass[emitted] += tree.probability * probability
 
     def law(self, reference: Conditional, length: int) -> np.ndarray:
-        """Probabilities [V, ..., V] of the first `length` tokens, what is not emitted yet following `reference`."""
+        """Probabilities [V, ..., V] of the first `length` tokens; tokens not emitted yet follow `reference`."""
         total = np.zeros((self.vocab,))
         for n in range(1, length + 1):
             total = extended(total, reference, self.vocab, n)

@@ -1,4 +1,4 @@
-"""Every rule's law against its definition, exactly: no sampling, so 1e-12 tells right from wrong."""
+"""Every rule's law equals its definition to 1e-12: the laws are enumerated, not sampled."""
 
 from functools import partial
 
@@ -35,12 +35,12 @@ def size_of(shape: Shape) -> int:
 
 
 def distance(emitted: Enumerated, reference, length: int) -> float:
-    """Total variation between the first `length` tokens emitted and those of a reference."""
+    """Computes the total variation between the first `length` emitted tokens and those of a reference."""
     return total_variation(emitted.law(reference, length), joint(reference, emitted.vocab, length))
 
 
 def enumerated(core, spec, models: Models, shape: Shape, replacement: bool = False, **options) -> Enumerated:
-    """Of trees sampled from the draft distribution."""
+    """The law for trees sampled from the draft distribution."""
     trees = sampled(models.draft, replacement, shape)
     return Enumerated(core, spec, models, trees, **{"draft": models.draft, "replacement": replacement, **options})
 
@@ -59,7 +59,7 @@ def test_a_lossless_rule_emits_the_targets_law_on_sampled_chains(simulated, spec
 def test_a_lossless_rule_emits_the_targets_law_on_sampled_trees(simulated, spec, shape, replacement):
     shape = TREES[shape]
     for models in MODELS:
-        if models.vocab ** size_of(shape) <= 1100:  # not more trees than a second or two will do
+        if models.vocab ** size_of(shape) <= 1100:  # more trees would take more than a second or two
             emitted = enumerated(simulated, spec, models, shape, replacement)
             assert distance(emitted, models.target, depth_of(shape) + 1) <= ROUNDING, models
 
@@ -68,14 +68,14 @@ def test_a_lossless_rule_emits_the_targets_law_on_sampled_trees(simulated, spec,
 @pytest.mark.parametrize("spec", LOSSLESS)
 def test_a_lossless_rule_emits_the_targets_law_on_deterministic_proposals(simulated, spec, shape):
     if spec == "block" and shape != CHAINS[3]:
-        return  # refuses trees
+        return  # block refuses trees
     for models in MODELS:
         emitted = Enumerated(simulated, spec, models, [deterministic(models.draft, shape)])
         assert distance(emitted, models.target, depth_of(shape) + 1) <= ROUNDING, models
 
 
 def deferred_to(spec: str, models: Models, depth: int, path) -> np.ndarray:
-    """pi behind a path; behind the last drafted token the target's own distribution."""
+    """Returns pi behind a path; behind the last drafted token it is the target's own distribution."""
     target, draft = models.target(path), models.draft(path)
     if len(path) == depth:
         return target
@@ -126,7 +126,7 @@ def test_a_cascades_residual_that_is_not_updated_is_noticed(simulated, spec):
 @pytest.mark.parametrize("spec", ["rejection", "traversal", "cascade:token-v3,alpha=0.1"])
 def test_a_sibling_that_is_not_removed_from_the_draft_distribution_is_noticed(simulated, spec):
     distances = []
-    for models in [Models(4, seed) for seed in range(20)]:  # a residual of one token hides it
+    for models in [Models(4, seed) for seed in range(20)]:  # a residual of one token hides the error
         trees = sampled(models.draft, False, TREES["siblings"])
         emitted = Enumerated(simulated, spec, models, trees, draft=models.draft, replacement=True)
         reference = models.target if spec in LOSSLESS else partial(deferred_to, spec, models, 1)

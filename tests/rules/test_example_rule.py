@@ -1,4 +1,4 @@
-"""The worked example of a new rule in docs/adding-your-own.md: built as it stands, and run."""
+"""The worked example of a new rule in docs/adding-your-own.md, built as printed and run."""
 
 import os
 import re
@@ -29,13 +29,13 @@ PROBABLE = [0.5, 0.3, 0.2]  # of tokens 0, 1, 2: 1 is near the best one at share
 
 
 def example() -> dict[str, str]:
-    """The page's fenced blocks that follow a line with the name of a file, by that name."""
+    """Finds the page's fenced blocks by the file name in the line before."""
     blocks = re.findall(r"^`([\w/.]+)`:[^\n]*\n\n```\w+\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     return dict(blocks)
 
 
 def add_lines(header: Path, lines: str) -> None:
-    """An example's include beside the other includes, its other line beside the other rules."""
+    """Inserts the example's include after the other includes, and its other line after the other rules."""
     include, rule = lines.splitlines()
     text = header.read_text()
     for line, before in ((include, '#include "rules/rejection.h"'), (rule, '  if (is("rejection", 0))')):
@@ -45,7 +45,7 @@ def add_lines(header: Path, lines: str) -> None:
 
 
 def build(csrc: Path, folder: Path) -> Path:
-    """The extension `_example` from the sources in csrc, for one instruction set and quick to compile."""
+    """Builds the extension `_example` from the sources in csrc, for one instruction set to compile fast."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -79,7 +79,7 @@ def load(name: str, path: Path) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory) -> ModuleType:
-    """The core with the rule in it."""
+    """The core with the example rule."""
     folder = tmp_path_factory.mktemp("example_rule")
     csrc, blocks = shutil.copytree(ROOT / "csrc", folder / "csrc"), example()
     (csrc / "rules" / "likely.h").write_text(blocks["csrc/rules/likely.h"])
@@ -89,7 +89,7 @@ def core(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture
 def likely(core, monkeypatch, tmp_path) -> type[Rule]:
-    """The page's dataclass, registered, over that core."""
+    """The page's dataclass, registered on that core."""
     use_core(core, monkeypatch)
     path = tmp_path / "likely.py"
     path.write_text(example()["specengine/rules/likely.py"])
@@ -99,7 +99,7 @@ def likely(core, monkeypatch, tmp_path) -> type[Rule]:
 
 
 def accepted(rule: Rule, children: list[int], params: SamplingParams) -> tuple[list[int], int, int]:
-    """(accepted tokens, bonus token, relaxed) of a root with these children, every node's target being PROBABLE."""
+    """Returns (accepted tokens, bonus token, relaxed) of a root with these children; every target is PROBABLE."""
     tree = TreeBatch.of([DraftTree([0, *children], [-1, *[0] * len(children)])], CPU)
     logits = torch.tensor(PROBABLE).log().repeat(1 + len(children), 1)
     out = verify_tree(logits, tree, SamplingTable.of([params], [params.seed]), history_of([[0]], [0]), rule=rule)

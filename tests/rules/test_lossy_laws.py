@@ -1,4 +1,4 @@
-"""The laws of the lossy rules that are no mixture of target and draft, exactly, against their definitions in numpy."""
+"""The exact laws of lossy rules equal their definitions in numpy, for rules that are no mixture of distributions."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ def one_hot(vocab: int, token: int) -> np.ndarray:
 
 
 def children_of(tree: Drafted, path) -> list[int]:
-    """Tokens of the children of the node at a path, in the order of the tree; none where there is no such node."""
+    """Lists the tokens of the children of the node at a path, in the order of the tree; empty without that node."""
     nodes = [node for node, own in enumerate(tree.paths) if own == path]
     return [tree.tokens[child] for child, parent in enumerate(tree.parents) if parent in nodes[:1]]
 
@@ -61,7 +61,7 @@ def typical(models: Models, tree: Drafted, epsilon: float, delta: float, path) -
 
 @pytest.mark.parametrize("shape", [*CHAINS.values(), TREES["siblings"]])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.3, 1.0), (0.5, 0.4), (1, 1e9)])
-def test_typical_takes_typical_children_and_else_what_the_target_draws(simulated, epsilon, delta, shape):
+def test_typical_takes_typical_children_and_else_the_token_that_the_target_draws(simulated, epsilon, delta, shape):
     from_target = []
     for models in MODELS:
         tree = deterministic(models.draft, shape)
@@ -73,7 +73,7 @@ def test_typical_takes_typical_children_and_else_what_the_target_draws(simulated
 
 
 def test_typical_follows_the_longest_path_and_of_equals_the_likeliest(simulated):
-    """Both children of the root are typical; only the one with the smaller probability goes on."""
+    """Both children of the root are typical; only the less likely one has a child."""
     rows = {(): [0.5, 0.4, 0.1], (0,): [0.02, 0.08, 0.9], (1,): [0.6, 0.3, 0.1], (1, 0): [0.2, 0.3, 0.5]}
     (outcome,) = {
         node
@@ -94,7 +94,7 @@ def test_typical_follows_the_longest_path_and_of_equals_the_likeliest(simulated)
 
 
 def close_pair(target: np.ndarray, theta: float) -> list[int]:
-    """The two best tokens where the second's score is close to the best's, else none."""
+    """Returns the two best tokens where their scores are close, else none."""
     with np.errstate(divide="ignore"):
         scores = np.log(target) + 2
     best, second = np.argsort(-scores, kind="stable")[:2]
@@ -126,7 +126,7 @@ def test_margin_takes_close_runners_up_and_else_its_base(simulated, mode, theta,
 
 
 def as_published(models: Models, tree: Drafted, theta: float, path) -> np.ndarray:
-    """The public implementation, at temperature 1: scores of any sign, and one entry lowered for a refused child."""
+    """The public implementation at temperature 1: scores of any sign, and one lowered entry for a refused child."""
     target, draft = models.target(path), models.draft(path)
     with np.errstate(divide="ignore"):
         scores = np.log(target) + 2
@@ -151,7 +151,7 @@ def as_published(models: Models, tree: Drafted, theta: float, path) -> np.ndarra
 
 @pytest.mark.parametrize("shape", [CHAINS[3], ((), ()), (((),), ((),))])
 @pytest.mark.parametrize("theta", [0.3, 0.9, 1])
-def test_margin_reference_is_what_was_published(simulated, theta, shape):
+def test_margin_reference_equals_the_published_implementation(simulated, theta, shape):
     from_target = []
     for models in [Models(3, 1), Models(4, 3), Models(5, 4), *(Models(3, seed) for seed in range(10, 20))]:
         tree = deterministic(models.draft, shape)

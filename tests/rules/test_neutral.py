@@ -1,4 +1,4 @@
-"""On the real model, every lossy rule at its neutral parameter says what its exact rule says."""
+"""On the real model, every lossy rule at its neutral parameter gives the text of its exact rule."""
 
 import json
 
@@ -46,7 +46,7 @@ def test_the_neutral_parameter_equals_the_exact_rule_on_twenty_prompts(answers, 
     assert answers(rule.neutral, drafter, params) == answers(exact, drafter, params)
 
 
-def test_a_rule_that_is_not_neutral_says_something_else(answers):
+def test_a_rule_at_other_parameters_gives_another_text(answers):
     loose, exact = parse_rule("lossy:alpha=0.9"), parse_rule("rejection")
     drafter = DRAFTERS[Wants.SAMPLED_ONLY]
     assert answers(loose, drafter, "sampled") != answers(exact, drafter, "sampled")

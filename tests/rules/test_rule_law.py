@@ -34,11 +34,11 @@ FAMILIES = {  # rule, siblings of the root, with replacement
     "cascade": (CASCADE, 2, False),
 }
 PLAIN = SamplingParams(temperature=1.0)
-SHAPED = SamplingParams(temperature=0.8, top_k=4, top_p=0.95, min_p=0.08)  # each bites on some of the rows above
+SHAPED = SamplingParams(temperature=0.8, top_k=4, top_p=0.95, min_p=0.08)  # each changes some of the rows above
 
 
 def batch_of(tokens: torch.Tensor, parents: list[int]) -> TreeBatch:
-    """tokens: [trials, N], the same shape of tree for all."""
+    """Makes trees of one shape. tokens: [trials, N]."""
     trials, nodes = tokens.shape
     start = torch.arange(0, trials * nodes + 1, nodes, dtype=torch.int32)
     all_parents = torch.tensor(parents, dtype=torch.int32).repeat(trials)
@@ -83,7 +83,7 @@ def one_cycle(spec, siblings, replacement, first_seed, trials, *, told=None, dra
 
 
 def counted(spec, siblings, replacement, trials, **wrong) -> np.ndarray:
-    """int64 [V + 1, V + 1, V + 1]: how often each first token, second and third was emitted; the last index: none."""
+    """Counts each first, second and third token, int64 [V + 1, V + 1, V + 1]; the last index counts none."""
     counts = np.zeros((VOCAB + 1) ** 3, dtype=np.int64)
     for first in range(0, trials, CALL):
         size = min(CALL, trials - first)
@@ -98,7 +98,7 @@ def counted(spec, siblings, replacement, trials, **wrong) -> np.ndarray:
 
 
 def probs(logits: torch.Tensor, params: SamplingParams = PLAIN) -> np.ndarray:
-    """Softmax after temperature, top-k, top-p and min-p, in this order."""
+    """Computes softmax after temperature, top-k, top-p and min-p, in this order."""
     found = (logits.double() / params.temperature).softmax(-1).numpy()
     ranks = (-found).argsort(-1).argsort(-1)
     if params.top_k:
@@ -112,8 +112,10 @@ def probs(logits: torch.Tensor, params: SamplingParams = PLAIN) -> np.ndarray:
 
 
 def wanted(spec: str, level: int, params: SamplingParams = PLAIN) -> np.ndarray:
-    """The law [rows, V] of a token behind `level` others: the target's, or the mixture of the cascade, which decides by
-    the target's own probabilities."""
+    """Returns the law [rows, V] of a token behind `level` others: the target's, or the mixture of the cascade.
+
+    The cascade decides by the target's own probabilities.
+    """
     target = probs(TARGET[level], params)
     if spec != CASCADE or level == 2:
         return target
@@ -123,7 +125,7 @@ def wanted(spec: str, level: int, params: SamplingParams = PLAIN) -> np.ndarray:
 
 
 def p_value(spec: str, counts: np.ndarray, params: SamplingParams = PLAIN) -> float:
-    """Chi-square of all triples of tokens; what a cycle left open of them is drawn from the law itself."""
+    """Computes chi-square of all triples of tokens; tokens that a cycle did not emit are drawn from the law itself."""
     rng, trials = np.random.default_rng(5), counts.sum()
     second, third = wanted(spec, 1, params), wanted(spec, 2, params)
     pairs = counts[:VOCAB, :VOCAB].copy()  # [first, second, third or none]

@@ -1,4 +1,4 @@
-"""Rules in the engine: specs, what they demand of a drafter, their neutral parameters, what they report."""
+"""Rules in the engine: specs, demands on drafters, neutral parameters, and reports."""
 
 import dataclasses
 
@@ -78,7 +78,7 @@ def test_a_spec_names_a_rule_and_its_parameters(spec, rule):
         ("match:theta=1", "match has no option 'theta'; its options: none"),
     ],
 )
-def test_a_wrong_spec_is_refused_with_what_is_possible(spec, message):
+def test_a_wrong_spec_is_refused_with_the_possible_ones(spec, message):
     with pytest.raises(ValueError, match=message):
         parse_rule(spec)
 
@@ -99,7 +99,7 @@ def test_the_neutral_parameter_is_the_exact_rule(rule, temperature):
 
 
 def verify_siblings(rule, target: list[float], draft: list[float], children: list[int], trials: int = 4000):
-    """One cycle for each of the seeds 0, 1, ...: children of the root drawn from `draft` without replacement."""
+    """Runs one cycle for each seed 0, 1, ...: children of the root are drawn from `draft` without replacement."""
     count = 1 + len(children)
     tree = TreeBatch.of([DraftTree([0, *children], [-1, *[0] * len(children)])] * trials, torch.device("cpu"))
     rows = torch.full((trials, count), -1, dtype=torch.int32)
@@ -117,7 +117,7 @@ def verify_siblings(rule, target: list[float], draft: list[float], children: lis
 
 @pytest.mark.parametrize("rule", [r for r in LOSSY if r.wants is Wants.SAMPLED_ONLY], ids=lambda rule: rule.kernel)
 def test_nothing_is_relaxed_at_the_neutral_parameter(rule):
-    """The second sibling is tried with what the refusal of the first one left, by the exact rule too."""
+    """The second sibling is tried against the residual of the first, as in the exact rule."""
     case = ([0.4, 0.6], [0.6, 0.4], [0, 1])
     neutral, exact = verify_siblings(rule.neutral, *case), verify_siblings(Rejection(), *case)
     assert torch.equal(neutral.path, exact.path) and torch.equal(neutral.bonus, exact.bonus)
@@ -135,7 +135,7 @@ def test_the_residual_of_lenient_acceptance_holds_for_every_beta(beta):
     assert len(refused) > 3000 and (found - law / law.sum()).abs().max() < 0.04
 
 
-def test_what_a_cut_run_leaves_out_is_not_counted_as_relaxed():
+def test_tokens_that_a_cut_run_leaves_out_are_not_counted_as_relaxed():
     engine = tiny_engine("draft-model:self,layers=1,length=5", rule=Lossy(1.0), eos=frozenset(range(320)))
     outputs = engine.generate(PROMPTS, SamplingParams(max_new_tokens=24, temperature=1.0))
     assert all(len(output.token_ids) == 1 and output.stats.relaxed <= 1 for output in outputs)
@@ -164,13 +164,13 @@ def test_a_lossy_rule_is_labelled():
 
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup,adaptive=false", DRAFT])
-def test_lossless_rules_say_what_plain_decoding_says_at_temperature_0(rule, drafter):
+def test_lossless_rules_give_the_text_of_plain_decoding_at_temperature_0(rule, drafter):
     params = SamplingParams(max_new_tokens=24)
     plain = [o.token_ids for o in tiny_engine("none").generate(PROMPTS, params)]
     assert [o.token_ids for o in tiny_engine(drafter, rule=rule).generate(PROMPTS, params)] == plain
 
 
-def test_rejection_without_a_draft_says_what_match_says():
+def test_rejection_without_a_draft_gives_the_text_of_match():
     params = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.9, seed=3)
     plain = [o.token_ids for o in tiny_engine("none").generate(PROMPTS, params)]
     assert [o.token_ids for o in tiny_engine("none", rule="rejection").generate(PROMPTS, params)] == plain
@@ -194,7 +194,7 @@ READS_DRAFT = ["rejection", "traversal", "block", "cascade", "bild", "lossy", "m
 def test_draft_logits_without_a_distribution_are_refused_by_their_name(rule, temperature):
     batch = make_batch([[-1, 0, 1], [-1, 0]], [SamplingParams(temperature=temperature)] * 2, 20)
     draft = DraftLogits(randn(3, 20, seed=9), torch.tensor([0, 1, -1, 2, -1], dtype=torch.int32))
-    draft.logits[:, 5:9] = -torch.inf  # masked tokens are none of the drafter's faults
+    draft.logits[:, 5:9] = -torch.inf  # masked tokens are no fault of the drafter
     good = verify_tree(*batch.arguments(), rule=parse_rule(rule), draft=draft)
     assert (good.bonus >= 0).all()
     for bad in (torch.nan, torch.inf, None):
@@ -244,7 +244,7 @@ def test_siblings_are_not_drawn_from_scores_without_a_distribution(bad):
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "match"])
 def test_every_rule_serves_trees_without_a_distribution(rule):
-    """What one-hot proposals are to the op: deterministic children, under all parameters."""
+    """One-hot proposals are deterministic children to the op, under all parameters."""
     trees = [[-1]] * 3 + [[-1, 0, 1], [-1, 0]] if rule == "block" else [[-1, 0, 0, 1, 1, 2], [-1], [-1, 0, 1]]
     for params in PARAMS.values():
         batch = make_batch(trees, [params] * len(trees), 40, seed=3)

@@ -48,7 +48,7 @@ def test_a_killed_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_n
 
 
 def test_a_hung_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_not_well(monkeypatch):
-    monkeypatch.setattr(group, "PATIENCE", 1.0)
+    monkeypatch.setattr(group, "ANSWER_SECONDS", 1.0)
     others = {child.pid for child in ranks()}
     model = load_model(chat_folder(), device="cpu", tensor_parallel=2)
     (rank,) = own(others)
@@ -75,6 +75,6 @@ def test_a_number_that_cannot_be_is_one_line(number):
 
 
 def test_a_process_that_fails_at_the_start_is_one_line(monkeypatch):
-    monkeypatch.setattr("specengine.tensor_parallel.group._COMMAND", "raise SystemExit(3)")
+    monkeypatch.setattr("specengine.tensor_parallel.rank_processes._COMMAND", "raise SystemExit(3)")
     result = run("--port", "0", "--device", "cpu", "--tensor-parallel", "2")
     assert result.exit_code == 1 and "ended with status 3" in result.output and result.output.count("\n") == 1

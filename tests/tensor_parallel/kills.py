@@ -1,4 +1,4 @@
-"""Ranks killed with signal 9 at random points: what the caller sees, and what is left of them."""
+"""Kills ranks with signal 9 at random points, and checks the caller's error and the processes left."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import pytest
 from specengine import Engine, RankFailed, SamplingParams
 from tests.engines import ids
 
-SOON = 10.0  # seconds; a dead rank is seen at once, but the machine may be busy
+SOON = 10.0  # seconds; a dead rank is noticed at once, but the machine may be busy
 
 
 class Kill(NamedTuple):
-    """when: loading, generating, or later, when the texts were there.  seconds: from the kill to the error."""
+    """One kill. when: loading, generating, or later, after the texts.  seconds: from the kill to the error."""
 
     when: str
     seconds: float
 
 
 def ranks(process: int | None = None) -> list[psutil.Process]:
-    """Processes that serve as ranks of a process's engines; None: of this one's."""
+    """Lists the processes that are ranks of a process's engines; None stands for this process."""
     found = []
     for child in psutil.Process(process).children():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -36,12 +36,12 @@ def ranks(process: int | None = None) -> list[psutil.Process]:
 
 
 def own(others: set[int]) -> list[psutil.Process]:
-    """The ranks that are not among the others, by their process ids."""
+    """Lists the ranks whose process ids are not among `others`."""
     return [child for child in ranks() if child.pid not in others]
 
 
 def check_over(failed: Engine, others: set[int]) -> None:
-    """A failed engine says so at once, and has left no process."""
+    """Checks that a failed engine reports it at once and has left no process."""
     begin = time.monotonic()
     while failed.healthy:
         assert time.monotonic() - begin < SOON
@@ -60,7 +60,7 @@ def kills(
     rounds: int,
     seed: int,
 ) -> Iterator[Kill]:
-    """One engine after the other, whose rank is killed by turns while it generates and while it loads."""
+    """Makes one engine after the other; its rank is killed while it loads, then while it generates, in turn."""
     draw, others = random.Random(seed), {child.pid for child in ranks()}
     begin = time.monotonic()
     usual = engine()
@@ -90,7 +90,7 @@ def kills(
 
 
 class Killer:
-    """Kills the rank of the engine that is being made, some seconds from now, or as soon as it is there."""
+    """Kills the rank of the next engine: some seconds from now, or as soon as it runs."""
 
     def __init__(self, others: set[int]) -> None:
         self.others, self.killed = others, None
@@ -104,7 +104,7 @@ class Killer:
             time.sleep(0.001)
         self.killed = time.monotonic()
         with contextlib.suppress(psutil.NoSuchProcess):
-            found[0].kill()  # and no wait: how it ended is for the engine to learn
+            found[0].kill()  # and no wait(): the engine must collect the status
 
     def seconds_since(self) -> float:
         return time.monotonic() - self.killed if self.killed else 0.0

@@ -1,4 +1,4 @@
-"""A model that cannot be divided evenly: 9 heads on 3 key/value heads, and every bias there can be."""
+"""A model that divides unevenly: 9 heads on 3 key/value heads, with every possible bias."""
 
 import dataclasses
 import json

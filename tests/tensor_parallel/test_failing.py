@@ -1,4 +1,4 @@
-"""A rank that ends or hangs, at any moment, ends the request with an error in time, and leaves no process behind."""
+"""A rank that ends or hangs at any moment ends the request with an error in time; no process stays behind."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from specengine import _C, AsyncEngine, Engine, GenerationFailed, RankFailed, SamplingParams
-from specengine.tensor_parallel import group
-from specengine.tensor_parallel.connection import Ready, Start, framed
+from specengine.tensor_parallel import group, rank_processes
+from specengine.tensor_parallel.messages import Ready, Start, encode_message
 from tests.engines import ids, tiny_model
 from tests.tensor_parallel.kills import SOON, check_over, kills, own, ranks
 
@@ -22,16 +22,17 @@ PROMPTS = [[5, 9, 13], [*range(3, 200)]]
 
 @pytest.fixture
 def others():
-    """Ranks of other engines, whose tests are not over."""
+    """Ranks of the engines of other tests."""
     return {child.pid for child in ranks()}
 
 
 @pytest.fixture
 def deaf(monkeypatch):
-    """Ranks say that they are ready, and then neither speak nor listen. They start in no time: nothing is loaded."""
+    """Ranks that report ready and then neither send nor receive. They start at once: they load nothing."""
     begin = "import socket, sys, time; end = socket.socket(fileno=int(sys.argv[2]))"
-    command = f"{begin}; end.send({framed(Ready())!r}); time.sleep(600)  # not specengine.tensor_parallel.worker"
-    monkeypatch.setattr(group, "_COMMAND", command)
+    ready = encode_message(Ready())
+    command = f"{begin}; end.send({ready!r}); time.sleep(600)  # not specengine.tensor_parallel.worker"
+    monkeypatch.setattr(rank_processes, "_COMMAND", command)
 
 
 def engine(size=2, **options):
@@ -64,9 +65,9 @@ def test_a_rank_killed_between_requests_is_seen_without_one(others, deaf):
 
 
 def test_a_hung_rank_ends_the_request_in_the_stated_time(others, deaf, monkeypatch):
-    assert group.PATIENCE == 30
-    monkeypatch.setattr(group, "PATIENCE", 0.5)
-    monkeypatch.setattr(group, "_ENDING", 0.1)
+    assert group.ANSWER_SECONDS == 30
+    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(rank_processes, "_ENDING_SECONDS", 0.1)
     failing = engine()
     begin = time.monotonic()
     with pytest.raises(RankFailed, match=r"did not answer within 0\.5 s"):
@@ -75,28 +76,28 @@ def test_a_hung_rank_ends_the_request_in_the_stated_time(others, deaf, monkeypat
     check_over(failing, others)
 
 
-def test_a_rank_that_hangs_while_it_is_told_much_ends_the_request_too(others, deaf, monkeypatch):
-    monkeypatch.setattr(group, "PATIENCE", 0.5)
-    monkeypatch.setattr(group, "_ENDING", 0.1)
+def test_a_rank_that_hangs_while_a_long_message_is_sent_ends_the_request_too(others, deaf, monkeypatch):
+    monkeypatch.setattr(group, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(rank_processes, "_ENDING_SECONDS", 0.1)
     failing = engine()
-    ranks_of = failing.model.target._group._ranks
-    with pytest.raises(RankFailed, match=r"did not answer within 0\.5 s"), failing.model.target._group._failing():
+    sharing = failing.model.target._group
+    with pytest.raises(RankFailed, match=r"did not answer within 0\.5 s"), sharing._closing_on_error():
         for _ in range(100):  # more than the socket holds
-            ranks_of.tell(b" " * (1 << 20))
+            sharing._ranks.send(b" " * (1 << 20))
     check_over(failing, others)
 
 
-def test_an_error_in_a_rank_is_told_by_the_first_one(others):
+def test_an_error_in_a_rank_is_raised_by_the_first_one(others):
     failing = engine()
     with pytest.raises(RankFailed, match=r"rank 1 \(process \d+\) failed: TypeError: message: str is none"):
         for _ in range(100):
-            with failing.model.target._group.together("nonsense"):
+            with failing.model.target._group.broadcast("nonsense"):
                 time.sleep(0.1)
     check_over(failing, others)
 
 
 def test_an_error_or_an_interrupt_in_the_first_rank_s_own_part_ends_the_group(others, deaf, monkeypatch):
-    monkeypatch.setattr(group, "_ENDING", 0.1)
+    monkeypatch.setattr(rank_processes, "_ENDING_SECONDS", 0.1)
     for error, raised in ((ValueError("planted"), RankFailed), (KeyboardInterrupt(), KeyboardInterrupt)):
         failing = engine()
 
@@ -111,7 +112,7 @@ def test_an_error_or_an_interrupt_in_the_first_rank_s_own_part_ends_the_group(ot
 
 
 def test_a_model_that_only_the_others_cannot_read_is_an_error_at_once(others, monkeypatch):
-    monkeypatch.setattr(group, "Start", lambda rank, size, path, *rest: Start(rank, size, "/nowhere", *rest))
+    monkeypatch.setattr(rank_processes, "Start", lambda rank, size, path, *rest: Start(rank, size, "/nowhere", *rest))
     with pytest.raises(RankFailed, match=r"rank 1 \(process \d+\) failed: FileNotFoundError: /nowhere"):
         engine()
     assert not own(others)
@@ -138,7 +139,7 @@ def test_requests_of_an_async_engine_fail_and_later_ones_too(others, deaf):
 
 
 def test_ranks_end_when_the_first_one_is_killed_though_a_fork_of_it_lives():
-    first = (  # with all that a rank sees of the first one
+    first = (  # as a rank sees the first one
         "import os, socket, subprocess, sys, time; ours, theirs = socket.socketpair(); "
         "command, places, start = sys.argv[1:]; words = [places, str(theirs.fileno()), str(os.getpid())]; "
         "rank = subprocess.Popen([sys.executable, '-I', '-c', command, *words], pass_fds=[theirs.fileno()]); "
@@ -146,8 +147,8 @@ def test_ranks_end_when_the_first_one_is_killed_though_a_fork_of_it_lives():
         "fork = os.fork() or time.sleep(600) or os._exit(0); "  # it has the sockets, too
         "print(fork, rank.pid, flush=True); time.sleep(600)"
     )
-    start = framed(Start(1, 2, "random:tiny-llama", "float32", _C.instruction_set())).hex()
-    words = [sys.executable, "-c", first, group._COMMAND, json.dumps(sys.path), start]
+    start = encode_message(Start(1, 2, "random:tiny-llama", "float32", _C.instruction_set())).hex()
+    words = [sys.executable, "-c", first, rank_processes._COMMAND, json.dumps(sys.path), start]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     fork, rank = (psutil.Process(int(pid)) for pid in process.stdout.readline().split())
     process.kill()
@@ -175,6 +176,6 @@ def test_a_fork_leaves_the_ranks_alone_which_take_no_module_of_the_working_direc
 
 
 def test_kills_at_random_points_end_cleanly():
-    """Two of them; bench/rank_kills.py kills as often as it is told."""
+    """Two kills; bench/rank_kills.py runs many."""
     expected = ids(Engine(tiny_model(), drafter="none").generate(PROMPTS, LONG))
     assert len([*kills(engine, PROMPTS, LONG, expected, rounds=2, seed=time.time_ns())]) == 2

@@ -1,4 +1,4 @@
-"""Several processes say what one says, bit for bit, whatever drafts."""
+"""Several processes produce the text of one process, bit for bit, with every drafter."""
 
 import asyncio
 import dataclasses
@@ -78,7 +78,7 @@ def test_no_drafter_changes_a_bit(pair, drafter, batch):
 
 
 @pytest.mark.parametrize("case", ["official", "a norm per feature"])
-def test_a_drafter_that_reads_features_changes_no_bit(pair, case, tmp_path):
+def test_a_drafter_that_reads_hidden_states_changes_no_bit(pair, case, tmp_path):
     name, config, state, *_ = layouts()[case]
     write_drafter(tmp_path, config, state)
     same(pair, f"{name}:{tmp_path},adaptive=false", max_batch_size=3)
@@ -92,14 +92,16 @@ def test_a_drafter_between_the_target_s_embedding_and_head_changes_no_bit(pair, 
 def test_a_rule_that_reads_the_drafter_s_distribution_changes_no_bit(pair):
     drafter, every = "draft-model:random:tiny-qwen2,adaptive=false", (SAMPLED,)
     one, several = (texts(model, drafter, every, rule="rejection") for model in pair)
-    assert several == one != texts(pair[0], every=every)  # another text than plain decoding's: the drafter had a say
+    assert (
+        several == one != texts(pair[0], every=every)
+    )  # another text than plain decoding's: the drafter had an influence
 
 
 def test_the_right_draft_is_accepted(pair):
     output = Engine(pair[1], drafter="draft-model:random:tiny-llama,length=4,adaptive=false").generate(
         [7, 8, 9], GREEDY
     )
-    assert output.stats.tau > 4  # trees are written, cached and compacted alike by all ranks
+    assert output.stats.tau > 4  # all ranks write, cache and compact trees alike
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup,adaptive=false", "draft-model:random:tiny-llama"])
@@ -115,7 +117,7 @@ def test_cached_prefixes_change_no_bit(pair, drafter):
     assert several.cache.page_bytes == one.cache.page_bytes and several.cache.k.nbytes == one.cache.k.nbytes // 2
 
 
-def test_a_cache_that_is_let_go_but_for_some_pages_and_grows_again_changes_no_bit(pair, monkeypatch):
+def test_a_cache_that_shrinks_to_some_pages_and_grows_again_changes_no_bit(pair, monkeypatch):
     monkeypatch.setattr("specengine.cache.kv_cache.IDLE_BYTES", 1)
     one, several = (Engine(model, drafter="none") for model in pair)
     several.cache.kept_bytes = 2 * several.cache.page_bytes
@@ -129,7 +131,7 @@ def test_a_cache_that_is_let_go_but_for_some_pages_and_grows_again_changes_no_bi
     assert pages[1] < pages[0] <= pages[2] and hits == [0, 0, 128]
 
 
-def test_async_requests_say_the_same(pair):
+def test_async_requests_get_the_same_text(pair):
     expected = ids(Engine(pair[0], drafter="none").generate(PROMPTS, SAMPLED))
 
     async def main():
@@ -182,7 +184,7 @@ def check_real(path, dtype, size, tokens, drafters=("none", "auto,adaptive=false
 
 
 @pytest.mark.model
-def test_the_real_model_says_the_same(smollm2_path):
+def test_the_real_model_gives_the_same_text(smollm2_path):
     check_real(smollm2_path, "auto", size=2, tokens=8, drafters=["auto,adaptive=false"])  # 3 key/value heads: 1 and 2
 
 
@@ -190,5 +192,5 @@ def test_the_real_model_says_the_same(smollm2_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "int8", "int4"])
-def test_the_real_model_says_the_same_in_every_dtype(smollm2_path, dtype, size):
+def test_the_real_model_gives_the_same_text_in_every_dtype(smollm2_path, dtype, size):
     check_real(smollm2_path, dtype, size, tokens=64)

@@ -1,4 +1,4 @@
-"""Every rank reads its own rows, and all of them together are the model."""
+"""Every rank reads its own rows, and the shards of all ranks together are the model."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from specengine.models.presets import PRESETS
 from specengine.models.weights import WeightLoader
 from specengine.ops import native, reference
 from specengine.tensor_parallel.loading import load_model
-from specengine.tensor_parallel.shards import Joint, Parts, ShardLoader
+from specengine.tensor_parallel.shards import ShardBounds, ShardedProjection, ShardLoader
 from tests.engines import tiny_model
 from tests.tensor_parallel.odd import ODD
 
@@ -20,7 +20,7 @@ CUT = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 class Counting(RandomCheckpoint):
-    """Counts the rows that are read of each tensor."""
+    """Counts the rows read from each tensor."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -46,11 +46,12 @@ def rows_of(projection):
 def test_the_parts_put_together_are_the_model(size, dtype):
     checkpoint = RandomCheckpoint(ODD)
     whole = WeightLoader(checkpoint, dtype, CPU, native).layer(1)
-    parts = Parts.of(ODD, size)
-    layers = [ShardLoader(checkpoint, dtype, CPU, native, parts, rank).layer(1) for rank in range(size)]
-    configs = [parts.config(rank, ODD) for rank in range(size)]
+    bounds = ShardBounds.of(ODD, size)
+    layers = [ShardLoader(checkpoint, dtype, bounds, rank).layer(1) for rank in range(size)]
+    configs = [bounds.config(rank, ODD) for rank in range(size)]
     keys, inner = ([c.num_kv_heads * c.head_dim for c in configs], [c.intermediate_size for c in configs])
-    queries, hidden = ([c.num_heads * c.head_dim for c in configs], [*map(int.__sub__, parts.hidden[1:], parts.hidden)])
+    queries = [c.num_heads * c.head_dim for c in configs]
+    hidden = [*map(int.__sub__, bounds.hidden[1:], bounds.hidden)]
     matrices = {
         "qkv": (queries, keys, keys),
         "attention_out": (hidden,),
@@ -64,15 +65,15 @@ def test_the_parts_put_together_are_the_model(size, dtype):
             pieces = [read(part).split(rows) for part, rows in zip(own, counts, strict=True)]
             assert torch.equal(torch.cat([piece[i] for i in range(len(sizes)) for piece in pieces]), together)
     for layer in layers:
-        assert isinstance(layer.down, Joint) and layer.down.columns_of == tuple(inner)
-        assert isinstance(layer.attention_out, Joint) and layer.attention_out.columns_of == tuple(queries)
+        assert isinstance(layer.down, ShardedProjection) and layer.down.columns_of == tuple(inner)
+        assert isinstance(layer.attention_out, ShardedProjection) and layer.attention_out.columns_of == tuple(queries)
 
 
 def test_a_rank_reads_its_own_rows_only():
     checkpoint = Counting(ODD)
-    parts = Parts.of(ODD, 3)
+    bounds = ShardBounds.of(ODD, 3)
     for rank in range(3):
-        loader = ShardLoader(checkpoint, "float32", CPU, native, parts, rank)
+        loader = ShardLoader(checkpoint, "float32", bounds, rank)
         for layer in range(ODD.num_layers):
             loader.layer(layer)
     for name, info in checkpoint.tensors.items():
@@ -86,16 +87,16 @@ def test_a_bias_of_another_size_than_its_matrix_is_refused():
             found = super().read(name)
             return torch.cat([found, found[:1]]) if name.endswith("q_proj.bias") else found
 
-    loader = ShardLoader(Longer(ODD), "float32", CPU, native, Parts.of(ODD, 3), rank=1)
+    loader = ShardLoader(Longer(ODD), "float32", ShardBounds.of(ODD, 3), rank=1)
     with pytest.raises(ValueError, match=r"q_proj.bias' has shape \(145,\), expected \(144,\)"):
         loader.layer(0)
 
 
 def test_parts_are_as_even_as_can_be_and_the_first_is_the_smallest():
-    parts = Parts.of(ODD, 2)
-    assert parts == Parts(heads=(0, 1, 3), inner=(0, 80, 160), hidden=(0, 32, 64))
-    assert parts.config(0, ODD).num_heads == 3 and parts.config(1, ODD).num_heads == 6
-    assert Parts.of(PRESETS["llama-3.1-8b"], 4).heads == (0, 2, 4, 6, 8)
+    bounds = ShardBounds.of(ODD, 2)
+    assert bounds == ShardBounds(heads=(0, 1, 3), inner=(0, 80, 160), hidden=(0, 32, 64))
+    assert bounds.config(0, ODD).num_heads == 3 and bounds.config(1, ODD).num_heads == 6
+    assert ShardBounds.of(PRESETS["llama-3.1-8b"], 4).heads == (0, 2, 4, 6, 8)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +104,17 @@ def test_parts_are_as_even_as_can_be_and_the_first_is_the_smallest():
 )
 def test_what_cannot_be_shared_is_refused(changes):
     with pytest.raises(ValueError, match=r"^tensor_parallel: 2 processes cannot share "):
-        Parts.of(dataclasses.replace(PRESETS["tiny-llama"], **changes), 2)
+        ShardBounds.of(dataclasses.replace(PRESETS["tiny-llama"], **changes), 2)
 
 
 @pytest.mark.parametrize("value", [0, -1, 65, 2.0, True, "2", None])
-def test_a_number_that_is_none_is_refused(value):
+def test_a_bad_number_of_processes_is_refused(value):
     with pytest.raises(ValueError, match=r"^tensor_parallel: expected an integer from 1 to 64"):
         Engine("random:tiny-llama", device="cpu", tensor_parallel=value)
 
 
 def test_more_processes_than_heads_are_refused_before_any_starts(monkeypatch):
-    monkeypatch.setattr("specengine.tensor_parallel.group.subprocess.Popen", None)
+    monkeypatch.setattr("specengine.tensor_parallel.rank_processes.subprocess.Popen", None)
     with pytest.raises(ValueError, match="3 processes cannot share 2 key/value heads"):
         Engine("random:tiny-llama", device="cpu", tensor_parallel=3)
 

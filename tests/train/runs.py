@@ -1,4 +1,4 @@
-"""A tiny target, text with something to learn, and training runs on them."""
+"""A tiny target, text with a pattern to learn, and training runs on both."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ import torch
 
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
-from specengine.models.transformer import Transformer
+from specengine.models.transformer import load_transformer
 from specengine.train.config import TrainConfig
 from specengine.train.data.corpus import Corpus
-from specengine.train.data.dialogues import Dialogue, write_shard
+from specengine.train.data.dialogue_files import Dialogue, write_shard
 from specengine.train.data.state_store import StateStore
-from specengine.train.data.target_states import TargetStates
-from specengine.train.objectives.base import Frozen
+from specengine.train.data.target_states import TargetPasses
+from specengine.train.loss_passes import LossPasses
 from specengine.train.objectives.fasteagle import FastEagleObjective, FastEagleOptions
-from specengine.train.parallel import World
+from specengine.train.objectives.target_weights import TargetWeights
+from specengine.train.process_group import ProcessGroup
 from specengine.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 CONFIG = replace(PRESETS["tiny-llama"], num_layers=7, vocab_size=96)
 SHORT = TrainConfig(epochs=2, learning_rate=2e-3, batch_tokens=64, rows=96, held_out=3, evaluate_steps=2, save_steps=3)
 CHECKPOINT = RandomCheckpoint(CONFIG, source="random:seven-layers")
-TARGET = Transformer(CHECKPOINT, "float32", CPU)
+TARGET = load_transformer(CHECKPOINT, "float32", CPU)
 
 
-def frozen(vocabulary: torch.Tensor | None = None) -> Frozen:
+def target_weights(vocabulary: torch.Tensor | None = None) -> TargetWeights:
     embedding = CHECKPOINT.read("model.embed_tokens.weight").float()
     name = "model.embed_tokens.weight" if CONFIG.tie_embeddings else "lm_head.weight"
     head = CHECKPOINT.read(name).float()
     head = head if vocabulary is None else head[vocabulary]
-    return Frozen(CONFIG, embedding, head, vocabulary, lambda name: CHECKPOINT.read(name).float())
+    return TargetWeights(CONFIG, embedding, head, vocabulary, lambda name: CHECKPOINT.read(name).float())
 
 
 def dialogues(count: int, seed: int = 0) -> list[Dialogue]:
-    """Questions of random tokens, answers that count up from a random token."""
+    """Makes questions of random tokens, and answers that count up from a random token."""
     draw = random.Random(seed)
     made = []
     for _ in range(count):
@@ -60,15 +61,22 @@ def corpus(folder: Path, count: int = 16, **options: Any) -> Corpus:
 
 def objective(seed: int = 0, options: FastEagleOptions | None = None) -> FastEagleObjective:
     torch.manual_seed(seed)
-    return FastEagleObjective(frozen(), options or FastEagleOptions(levels=3, cross_entropy=1.0))
+    return FastEagleObjective(target_weights(), options or FastEagleOptions(levels=3, cross_entropy=1.0))
 
 
 def trainer(
-    out: Path, config: TrainConfig = SHORT, *, world: World | None = None, made: Any = None, about: dict | None = None,
-    publish: Callable = lambda report, tokens: None, show: Callable = lambda progress: None,
-) -> Trainer:  # fmt: skip
+    out: Path,
+    config: TrainConfig = SHORT,
+    *,
+    processes: ProcessGroup | None = None,
+    made: Any = None,
+    about: dict | None = None,
+    publish: Callable = lambda report, tokens: None,
+    show: Callable = lambda progress: None,
+) -> Trainer:
     torch.set_num_threads(1)
     made = made or objective()
-    store = StateStore(TargetStates(TARGET, made.hidden_state_layers, made.kv_layers).of, None, {})
+    store = StateStore(TargetPasses(TARGET, made.hidden_state_layers, made.kv_layers).of, None, {})
     options = {"about": about or {}, "publish": publish, "show": show}
-    return Trainer(made, corpus(out.parent / "data"), store.states, config, out, world or World(CPU), **options)
+    passes = LossPasses(made, corpus(out.parent / "data"), store.states, config, processes or ProcessGroup(CPU))
+    return Trainer(passes, out, **options)

@@ -1,4 +1,4 @@
-"""Drafter arithmetic one position at a time, in float64, as the papers and the published code state it."""
+"""The arithmetic of drafters one position at a time, in float64, as papers and published code define it."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Weights:
-    """Tensors by name, as float64; `of("midlayer.")` those under a prefix."""
+    """Tensors by name, as float64; `of("midlayer.")` returns the tensors under a prefix."""
 
     def __init__(self, tensors, prefix=""):
         self.tensors, self.prefix = tensors, prefix
@@ -39,7 +39,7 @@ def heads(x, weight, head_dim):
 
 
 def attend(queries, seen):
-    """queries: one [D] per head.  seen: (keys, values) per position that may be attended, one [D] per kv head each."""
+    """Attends. queries: one [D] per head.  seen: (keys, values) per visible position, one [D] per kv head each."""
     out = []
     for i, q in enumerate(queries):
         kv = i * len(seen[0][0]) // len(queries)
@@ -49,7 +49,7 @@ def attend(queries, seen):
 
 
 def project(x, w, shape, position):
-    """Queries, keys and values of one row."""
+    """Computes queries, keys and values of one row."""
     q, k, v = (heads(x, w(f"self_attn.{name}_proj.weight"), shape.head_dim) for name in "qkv")
     return [turned(h, position, shape.rope_theta) for h in q], [turned(h, position, shape.rope_theta) for h in k], v
 
@@ -60,7 +60,7 @@ def mlp(x, w):
 
 
 def layer(rows, w, shape, between=lambda t, x: x):
-    """A decoder layer over rows [C] each, causal; between: what stands between attention and MLP."""
+    """Runs a causal decoder layer over rows [C]. between: a function that runs between attention and MLP."""
     out, cache = [], []
     for t, x in enumerate(rows):
         normed = rms(x, w("input_layernorm.weight"), shape.rms_norm_eps) if "input_layernorm.weight" in w else x
@@ -72,6 +72,6 @@ def layer(rows, w, shape, between=lambda t, x: x):
 
 
 def soft_entropy(target_state, state, target_head, head):
-    """Cross-entropy of one row between two softmaxes."""
+    """Computes the cross-entropy of one row between two softmaxes."""
     truth = (target_head.double() @ target_state.double()).softmax(0)
     return -(truth * (head.double() @ state).log_softmax(0)).sum()

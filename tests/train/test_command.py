@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from specengine.cli.main import app
-from specengine.train.data.dialogues import DialogueConfig, write_shard
+from specengine.train.data.dialogue_files import write_shard
+from specengine.train.data.dialogues import DialogueConfig
 from tests.models.files import CONFIG_JSON
 from tests.train.runs import CHECKPOINT, CONFIG, dialogues
 
@@ -72,8 +73,8 @@ def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
     second = run("--out", tmp_path / "second", *other, "--start", tmp_path / "first")
     assert fresh.exit_code == second.exit_code == 0, second.output
     before, anew, after = (load_file(tmp_path / run / "model.safetensors") for run in ("first", "fresh", "second"))
-    # A rate of nothing leaves what it began with. The other data has other frequent tokens: rows of those that the
-    # first drafter did not know are the target's.
+    # Rate 0 leaves the first weights. The other data has other frequent tokens: rows of tokens that the first drafter
+    # did not have are the target's.
     layer = [name for name in before if name not in ("lm_head.weight", "d2t", "t2d")]
     assert all(torch.equal(before[name], after[name]) for name in layer)
     assert not all(torch.equal(before[name], anew[name]) for name in layer)
@@ -87,7 +88,7 @@ def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
 
 
 def alone(run, folder):
-    """A run's drafter as it would be published: without what the training needs to go on."""
+    """Copies a run's drafter as it is published, without the files that resume the training."""
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(run / name, folder)

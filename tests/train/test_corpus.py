@@ -1,11 +1,12 @@
-"""What is trained on, what is held out, and the states of both."""
+"""The training dialogues, the held-out ones, and the target's states of both."""
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from specengine.train.data.corpus import split, steps_of
 from specengine.train.data.state_store import StateStore
-from specengine.train.data.target_states import TargetStates
+from specengine.train.data.target_states import TargetPasses
 from tests.train.runs import CONFIG, CPU, TARGET, corpus
 
 
@@ -39,7 +40,7 @@ def test_too_few_dialogues_are_refused(tmp_path):
 
 
 def test_a_batch_learns_answers_and_where_asked_questions(tmp_path):
-    states = TargetStates(TARGET, (2, 3, 4))
+    states = TargetPasses(TARGET, (2, 3, 4))
     for everything in (False, True):
         made = corpus(tmp_path, everything=everything)
         batch = made.batch(made.training[:4], lambda n, d: states.of(d.tokens), CPU)
@@ -51,7 +52,7 @@ def test_a_batch_learns_answers_and_where_asked_questions(tmp_path):
             assert batch.tokens[row, : d.size].tolist() == d.dialogue.tokens
 
 
-def test_the_vocabulary_is_what_training_answers_have_most(tmp_path):
+def test_the_vocabulary_has_the_most_frequent_tokens_of_training_answers(tmp_path):
     made = corpus(tmp_path)
     counts = torch.zeros(CONFIG.vocab_size)
     for d in made.training:
@@ -66,8 +67,8 @@ def test_the_vocabulary_is_what_training_answers_have_most(tmp_path):
 
 def test_states_do_not_depend_on_how_a_text_is_cut_into_passes(tmp_path):
     tokens = corpus(tmp_path).training[0].dialogue.tokens
-    whole = TargetStates(TARGET, (2, 3, 4), (5, 6)).of(tokens)
-    parts = TargetStates(TARGET, (2, 3, 4), (5, 6), rows=5).of(tokens)
+    whole = TargetPasses(TARGET, (2, 3, 4), (5, 6)).of(tokens)
+    parts = TargetPasses(TARGET, (2, 3, 4), (5, 6), rows=5).of(tokens)
     for name in ("greedy", "last", "at_layers", "keys", "values"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-4, atol=1e-4)
     assert torch.equal(whole.greedy.long(), TARGET.logits(whole.last).argmax(-1))
@@ -76,9 +77,9 @@ def test_states_do_not_depend_on_how_a_text_is_cut_into_passes(tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_kept_states_are_made_once_and_rounded_to_float16(tmp_path, on_disk):
+def test_stored_states_are_made_once_and_rounded_to_float16(tmp_path, on_disk):
     made, calls = corpus(tmp_path), []
-    states = TargetStates(TARGET, (2, 3, 4))
+    states = TargetPasses(TARGET, (2, 3, 4))
     store = StateStore(lambda t: calls.append(1) or states.of(t), tmp_path / "s" if on_disk else None, {"of": "x"})
     one = made.training[0]
     first, second = store.states(one.number, one.dialogue), store.states(one.number, one.dialogue)
@@ -87,8 +88,15 @@ def test_kept_states_are_made_once_and_rounded_to_float16(tmp_path, on_disk):
     torch.testing.assert_close(first.last.float(), states.of(one.dialogue.tokens).last, rtol=1e-3, atol=1e-3)
 
 
+def test_files_of_states_keep_their_tensor_names(tmp_path):
+    one = corpus(tmp_path).training[0]
+    StateStore(TargetPasses(TARGET, (2, 3, 4), (5,)).of, tmp_path / "s", {}).states(one.number, one.dialogue)
+    with safe_open(next((tmp_path / "s").iterdir()), "pt") as file:
+        assert set(file.keys()) == {"greedy", "last", "tapped", "keys", "values"}
+
+
 def test_states_of_another_text_or_target_are_refused(tmp_path):
-    made, states = corpus(tmp_path), TargetStates(TARGET, (2, 3, 4))
+    made, states = corpus(tmp_path), TargetPasses(TARGET, (2, 3, 4))
     one, other = made.training[:2]
     StateStore(states.of, tmp_path / "s", {"of": "x"}).states(one.number, one.dialogue)
     with pytest.raises(ValueError, match="was made with"):

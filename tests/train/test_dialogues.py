@@ -5,7 +5,8 @@ import json
 import pytest
 
 from specengine.tensor_parallel.loading import load_model
-from specengine.train.data.dialogues import DialogueConfig, read_dialogues, read_questions, write_dialogues
+from specengine.train.data.dialogue_files import read_dialogues
+from specengine.train.data.dialogues import DialogueConfig, read_questions, write_dialogues
 
 pytestmark = pytest.mark.model
 CONFIG = DialogueConfig(dialogues=2, answer_tokens=12)

@@ -1,4 +1,4 @@
-"""What is written of a trained drafter."""
+"""The files of a trained drafter."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_int8_codes_and_scales_give_the_matrix_back_to_half_a_step():
     assert (back[2, 32:64] == 0).all()
 
 
-def test_what_has_no_blocks_of_32_columns_stays_a_float_and_integers_stay():
+def test_matrices_without_blocks_of_32_columns_stay_floats_and_integers_stay():
     tensors = {"narrow.weight": torch.ones(4, 48), "norm.weight": torch.ones(32), "d2t": torch.arange(4)}
     out = stored(tensors, "int8")
     assert {name: tensor.dtype for name, tensor in out.items()} == {

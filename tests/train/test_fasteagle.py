@@ -1,13 +1,14 @@
-"""FastEagle's network reads what a cycle has, and is stored as it was trained."""
+"""FastEagle's network reads the inputs of a cycle, and its checkpoint equals the trained network."""
 
 import pytest
 import torch
 from torch.nn import functional
 
-from specengine.train.objectives.base import Frozen, TrainingBatch, ahead
 from specengine.train.objectives.fasteagle import FastEagleNetwork, FastEagleOptions
 from specengine.train.objectives.llama_layer import LayerShape
-from tests.train.runs import CONFIG, frozen, objective
+from specengine.train.objectives.target_weights import TargetWeights
+from specengine.train.objectives.training_batch import TrainingBatch, ahead
+from tests.train.runs import CONFIG, objective, target_weights
 
 SHAPE = LayerShape(64, 160, 4, 2, 16, 1e-5, 10000.0)
 
@@ -24,7 +25,7 @@ def batch(lengths=(9, 6), seed=0) -> TrainingBatch:
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_row_t_reads_features_up_to_t_and_tokens_up_to_t_plus_1(parallel):
+def test_row_t_reads_hidden_states_up_to_t_and_tokens_up_to_t_plus_1(parallel):
     torch.manual_seed(0)
     network = FastEagleNetwork(SHAPE, 3, 3, parallel=parallel)
     at_layers, embedded = torch.randn(1, 8, 3, 64), torch.randn(1, 8, 64)
@@ -51,19 +52,19 @@ def test_the_loss_is_the_published_one(feature_sum):
     options = FastEagleOptions(levels=3, start="random", feature_sum=feature_sum)
     made, x = objective(options=options), batch()
     total, report = made.loss(x)
-    states = made.network(x.at_layers, made.frozen.embed(ahead(x.tokens, 1)) * made._scale)
-    target_logits, expected = x.last @ made.frozen.head.T, 0.0
+    states = made.network(x.at_layers, made.target.embed(ahead(x.tokens, 1)) * made._scale)
+    target_logits, expected = x.last @ made.target.head.T, 0.0
     for i, state in enumerate(states, start=1):
         for b, t in ahead(x.wanted, i).nonzero().tolist():
             ours, theirs = state[b, t], x.last[b, t + i]
-            entropy = functional.cross_entropy(ours @ made.frozen.head.T, target_logits[b, t + i].softmax(-1))
+            entropy = functional.cross_entropy(ours @ made.target.head.T, target_logits[b, t + i].softmax(-1))
             distance = functional.smooth_l1_loss(ours, theirs, reduction="sum" if feature_sum else "mean")
             expected += 0.9 ** (3 - i) * (0.1 * entropy + 1.0 * distance)
     torch.testing.assert_close(total, expected)
     assert report.rows.tolist() == [int(ahead(x.wanted, i).sum()) for i in (1, 2, 3)]
 
 
-def test_a_batch_costs_what_its_dialogues_cost_alone():
+def test_the_loss_of_a_batch_is_the_sum_of_the_losses_of_its_dialogues():
     made, x = objective(), batch()
     alone = 0.0
     for b, length in enumerate(x.lengths.tolist()):
@@ -74,7 +75,7 @@ def test_a_batch_costs_what_its_dialogues_cost_alone():
 
 def test_a_smaller_vocabulary_guesses_target_ids():
     vocabulary = torch.arange(1, CONFIG.vocab_size, 2)
-    made = type(objective())(frozen(vocabulary), FastEagleOptions(levels=2))
+    made = type(objective())(target_weights(vocabulary), FastEagleOptions(levels=2))
     with torch.no_grad():
         _, report = made.loss(batch())
     assert report.rows.sum() > 0
@@ -84,7 +85,7 @@ def test_a_smaller_vocabulary_guesses_target_ids():
 
 
 def test_tokens_outside_the_vocabulary_have_no_row():
-    small = frozen(torch.tensor([3, 5, 9]))
+    small = target_weights(torch.tensor([3, 5, 9]))
     assert small.draft_ids(torch.tensor([3, 4, 9, 10, 0])).tolist() == [0, -1, 2, -1, -1]
     assert small.target_ids(torch.tensor([2, 0])).tolist() == [9, 3]
 
@@ -94,7 +95,7 @@ def test_the_stored_weights_read_plain_embeddings():
     _, tensors = made.export()
     loaded = FastEagleNetwork(SHAPE, 3, 3)
     loaded.load_state_dict(tensors)
-    embedded = made.frozen.embed(ahead(x.tokens, 1))
+    embedded = made.target.embed(ahead(x.tokens, 1))
     for ours, theirs in zip(
         made.network(x.at_layers, embedded * made._scale), loaded(x.at_layers, embedded), strict=True
     ):
@@ -105,7 +106,7 @@ def test_layers_begin_as_the_targets():
     for start, first in (("first", 0), ("last", 4)):
         made = objective(options=FastEagleOptions(levels=3, start=start))
         for i, layer in enumerate(made.network.layers):
-            theirs = made.frozen.read(f"model.layers.{first + i}.mlp.up_proj.weight")
+            theirs = made.target.read(f"model.layers.{first + i}.mlp.up_proj.weight")
             assert torch.equal(layer.mlp.up_proj.weight, theirs)
 
 
@@ -116,6 +117,6 @@ def test_wrong_options_are_refused_by_name(wrong):
 
 
 def test_the_vocabulary_of_frozen_weights_may_be_all():
-    whole: Frozen = frozen()
+    whole: TargetWeights = target_weights()
     assert whole.vocabulary_tensors() == {}
     assert torch.equal(whole.draft_ids(torch.tensor([4, 2])), torch.tensor([4, 2]))

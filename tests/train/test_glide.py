@@ -9,7 +9,7 @@ from specengine.train.objectives.draft_model import Options as DraftModelOptions
 from specengine.train.objectives.glide import GlideObjective, Options, block_mask
 from specengine.train.objectives.target_layers import shape_of
 from tests.train import straight_line as straight
-from tests.train.tiny import CONFIG, batch_for, frozen, randomised
+from tests.train.tiny import CONFIG, batch_for, randomised, target_weights
 
 SHAPE = shape_of(CONFIG)
 
@@ -19,10 +19,10 @@ def may_attend(query, key, block):
 
 
 def expected_loss(objective, given, layers, block, soft):
-    w, known, total = straight.Weights(objective.export()[1]), objective.frozen.vocabulary, 0.0
+    w, known, total = straight.Weights(objective.export()[1]), objective.target.vocabulary, 0.0
     vocabulary = list(range(CONFIG.vocab_size)) if known is None else known.tolist()
-    head = w("lm_head.weight") if "lm_head.weight" in w else objective.frozen.head.double()
-    table = w("model.embed_tokens.weight") if "model.embed_tokens.weight" in w else objective.frozen.embedding.double()
+    head = w("lm_head.weight") if "lm_head.weight" in w else objective.target.head.double()
+    table = w("model.embed_tokens.weight") if "model.embed_tokens.weight" in w else objective.target.embedding.double()
     for b, length in enumerate(given.lengths.tolist()):
         rows = [table[token] for token in given.tokens[b, :length].tolist()]
         for m in range(layers):
@@ -49,7 +49,7 @@ def expected_loss(objective, given, layers, block, soft):
                 continue
             state = straight.rms(row, w("model.norm.weight"), SHAPE.rms_norm_eps)
             if soft:
-                total += straight.soft_entropy(given.last[b, t], state, objective.frozen.head, head)
+                total += straight.soft_entropy(given.last[b, t], state, objective.target.head, head)
             else:
                 total -= (head @ state).log_softmax(0)[vocabulary.index(label)]
     return total
@@ -66,7 +66,7 @@ def expected_loss(objective, given, layers, block, soft):
     ids=["published", "two layers", "without the cache", "own head"],
 )
 def test_the_loss_is_that_of_rows_done_one_by_one(options):
-    objective = randomised(GlideObjective(frozen(), options))
+    objective = randomised(GlideObjective(target_weights(), options))
     given = batch_for(objective, lengths=(13, 9))
     loss, _ = objective.loss(given)
     expected = expected_loss(objective, given, options.layers, options.block, options.soft)
@@ -74,7 +74,7 @@ def test_the_loss_is_that_of_rows_done_one_by_one(options):
 
 
 def test_a_draft_model_s_loss_is_that_of_rows_done_one_by_one():
-    objective = randomised(DraftModelObjective(frozen(), DraftModelOptions(layers=2)))
+    objective = randomised(DraftModelObjective(target_weights(), DraftModelOptions(layers=2)))
     given = batch_for(objective, lengths=(13, 9))
     expected = expected_loss(objective, given, 2, 1, True)
     torch.testing.assert_close(objective.loss(given)[0].double(), expected, rtol=1e-5, atol=0)
@@ -88,21 +88,21 @@ def test_the_block_mask_is_the_published_one():
 
 def states_of(objective, given):
     mask = block_mask(given.tokens.shape[1], objective.options.block)
-    return objective.network(objective.frozen.embed(given.tokens), given.keys, given.values, mask)
+    return objective.network(objective.target.embed(given.tokens), given.keys, given.values, mask)
 
 
 def test_the_cache_of_a_row_s_own_block_does_not_matter_to_it():
-    objective = randomised(GlideObjective(frozen(), Options()))
+    objective = randomised(GlideObjective(target_weights(), Options()))
     given = batch_for(objective, lengths=(18,), wanted_from=(3,))
     before = states_of(objective, given)
     given.keys[..., 12, :] += 1.0
     given.values[..., 12, :] += 1.0
     same = (states_of(objective, given) == before).all(-1)[0].tolist()
-    assert same == [True] * 15 + [False] * 3  # of rows 10 to 14, position 12 is in the same block
+    assert same == [True] * 15 + [False] * 3  # rows 10 to 14 and position 12 are in one block
 
 
 def test_a_row_sees_no_later_token():
-    objective = randomised(GlideObjective(frozen(), Options(layers=2)))
+    objective = randomised(GlideObjective(target_weights(), Options(layers=2)))
     given = batch_for(objective, lengths=(18,), wanted_from=(3,))
     before = states_of(objective, given)
     given.tokens[0, 8] = (given.tokens[0, 8] + 1) % CONFIG.vocab_size
@@ -111,7 +111,7 @@ def test_a_row_sees_no_later_token():
 
 
 def test_without_the_cache_it_asks_for_none():
-    with_cache, without = (GlideObjective(frozen(), Options(layers=2, cross=cross)) for cross in (True, False))
+    with_cache, without = (GlideObjective(target_weights(), Options(layers=2, cross=cross)) for cross in (True, False))
     assert with_cache.kv_layers == (6, 7) and without.kv_layers == ()
     _, tensors = with_cache.export()
     rest = {name for name in tensors if "cross_attn" not in name}
@@ -119,7 +119,7 @@ def test_without_the_cache_it_asks_for_none():
 
 
 def test_it_begins_as_the_same_drafter_without_the_cache_and_learns_to_read_it():
-    with_cache, without = (GlideObjective(frozen(), Options(cross=cross)) for cross in (True, False))
+    with_cache, without = (GlideObjective(target_weights(), Options(cross=cross)) for cross in (True, False))
     given = batch_for(with_cache, lengths=(13, 9))
     loss, _ = with_cache.loss(given)
     assert loss == without.loss(given)[0]
@@ -129,26 +129,26 @@ def test_it_begins_as_the_same_drafter_without_the_cache_and_learns_to_read_it()
 
 
 def test_a_whole_draft_model_with_all_layers_is_the_target():
-    """Its checkpoint has the names and values of the target's own."""
-    objective = DraftModelObjective(frozen(None), DraftModelOptions(layers=8, whole=True))
+    """The checkpoint has the names and values of the target's tensors."""
+    objective = DraftModelObjective(target_weights(None), DraftModelOptions(layers=8, whole=True))
     _, tensors = objective.export()
     checkpoint = RandomCheckpoint(CONFIG)
     assert set(tensors) == set(checkpoint.tensors)
     assert all((tensors[name] == checkpoint.read(name)).all() for name in tensors)
 
 
-def test_a_draft_model_says_all_of_the_target_s_tokens():
+def test_a_draft_model_has_the_whole_vocabulary_of_the_target():
     for part in ((1, 2, 3), None):
-        objective = DraftModelObjective(frozen(part), DraftModelOptions())
-        assert len(objective.frozen.head) == CONFIG.vocab_size and "d2t" not in objective.export()[1]
+        objective = DraftModelObjective(target_weights(part), DraftModelOptions())
+        assert len(objective.target.head) == CONFIG.vocab_size and "d2t" not in objective.export()[1]
 
 
 def test_guesses_further_on_are_counted_where_they_are_made():
-    """As the target guesses itself, every level agrees where the text went the target's way."""
-    objective = DraftModelObjective(frozen(None), DraftModelOptions(layers=8))
+    """The target drafts for itself, so every level agrees where the text is the target's."""
+    objective = DraftModelObjective(target_weights(None), DraftModelOptions(layers=8))
     given = batch_for(objective)
-    states = objective.network(objective.frozen.embed(given.tokens))
-    own = objective.frozen.logits(states).argmax(-1)
+    states = objective.network(objective.target.embed(given.tokens))
+    own = objective.target.logits(states).argmax(-1)
     given = type(given)(**(vars(given) | {"greedy": own}))
     _, report = objective.loss(given)
     assert report.agreed.tolist() == report.rows.tolist() and report.acceptance[0] == 1

@@ -1,4 +1,4 @@
-"""The fused loss against the same in plain PyTorch."""
+"""The fused loss equals plain PyTorch's."""
 
 import pytest
 import torch

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from specengine.train.objectives.base import LevelReport, TrainingBatch, ahead
+from specengine.train.objectives.level_report import LevelReport
+from specengine.train.objectives.training_batch import TrainingBatch, ahead
 
-TOKENS = [5, 6, 7, 8, 9, 10]  # greedy says 6 7 8 9 0 -, so the last token was sampled against it
+TOKENS = [5, 6, 7, 8, 9, 10]  # greedy is 6 7 8 9 0 -: the last token differs from it
 GREEDY = [6, 7, 8, 9, 0, 0]
 
 
@@ -17,16 +18,16 @@ def batch(wanted=(1, 1, 1, 1, 1, 0)) -> TrainingBatch:
 
 
 def ranked(*levels) -> list[torch.Tensor]:
-    """Per level the two best guesses of rows 0 .. 5."""
+    """The two best guesses of rows 0 .. 5, per level."""
     return [torch.tensor([level]) for level in levels]
 
 
-def test_level_i_of_row_t_is_compared_with_what_follows_position_t_plus_i():
+def test_level_i_of_row_t_is_compared_with_the_token_after_position_t_plus_i():
     truth = [[token, -1] for token in [7, 8, 9, 0, 0, 0]], [[token, -1] for token in [8, 9, 0, 0, 0, 0]]
     report = LevelReport.of([torch.tensor(1.0), torch.tensor(2.0)], ranked(*truth), batch())
-    assert report.rows.tolist() == [4, 3]  # rows 0 .. 3 have a wanted position 1 further, rows 0 .. 2 one 2 further
+    assert report.rows.tolist() == [4, 3]  # rows 0 .. 3 have a wanted position one further, rows 0 .. 2 two further
     assert report.agreed.tolist() == [4, 3]
-    # row 3's first guess is right but the text went another way; nothing is known of what would follow
+    # row 3's first guess is right but the text differs, so the next token of that path is unknown
     assert report.reached.tolist() == [4, 3]
     assert report.acceptance == [1, 1]
     assert report.tau == 3
@@ -34,8 +35,8 @@ def test_level_i_of_row_t_is_compared_with_what_follows_position_t_plus_i():
 
 
 def test_a_level_counts_only_rows_whose_guesses_above_it_were_taken():
-    first = [[7, -1], [1, 8], [9, -1], [0, -1], [0, 0], [0, 0]]  # row 1 wrong, its second guess right
-    second = [[1, 8], [9, -1], [0, -1], [0, 0], [0, 0], [0, 0]]  # row 0 wrong, its second guess right
+    first = [[7, -1], [1, 8], [9, -1], [0, -1], [0, 0], [0, 0]]  # row 1 is wrong, its second guess is right
+    second = [[1, 8], [9, -1], [0, -1], [0, 0], [0, 0], [0, 0]]  # row 0 is wrong, its second guess is right
     report = LevelReport.of([torch.zeros(()), torch.zeros(())], ranked(first, second), batch())
     assert report.agreed.tolist() == [3, 2]
     assert report.reached.tolist() == [4, 2]  # rows 0 and 2
@@ -47,7 +48,7 @@ def test_a_level_counts_only_rows_whose_guesses_above_it_were_taken():
 
 def test_a_text_that_left_the_guess_ends_the_path():
     tokens = batch().tokens.clone()
-    tokens[0, 3] = 1  # after row 0's first guess, 7, comes 1 where greedy says 8
+    tokens[0, 3] = 1  # after row 0's first guess 7 the text has 1, greedy has 8
     other = TrainingBatch(tokens, batch().lengths, batch().wanted, batch().greedy, batch().last)
     levels = ranked([[7, -1]] * 6, [[8, -1]] * 6, [[9, -1]] * 6)
     zeros = [torch.zeros(())] * 3
@@ -55,7 +56,7 @@ def test_a_text_that_left_the_guess_ends_the_path():
     assert LevelReport.of(zeros, levels, other).accepted.tolist() == [1, 1, 0]
 
 
-def test_what_is_not_wanted_is_not_counted():
+def test_unwanted_positions_are_not_counted():
     levels = ranked([[7, -1]] * 6)
     assert LevelReport.of([torch.zeros(())], levels, batch((0, 0, 1, 1, 0, 0))).rows.tolist() == [2]
 

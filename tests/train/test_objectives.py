@@ -1,10 +1,10 @@
-"""What holds for the objective of every drafter."""
+"""Properties of the objective of every drafter."""
 
 import pytest
 import torch
 
 from specengine.train.objectives import draft_model, eagle, eagle3, glide, medusa
-from tests.train.tiny import batch_for, frozen, padded, randomised
+from tests.train.tiny import batch_for, padded, randomised, target_weights
 
 KINDS = {
     "eagle3": lambda f: eagle3.Eagle3Objective(f, eagle3.Options(levels=3)),
@@ -30,7 +30,7 @@ def one_thread():
 
 @pytest.fixture(params=KINDS)
 def objective(request):
-    return KINDS[request.param](frozen())
+    return KINDS[request.param](target_weights())
 
 
 def test_padding_changes_no_loss(objective):
@@ -42,7 +42,7 @@ def test_padding_changes_no_loss(objective):
     assert longer_report.rows.tolist() == report.rows.tolist()
 
 
-def test_a_batch_costs_what_its_dialogues_cost(objective):
+def test_the_loss_of_a_batch_is_the_sum_of_the_losses_of_its_dialogues(objective):
     """Rows of different dialogues do not see each other, and sums are not means."""
     randomised(objective)
     both = batch_for(objective)
@@ -66,12 +66,12 @@ def test_all_that_is_trained_and_nothing_else_gets_a_gradient(objective):
     loss.backward()
     for name, parameter in objective.network.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-    shared = objective.frozen
+    shared = objective.target
     assert not shared.embedding.requires_grad and not shared.head.requires_grad
 
 
 def test_evaluation_counts_the_same_loss(objective):
-    """Training counts only the best guess, evaluation the best few; the loss must not notice."""
+    """Training counts only the best guess, evaluation the best few; the loss is the same."""
     randomised(objective)
     given = batch_for(objective)
     loss, report = objective.loss(given)
@@ -97,13 +97,13 @@ def test_training_on_one_batch_lowers_its_loss(objective):
 
 
 def test_tokens_outside_the_vocabulary_teach_nothing(objective):
-    """Nor do they crash where nothing else is left."""
+    """They also raise no error in a batch of such tokens only."""
     given = batch_for(objective)
-    if objective.frozen.vocabulary is None:
+    if objective.target.vocabulary is None:
         pytest.skip("a draft model has them all")
-    outside = torch.full_like(given.tokens, 1)  # no token of tiny.frozen()'s vocabulary
+    outside = torch.full_like(given.tokens, 1)  # no token of tiny.target_weights()'s vocabulary
     given = type(given)(**(vars(given) | {"tokens": outside, "greedy": outside}))
     loss, report = objective.loss(given)
     assert report.agreed.sum() == 0 and (report.rows > 0).all()
-    if objective.name != "eagle":  # which learns features too
+    if objective.name != "eagle":  # it also learns hidden states
         assert loss.item() == 0

@@ -1,4 +1,4 @@
-"""Training runs that go through, stop, fail and go on."""
+"""Training runs that finish, stop, fail and resume."""
 
 import os
 import signal
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specengine.train.loss_passes import Diverged
 from specengine.train.run_log import read_log
 from specengine.train.run_state import load_state
-from specengine.train.trainer import Diverged
 from tests.train.runs import SHORT, objective, trainer
 
 THREE = replace(SHORT, save_steps=3)
@@ -166,15 +166,15 @@ def test_only_better_drafters_are_published(tmp_path):
 _PART = """
 import sys
 from pathlib import Path
-from specengine.train.parallel import World
+from specengine.train.process_group import ProcessGroup
 from tests.train.runs import CPU, trainer
-with World.joined(CPU) as world:
-    assert world.size == 2
-    trainer(Path(sys.argv[1]), world=world).run()
+with ProcessGroup.joined(CPU) as processes:
+    assert processes.size == 2
+    trainer(Path(sys.argv[1]), processes=processes).run()
 """
 
 
-def test_two_processes_train_what_one_does(tmp_path):
+def test_two_processes_train_as_one_does(tmp_path):
     trainer(tmp_path / "one").run()
     (tmp_path / "part.py").write_text(_PART)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -185,5 +185,5 @@ def test_two_processes_train_what_one_does(tmp_path):
         env={**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
     )
     one, two = (state_after(tmp_path / name)["network"] for name in ("one", "two"))
-    for name in one:  # sums in another order; Adam makes a step of any difference at the start
+    for name in one:  # sums differ in order, and at the start Adam turns any difference into a step
         torch.testing.assert_close(one[name], two[name], rtol=1e-2, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Every drafter that can be trained, through the trainer on a tiny target."""
+"""The trainer trains every trainable drafter on a tiny target."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from safetensors import safe_open
 from specengine.train.export import write_drafter
 from specengine.train.objectives.registry import OBJECTIVES, new_objective
 from specengine.train.run_log import read_log
-from tests.train.runs import CONFIG, SHORT, frozen, trainer
+from tests.train.runs import CONFIG, SHORT, target_weights, trainer
 
 CONFIG_20 = replace(SHORT, epochs=100, learning_rate=5e-3, batch_tokens=100, evaluate_steps=1000, save_steps=1000)
 
@@ -17,7 +17,7 @@ CONFIG_20 = replace(SHORT, epochs=100, learning_rate=5e-3, batch_tokens=100, eva
 @pytest.mark.parametrize("spec", [*sorted(OBJECTIVES), "glide,cross=false", "medusa,own_head=true,soft=false"])
 def test_a_run_lowers_the_loss_and_leaves_a_checkpoint(tmp_path, spec):
     torch.manual_seed(0)
-    objective = new_objective(spec, frozen(torch.arange(0, CONFIG.vocab_size, 2)))
+    objective = new_objective(spec, target_weights(torch.arange(0, CONFIG.vocab_size, 2)))
     run = trainer(tmp_path / "out", CONFIG_20, made=objective)
     run._plan = run._plan[:20]
     run.run()
@@ -35,9 +35,9 @@ def test_a_run_lowers_the_loss_and_leaves_a_checkpoint(tmp_path, spec):
 @pytest.mark.parametrize(
     "spec", [*sorted(OBJECTIVES), "eagle3,fc_norm=true", "glide,cross=false", "medusa,own_head=true"]
 )
-def test_what_is_exported_can_be_gone_on_from(spec):
+def test_training_can_start_from_an_exported_drafter(spec):
     torch.manual_seed(0)
-    made = new_objective(spec, frozen(torch.arange(0, CONFIG.vocab_size, 2)))
+    made = new_objective(spec, target_weights(torch.arange(0, CONFIG.vocab_size, 2)))
     if hasattr(made.network, "tap_scale"):
         made.network.tap_scale.copy_(torch.tensor([0.5, 2.0, 30.0]))
     with torch.no_grad():

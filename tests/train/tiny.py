@@ -1,4 +1,4 @@
-"""A tiny random target's weights, and what it would say of random tokens."""
+"""The weights of a tiny random target, and its outputs on random tokens."""
 
 from dataclasses import replace
 
@@ -7,17 +7,18 @@ import torch
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.config import ModelConfig
 from specengine.models.rope import rope_tables
-from specengine.train.objectives.base import Frozen, TrainingBatch
 from specengine.train.objectives.llama_layer import rotated
+from specengine.train.objectives.target_weights import TargetWeights
+from specengine.train.objectives.training_batch import TrainingBatch
 
 CONFIG = ModelConfig("llama", 61, 32, 48, 8, 4, 2, 8, 1e-5, 64, eos_token_ids=(2,))
 
 
-def frozen(vocabulary=(0, 2, 3, 5, *range(20, 55)), config=CONFIG):
+def target_weights(vocabulary=(0, 2, 3, 5, *range(20, 55)), config=CONFIG):
     checkpoint = RandomCheckpoint(config)
     vocabulary = None if vocabulary is None else torch.tensor(vocabulary)
     head = checkpoint.read("lm_head.weight")
-    return Frozen(
+    return TargetWeights(
         config,
         checkpoint.read("model.embed_tokens.weight"),
         head if vocabulary is None else head[vocabulary],
@@ -27,7 +28,7 @@ def frozen(vocabulary=(0, 2, 3, 5, *range(20, 55)), config=CONFIG):
 
 
 def batch(lengths=(17, 11), wanted_from=(6, 4), hidden_state_layers=0, kv_layers=0, seed=0, config=CONFIG):
-    """Random states, spread as those of a real target are; what it says most likely follows from them."""
+    """Random hidden states with the spread of a real target's; the greedy tokens follow from them."""
     g = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     counts = torch.tensor(lengths)
@@ -58,7 +59,7 @@ def batch_for(objective, **changes):
 
 
 def padded(given, rows):
-    """The same dialogues with so many more rows of padding."""
+    """Adds rows of padding to the same dialogues."""
 
     def longer(x, dim):
         shape = list(x.shape)
@@ -75,7 +76,7 @@ def padded(given, rows):
 
 
 def randomised(objective, seed=1):
-    """Every parameter random: a fresh network has zeros and ones where a mistake would not show."""
+    """Makes every parameter random: the zeros and ones of a fresh network would hide mistakes."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for x in objective.network.parameters():

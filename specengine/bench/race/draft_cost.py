@@ -15,7 +15,7 @@ from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.models.checkpoint import RandomCheckpoint
-from specengine.models.transformer import Transformer
+from specengine.models.transformer import Transformer, load_transformer
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.weight import FLOAT_FORMATS
 
@@ -55,7 +55,7 @@ class DraftCost:
         )
         dtype = next((form for form in FLOAT_FORMATS if form in target.formats), "float32")
         self.target, self.nodes = target, nodes
-        self.net = Transformer(RandomCheckpoint(config, seed=1), dtype, target.device, target.ops)
+        self.net = load_transformer(RandomCheckpoint(config, seed=1), dtype, target.device, target.ops)
         self.net.ensure_positions(c.max_position)
         self.net.tune()
         self._longest = max(0, c.max_position - positions)

@@ -27,7 +27,7 @@ class Cascade:
     def __init__(self, checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -> None:
         self.config = c = checkpoint.layer_config()
         size, self.levels = c.hidden_size, c.num_layers
-        self.hidden_state_layers = checkpoint.feature_layers(target.config)
+        self.hidden_state_layers = checkpoint.hidden_state_layers(target.config)
         checkpoint.expect("fc_features.weight", size, len(self.hidden_state_layers) * size)
         checkpoint.expect("fc_input.weight", size, 2 * size)
         for i in range(len(self.hidden_state_layers)):

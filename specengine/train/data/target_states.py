@@ -1,4 +1,4 @@
-"""What the target makes of dialogues, by the engine's own passes: the states that drafters learn from."""
+"""The target's outputs on dialogues, computed by the engine's own passes: drafters learn from them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from specengine.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class States:
-    """Of one dialogue of T tokens.  greedy: int32 [T].  last: [T, C].  at_layers: [T, hidden_state_layers, C].  keys, values:
-    [layers, K, T, D]; see TrainingBatch."""
+class TargetStates:
+    """The target's outputs on one dialogue of T tokens; see TrainingBatch.
+
+    greedy: int32 [T].  last: [T, C].  at_layers: [T, layers, C].  keys, values: [layers, K, T, D].
+    """
 
     greedy: torch.Tensor
     last: torch.Tensor
@@ -23,22 +25,24 @@ class States:
     values: torch.Tensor | None = None
 
 
-class TargetStates:
-    """Passes of one target. hidden_state_layers: layers whose input is kept.  kv_layers: layers whose keys and values are.
+class TargetPasses:
+    """Runs a target over dialogues.
 
-    rows: of a pass, so many tokens of some dialogues at a time.
+    hidden_state_layers: layers whose input is returned.  kv_layers: layers whose keys and values are returned.
+    rows: tokens of a pass; longer dialogues take several passes.
     """
 
     def __init__(
         self, target: Transformer, hidden_state_layers: Sequence[int], kv_layers: Sequence[int] = (), rows: int = 512
     ) -> None:
         self.target = target.with_hidden_state_layers(hidden_state_layers)
-        self.kv_layers, self.rows = tuple(kv_layers), rows
+        self.kv_layers = tuple(kv_layers)
+        self.rows = rows
         self._cache = target.new_cache()
 
     @torch.inference_mode()
-    def of(self, tokens: Sequence[int]) -> States:
-        """The states of one dialogue, on the target's device."""
+    def of(self, tokens: Sequence[int]) -> TargetStates:
+        """Computes the states of one dialogue, on the target's device."""
         self.target.ensure_positions(len(tokens))
         pages = self._cache.allocate(len(tokens))
         try:
@@ -46,18 +50,22 @@ class TargetStates:
         finally:
             self._cache.free(pages)
 
-    def _of(self, tokens: Sequence[int], pages: list[int]) -> States:
-        greedy, last, at_layers = [], [], []
+    def _of(self, tokens: Sequence[int], pages: list[int]) -> TargetStates:
+        greedy: list[torch.Tensor] = []
+        last: list[torch.Tensor] = []
+        at_layers: list[torch.Tensor] = []
         for start in range(0, len(tokens), self.rows):
             run = TreeBatch.chains([tokens[start : start + self.rows]], self.target.device)
             out = self.target.forward(run, self._cache, self._cache.batch([pages], [start]), greedy=True)
-            # an op may give out the same memory in every pass
+            # an op may return the same memory in every pass
             greedy.append(out.scores.clone())
             last.append(out.hidden_states.last.clone())
             if out.hidden_states.at_layers is not None:
                 at_layers.append(out.hidden_states.at_layers.clone())
-        of_taps = torch.cat(at_layers) if at_layers else None
-        return States(torch.cat(greedy), torch.cat(last), of_taps, *self._keys_values(pages, len(tokens)))
+        keys, values = self._keys_values(pages, len(tokens))
+        return TargetStates(
+            torch.cat(greedy), torch.cat(last), torch.cat(at_layers) if at_layers else None, keys, values
+        )
 
     def _keys_values(self, pages: list[int], count: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if not self.kv_layers:

@@ -1,7 +1,7 @@
-"""EAGLE-3's network and its training-time test: the drafter learns on its own outputs (section 3.2).
+"""Trains EAGLE-3 with its training-time test: the drafter learns on its own outputs (section 3.2).
 
-Row t of step 0 reads the target's low, middle and high states of position t and the embedding of token t + 1. Step j
-reads step j - 1's output of the same row instead, and the embedding of token t + 1 + j.
+Row t of step 0 reads the target's low, middle and high hidden states of position t and the embedding of token t + 1.
+Step j reads the output of step j - 1 in the same row instead, and the embedding of token t + 1 + j.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from torch.nn import functional
 
 from specengine.models.config import ModelConfig
 from specengine.rules.base import check_choice, check_number
-from specengine.train.objectives.base import Frozen, LevelReport, Objective, TrainingBatch, ahead, discounted
+from specengine.train.objectives.base import Objective, discounted
 from specengine.train.objectives.head_loss import as_cast
+from specengine.train.objectives.level_report import LevelReport
 from specengine.train.objectives.llama_layer import MLP, Attention, LayerShape, RMSNorm
 from specengine.train.objectives.soft_targets import SoftTargets
 from specengine.train.objectives.target_layers import layer_json, low_middle_high, shape_of, start_from
+from specengine.train.objectives.target_weights import TargetWeights
+from specengine.train.objectives.training_batch import TrainingBatch, ahead
 from specengine.utils.spec_string import check_range
 
 
 @dataclass(frozen=True)
 class Options:
-    """levels: unrolled steps.  decay: weight of a level against the one above.  fc_norm: a norm for each of the fused
-    states (EAGLE-3.1); without, the checkpoint is as EAGLE-3's.  start: what begins as the target's: norm and head
-    ("head"), its last layer too ("layer"), or nothing ("random")."""
+    """Options of `eagle3`.
+
+    levels: unrolled steps.  decay: weight of a level relative to the level above.  fc_norm: a norm for each fused
+    hidden state (EAGLE-3.1); without it the checkpoint has EAGLE-3's layout.
+    start: the parts that start as the target's: norm and head (`head`), its last layer too (`layer`), none (`random`).
+    """
 
     levels: int = 7
     decay: float = 0.8
@@ -41,7 +47,7 @@ class Options:
 
 
 class MidLayer(nn.Module):
-    """A decoder layer that reads the normed embedding and the normed state side by side."""
+    """A decoder layer that reads the normed embedding and the normed hidden state side by side."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
@@ -53,26 +59,24 @@ class MidLayer(nn.Module):
 
 
 class Eagle3(nn.Module):
-    """vocabulary: V', rows of its own head.  fc_norm: see Options."""
+    """EAGLE-3's network. vocabulary: V', rows of its own head.  layers: fused hidden states.  fc_norm: see Options."""
 
-    tap_scale: torch.Tensor
+    tap_scale: torch.Tensor  # of each fused hidden state; checkpoints of runs have this name
 
-    def __init__(
-        self, shape: LayerShape, vocabulary: int, hidden_state_layers: int = 3, *, fc_norm: bool = False
-    ) -> None:
+    def __init__(self, shape: LayerShape, vocabulary: int, layers: int = 3, *, fc_norm: bool = False) -> None:
         super().__init__()
         size = shape.hidden_size
-        self.fc = nn.Linear(hidden_state_layers * size, size, bias=False)
+        self.fc = nn.Linear(layers * size, size, bias=False)
         if fc_norm:
-            self.fc_norm = nn.ModuleList(RMSNorm(size, shape.rms_norm_eps) for _ in range(hidden_state_layers))
+            self.fc_norm = nn.ModuleList(RMSNorm(size, shape.rms_norm_eps) for _ in range(layers))
         self.midlayer = MidLayer(shape)
         self.norm = RMSNorm(size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(size, vocabulary, bias=False)
-        # fc sees states divided by this: the residual stream grows by an order of magnitude on its way
-        self.register_buffer("tap_scale", torch.ones(hidden_state_layers))
+        # fc reads hidden states divided by this: the residual stream grows by an order of magnitude through the target
+        self.register_buffer("tap_scale", torch.ones(layers))
 
     def fused(self, at_layers: torch.Tensor) -> torch.Tensor:
-        """[.., hidden] of the target's states [.., hidden_state_layers, hidden]."""
+        """Fuses the target's hidden states [.., layers, hidden] to [.., hidden]."""
         if hasattr(self, "fc_norm"):
             at_layers = torch.stack([norm(x) for norm, x in zip(self.fc_norm, at_layers.unbind(-2), strict=True)], -2)
         else:
@@ -82,15 +86,18 @@ class Eagle3(nn.Module):
     def forward(
         self, at_layers: torch.Tensor, embedded: torch.Tensor, steps: int, first: int = 0
     ) -> list[torch.Tensor]:
-        """Outputs of the steps, each [B, T - first, hidden], of rows from `first` on; those before are only attended.
+        """Computes the outputs of all steps, each [B, T - first, hidden], for rows from `first` on.
 
-        at_layers: [B, T, hidden_state_layers, hidden].  embedded: [B, T, hidden] of the next tokens.
+        Earlier rows are only attended to. at_layers: [B, T, layers, hidden].  embedded: [B, T, hidden], the embeddings
+        of the next tokens.
         """
-        layer, x = self.midlayer, self.fused(at_layers)
+        layer = self.midlayer
+        x = self.fused(at_layers)
         embedded = layer.input_layernorm(embedded)
         positions = torch.arange(x.shape[1], device=x.device)
         hidden = torch.ones(len(positions), len(positions), dtype=torch.bool, device=x.device).triu(1)[first:]
-        states, own_keys, own_values = [], [], []
+        states = []
+        own_keys, own_values = [], []
         for step in range(steps):
             if step:
                 shifted = functional.pad(embedded[:, first + step :], (0, 0, 0, min(step, len(positions) - first)))
@@ -101,7 +108,8 @@ class Eagle3(nn.Module):
             else:
                 both = torch.cat([embedded, layer.hidden_norm(x)], -1)
                 q, keys, values = layer.self_attn.heads(both, positions)
-                q, x = q[:, :, first:], x[:, first:]
+                q = q[:, :, first:]
+                x = x[:, first:]
             mixed = mix(q, keys, values, hidden, own_keys, own_values)
             x = x + layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -117,9 +125,10 @@ def mix(
     own_keys: list[torch.Tensor],
     own_values: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Attention [B, H, R, D] of queries over the first step's keys and, of each later step, the key of their own row.
+    """Attends [B, H, R, D] over the first step's keys and, for each later step, the key of the query's own row.
 
-    keys, values: [B, K, T, D].  hidden: bool [R, T], what a row may not see of them.  own: [B, K, R, D] each.
+    keys, values: [B, K, T, D].  hidden: bool [R, T], the keys that a row may not see.  own_keys, own_values:
+    [B, K, R, D] per later step.
     """
     kv_heads, rows = keys.shape[1], q.shape[2]
     grouped = q.unflatten(1, (kv_heads, -1)) * q.shape[-1] ** -0.5  # [B, K, H / K, R, D]
@@ -134,25 +143,26 @@ def mix(
 
 
 class Eagle3Objective(Objective):
-    """Soft cross-entropy of every step, within the drafter's vocabulary; no loss between features."""
+    """Soft cross-entropy of every step, within the drafter's vocabulary; no loss between hidden states."""
 
     name = "eagle3"
     options_type = Options
     network: Eagle3
 
-    def __init__(self, frozen: Frozen, options: Options) -> None:
-        config = frozen.config
-        self.frozen, self.options = frozen, options
+    def __init__(self, target: TargetWeights, options: Options) -> None:
+        config = target.config
+        self.target = target
+        self.options = options
         self.hidden_state_layers = low_middle_high(config)
         shape = shape_of(config, input_size=2 * config.hidden_size)
-        self.network = Eagle3(shape, len(frozen.head), fc_norm=options.fc_norm)
-        self.network.to(frozen.head.device)
+        self.network = Eagle3(shape, len(target.head), fc_norm=options.fc_norm)
+        self.network.to(target.head.device)
         if options.start == "layer":
-            start_from(self.network.midlayer, frozen, config.num_layers - 1)
+            start_from(self.network.midlayer, target, config.num_layers - 1)
         if options.start != "random":
             with torch.no_grad():
-                self.network.norm.weight.copy_(frozen.read("model.norm.weight"))
-                self.network.lm_head.weight.copy_(frozen.head)
+                self.network.norm.weight.copy_(target.read("model.norm.weight"))
+                self.network.lm_head.weight.copy_(target.head)
 
     @classmethod
     def check(cls, config: ModelConfig, options: Options) -> None:
@@ -161,15 +171,16 @@ class Eagle3Objective(Objective):
 
     @torch.no_grad()
     def prepare(self, batch: TrainingBatch) -> None:
-        """Measures how large the fused states are where there is something to learn; the first tokens' are outliers."""
+        """Measures the scale of the fused hidden states at learned positions, as the first tokens have outliers."""
         assert batch.at_layers is not None  # see hidden_state_layers
         self.network.tap_scale.copy_(batch.at_layers[batch.wanted].float().square().mean((0, 2)).sqrt())
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""
-        network, levels = self.network, self.options.levels
-        targets = SoftTargets(batch, self.frozen)
-        embedded = self.frozen.embed(ahead(batch.tokens, 1))
+        network = self.network
+        levels = self.options.levels
+        targets = SoftTargets(batch, self.target)
+        embedded = self.target.embed(ahead(batch.tokens, 1))
         first = targets.first_row(levels)
         states = network(batch.at_layers, embedded, levels, first)
         head = as_cast(network.lm_head.weight)
@@ -178,16 +189,18 @@ class Eagle3Objective(Objective):
         return discounted(losses, self.options.decay), LevelReport.of(losses, guesses, batch)
 
     def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """See Objective; the official layout. Layer numbers are left out: engines count them differently, and all take
-        these where none are given."""
+        """See Objective; the official layout, without layer numbers.
+
+        Engines count layers differently, and all of them read these layers where a checkpoint names none.
+        """
         tensors = {k: x.detach() for k, x in self.network.state_dict().items() if k != "tap_scale"}
-        config = self.frozen.config
+        config = self.target.config
         tensors["fc.weight"] = tensors["fc.weight"] / self._column_scale
-        tensors |= self.frozen.vocabulary_tensors()
-        if self.frozen.vocabulary is not None:
+        tensors |= self.target.vocabulary_tensors()
+        if self.target.vocabulary is not None:
             tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-            tensors["t2d"][self.frozen.vocabulary.cpu()] = True
-        json = layer_json(config, 1, "LlamaForCausalLMEagle3") | {"draft_vocab_size": len(self.frozen.head)}
+            tensors["t2d"][self.target.vocabulary.cpu()] = True
+        json = layer_json(config, 1, "LlamaForCausalLMEagle3") | {"draft_vocab_size": len(self.target.head)}
         return json | ({"fc_norm": True} if self.options.fc_norm else {}), tensors
 
     def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -196,6 +209,6 @@ class Eagle3Objective(Objective):
 
     @property
     def _column_scale(self) -> torch.Tensor:
-        """[hidden_state_layers * hidden], what the columns of fc as they are trained are too large by."""
+        """The factor [layers * hidden] by which the columns of fc are larger in training than in the checkpoint."""
         scale = torch.ones_like(self.network.tap_scale) if self.options.fc_norm else self.network.tap_scale
-        return scale.repeat_interleave(self.frozen.config.hidden_size)
+        return scale.repeat_interleave(self.target.config.hidden_size)

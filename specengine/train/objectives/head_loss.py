@@ -1,7 +1,7 @@
-"""Soft cross-entropy through a head, without keeping logits for the backward pass.
+"""Soft cross-entropy through a head, without storing logits for the backward pass.
 
-Logits of a few hundred rows at a time are made, scored and turned into gradients (of the states, and of a head that is
-trained) at once: a vocabulary's worth of floats per row and level would cost more memory than the network itself.
+The forward pass computes the gradients too, a few hundred rows at a time. Logits of all rows and levels would take more
+memory than the network itself.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-_ROWS = 512
+_ROWS = 512  # whose logits exist at once
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states, head, target_probs, counted, best):
-        total, ranked = states.new_zeros((), dtype=torch.float32), []
+        total = states.new_zeros((), dtype=torch.float32)
+        ranked = []
         gradient = torch.empty_like(states) if ctx.needs_input_grad[0] else None
         head_gradient = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         for start in range(0, len(states), _ROWS):
@@ -44,7 +45,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 def soft_cross_entropy(
     states: torch.Tensor, head: torch.Tensor, target_probs: torch.Tensor, counted: torch.Tensor, best: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of -target_probs . log_softmax(states head^T) over counted rows, and the best ids int64 [R, best].
+    """Sums -target_probs . log_softmax(states head^T) over counted rows; also returns the best ids int64 [R, best].
 
     states: [R, C].  head: [V', C].  target_probs: float32 [R, V'], summing to 1.  counted: bool [R].
     """
@@ -52,6 +53,6 @@ def soft_cross_entropy(
 
 
 def as_cast(x: torch.Tensor) -> torch.Tensor:
-    """x in the dtype of autocast where that is on; a head is cast once for all levels."""
+    """Casts x to the dtype of autocast where that is on, so that a head is cast once for all levels."""
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

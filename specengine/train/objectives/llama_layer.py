@@ -1,4 +1,4 @@
-"""A LLaMA decoder layer in plain PyTorch, for training drafters: names and arithmetic of published checkpoints."""
+"""A LLaMA decoder layer in plain PyTorch for training, with the names and the arithmetic of published checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class LayerShape:
-    """input_size: columns that q, k and v read, where they are not the hidden ones (EAGLE-3: twice as many)."""
+    """Sizes of a layer. input_size: columns that q, k and v read; None for hidden_size (EAGLE-3 reads twice that)."""
 
     hidden_size: int
     intermediate_size: int
@@ -26,7 +26,8 @@ class LayerShape:
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -37,28 +38,29 @@ class Attention(nn.Module):
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.shape = shape
-        columns, width = shape.input_size or shape.hidden_size, shape.head_dim
+        columns = shape.input_size or shape.hidden_size
+        width = shape.head_dim
         self.q_proj = nn.Linear(columns, shape.num_heads * width, bias=False)
         self.k_proj = nn.Linear(columns, shape.num_kv_heads * width, bias=False)
         self.v_proj = nn.Linear(columns, shape.num_kv_heads * width, bias=False)
         self.o_proj = nn.Linear(shape.num_heads * width, shape.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [B, T, input].  positions: [B, T] or [T].  mask: bool [.., T, T], what may be attended; None: causal."""
+        """x: [B, T, input].  positions: [B, T] or [T].  mask: bool [.., T, T], what a row may see; None: causal."""
         q, k, v = self.heads(x, positions)
         mixed = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
     def heads(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [B, H, T, D], keys and values [B, K, T, D]; the first two turned to their positions."""
+        """Computes queries [B, H, T, D], keys and values [B, K, T, D]; queries and keys are rotated to positions."""
         q, k, v = (
             project(x).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return self.turned(q, positions), self.turned(k, positions), v
+        return self.at_positions(q, positions), self.at_positions(k, positions), v
 
-    def turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotary embedding in the two-halves layout."""
+    def at_positions(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Applies the rotary embedding in the two-halves layout."""
         half = self.shape.head_dim // 2
         rates = self.shape.rope_theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
         angles = positions[..., None].float() * rates
@@ -68,8 +70,9 @@ class Attention(nn.Module):
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [.., T, D] turned by angles of the given cosines and sines [T, D / 2]."""
-    (first, second), cos, sin = x.chunk(2, -1), cos.to(x.dtype), sin.to(x.dtype)
+    """Rotates x [.., T, D] by angles with the given cosines and sines [T, D / 2]."""
+    first, second = x.chunk(2, -1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
@@ -85,7 +88,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """input_norm: false where the layer reads its input as it is (EAGLE-1 and -2)."""
+    """A decoder layer. input_norm: false for a layer that reads its input without a norm (EAGLE-1 and -2)."""
 
     def __init__(self, shape: LayerShape, *, input_norm: bool = True) -> None:
         super().__init__()

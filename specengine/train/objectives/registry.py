@@ -1,35 +1,37 @@
-"""The drafters that can be trained, by the name --drafter gives."""
+"""The trainable drafters, by their names in --drafter."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from specengine.train.objectives.base import Frozen, Objective
+from specengine.train.objectives.base import Objective
+from specengine.train.objectives.target_weights import TargetWeights
 from specengine.utils.spec_string import Spec
 
+# name -> module of this folder and class; modules are imported on first use
 OBJECTIVES = {
-    "draft-model": ("specengine.train.objectives.draft_model", "DraftModelObjective"),
-    "eagle": ("specengine.train.objectives.eagle", "EagleObjective"),
-    "eagle3": ("specengine.train.objectives.eagle3", "Eagle3Objective"),
-    "fasteagle": ("specengine.train.objectives.fasteagle", "FastEagleObjective"),
-    "glide": ("specengine.train.objectives.glide", "GlideObjective"),
-    "medusa": ("specengine.train.objectives.medusa", "MedusaObjective"),
+    "draft-model": ("draft_model", "DraftModelObjective"),
+    "eagle": ("eagle", "EagleObjective"),
+    "eagle3": ("eagle3", "Eagle3Objective"),
+    "fasteagle": ("fasteagle", "FastEagleObjective"),
+    "glide": ("glide", "GlideObjective"),
+    "medusa": ("medusa", "MedusaObjective"),
 }
 
 
 def objective_class(text: str) -> tuple[type[Objective], object]:
-    """The class, and its options, of `NAME[,option=value...]`. Raises ValueError for what is unknown."""
+    """Returns the class and the options of `NAME[,option=value...]`. Raises ValueError for an unknown one."""
     spec = Spec.parse(text, "drafter")
     if spec.name not in OBJECTIVES:
         raise ValueError(f"drafter: {spec.name!r} cannot be trained, expected one of {', '.join(sorted(OBJECTIVES))}")
     if spec.path is not None:
         raise ValueError(f"drafter: a drafter to train has no path, got {text!r}")
     module, name = OBJECTIVES[spec.name]
-    kind = getattr(import_module(module), name)
+    kind = getattr(import_module(f"specengine.train.objectives.{module}"), name)
     return kind, spec.build(kind.options_type, "drafter")
 
 
-def new_objective(text: str, frozen: Frozen) -> Objective:
-    """The objective of a spec, its network at its start. Raises ValueError."""
+def new_objective(text: str, target: TargetWeights) -> Objective:
+    """Makes the objective of a spec, with its network at its start. Raises ValueError as objective_class()."""
     kind, options = objective_class(text)
-    return kind(frozen, options)
+    return kind(target, options)

@@ -1,44 +1,35 @@
-"""Layers of drafters in the target's shape, and with its weights as a start."""
+"""Drafter layers in the target's shape, and the target's weights as their start."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import nn
 
 from specengine.models.config import ModelConfig
-from specengine.train.objectives.base import Frozen
+from specengine.models.config_hf import hf_sizes
+from specengine.models.hidden_states import eagle3_layers
 from specengine.train.objectives.llama_layer import LayerShape
+from specengine.train.objectives.target_weights import TargetWeights
 
 
 def shape_of(config: ModelConfig, **changes: Any) -> LayerShape:
-    """A layer like the target's. Its rotary base is taken, scaling is not: a drafter goes by its own config.json."""
-    sizes = {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_heads": config.num_heads,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
-    }
-    return LayerShape(**(sizes | changes))
+    """Returns the shape of the target's layers, with its rotary base but without rope scaling.
+
+    Engines read the drafter's own config.json, which has no scaling.
+    """
+    sizes = {f.name: getattr(config, f.name) for f in fields(LayerShape) if hasattr(config, f.name)}
+    return LayerShape(**(sizes | {"rope_theta": config.rope.theta} | changes))
 
 
 def layer_json(config: ModelConfig, layers: int, architecture: str) -> dict[str, Any]:
-    """config.json of a drafter whose layers are made with shape_of()."""
+    """Writes config.json of a drafter whose layers have the shape of shape_of()."""
     return {
         "architectures": [architecture],
         "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
+        **(hf_sizes(config) | {"num_hidden_layers": layers}),
         "rope_theta": config.rope.theta,
         "max_position_embeddings": config.max_position,
         "hidden_act": "silu",
@@ -49,8 +40,8 @@ def layer_json(config: ModelConfig, layers: int, architecture: str) -> dict[str,
 
 
 def low_middle_high(config: ModelConfig) -> tuple[int, int, int]:
-    """The layers of the target whose input is read, as EAGLE-3 was published. Raises ValueError for too few layers."""
-    layers = (2, config.num_layers // 2, config.num_layers - 3)
+    """Returns eagle3_layers() of the target. Raises ValueError for a target with too few layers."""
+    layers = eagle3_layers(config.num_layers)
     if list(layers) != sorted(set(layers)):
         raise ValueError(
             f"target: the inputs of three rising layers are read, {config.num_layers} layers give {layers}"
@@ -59,19 +50,19 @@ def low_middle_high(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def spread(layers: int, config: ModelConfig) -> list[int]:
-    """So many layers of the target, evenly chosen, the first and the last among them (of one: the first)."""
+    """Chooses layers of the target evenly, with the first and the last; a single one is the first."""
     return torch.linspace(0, config.num_layers - 1, layers).round().long().tolist()
 
 
 @torch.no_grad()
-def start_from(layer: nn.Module, frozen: Frozen, number: int) -> None:
-    """Gives the parameters of a layer the values that the target's layer has under the same names.
+def start_from(layer: nn.Module, target: TargetWeights, number: int) -> None:
+    """Copies the parameters of the target's layer to a drafter's layer, by name.
 
-    A projection that reads more columns than the target's (EAGLE-3: the embedding, then the state) gets them for its
-    last ones, and zeros for the others. What the target's layer has beside (biases, norms of q and k) is left out.
+    A projection that reads more columns than the target's (EAGLE-3: the embedding, then the hidden state) gets them in
+    its last columns, and zeros in the others. Biases and norms of q and k have no place in a drafter's layer.
     """
     for name, parameter in layer.named_parameters():
         if name.startswith("cross_attn."):
             continue
-        value = frozen.read(f"model.layers.{number}.{name.replace('hidden_norm', 'input_layernorm')}")
+        value = target.read(f"model.layers.{number}.{name.replace('hidden_norm', 'input_layernorm')}")
         parameter.zero_()[..., -value.shape[-1] :].copy_(value)

@@ -1,4 +1,4 @@
-"""Where a run goes on from: an earlier run's weights or a drafter's, whose vocabulary may have been another."""
+"""The first weights of a run that starts from an earlier run or a drafter, perhaps with another vocabulary."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_check
 from specengine.train.objectives.base import Objective
 from specengine.train.run_state import load_state
 
-# What config.json says of how tensors are used, beside their shapes.
+# Fields of config.json that change the use of the tensors, besides their shapes.
 _USE = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps"),
     *("eagle_aux_hidden_state_layer_ids", "parallel", "block_size", "cross_attention"),
 )
 
 
-def starting_weights(start: Path, objective: Objective, target: ModelConfig) -> dict[str, torch.Tensor]:
-    """The state of the network after an earlier run, as this one's vocabulary wants it: rows of tokens that were in the
-    earlier one, too, are kept, others are the network's own.
+def warm_start_weights(start: Path, objective: Objective, target: ModelConfig) -> dict[str, torch.Tensor]:
+    """Converts the network state of an earlier run to this run's vocabulary.
 
-    start: the folder of a run, whose newest weights count, or of a drafter in the layout that this run will write.
-    Raises ValueError where it is neither, or of another drafter.
+    Rows of tokens that both vocabularies have are kept; other rows are the network's own.
+    start: the folder of a run, whose newest weights are read, or of a drafter in the layout that this run writes.
+    Raises ValueError for another folder, and for another drafter.
     """
     try:
         checkpoint = open_draft_checkpoint(start)
@@ -35,7 +35,7 @@ def starting_weights(start: Path, objective: Objective, target: ModelConfig) -> 
     everything = torch.arange(target.vocab_size)
     earlier = checkpoint.vocabulary(target)
     earlier = everything if earlier is None else earlier
-    now = everything if objective.frozen.vocabulary is None else objective.frozen.vocabulary.cpu()
+    now = everything if objective.target.vocabulary is None else objective.target.vocabulary.cpu()
     row = torch.full((target.vocab_size,), -1).scatter(0, earlier, torch.arange(len(earlier)))[now]
     for name in objective.vocabulary_rows():
         if name in weights and len(weights[name]) == len(earlier):
@@ -47,7 +47,7 @@ def starting_weights(start: Path, objective: Objective, target: ModelConfig) -> 
 
 def _of_drafter(checkpoint: DraftCheckpoint, objective: Objective) -> dict[str, torch.Tensor]:
     json, tensors = objective.export()
-    layout = {"d2t", "t2d"}  # of its own vocabulary, whatever this run's is
+    layout = {"d2t", "t2d"}  # the vocabulary, which may differ
     if different := sorted((set(checkpoint.tensors) ^ set(tensors)) - layout):
         here = "has no" if different[0] in tensors else "has a"
         raise ValueError(f"start: the drafter {checkpoint.source} {here} tensor '{different[0]}', unlike this run's")

@@ -1,4 +1,4 @@
-"""The layers of one rank's part, which tell the other ranks what they found."""
+"""The decoder of one rank: its part of every layer, with a gather where it needs the other ranks' columns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specengine.models.config import ModelConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer, LayerwiseDecoder
 from specengine.ops.weight import Projection
-from specengine.tensor_parallel.shards import Joint
+from specengine.tensor_parallel.shards import ShardedProjection
 
 Gather = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 
-def part_decoder(
+def shard_decoder(
     ops: Ops,
     gather: Gather,
     config: ModelConfig,
@@ -24,11 +24,13 @@ def part_decoder(
     final_norm: torch.Tensor,
     hidden_state_layers: Sequence[int] = (),
 ) -> LayerwiseDecoder:
-    """Op by op, so that the ranks can meet in between; takes its rows as `inputs`.  gather: all ranks' x
-    side by side, of a rank's own x and how many columns each has."""
+    """Makes a decoder that runs op by op, so that the ranks can meet in between; it reads its rows from `inputs`.
+
+    gather: puts all ranks' x side by side, given a rank's own x and the columns of each rank.
+    """
 
     def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
-        if not isinstance(layer, Joint):
+        if not isinstance(layer, ShardedProjection):
             return ops.layer.linear(x, layer)
         return gather(ops.layer.linear(gather(x, layer.columns_of), layer), layer.rows_of)
 

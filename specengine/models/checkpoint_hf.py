@@ -10,12 +10,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
-from specengine.models.config_base import ModelConfig
+from specengine.models.config import ModelConfig
 from specengine.models.config_hf import read_model_config
 from specengine.models.torch_file import TorchFile
 from specengine.utils.json_file import read_json_object
 
-# draft heads also carry integer and boolean tables; a type not listed keeps its name and cannot be read
+# draft heads also have integer and boolean tables; an unlisted type keeps its name and cannot be read
 _SAFETENSORS_DTYPES = {
     "F32": "float32",
     "F16": "float16",
@@ -28,7 +28,7 @@ _SAFETENSORS_DTYPES = {
 
 
 class _FolderCheckpoint(Checkpoint):
-    """Files of tensors in a folder; `config` is read from config.json when first asked for."""
+    """Files of tensors in a folder; `config` is read from config.json on first use."""
 
     filename: str
 
@@ -49,7 +49,7 @@ class _FolderCheckpoint(Checkpoint):
         return read_model_config(self.folder)
 
     def _shards(self) -> dict[Path, list[str] | None]:
-        """Files to read and the tensors to take from each; None means all."""
+        """Lists the files and the tensors to read from each; None stands for all tensors."""
         index = self.folder / f"{self.filename}.index.json"
         if not index.is_file():
             return {self.folder / self.filename: None}
@@ -68,11 +68,11 @@ class _FolderCheckpoint(Checkpoint):
 
     @abstractmethod
     def _list(self, path: Path) -> dict[str, TensorInfo]:
-        """Tensors of one file; raises ValueError for a file that is not intact."""
+        """Lists the tensors of one file. Raises ValueError for a damaged file."""
 
 
 class SafetensorsCheckpoint(_FolderCheckpoint):
-    """model.safetensors, or the shards of its index."""
+    """model.safetensors, or the shards that its index names."""
 
     filename = "model.safetensors"
 
@@ -89,13 +89,13 @@ class SafetensorsCheckpoint(_FolderCheckpoint):
         return infos
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
-        # opened anew each time: the pages of a mapping count as memory of the process until it is closed
+        # opened for every read: the pages of a mapping count as memory of the process until it is closed
         with safe_open(self._files[name], framework="pt") as file:
             out.copy_(file.get_slice(name)[start:stop])
 
 
 class TorchBinCheckpoint(_FolderCheckpoint):
-    """pytorch_model.bin, or the shards of its index; pickled code is refused, never run."""
+    """pytorch_model.bin, or the shards that its index names; pickled code is refused and never run."""
 
     filename = "pytorch_model.bin"
 
@@ -114,5 +114,5 @@ class TorchBinCheckpoint(_FolderCheckpoint):
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a name that no file can have
+    except OSError:  # the name is not valid on this system
         return False

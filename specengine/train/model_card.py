@@ -1,18 +1,21 @@
-"""The README of a trained drafter: where it comes from and what held-out text shows."""
+"""The README of a trained drafter: its origin and its acceptance on held-out text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from specengine.train.data.corpus import Corpus
-from specengine.train.objectives.base import LevelReport
+from specengine.train.objectives.level_report import LevelReport
 
 if TYPE_CHECKING:
     from specengine.train.command import TrainRequest
 
 
 def model_card(request: TrainRequest, corpus: Corpus, report: LevelReport, tokens: int, command: str) -> str:
-    """Markdown. tokens: learned up to here, repetitions included.  command: what makes it again."""
+    """Writes the card in Markdown.
+
+    tokens: learned so far, repetitions included.  command: repeats the training.
+    """
     data = "questions of a file, answered by the target" if request.prompts else "questions and answers by the target"
     columns = zip(report.acceptance, report.near_acceptance, (report.agreed / report.rows).tolist(), strict=True)
     rows = [f"| {i} | {best:.3f} | {near:.3f} | {all_:.3f} |" for i, (best, near, all_) in enumerate(columns, start=1)]
@@ -24,7 +27,7 @@ def model_card(request: TrainRequest, corpus: Corpus, report: LevelReport, token
             f" learn; {len(corpus.held_out)} others held out.",
             f"- Trained on {tokens} tokens (repetitions included), seed {request.config.seed}.",
             f"- Command: `{command}`",
-            *_earlier(request),
+            *_start(request),
             "",
             "Held-out acceptance, greedy: of the best guess and of the best "
             f"{report.NEAR}, given that the best guesses of all levels above were taken; and of all rows.",
@@ -40,10 +43,10 @@ def model_card(request: TrainRequest, corpus: Corpus, report: LevelReport, token
     )
 
 
-def _earlier(request: TrainRequest) -> list[str]:
-    """What the card of the run says from whose drafter this one went on."""
+def _start(request: TrainRequest) -> list[str]:
+    """Quotes the card of the drafter that this run started from."""
     card = request.start / "README.md" if request.start else None
     if card is None or not card.exists():
         return []
-    told = [line for line in card.read_text(encoding="utf-8").splitlines() if line.lstrip().startswith("- ")]
-    return ["- Went on from an earlier drafter:", *(f"  {line}" for line in told)]
+    quoted = [line for line in card.read_text(encoding="utf-8").splitlines() if line.lstrip().startswith("- ")]
+    return ["- Went on from an earlier drafter:", *(f"  {line}" for line in quoted)]

@@ -1,4 +1,4 @@
-"""What a training run shows: a bar with loss per level and held-out acceptance; lines where there is no terminal."""
+"""Shows a training run: a bar with loss per level and held-out acceptance, or lines without a terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rich.progress import Progress as RichProgress
 
 from specengine.train.trainer import Progress
 
-_QUIET_SECONDS = 30.0  # between two lines where there is no terminal
+_LINE_SECONDS = 30.0  # between two lines without a terminal
 
 
-class Bars:
-    """visible: false in all processes but the first."""
+class ProgressBars:
+    """The bars of one run. visible: false in all processes but the first."""
 
     def __init__(self, visible: bool) -> None:
         self._console = Console(stderr=True)
         self._visible = visible
-        self._told = 0.0
+        self._shown = 0.0
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -31,7 +31,7 @@ class Bars:
             disable=not (visible and self._console.is_terminal),
         )
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         self._bars.start()
         return self
 
@@ -39,19 +39,19 @@ class Bars:
         self._bars.stop()
 
     def begin(self, what: str, total: int) -> None:
-        """A new bar in the place of the last."""
+        """Replaces the bar with a new one."""
         for task in self._bars.task_ids:
             self._bars.remove_task(task)
         self._bars.add_task(what, total=total, about="")
 
     def advance(self, count: int) -> None:
-        """So much more of it is done."""
+        """Advances the bar by `count`."""
         task = self._bars.tasks[-1]
         self._bars.advance(task.id, count)
         self._line(f"{task.description}: {int(task.completed)} tokens")
 
     def show(self, progress: Progress) -> None:
-        """A step or an evaluation of the training."""
+        """Shows a step or an evaluation."""
         about = _text(progress)
         self._bars.update(self._bars.tasks[-1].id, completed=progress.step, about=about)
         self._line(
@@ -61,8 +61,8 @@ class Bars:
     def _line(self, text: str, now: bool = False) -> None:
         if not self._visible or self._console.is_terminal:
             return
-        if now or time.monotonic() - self._told >= _QUIET_SECONDS:
-            self._told = time.monotonic()
+        if now or time.monotonic() - self._shown >= _LINE_SECONDS:
+            self._shown = time.monotonic()
             self._console.print(text, soft_wrap=True, highlight=False)
 
 
