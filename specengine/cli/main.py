@@ -304,7 +304,7 @@ def report(
     pictures: Annotated[Path | None, typer.Option(help="Also its pictures as PNG files, in this folder.")] = None,
 ) -> None:
     """Compare recorded runs side by side, with pictures (needs matplotlib)."""
-    from specengine.bench.report.html import write_report
+    from specengine.bench.report.html_report import write_report
 
     write_report(results, out, pictures)
     note(f"{len(results)} results in {out}")
