@@ -138,7 +138,8 @@ async def run_load(engine: Engine, requests: list, alone: list[list[int]], secon
         "tokens_per_second": round(load.tokens / took, 1),
         "first_token_ms": milliseconds(load.first),
         "between_tokens_ms": milliseconds(load.between),
-        "requests_per_cycle": round(counts.request_cycles / counts.cycles, 2),
+        # The field keeps the name that recorded runs have.
+        "sequences_per_cycle": round(counts.request_cycles / counts.cycles, 2),
         "tau": round(counts.tau, 3),
         "seconds_by_phase": {phase: round(value, 2) for phase, value in counts.seconds_by_phase.items()},
         "finished": counts.finished,
