@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Everything there is to know of a GPU, in one run of less than nine minutes:
+# Measures the project on a GPU, in less than nine minutes:
 #
 #   bench/gpu.sh [--dry-run] [FOLDER]      (default: bench/results)
 #
 # Builds the core beside the sources, tests the CUDA kernels, times them, and times plain and speculative cycles of a
 # model of random weights; writes JSON files and gpu.log to FOLDER. Needs nvcc, cmake, ninja, pybind11, torch and the
-# package's own requirements, but no network and nothing installed. Goes on after a step that fails, and then exits
-# with 1. --dry-run: the same steps with a tiny model on the CPU, to see that they work.
+# package's own requirements, but no network and no installed package. Continues after a step that fails, and then
+# exits with 1. --dry-run runs the same steps with a tiny model on the CPU.
 set -uo pipefail
 dry=
 [ "${1:-}" = --dry-run ] && dry=yes && shift
@@ -31,7 +31,7 @@ step() { # name, seconds at most, command
     echo "$name: done in $((SECONDS - begin)) s"
   else
     failed+=("$name")
-    echo "$name: FAILED with $status after $((SECONDS - begin)) s; its last words:"
+    echo "$name: FAILED with $status after $((SECONDS - begin)) s; its last lines:"
     tail -n 15 "$log.step"
   fi
   rm -f "$log.step"
@@ -59,7 +59,7 @@ print("90a-real" if major == 9 else f"{major}{minor}-real")')
     "$python" -c 'import specengine; print(specengine.build_info())'
 }
 
-tests() { # those that a GPU runs, and none that only the others' requirements would serve
+tests() { # only files with GPU tests; the other files may need packages that are not installed
   grep -lEr --include='test_*.py' 'cuda_backend|backend\.put|backend\.device|mark\.gpu' tests |
     xargs "$python" -m pytest -q -p no:cacheprovider "$@"
 }

@@ -1,7 +1,7 @@
-"""What the runs of bench/gpu.sh say of the goals: python bench/gpu_targets.py FOLDER
+"""Compares the results of bench/gpu.sh with the goals: python bench/gpu_targets.py FOLDER
 
-The goals are those of one H200 with the shapes of Llama-3.1-8B in bfloat16, batch 1, about 1,000 tokens of context.
-Prints a line for each and writes gpu-targets.json; what was not measured is said to be.
+The goals hold for one H200 with the shapes of Llama-3.1-8B in bfloat16, batch 1, about 1,000 tokens of context.
+Prints a line per goal, measured or not, and writes gpu-targets.json.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-BENT = "bend"  # the phase that only synthetic drafts have
+BENT = "bend"  # a phase that only synthetic drafters have
 
 
 @dataclass(frozen=True)
 class Target:
-    """value: None where it was not measured.  at_least: else at most."""
+    """Holds a goal and its measured value, None if it was not measured.
+
+    at_least: whether the goal is a least value; else it is a largest value.
+    """
 
     name: str
     value: float | None
@@ -34,7 +37,7 @@ class Target:
 
 
 def targets(cycles: dict[str, Any], sampled: dict[str, Any]) -> Iterator[Target]:
-    """From the JSON files of the steps `cycles` and `sampled`, empty where there is none."""
+    """Yields the goals, from the results of the steps `cycles` and `sampled`, which may be empty."""
     plain = _row(cycles, "none")
     speed = plain and plain["tokens"] / (plain["seconds"] - plain["prefill_seconds"])
     yield Target("plain decoding", speed, 255, "tokens/s", at_least=True)
@@ -50,8 +53,8 @@ def targets(cycles: dict[str, Any], sampled: dict[str, Any]) -> Iterator[Target]
         yield Target(
             f"verification, compaction, expansion, {name}", _share(tree, "accept", "compact", "expand"), 3, "%"
         )
-    for what, row in (("plain", plain), ("chain", chain), ("tree", _row(cycles, "k=10,cost=fasteagle"))):
-        yield Target(f"host between two cycles, {what}", _share(row, "host"), 1, "%")
+    for kind, row in (("plain", plain), ("chain", chain), ("tree", _row(cycles, "k=10,cost=fasteagle"))):
+        yield Target(f"host between two cycles, {kind}", _share(row, "host"), 1, "%")
 
 
 def _row(run: dict[str, Any], ends: str, without: str = "==") -> dict[str, Any] | None:
@@ -70,7 +73,7 @@ def _share(row: dict[str, Any] | None, *phases: str) -> float | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A run on a GPU, or nothing."""
+    """Reads the results of a run on a GPU; returns nothing without such a run."""
     run = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return run if run.get("device", "").startswith("cuda") else {}
 

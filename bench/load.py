@@ -1,8 +1,8 @@
-"""Many streams at once, some of them cancelled: python bench/load.py SECONDS OUT.json [MODEL] [DRAFTER]
+"""Runs many streams at once and cancels some: python bench/load.py SECONDS OUT.json [MODEL] [DRAFTER]
 
-Each of 64 clients asks again as soon as it has an answer. Every text that was finished is compared with what an engine
-says that serves one request at a time; a difference ends the run. At the end nobody may hold a page of the cache, and
-`growth` says how much larger the process was in the last minute than in the second (the first fills the caches).
+Each of 64 clients sends its next request right after an answer. Every finished text is compared with that of an engine
+that serves one request at a time; a difference ends the run. At the end no request may hold a page of the cache.
+`growth` compares the memory of the last minute with that of the second minute, because the first one fills the caches.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from specengine.tensor_parallel.loading import load_model
 STREAMS, REQUESTS, CANCELLED = 64, 32, 0.25
 
 
-def requests(vocab: int) -> list[tuple[list[int], SamplingParams]]:
-    """What clients ask for: some prompts repeat themselves, some texts are greedy, some sampled."""
+def make_requests(vocab: int) -> list[tuple[list[int], SamplingParams]]:
+    """Returns prompts and parameters: some prompts repeat a part, half of the texts are greedy, half are sampled."""
     draw = random.Random(1)
     return [
         (
@@ -44,14 +44,19 @@ def requests(vocab: int) -> list[tuple[list[int], SamplingParams]]:
 
 
 class Load:
-    """The clients and what they see."""
+    """Runs the clients, and records tokens, times and memory."""
 
-    def __init__(self, serving: AsyncEngine, asked: list, alone: list[list[int]], seconds: float) -> None:
-        self.serving, self.asked, self.alone = serving, asked, alone
+    def __init__(self, serving: AsyncEngine, requests: list, alone: list[list[int]], seconds: float) -> None:
+        self.serving = serving
+        self.requests = requests
+        self.alone = alone
         self.began = time.perf_counter()
         self.until = self.began + seconds
-        self.finished = self.cancelled = self.tokens = 0
-        self.first: Counter[int] = Counter()  # by tenths of a millisecond: a list would be the growth it looks for
+        self.finished = 0
+        self.cancelled = 0
+        self.tokens = 0
+        # Counted by tenths of a millisecond: lists of times would grow, as a leak does.
+        self.first: Counter[int] = Counter()
         self.between: Counter[int] = Counter()
         self.memory: list[tuple[float, int]] = []
 
@@ -65,37 +70,43 @@ class Load:
 
     async def _client(self, draw: random.Random) -> None:
         while time.perf_counter() < self.until:
-            i = draw.randrange(len(self.asked))
-            patience = draw.randrange(1, 30) if draw.random() < CANCELLED else None
-            tokens = await self._listen(*self.asked[i], patience)
+            i = draw.randrange(len(self.requests))
+            cancel_after = draw.randrange(1, 30) if draw.random() < CANCELLED else None
+            prompt, params = self.requests[i]
+            tokens = await self._stream(prompt, params, cancel_after)
             if tokens is None:
                 self.cancelled += 1
                 continue
             self.finished += 1
             if tokens != self.alone[i]:
-                raise SystemExit(f"request {i}: {tokens} is not what it gets alone, {self.alone[i]}")
+                raise SystemExit(f"request {i}: {tokens} differs from its tokens alone, {self.alone[i]}")
 
-    async def _listen(self, prompt: list[int], params: SamplingParams, patience: int | None) -> list[int] | None:
-        """The tokens of a stream; None where the client went away after so many events."""
-        last, heard, tokens = time.perf_counter(), 0, []
+    async def _stream(self, prompt: list[int], params: SamplingParams, cancel_after: int | None) -> list[int] | None:
+        """Returns the tokens of a stream; None for a stream that is cancelled after `cancel_after` events."""
+        last = time.perf_counter()
+        events = 0
+        tokens: list[int] = []
         async with aclosing(self.serving.stream(prompt, params)) as stream:
             async for event in stream:
-                now, new = time.perf_counter(), len(event.token_ids)
+                now = time.perf_counter()
+                new = len(event.token_ids)
                 if tokens:
                     self.between[round(1e4 * (now - last) / new)] += new
                 else:
                     self.first[round(1e4 * (now - last))] += 1
-                last, heard = now, heard + 1
+                last = now
+                events += 1
                 tokens += event.token_ids
                 self.tokens += new
-                if heard == patience and not event.output:
+                if events == cancel_after and not event.output:
                     return None
         return tokens
 
 
 def milliseconds(counts: Counter[int]) -> dict[str, float]:
-    """Percentiles of times that are counted by tenths of a millisecond."""
-    found, ordered = {}, sorted(counts.items())
+    """Returns percentiles of times that are counted by tenths of a millisecond."""
+    found = {}
+    ordered = sorted(counts.items())
     sums = list(accumulate(count for _, count in ordered))
     for percent in (50, 99):
         at = bisect_right(sums, sums[-1] * percent // 100 - 1)
@@ -104,7 +115,7 @@ def milliseconds(counts: Counter[int]) -> dict[str, float]:
 
 
 def growth(memory: list[tuple[float, int]]) -> float | None:
-    """Of the mean of the last minute over that of the second one; None for runs of less than three minutes."""
+    """Returns the growth of mean memory from the second minute to the last; None for less than three minutes."""
     end = memory[-1][0]
     if end < 180:
         return None
@@ -112,11 +123,13 @@ def growth(memory: list[tuple[float, int]]) -> float | None:
     return round(mean(late) / mean(early) - 1, 4)
 
 
-async def loaded(engine: Engine, asked: list, alone: list[list[int]], seconds: float) -> dict:
+async def run_load(engine: Engine, requests: list, alone: list[list[int]], seconds: float) -> dict:
+    """Returns what the clients measured. The engine must be idle and hold no page afterwards."""
     async with AsyncEngine(engine) as serving:
-        load = Load(serving, asked, alone, seconds)
+        load = Load(serving, requests, alone, seconds)
         await load.run()
-    took, counts = time.perf_counter() - load.began, engine.metrics.snapshot()
+    took = time.perf_counter() - load.began
+    counts = engine.metrics.snapshot()
     assert (counts.running, counts.waiting, counts.pages_used) == (0, 0, 0), counts
     return {
         "seconds": round(took, 1),
@@ -125,7 +138,8 @@ async def loaded(engine: Engine, asked: list, alone: list[list[int]], seconds: f
         "tokens_per_second": round(load.tokens / took, 1),
         "first_token_ms": milliseconds(load.first),
         "between_tokens_ms": milliseconds(load.between),
-        "requests_per_cycle": round(counts.request_cycles / counts.cycles, 2),
+        # The field keeps the name that recorded runs have.
+        "sequences_per_cycle": round(counts.request_cycles / counts.cycles, 2),
         "tau": round(counts.tau, 3),
         "seconds_by_phase": {phase: round(value, 2) for phase, value in counts.seconds_by_phase.items()},
         "finished": counts.finished,
@@ -136,10 +150,10 @@ async def loaded(engine: Engine, asked: list, alone: list[list[int]], seconds: f
 
 def main(seconds: float, out: Path, name: str = "smollm2-135m", drafter: str = "auto") -> None:
     model = load_model(name)
-    asked = requests(model.config.vocab_size)
+    requests = make_requests(model.config.vocab_size)
     single = Engine(model, drafter=drafter, max_batch_size=1)
-    alone = [single.generate(prompt, params).token_ids for prompt, params in asked]
-    result = asyncio.run(loaded(Engine(model, drafter=drafter), asked, alone, seconds))
+    alone = [single.generate(prompt, params).token_ids for prompt, params in requests]
+    result = asyncio.run(run_load(Engine(model, drafter=drafter), requests, alone, seconds))
     about = {
         "command": shlex.join(["python", *sys.argv]),
         "model": name,

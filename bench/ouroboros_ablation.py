@@ -1,10 +1,10 @@
-"""Ouroboros with and without each of its mechanisms (Zhao et al. 2024, table 3), in tokens per target pass:
+"""Measures Ouroboros with and without each mechanism (Zhao et al. 2024, table 3), in tokens per target pass:
 python bench/ouroboros_ablation.py QUESTIONS.jsonl[,MORE] LIMIT OUT.json
 
-The small model is the target itself in int4 without the target's noise, so that at a low temperature it is right some
-four times in five: sentences that are always or never right leave nothing to learn from. All variants say the same
-text, so their cycles are compared question by question. Each question has a pool of its own, as in the paper's table;
-`warm` has one for all of them, as the engine has, and `again` is its second pass over the same questions.
+The small model is the target in int4 without the target's noise. At a low temperature four of five of its tokens are
+accepted; the mechanisms need both accepted and rejected tokens. All variants generate the same text, so their cycles
+are compared question by question. Each question has its own phrase pool, as in the paper's table. `warm` has one pool
+for all questions, as the engine has, and `again` is its second pass over the same questions.
 """
 
 from __future__ import annotations
@@ -35,33 +35,34 @@ VARIANTS |= {f"{name}, warm": f"{options},warm=true".lstrip(",") for name, optio
 PASSES = {"all, warm": 2}
 RESAMPLES = 10_000
 
-Counts = list[tuple[int, int]]  # per question: its cycles and its tokens
+Counts = list[tuple[int, int]]  # cycles and tokens of each question
 
 
 def passes(name: str, files: str, limit: int) -> list[Counts]:
-    """Cycles and tokens of every question's first turn, in each pass over the questions."""
+    """Returns cycles and tokens of every question's first turn, for each pass over the questions."""
     questions = load_files([Path(each) for each in files.split(",")], limit)
     engine = Engine(load_model("smollm2-135m"), drafter=f"{BASE},{VARIANTS[name]}", max_batch_size=1)
-    found = []
+    counts = []
     for _ in range(PASSES.get(name, 1)):
         outputs = [engine.generate([{"role": "user", "content": each.turns[0]}], PARAMS) for each in questions]
-        found.append([(each.stats.cycles, len(each.token_ids)) for each in outputs])
-    return found
+        counts.append([(each.stats.cycles, len(each.token_ids)) for each in outputs])
+    return counts
 
 
 def saved(ours: Counts, theirs: Counts) -> dict[str, float]:
-    """Share of cycles saved against another variant, and the middle 95 % of it over resampled questions."""
-    draw, pairs = random.Random(1), [(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True)]
+    """Returns the share of cycles saved against another variant, and its 95 % interval over resampled questions."""
+    draw = random.Random(1)
+    pairs = [(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True)]
 
     def share(pairs):
         return 1 - sum(a for a, _ in pairs) / sum(b for _, b in pairs)
 
-    drawn = sorted(share(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    return {"share": share(pairs), "low": drawn[RESAMPLES // 40], "high": drawn[-RESAMPLES // 40]}
+    resampled = sorted(share(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    return {"share": share(pairs), "low": resampled[RESAMPLES // 40], "high": resampled[-RESAMPLES // 40]}
 
 
 def rows(found: dict[str, Counts]) -> list[dict]:
-    """One row a variant, in the order of the table; against those it is compared with, as far as they are there."""
+    """Returns one row per measured variant, in the order of the table, with the cycles saved against others."""
     table = []
     for name in VARIANTS:
         base = "suffixes, warm" if name.endswith("warm") else "suffixes"

@@ -1,7 +1,7 @@
-"""Ranks of a tensor-parallel engine killed at random points: python bench/rank_kills.py ROUNDS OUT.json [MODEL]
+"""Kills ranks of a tensor-parallel engine at random points: python bench/rank_kills.py ROUNDS OUT.json [MODEL]
 
-Signal 9 comes by turns while the engine generates and while it loads. Each time the caller must get RankFailed that
-says so, within seconds, a request after that must, too, and no process may be left; else the run ends.
+Signal 9 comes alternately while the engine generates and while it loads. Each time the caller must get RankFailed
+within seconds, the next request must get it too, and no process may be left. Any other outcome ends the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRAFTER = "prompt_lookup,adaptive=false"
 
 def main(rounds: int, out: Path, model: str = "smollm2-135m") -> None:
     expected = ids(Engine(model, drafter="none", device="cpu").generate(PROMPTS, PARAMS))
-    seen = []
+    done = []
     for kill in kills(
         lambda: Engine(model, drafter=DRAFTER, device="cpu", tensor_parallel=2),
         PROMPTS,
@@ -34,16 +34,16 @@ def main(rounds: int, out: Path, model: str = "smollm2-135m") -> None:
         rounds,
         seed=1,
     ):
-        seen.append(kill)
-        print(len(seen), *kill, flush=True)
-    late = sorted(kill.seconds for kill in seen if kill.when != "later")
+        done.append(kill)
+        print(len(done), *kill, flush=True)
+    delays = sorted(kill.seconds for kill in done if kill.when != "later")
     result = {
         "model": model,
         "commit": commit(),
         "machine": machine(),
         "tensor_parallel": 2,
-        "kills": dict(Counter(kill.when for kill in seen)),
-        "seconds_to_the_error": {"median": round(late[len(late) // 2], 3), "most": round(late[-1], 3)},
+        "kills": dict(Counter(kill.when for kill in done)),
+        "seconds_to_the_error": {"median": round(delays[len(delays) // 2], 3), "most": round(delays[-1], 3)},
         "processes_left": 0,
     }
     out.write_text(json.dumps(result, indent=1) + "\n")

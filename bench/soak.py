@@ -1,7 +1,7 @@
-"""What drafters that remember hold after many tokens: python bench/soak.py 1000000 OUT.json
+"""Measures the memory of drafters with pools after many tokens: python bench/soak.py 1000000 OUT.json
 
-A small random model at temperature 1 says nothing twice, which is the worst for what is remembered. Every so often the
-process's resident memory is noted, beside the bound that each pool states.
+A small random model at temperature 1 repeats no text, which fills pools fastest. The process's resident memory is
+recorded at intervals, beside the size and the bound of each pool.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ DRAFTERS = {
     "lookahead": "lookahead,adaptive=false,warm=true,window=3,ngram=4,guesses=3,keys=200",
     "ouroboros": "ouroboros:self,layers=1,adaptive=false,window=3,ngram=4,length=3,keys=200",
 }
-NOTES = 10  # per drafter
+RECORDS = 10  # per drafter
 
 
 def resident_bytes() -> int:
+    """Returns the resident memory of this process."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) << 10
 
 
-def stated(drafter) -> dict[str, int]:
-    """Bytes now and at most, of what lives as long as the drafter."""
+def pool_sizes(drafter) -> dict[str, int]:
+    """Returns the sizes of a drafter's phrase pool or of its texts of earlier requests; nothing for other drafters."""
     if (pool := getattr(drafter, "pool", None)) is not None:
         return {"phrases": len(pool), "tokens": len(pool.tokens()), "most_bytes": pool.most_bytes}
     if getattr(drafter, "earlier", None) is not None:
@@ -42,18 +43,23 @@ def stated(drafter) -> dict[str, int]:
 
 
 def soak(spec: str, tokens: int) -> list[dict[str, float]]:
-    engine, draw, made, notes = Engine("random:tiny-llama", drafter=spec, max_batch_size=8), random.Random(1), 0, []
-    began, seed = time.perf_counter(), 0
+    engine = Engine("random:tiny-llama", drafter=spec, max_batch_size=8)
+    draw = random.Random(1)
+    records: list[dict[str, float]] = []
+    made = 0
+    seed = 0
+    began = time.perf_counter()
     while made < tokens:
+        seed += 1
         prompts = [[draw.randrange(3, 200) for _ in range(draw.randrange(1, 200))] for _ in range(16)]
-        params = SamplingParams(max_new_tokens=300, temperature=1.0, seed=(seed := seed + 1), ignore_eos=True)
+        params = SamplingParams(max_new_tokens=300, temperature=1.0, seed=seed, ignore_eos=True)
         made += sum(len(output.token_ids) for output in engine.generate(prompts, params))
-        if made >= tokens * (len(notes) + 1) / NOTES:
+        if made >= tokens * (len(records) + 1) / RECORDS:
             gc.collect()
-            note = {"made": made, "seconds": round(time.perf_counter() - began), "resident_bytes": resident_bytes()}
-            notes.append(note | stated(engine.drafter))
-            print(spec, notes[-1], flush=True)
-    return notes
+            record = {"made": made, "seconds": round(time.perf_counter() - began), "resident_bytes": resident_bytes()}
+            records.append(record | pool_sizes(engine.drafter))
+            print(spec, records[-1], flush=True)
+    return records
 
 
 def main(tokens: int, out: Path) -> None:

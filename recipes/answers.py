@@ -1,6 +1,6 @@
-"""Greedy answers to prompts, for a corpus to copy from: python recipes/answers.py prompts.jsonl FOLDER SEED
+"""Generates greedy answers to prompts, for a corpus of suffix: python recipes/answers.py prompts.jsonl FOLDER SEED
 
-The data of `specengine train`, but for temperature 0 alone. Shards that are there are not made again.
+The data has the form of that of `specengine train`, at temperature 0 only. Existing shards are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specengine.train.data.dialogues import DialogueConfig, read_questions, writ
 
 
 def main(prompts: Path, folder: Path, seed: int) -> None:
-    """Answers all of them."""
+    """Answers all prompts of a file into shards in `folder`."""
     config = DialogueConfig(seed, dialogues=192, temperatures=(0.0,))
     done = 0
 

@@ -1,7 +1,7 @@
-"""Prompts for drafters' training data: python recipes/prompts.py 6000 prompts.jsonl [SEED]
+"""Generates prompts for drafters' training data: python recipes/prompts.py 6000 prompts.jsonl [SEED]
 
-Requests that a small assistant gets, of the kinds, texts and words of prompts.toml and from functions of Python's own
-library, no two alike; some with a second turn. The same seed and Python version (3.11 or later) give the same file.
+Prompts are made of the templates, texts and words of prompts.toml and of functions of Python's library. No two are
+equal, and some have a second turn. The same seed and Python version (3.11 or later) give the same file.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ LONGEST = 900  # characters of a function's source
 
 
 def main(count: int, path: Path, seed: int = 0) -> None:
-    """Writes so many prompts."""
+    """Writes `count` prompts."""
     draw = random.Random(seed)
     shares = SHARES | CODE_SHARES
     functions = list(library(WORDS["modules"]))
     short = [function for function in functions if len(function["source"]) < LONGEST]
-    asked: dict[str, list[str]] = {}
-    while len(asked) < count:
+    prompts: dict[str, list[str]] = {}
+    while len(prompts) < count:
         (kind,) = draw.choices(list(shares), list(shares.values()))
         fields = Fields(draw, draw.choice(short if kind == "source" else functions))
         turns = [draw.choice(LISTS["prompts"][kind]).format_map(fields)]
         if kind not in CODE_SHARES:
             turns[0] = re.sub(r"\b([Aa]) (?=[aeio])", r"\1n ", turns[0])
-            if draw.random() < 0.9:  # some people do not care
+            if draw.random() < 0.9:  # some users write no capital letter
                 turns[0] = turns[0][0].upper() + turns[0][1:]
         if draw.random() < 0.3:
             turns.append(draw.choice(LISTS["second"]["code" if kind in CODE_SHARES else "plain"]).format_map(fields))
-        asked[turns[0]] = turns
-    path.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in asked.values()), encoding="utf-8")
+        prompts[turns[0]] = turns
+    path.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in prompts.values()), encoding="utf-8")
 
 
 class Fields(dict):
-    """What stands in a prompt's braces, drawn when it is first asked for: {word} and {word2} are different words."""
+    """Draws the fields of a template on first use; {word} and {word2} are different words."""
 
     def __init__(self, draw: random.Random, function: dict[str, str]) -> None:
         numbers = {"n": draw.randint(2, 12), "a": draw.randint(13, 99), "b": draw.randint(5, 95)}
@@ -67,11 +67,11 @@ class Fields(dict):
 
 
 def library(modules: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Name, first sentence, signature with docstring, and source of documented functions; a module may be missing."""
+    """Yields name, summary, signature with docstring, and source of documented functions; skips missing modules."""
     for name in modules:
         try:
             module = importlib.import_module(name)
-        except ImportError:  # of another Python version or platform
+        except ImportError:  # the module belongs to another Python version or platform
             continue
         for owner in (module, *(c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == name)):
             for own, function in inspect.getmembers(owner, inspect.isfunction):
@@ -81,7 +81,7 @@ def library(modules: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def described(name: str, function: FunctionType, doc: str) -> Iterator[dict[str, str]]:
-    """One function; nothing if it was made at run time or has defaults that cannot be written."""
+    """Yields one function; skips functions made at run time and defaults that are no Python source."""
     try:
         source, signature = inspect.getsource(function), str(inspect.signature(function))
     except OSError:

@@ -1,4 +1,4 @@
-"""Questions the target asks itself, as prompts: python recipes/questions.py 2500 2 >> prompts.jsonl (count, seed)."""
+"""Generates questions with the target, as prompts: python recipes/questions.py COUNT SEED >> prompts.jsonl"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specengine.train.data.dialogues import question_prefix
 
 
 def main(count: int, seed: int) -> None:
-    """Prints them."""
+    """Prints one prompt a line."""
     engine = Engine("smollm2-135m", drafter="none", max_batch_size=64)
     params = SamplingParams(max_new_tokens=96, n=count, seed=seed << 20, temperature=1.0, top_p=0.95)
     for output in engine.generate(question_prefix(engine.tokenizer), params):

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Trains drafters as those that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
-# On answers to the prompts of prompts.py and to questions that the target asks itself; those that matter most learn from
-# its own questions alone before. Run again, it goes on where it stopped. It has not been run as a whole: the shipped
-# EAGLE-3 and FastEagle learned from 690,000 more tokens of such answers, twice, in between, and FastEagle first from three
-# rounds; EAGLE-3 then went on with other prompts (seed 3), whose answers are part of suffix's corpus; every card has the
-# commands.
+# Trains drafters like those that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
+# The data are answers to the prompts of prompts.py and to questions that the target generates. EAGLE-3 and FastEagle are
+# first trained on the target's questions alone. A second run continues where the first one stopped.
+# The script has not been run as a whole. The shipped EAGLE-3 and FastEagle were trained twice on 690,000 more tokens of
+# such answers in between, and FastEagle three rounds before that. EAGLE-3 then continued with other prompts (seed 3), whose
+# answers are part of suffix's corpus. Every model card has the commands.
 set -eu
 folder=$1 && shift
 here=$(dirname "$(realpath "$0")")

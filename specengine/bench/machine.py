@@ -1,13 +1,11 @@
-"""Where a measurement was made, and with what."""
+"""The machine and the versions of a measurement."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ import numpy
 import torch
 
 import specengine
-from specengine.bench.kernels.timers import GraphTimer, medians
 from specengine.utils.build_info import cpu_name
 
 
 def machine() -> dict[str, Any]:
-    """CPU model, usable cores, memory in bytes, operating system, and what the build uses of them."""
+    """Returns CPU model, usable cores, bytes of memory, operating system, GPU, threads and instruction set."""
     build = specengine.build_info()
     return {
         "cpu": cpu_name(),
@@ -34,7 +31,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the engine and what it runs on."""
+    """Returns the versions of the engine and its dependencies."""
     return {
         "specengine": specengine.__version__,
         "python": platform.python_version(),
@@ -45,46 +42,31 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The source tree's git commit, `-dirty` if tracked files differ; None for an installed package."""
+    """Returns the git commit of the source tree, `-dirty` if tracked files differ; None for an installed package."""
     root = Path(specengine.__file__).resolve().parents[1]
-    # An environment inside somebody else's repository must not report that repository's commit.
+    # A virtual environment inside another repository must not report the commit of that repository.
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
         return None
     return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes per second between a device and its memory, over more than caches hold.
-
-    The best of a few sums; on a GPU the median of copies, counting the bytes read and those written.
-    """
-    if device.type == "cuda":
-        source = torch.randn(1 << 27, device=device)
-        copies = GraphTimer([partial(torch.empty_like(source).copy_, source)] * 8)
-        return 2 * source.nbytes / medians([copies], rounds=9)[0]
-    data, best = torch.ones(1 << 26, dtype=torch.float32, device=device), 0.0
-    for _ in range(5):
-        begin = time.perf_counter()
-        data.sum()
-        best = max(best, data.nbytes / (time.perf_counter() - begin))
-    return best
-
-
 class OthersCPU:
-    """How many cores other processes keep busy, on average since this was made; None where it cannot be known."""
+    """Measures how many cores other processes kept busy since it was made."""
 
     def __init__(self) -> None:
         self._begin = self._now()
 
     def cores(self) -> float | None:
-        (wall, busy, own), (wall_then, busy_then, own_then) = self._now(), self._begin
+        """Returns the mean number of cores, None on a system without /proc/stat."""
+        wall, busy, own = self._now()
+        wall_then, busy_then, own_then = self._begin
         if busy is None or busy_then is None or wall == wall_then:
             return None
         return max(0.0, (busy - busy_then) - (own - own_then)) / (wall - wall_then)
 
     @staticmethod
     def _now() -> tuple[float, float | None, float]:
-        """Seconds: of the clock, of all processes' work, of this process's."""
+        """Returns seconds of the clock, of CPU time of all processes, and of CPU time of this process."""
         own = os.times()
         busy = None
         with suppress(OSError, ValueError, IndexError):

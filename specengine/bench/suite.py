@@ -1,4 +1,4 @@
-"""One run: everything that is measured on one loaded model, as JSON values."""
+"""One run of the benchmark: all measurements on one loaded model, as JSON values."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
 from specengine._C import PAGE_SIZE
+from specengine.bench.kernels.bandwidth import bandwidth
 from specengine.bench.kernels.rows import PREFIX, time_linear, time_rows
-from specengine.bench.machine import OthersCPU, bandwidth
-from specengine.bench.peers import Peer, open_peers
-from specengine.bench.quality.agreement import qualities
-from specengine.bench.race.contenders import CONTROL
+from specengine.bench.machine import OthersCPU
+from specengine.bench.peers.base import Peer
+from specengine.bench.peers.registry import open_peers
+from specengine.bench.quality.agreement import quality_rows
+from specengine.bench.race.contenders import BASE, CONTROL, Contender
+from specengine.bench.race.measure import RaceSettings, calls_of, measure
 from specengine.bench.race.memory import measure_memory
 from specengine.bench.race.prefill import long_prompt, time_prefill
 from specengine.bench.race.questions import Question
-from specengine.bench.race.run import BASE, Run, calls_of, measure
-from specengine.bench.race.token_sources import provenance
-from specengine.bench.report.json import run_dicts
+from specengine.bench.race.run import Run
+from specengine.bench.race.token_sources import token_sources
 from specengine.bench.report.labels import short_labels
+from specengine.bench.report.run_dicts import run_dicts
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.tokenizer import Tokenizer
 from specengine.types import SamplingParams
@@ -37,64 +40,51 @@ _COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """Says what a suite measures.
 
-    rules: one per drafter.  quality: also what they do to the text.
-    prefill: tokens of a prompt to time, None for none.  rows: row counts to time, behind `prefix` tokens.
-    memory: also each one's peak.
+    quality: whether to measure the quality of the text.  prefill: tokens of a prompt to time, None for no prompt.
+    rows: numbers of rows of a pass to time, after `prefix` cached tokens.  memory: whether to measure peak memory.
     """
 
-    drafters: Sequence[str]
-    peers: Sequence[str]
-    batches: Sequence[int]
-    repetitions: int
-    rules: Sequence[str]
-    temperatures: Sequence[float]
-    quality: bool
-    prefill: int | None
-    rows: Sequence[int]
+    contenders: Sequence[Contender]
+    settings: RaceSettings
+    peers: Sequence[str] = ()
+    quality: bool = False
+    prefill: int | None = None
+    rows: Sequence[int] = ()
     prefix: int = PREFIX
     memory: bool = False
 
 
-def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
-    """All results and the settings that belong to them. Raises ValueError for a plan that cannot be carried out."""
+def run_suite(plan: Plan, model: LoadedModel, questions: Sequence[Question], params: SamplingParams) -> dict[str, Any]:
+    """Returns all results and their settings. Raises ValueError for a plan that this model cannot carry out."""
     others = OthersCPU()
-    # What is cheap to refuse is refused before anything runs for minutes.
+    # Cheap checks come first, because a race takes minutes.
     if plan.memory and model.target.ops.resident:
         raise ValueError("memory: on CUDA every configuration takes what gpu_memory_fraction allows; use --device cpu")
     prompt = long_prompt(model, plan.prefill) if plan.prefill is not None else None
     passes = time_rows(model.target, plan.rows, plan.prefix) if plan.rows else []
     linears = time_linear(model.target) if plan.rows else []
     with TemporaryDirectory(prefix="specengine-bench-") as scratch:
-        peers, left_out = _peers(plan, model, Path(scratch))
-        calls = calls_of(questions, len(plan.drafters), plan.batches, plan.repetitions, len(peers))
-        calls = len(plan.temperatures) * (calls + plan.quality * len(plan.batches) * len(plan.drafters))
-        with _progress(calls) as advance:
-            runs = measure(
-                *(model, plan.drafters, questions, params),
-                temperatures=plan.temperatures,
-                batches=plan.batches,
-                repetitions=plan.repetitions,
-                rule=plan.rules,
-                peers=peers,
-                advance=advance,
-            )
-            found = qualities(model.target, runs, advance) if plan.quality else []
+        peers, left_out = _open_peers(plan, model, Path(scratch))
+        with _progress(_calls(plan, questions, len(peers))) as advance:
+            runs = measure(model, plan.contenders, questions, params, plan.settings, peers=peers, advance=advance)
+            quality = quality_rows(model.target, runs, advance) if plan.quality else []
         if plan.memory:
             measure_memory(runs, model.name, model.dtype)
-        drafters = list(dict.fromkeys(plan.drafters))
-        prefills = time_prefill(model, drafters, peers, prompt, plan.repetitions) if prompt else []
+        drafters = list(dict.fromkeys(each.drafter for each in plan.contenders))
+        prefills = time_prefill(model, drafters, peers, prompt, plan.settings.repetitions) if prompt else []
     others_cpu = others.cores()
-    weight_bytes, token_bytes = model.target.weight_bytes(), model.target.new_cache(0).page_bytes / PAGE_SIZE
+    weight_bytes = model.target.weight_bytes()
+    token_bytes = model.target.new_cache(0).page_bytes / PAGE_SIZE
     speed = bandwidth(model.target.device)
-    floors = {"floor_seconds": weight_bytes / speed, "token_seconds": token_bytes / speed}
+    rows = run_dicts(runs, floor_seconds=weight_bytes / speed, token_seconds=token_bytes / speed)
     return {
         "questions": len(questions),
         "max_new_tokens": params.max_new_tokens,
         "seed": params.seed,
         "ignore_eos": params.ignore_eos,
-        "repetitions": plan.repetitions,
+        "repetitions": plan.settings.repetitions,
         "dtype": model.dtype,
         "device": str(model.target.device),
         "weight_bytes": weight_bytes,
@@ -105,7 +95,7 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
         else None,
         "peers": {peer.mode: peer.about for peer in peers if not peer.failed},
         "peers_left_out": {**left_out, **{peer.mode: peer.failed for peer in peers if peer.failed}},
-        "runs": _rows(runs, found, floors),
+        "runs": [row | each for row, each in zip(rows, quality, strict=True)] if quality else rows,
         "example": None if plan.quality else _example(runs, questions[0].name, model.tokenizer),
         "prefill": prefills,
         "rows": passes,
@@ -113,29 +103,32 @@ def run_plan(plan: Plan, model: LoadedModel, questions: Sequence[Question], para
     }
 
 
-def _rows(runs: Sequence[Run], found: Sequence[dict[str, Any]], floors: dict[str, float]) -> list[dict[str, Any]]:
-    rows = run_dicts(runs, **floors)
-    return [{**row, **quality} for row, quality in zip(rows, found, strict=True)] if found else rows
+def _calls(plan: Plan, questions: Sequence[Question], peers: int) -> int:
+    """Returns the length of the progress bar."""
+    contenders = len(plan.contenders)
+    calls = calls_of(questions, plan.settings, contenders, peers)
+    if plan.quality:
+        calls += len(plan.settings.batches) * contenders
+    return len(plan.settings.temperatures) * calls
 
 
 def _example(runs: Sequence[Run], question: str, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """One answer by everybody who drafted it, token by token, at the first temperature and batch size."""
+    """Returns one answer by each drafter, token by token, at the first temperature and batch size."""
     ours = [run for run in runs if run.peer is None and run.drafter not in (BASE, CONTROL)]
     ours = [run for run in ours if (run.temperature, run.batch) == (ours[0].temperature, ours[0].batch)]
     labels = short_labels([run.drafter for run in ours])
-    texts = {
-        f"{label} under {run.rule}" if run.rule != "match" else label: provenance(
-            run.answers[0, 0, 0], run.drafter.partition(":")[0].partition(",")[0], tokenizer
-        )
-        for label, run in zip(labels, ours, strict=True)
-    }
-    return {"question": question, "tokens": texts}
+    tokens = {}
+    for label, run in zip(labels, ours, strict=True):
+        name = run.drafter.partition(":")[0].partition(",")[0]
+        label = f"{label} under {run.rule}" if run.rule != "match" else label
+        tokens[label] = token_sources(run.answers[0, 0, 0], name, tokenizer)
+    return {"question": question, "tokens": tokens}
 
 
-def _peers(plan: Plan, model: LoadedModel, scratch: Path) -> tuple[list[Peer], dict[str, str]]:
-    if 1 in plan.batches:
+def _open_peers(plan: Plan, model: LoadedModel, scratch: Path) -> tuple[list[Peer], dict[str, str]]:
+    if 1 in plan.settings.batches:
         return open_peers(plan.peers, model, build_info()["threads"], scratch)
-    return [], dict.fromkeys(plan.peers, "peers are measured at batch 1, which this run has not")
+    return [], dict.fromkeys(plan.peers, "peers are measured at batch 1, which this run does not have")
 
 
 @contextmanager

@@ -13,14 +13,17 @@ from typer.testing import CliRunner
 import specengine
 from specengine.bench import machine
 from specengine.bench.__main__ import app
+from specengine.bench.race.contenders import Contender, split_drafters
+from specengine.bench.race.measure import RaceSettings, calls_of, measure
 from specengine.bench.race.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
-from specengine.bench.race.run import Run, calls_of, measure, split_drafters
-from specengine.bench.race.run_stats import Tally
-from specengine.bench.report.json import run_dicts, write_json
+from specengine.bench.race.run import Run
+from specengine.bench.race.run_stats import RunStats
 from specengine.bench.report.labels import short_labels
 from specengine.bench.report.plot import save
 from specengine.bench.report.plot_drafters import drafters_figure
+from specengine.bench.report.run_dicts import run_dicts
 from specengine.bench.report.tables import acceptance_table, table
+from specengine.bench.report.writing import write_json
 from specengine.drafters.none import NoneDrafter
 from specengine.tensor_parallel.loading import load_model
 from specengine.types import PHASES, CycleTrace, SamplingParams
@@ -28,6 +31,7 @@ from specengine.types import PHASES, CycleTrace, SamplingParams
 TINY = "random:tiny-llama"
 SMALL = ("--model", TINY, "--limit", "2", "--max-new-tokens", "12", "--repetitions", "2")
 QUESTIONS = [Question("a", ("x", "y")), Question("b", ("z",)), Question("c", ("u", "v"))]
+ONCE = RaceSettings(repetitions=1)
 
 
 @pytest.fixture(scope="module")
@@ -165,14 +169,15 @@ def test_every_answer_is_that_of_the_base(tiny, temperature):
     calls = []
     params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=3)
     drafters = ["prompt_lookup,adaptive=false", "none"]
-    settings = {"batches": (1, 2), "repetitions": 2}
-    runs = measure(tiny, drafters, QUESTIONS, params, **settings, advance=lambda: calls.append(1))
+    contenders = [Contender(name) for name in drafters]
+    settings = RaceSettings(batches=(1, 2), repetitions=2)
+    runs = measure(tiny, contenders, QUESTIONS, params, settings, advance=lambda: calls.append(1))
     assert [(run.drafter, run.batch) for run in runs] == [(name, batch) for batch in (1, 2) for name in drafters]
     for run in runs:
         # Three questions fill two batches of two by starting over, which asks the first one's two turns again.
         assert list(run.identical.values()) == [True] * (5 if run.batch == 1 else 7)
         assert len(run.repetitions) == 2
-    assert len(calls) == calls_of(QUESTIONS, len(drafters), (1, 2), 2)
+    assert len(calls) == calls_of(QUESTIONS, settings, len(drafters))
     by_drafter = {run.drafter: run.median for run in runs if run.batch == 1}
     assert by_drafter["none"].tokens == by_drafter[drafters[0]].tokens
     # Without drafts the answers would agree for no reason.
@@ -199,13 +204,14 @@ def test_a_drafter_that_changes_the_answers_is_found_out(tiny, monkeypatch):
         "load_drafter",
         lambda text, target: Cheat(None, None, target) if text == "cheat" else real(text, target),
     )
-    honest, cheat = measure(tiny, ["none", "cheat"], QUESTIONS, SamplingParams(max_new_tokens=8), repetitions=1)
+    contenders = [Contender("none"), Contender("cheat")]
+    honest, cheat = measure(tiny, contenders, QUESTIONS, SamplingParams(max_new_tokens=8), ONCE)
     assert all(honest.identical.values()) and len(honest.identical) == 5
     assert 0 < sum(cheat.identical.values()) < 5
 
 
 def test_the_base_may_be_measured_against_itself(tiny):
-    runs = measure(tiny, ["none", "none"], QUESTIONS[:1], SamplingParams(max_new_tokens=4), repetitions=1)
+    runs = measure(tiny, [Contender("none")] * 2, QUESTIONS[:1], SamplingParams(max_new_tokens=4), ONCE)
     assert len(runs) == 2 and all(all(run.identical.values()) for run in runs)
 
 
@@ -218,7 +224,8 @@ def test_the_order_of_the_drafters_rotates(tiny, monkeypatch):
         return real(self, prompts, params)
 
     monkeypatch.setattr(specengine.Engine, "generate", spy)
-    measure(tiny, ["none", "prompt_lookup"], QUESTIONS[1:2], SamplingParams(max_new_tokens=3), repetitions=2)
+    contenders = [Contender("none"), Contender("prompt_lookup")]
+    measure(tiny, contenders, QUESTIONS[1:2], SamplingParams(max_new_tokens=3), RaceSettings(repetitions=2))
     warm_up, first, second = order[:2], order[2:4], order[4:]
     assert sorted(warm_up) == sorted(first) == ["none", "prompt_lookup"] and first == second[::-1]
 
@@ -226,27 +233,27 @@ def test_the_order_of_the_drafters_rotates(tiny, monkeypatch):
 def test_a_question_too_long_for_the_model_is_named(tiny):
     question = Question("q17", ("x",) * 20)
     with pytest.raises(ValueError, match="question q17: prompt: has"):
-        measure(tiny, ["none"], [question], SamplingParams(max_new_tokens=4), repetitions=1)
+        measure(tiny, [Contender("none")], [question], SamplingParams(max_new_tokens=4), ONCE)
 
 
 def test_counts_agree_with_the_engine(tiny):
     engine = specengine.Engine(tiny, drafter="prompt_lookup,nodes=5,adaptive=false")
     output = engine.generate([3, 4, 5] * 9, SamplingParams(max_new_tokens=60, trace=True))
-    tally = Tally()
-    tally.add([output], seconds=9.0)
-    assert tally.acceptance_by_depth == output.stats.acceptance_by_depth != []
-    assert tally.tau == output.stats.tau > 1
-    assert (tally.cycles, tally.passes, tally.tokens) == (output.stats.cycles, output.stats.cycles, 60)
-    assert sum(tally.phase_seconds.values()) + tally.prefill_seconds == pytest.approx(9.0)
+    stats = RunStats()
+    stats.add([output], seconds=9.0)
+    assert stats.acceptance_by_depth == output.stats.acceptance_by_depth != []
+    assert stats.tau == output.stats.tau > 1
+    assert (stats.cycles, stats.passes, stats.tokens) == (output.stats.cycles, output.stats.cycles, 60)
+    assert sum(stats.phase_seconds.values()) + stats.prefill_seconds == pytest.approx(9.0)
 
 
 def test_a_batch_counts_its_passes_once(tiny):
     outputs = specengine.Engine(tiny, drafter="none").generate(
         [[3, 4], [5, 6], [7, 8]], SamplingParams(max_new_tokens=10, ignore_eos=True, trace=True)
     )
-    tally = Tally()
-    tally.add(outputs, seconds=1.0)
-    assert (tally.passes, tally.cycles, tally.tokens, tally.tau) == (10, 30, 30, 1.0)
+    stats = RunStats()
+    stats.add(outputs, seconds=1.0)
+    assert (stats.passes, stats.cycles, stats.tokens, stats.tau) == (10, 30, 30, 1.0)
 
 
 def test_a_level_is_accepted_or_not_once_the_one_above_was():
@@ -258,30 +265,30 @@ def test_a_level_is_accepted_or_not_once_the_one_above_was():
         CycleTrace((1, 2, 3), (-1, 0, 0), accepted=(2,), bonus=5),  # nothing was drafted below
         CycleTrace(**chain, accepted=(1, 2), bonus=None),  # the end: whether the third was right is not known
     ]
-    stats = SimpleNamespace(cycles=5, prefill_seconds=0.0, deliveries=[], seconds_by_phase=dict.fromkeys(PHASES, 0.0))
-    output = SimpleNamespace(stats=stats, token_ids=[0] * 9, prompt_token_ids=[0], trace=trace)
-    tally = Tally()
-    tally.add([output], seconds=1.0)
-    assert tally.reached == [5, 3, 1] and tally.level_acceptance == [4 / 5, 2 / 3, 1]
-    assert tally.acceptance_by_depth == [4 / 5, 2 / 4, 1 / 4]
+    timings = SimpleNamespace(cycles=5, prefill_seconds=0.0, deliveries=[], seconds_by_phase=dict.fromkeys(PHASES, 0.0))
+    output = SimpleNamespace(stats=timings, token_ids=[0] * 9, prompt_token_ids=[0], trace=trace)
+    stats = RunStats()
+    stats.add([output], seconds=1.0)
+    assert stats.reached == [5, 3, 1] and stats.level_acceptance == [4 / 5, 2 / 3, 1]
+    assert stats.acceptance_by_depth == [4 / 5, 2 / 4, 1 / 4]
 
 
 def test_a_level_that_was_never_reached_has_no_share():
-    assert Tally(drafted=[3, 3], accepted=[0, 0], reached=[3, 0]).level_acceptance == [0, None]
+    assert RunStats(drafted=[3, 3], accepted=[0, 0], reached=[3, 0]).level_acceptance == [0, None]
 
 
 # ---- results
 
 
-def tally_of(seconds: float) -> Tally:
+def stats_of(seconds: float) -> RunStats:
     phases = dict.fromkeys(PHASES, seconds / 10)
     levels = {"drafted": [40, 20], "accepted": [30, 5], "reached": [40, 10]}
-    return Tally(seconds, seconds / 2, phases, passes=50, cycles=50, tokens=100, **levels)
+    return RunStats(seconds, seconds / 2, phases, passes=50, cycles=50, tokens=100, **levels)
 
 
 def test_results_are_of_the_repetition_of_median_time():
-    base = Run("none", 1, [tally_of(4.0), tally_of(5.0), tally_of(20.0)], {(0, 0, 0): True})
-    fast = Run("fast", 1, [tally_of(2.5), tally_of(1.0), tally_of(3.0)], {(0, 0, 0): True, (0, 0, 1): False})
+    base = Run("none", 1, [stats_of(4.0), stats_of(5.0), stats_of(20.0)], {(0, 0, 0): True})
+    fast = Run("fast", 1, [stats_of(2.5), stats_of(1.0), stats_of(3.0)], {(0, 0, 0): True, (0, 0, 1): False})
     _, row = run_dicts([base, fast], floor_seconds=0.001)
     assert row["speedup"] == 2 and row["tokens_per_second"] == 40 and row["seconds"] == 2.5
     assert row["tokens_per_second_spread"] == [pytest.approx(100 / 3), 100]
@@ -290,7 +297,7 @@ def test_results_are_of_the_repetition_of_median_time():
 
 
 def test_the_table_shows_every_number_and_says_what_tau_counts():
-    rows = run_dicts([Run("none", 2, [tally_of(5.0)], {(0, 0, 0): True})])
+    rows = run_dicts([Run("none", 2, [stats_of(5.0)], {(0, 0, 0): True})])
     text = printed(table(rows, "a title"))
     for part in ("a title", "none", "20.0 (20.0-20.0)", "1.00x", "2.00", "50%", "1/1", "bonus token"):
         assert part in text
@@ -306,17 +313,17 @@ def printed(what) -> str:
 
 def test_what_a_drafter_does_on_the_host_counts_where_cycles_run_on_the_device():
     seconds = dict.fromkeys(("draft", "verify", "accept", "compact"), 0.001)
-    run = Run("none", 1, [tally_of(5.0)], {(0, 0, 0): True}, device_seconds=seconds)
+    run = Run("none", 1, [stats_of(5.0)], {(0, 0, 0): True}, device_seconds=seconds)
     (row,) = run_dicts([run])
     assert row["ms_per_cycle"]["draft"] == pytest.approx(1 + 10) and row["ms_per_cycle"]["verify"] == 1
     assert sum(row["ms_per_cycle"].values()) == pytest.approx(50)
 
 
 def test_a_picture_has_peers_and_drafters_that_drafted_nothing(tmp_path):
-    idle = Tally(1.0, 0.5, dict.fromkeys(PHASES, 0.1), passes=10, cycles=10, tokens=10)
-    mute = Tally(1.0, 0.5, tokens=10)  # a peer that does not say how many cycles it took
-    done = [("none", idle, None), ("eagle3:a/b", tally_of(5.0), None), ("none", mute, "llama.cpp")]
-    runs = [Run(name, 1, [tally], peer=peer, temperature=t) for t in (0.0, 1.0) for name, tally, peer in done]
+    idle = RunStats(1.0, 0.5, dict.fromkeys(PHASES, 0.1), passes=10, cycles=10, tokens=10)
+    mute = RunStats(1.0, 0.5, tokens=10)  # a peer that does not say how many cycles it took
+    done = [("none", idle, None), ("eagle3:a/b", stats_of(5.0), None), ("none", mute, "llama.cpp")]
+    runs = [Run(name, 1, [stats], peer=peer, temperature=t) for t in (0.0, 1.0) for name, stats, peer in done]
     rows = run_dicts(runs)
     assert [row["label"] for row in rows[:3]] == ["none", "eagle3:b", "llama.cpp"]
     save(drafters_figure, {"model": "m", "questions": 1, "max_new_tokens": 9, "runs": rows}, tmp_path / "out.png")

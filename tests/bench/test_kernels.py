@@ -7,13 +7,14 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from specengine.bench import __main__ as command
-from specengine.bench.kernels.case import CPU, CUDA, MOST_SETS, Kernels, Shapes
+from specengine.bench import modes
+from specengine.bench.__main__ import app
 from specengine.bench.kernels.cases import cases
-from specengine.bench.kernels.linears import PACKED
-from specengine.bench.kernels.run import kernels_table, time_kernels
+from specengine.bench.kernels.linear_cases import PACKED
+from specengine.bench.kernels.measure import kernels_table, time_kernels
+from specengine.bench.kernels.shapes import CPU, CUDA, MOST_SETS, Kernels, Shapes
 from specengine.bench.kernels.timers import HostTimer, medians
-from specengine.bench.kernels.torch_kernels import verify
+from specengine.bench.kernels.torch_reference import verify
 from specengine.types import SamplingParams
 
 SMALL = Shapes(
@@ -141,11 +142,11 @@ def test_medians_are_taken_in_turns():
 
 
 def test_the_command_measures_the_device_that_is_there(monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(modes, "bandwidth", lambda device: 1e9)
     monkeypatch.setattr(
-        command, "time_kernels", lambda device, speed: time_kernels(device, speed, SMALL, rounds=1, least_calls=1)
+        modes, "time_kernels", lambda device, speed: time_kernels(device, speed, SMALL, rounds=1, least_calls=1)
     )
-    result = CliRunner().invoke(command.app, ["--kernels", "--device", "cpu", "--json", str(tmp_path / "out.json")])
+    result = CliRunner().invoke(app, ["--kernels", "--device", "cpu", "--json", str(tmp_path / "out.json")])
     assert result.exit_code == 0 and "of memory" in result.stdout
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["device"] == "cpu" and {row["kernel"].split(",")[0] for row in written["kernels"]} == KERNELS

@@ -7,13 +7,14 @@ import pytest
 from rich.console import Console
 
 from specengine import Engine, SamplingParams
+from specengine.bench.race.contenders import Contender
 from specengine.bench.race.latency import gaps, latency_dict, latency_table, percentile
+from specengine.bench.race.measure import RaceSettings, measure
 from specengine.bench.race.memory import measure_memory, peak_memory
 from specengine.bench.race.questions import Question
-from specengine.bench.race.run import measure
-from specengine.bench.race.token_sources import MOST, provenance
-from specengine.bench.report.json import run_dicts
-from specengine.bench.suite import Plan, run_plan
+from specengine.bench.race.token_sources import MOST, token_sources
+from specengine.bench.report.run_dicts import run_dicts
+from specengine.bench.suite import Plan, run_suite
 from specengine.tensor_parallel.loading import load_model
 from specengine.types import CycleTrace, GenerationOutput, GenerationStats
 
@@ -43,16 +44,17 @@ def test_percentiles_are_values_that_occurred():
 
 def test_every_run_says_what_its_readers_waited_for(tiny):
     params = SamplingParams(max_new_tokens=20, ignore_eos=True)
-    runs = measure(tiny, ["none", "prompt_lookup,adaptive=false"], QUESTIONS, params, batches=(1, 2), repetitions=1)
+    contenders = [Contender("none"), Contender("prompt_lookup,adaptive=false")]
+    runs = measure(tiny, contenders, QUESTIONS, params, RaceSettings(batches=(1, 2), repetitions=1))
     for run, row in zip(runs, run_dicts(runs), strict=True):
-        tally = run.median
-        assert len(tally.first_tokens) == 3 and len(tally.gaps) == tally.tokens - 3
-        assert row["first_token_ms"] == pytest.approx(1e3 * sorted(tally.first_tokens)[1])
+        stats = run.median
+        assert len(stats.first_tokens) == 3 and len(stats.gaps) == stats.tokens - 3
+        assert row["first_token_ms"] == pytest.approx(1e3 * sorted(stats.first_tokens)[1])
         waits = row["token_gap_ms"]
-        assert 0 <= waits["p50"] <= waits["p95"] <= waits["p99"] == pytest.approx(1e3 * max(tally.gaps))
+        assert 0 <= waits["p50"] <= waits["p95"] <= waits["p99"] == pytest.approx(1e3 * max(stats.gaps))
         # What came with another token took no time: as many as were accepted.
-        at_once = sum(gap == 0 for gap in tally.gaps)
-        assert at_once == tally.tokens - tally.cycles and (at_once > 0) == (run.drafter != "none")
+        at_once = sum(gap == 0 for gap in stats.gaps)
+        assert at_once == stats.tokens - stats.cycles and (at_once > 0) == (run.drafter != "none")
 
 
 def test_the_table_of_waits_has_a_cell_for_what_is_not_known():
@@ -78,8 +80,8 @@ def test_all_settings_take_turns_in_every_repetition(tiny, monkeypatch):
         return real(self, prompts, params)
 
     monkeypatch.setattr(Engine, "generate", spy)
-    settings = {"temperatures": (0.0, 0.8), "batches": (1, 2), "repetitions": 2}
-    runs = measure(tiny, ["none"], [QUESTIONS[1]], SamplingParams(max_new_tokens=3), **settings)
+    settings = RaceSettings(temperatures=(0.0, 0.8), batches=(1, 2), repetitions=2)
+    runs = measure(tiny, [Contender("none")], [QUESTIONS[1]], SamplingParams(max_new_tokens=3), settings)
     each = [(0.0, 1), (0.0, 2), (0.8, 1), (0.8, 2)]
     assert order == each * 3  # a warm-up and two repetitions
     assert [(run.temperature, run.batch) for run in runs] == each
@@ -95,7 +97,9 @@ def test_memory_is_measured_once_per_configuration_in_a_process_of_its_own(tiny,
         "specengine.bench.race.memory.peak_memory", lambda *what: asked.append(what) or 1000 + len(asked)
     )
     params = SamplingParams(max_new_tokens=3)
-    runs = measure(tiny, ["none", "prompt_lookup"], QUESTIONS, params, temperatures=(0.0, 0.8), batches=(1, 2))
+    contenders = [Contender("none"), Contender("prompt_lookup")]
+    settings = RaceSettings(temperatures=(0.0, 0.8), batches=(1, 2))
+    runs = measure(tiny, contenders, QUESTIONS, params, settings)
     measure_memory(runs, TINY, "float32")
     assert [(drafter, rule, len(prompts)) for _, _, drafter, rule, prompts in asked] == [
         (drafter, "match", batch) for batch in (1, 2) for drafter in ("none", "prompt_lookup")
@@ -112,10 +116,10 @@ def test_the_peak_is_that_of_the_other_process(tiny):
 
 
 def test_memory_is_refused_where_the_cache_takes_all_of_it(tiny):
-    plan = Plan(["none"], [], [1], 1, ["match"], [0.0], False, None, [], memory=True)
+    plan = Plan([Contender("none")], RaceSettings(repetitions=1), memory=True)
     device = replace(tiny, target=SimpleNamespace(ops=SimpleNamespace(resident=True)))
     with pytest.raises(ValueError, match="memory: on CUDA"):
-        run_plan(plan, device, QUESTIONS, SamplingParams())
+        run_suite(plan, device, QUESTIONS, SamplingParams())
 
 
 # ---- who drafted what
@@ -131,7 +135,7 @@ def test_every_token_has_the_source_that_proposed_it():
         CycleTrace((7,), (-1,), accepted=(), bonus=8),
         CycleTrace((8, 9), (-1, 0), accepted=(1,), bonus=None),
     ]
-    assert provenance(answer([5, 6, 7, 8, 9], trace), "suffix", None) == [
+    assert token_sources(answer([5, 6, 7, 8, 9], trace), "suffix", None) == [
         ("5 ", "text+eagle3"),
         ("6 ", "eagle3"),
         ("7 ", "target"),
@@ -143,14 +147,14 @@ def test_every_token_has_the_source_that_proposed_it():
 def test_an_engines_own_answer_is_told_apart(tiny):
     engine = Engine(tiny, drafter="combine:prompt_lookup+prompt_lookup;max_ngram=2,adaptive=false")
     output = engine.generate([3, 4, 5] * 9, SamplingParams(max_new_tokens=150, ignore_eos=True, trace=True))
-    pieces = provenance(output, "combine", None)
+    pieces = token_sources(output, "combine", None)
     assert [int(text) for text, _ in pieces] == output.token_ids[:MOST]
     cycles, drafted = 0, {"prompt_lookup", "prompt_lookup,max_ngram=2"}
     for _, source in pieces:
         cycles += source == "target"
         assert source == "target" or set(source.split("+")) <= drafted
     assert 0 < cycles < len(pieces)
-    assert provenance(replace(output, trace=None), "combine", None) == []
+    assert token_sources(replace(output, trace=None), "combine", None) == []
 
 
 @pytest.mark.model
@@ -158,5 +162,5 @@ def test_the_pieces_of_an_answer_are_its_text(smollm2_path):
     model = load_model(str(smollm2_path))
     engine = Engine(model, drafter="prompt_lookup,adaptive=false")
     output = engine.generate("Naïve café: 日本語, 日本語, 日本", SamplingParams(max_new_tokens=24, trace=True))
-    pieces = provenance(output, "prompt_lookup", model.tokenizer)
+    pieces = token_sources(output, "prompt_lookup", model.tokenizer)
     assert "".join(text for text, _ in pieces) == output.text.removesuffix("\ufffd")

@@ -14,10 +14,11 @@ from specengine.bench.kernels.rows import time_linear, time_rows
 from specengine.bench.machine import OthersCPU
 from specengine.bench.quality import perplexity as perplexity_module
 from specengine.bench.quality.perplexity import TEXT, perplexities, perplexity, perplexity_table
+from specengine.bench.race.contenders import Contender
+from specengine.bench.race.measure import RaceSettings, measure
 from specengine.bench.race.prefill import long_prompt, time_prefill
 from specengine.bench.race.questions import Question, load_files
-from specengine.bench.race.run import measure
-from specengine.bench.report.json import run_dicts
+from specengine.bench.report.run_dicts import run_dicts
 from specengine.bench.report.tables import table
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.weights import DTYPES
@@ -55,11 +56,12 @@ def test_several_files_give_their_names_as_classes(tmp_path):
 def test_every_class_is_compared_with_the_base(tiny):
     questions = [Question("a", ("x", "y"), "chat"), Question("b", ("z",), "code"), Question("c", ("u",), "chat")]
     params = SamplingParams(max_new_tokens=5, ignore_eos=True)
-    runs = measure(tiny, ["none", "prompt_lookup"], questions, params, batches=(1, 3), repetitions=3)
+    contenders = [Contender("none"), Contender("prompt_lookup")]
+    runs = measure(tiny, contenders, questions, params, RaceSettings(batches=(1, 3), repetitions=3))
     rows = run_dicts(runs)
     for row, run in zip(rows[:2], runs[:2], strict=True):
         assert {name: found["tokens"] for name, found in row["by_class"].items()} == {"chat": 15, "code": 5}
-        spent = [sum(tally.by_class[name].seconds for name in row["by_class"]) for tally in run.repetitions]
+        spent = [sum(stats.by_class[name].seconds for name in row["by_class"]) for stats in run.repetitions]
         assert spent == pytest.approx(row["seconds_by_repetition"])
     base, lookup = (row["by_class"] for row in rows[:2])
     assert [found["speedup"] for found in base.values()] == [1, 1]

@@ -10,13 +10,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import specengine
-from specengine.bench import peers as registry
 from specengine.bench.__main__ import app
-from specengine.bench.peers import Kind, open_peers, split_peers
+from specengine.bench.peers import registry
 from specengine.bench.peers.base import Answer, Peer, Setup, reason
+from specengine.bench.peers.registry import Kind, open_peers, split_peers
+from specengine.bench.race.contenders import Contender
+from specengine.bench.race.measure import RaceSettings, calls_of, measure
 from specengine.bench.race.questions import Question
-from specengine.bench.race.run import calls_of, measure
-from specengine.bench.report.json import run_dicts
+from specengine.bench.report.run_dicts import run_dicts
 from specengine.bench.report.tables import peers_table, table
 from specengine.models.checkpoint import expected_tensors
 from specengine.tensor_parallel.loading import load_model
@@ -24,6 +25,7 @@ from specengine.types import SamplingParams
 
 TINY = "random:tiny-llama"
 QUESTIONS = [Question("a", ("x", "y"), "one"), Question("b", ("z",), "two")]
+TWICE = RaceSettings(repetitions=2)
 needs_transformers = pytest.mark.skipif(
     not importlib.util.find_spec("transformers"), reason="transformers is not installed"
 )
@@ -81,8 +83,9 @@ class Stubborn(Echo):
 def test_peers_do_the_same_work_and_their_rows_say_so(tiny, tmp_path):
     peer, calls = Echo(tiny, setup_for(tiny, tmp_path), delay=0.05), []
     params = SamplingParams(max_new_tokens=6)
-    settings = {"batches": (1, 2), "repetitions": 2, "peers": [peer], "advance": lambda: calls.append(1)}
-    runs = measure(tiny, ["none", "prompt_lookup"], QUESTIONS, params, **settings)
+    contenders = [Contender("none"), Contender("prompt_lookup")]
+    settings = RaceSettings(batches=(1, 2), repetitions=2)
+    runs = measure(tiny, contenders, QUESTIONS, params, settings, peers=[peer], advance=lambda: calls.append(1))
     assert [(run.peer, run.drafter, run.batch) for run in runs] == [
         (None, "none", 1),
         (None, "prompt_lookup", 1),
@@ -90,7 +93,7 @@ def test_peers_do_the_same_work_and_their_rows_say_so(tiny, tmp_path):
         (None, "none", 2),
         (None, "prompt_lookup", 2),
     ]
-    assert len(calls) == calls_of(QUESTIONS, 2, (1, 2), 2, peers=1)
+    assert len(calls) == calls_of(QUESTIONS, settings, 2, peers=1)
     # Three turns twice, after the warm-up; the second turn's prompt holds the base's answer to the first.
     assert len(peer.asked) == 1 + 6
     assert {limit for _, limit, _ in peer.asked} == {6} and peer.room == [len(ids) + 6 for ids, _, _ in peer.asked]
@@ -108,13 +111,13 @@ def test_peers_do_the_same_work_and_their_rows_say_so(tiny, tmp_path):
     with console.capture() as capture:
         console.print(table(rows, "title"), peers_table(rows))
     text = " ".join(capture.get().split())
-    assert "identical is information" in text and text.count("echo") == 2
+    assert "their texts may differ" in text and text.count("echo") == 2
 
 
 def test_a_peer_that_breaks_down_leaves_the_race_alone(tiny, tmp_path):
     setup = setup_for(tiny, tmp_path)
     peers = [Stubborn(tiny, setup, "stubborn"), Echo(tiny, setup)]
-    runs = measure(tiny, ["none"], QUESTIONS, SamplingParams(max_new_tokens=4), repetitions=2, peers=peers)
+    runs = measure(tiny, [Contender("none")], QUESTIONS, SamplingParams(max_new_tokens=4), TWICE, peers=peers)
     assert [run.peer for run in runs] == [None, "echo"]
     assert peers[0].failed == "RuntimeError: out of luck" and peers[1].failed is None
     assert all(len(run.repetitions) == 2 for run in runs)
@@ -219,7 +222,7 @@ def test_transformers_says_what_we_say(folder, tmp_path):
     assert set(left_out) == {"llama.cpp"}
     questions = [Question(name, ("x",), name) for name in "ab"]
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
-    runs = measure(model, ["none"], questions, params, repetitions=1, peers=peers)
+    runs = measure(model, [Contender("none")], questions, params, RaceSettings(repetitions=1), peers=peers)
     assert [peer.failed for peer in peers] == [None, None] and len(runs) == 3
     for run in runs:
         assert all(run.identical.values()) and run.median.tokens == 48
@@ -251,7 +254,7 @@ def test_a_static_cache_says_the_same_and_grows_with_the_conversation(folder, tm
     (peer,), left_out = open_peers(["transformers:compiled"], model, 2, tmp_path)
     assert left_out == {} and peer.mode == "transformers:compiled" and peer.about["cache"] == "static"
     params = SamplingParams(max_new_tokens=24, ignore_eos=True)
-    runs = measure(model, ["none"], [Question("a", ("x", "y"))], params, repetitions=2, peers=[peer])
+    runs = measure(model, [Contender("none")], [Question("a", ("x", "y"))], params, TWICE, peers=[peer])
     assert peer.failed is None and [run.peer for run in runs] == [None, "transformers:compiled"]
     assert all(runs[1].identical.values()) and runs[1].median.cycles == 48
     first = peer._cache

@@ -7,9 +7,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from specengine.bench.__main__ import app
-from specengine.bench.presets import PRESETS, efficiency, named, published, side_by_side
+from specengine.bench.presets.catalog import PRESETS, named
+from specengine.bench.presets.side_by_side import efficiency, published, side_by_side
 from specengine.bench.race.contenders import open_contender
-from specengine.bench.race.rule_sweep import exact_pair
+from specengine.bench.race.rule_sweep import exact_contender
 from specengine.bench.report.tables import preset_table
 from specengine.tensor_parallel.loading import load_model
 
@@ -65,7 +66,7 @@ def test_every_contender_meets_its_published_row_and_its_exact_rule(name):
         assert {entry.method for entry in entries} - {""} <= methods
         assert any(entry.method for entry in entries)
         if preset.quality:
-            assert {exact_pair(*pair) for pair in pairs} <= set(pairs)
+            assert {exact_contender(*pair) for pair in pairs} <= set(pairs)
     assert preset.temperatures and set(preset.temperatures) <= {0.0, 1.0}
 
 

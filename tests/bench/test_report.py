@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from specengine.bench.__main__ import app as bench_app
-from specengine.bench.report import html as html_report
-from specengine.bench.report.html import PICTURES, write_report
+from specengine.bench.report import html_report
+from specengine.bench.report.html_report import PICTURES, write_report
 from specengine.bench.report.plot import picture
-from specengine.bench.report.results import read_results
+from specengine.bench.report.reading import read_results
 from specengine.cli.main import app
 from specengine.types import PHASES
 
@@ -142,7 +142,7 @@ def test_what_is_no_result_is_refused_by_file(tmp_path, text):
 def test_missing_and_huge_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         read_results(tmp_path / "none.json")
-    monkeypatch.setattr("specengine.bench.report.results.MOST_BYTES", 10)
+    monkeypatch.setattr("specengine.bench.report.reading.MOST_BYTES", 10)
     with pytest.raises(ValueError, match="at most"):
         read_results(written(tmp_path, result()))
 

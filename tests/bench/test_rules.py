@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from specengine import Engine, SamplingParams
 from specengine.bench.__main__ import app
-from specengine.bench.quality.agreement import agreement, qualities
+from specengine.bench.quality.agreement import agreement, quality_rows
 from specengine.bench.quality.perplexity import token_logprobs
+from specengine.bench.race.contenders import Contender
+from specengine.bench.race.measure import RaceSettings, measure
 from specengine.bench.race.questions import Question
-from specengine.bench.race.rule_sweep import exact_pair, family, numbers, race, split_rules
-from specengine.bench.race.run import measure
+from specengine.bench.race.rule_sweep import exact_contender, family, numbers, rule_contenders, split_rules
 from specengine.bench.race.sequential import SeqCascade, open_sequential
 from specengine.draft_trees.tree import TreeBatch
 from specengine.tensor_parallel.loading import load_model
@@ -65,7 +66,7 @@ def test_a_family_is_a_rule_without_its_numbers():
 
 def test_each_rule_races_with_the_first_drafter_that_serves_it_and_the_exact_rule_beside(tiny):
     rules = ["margin:theta=0.9", "cascade:opt,alpha=0", "block", "seq-cascade:chow"]
-    pairs = race(rules, ["none", "prompt_lookup", SELF], tiny.target)
+    pairs = rule_contenders(rules, ["none", "prompt_lookup", SELF], tiny.target)
     assert pairs == [
         ("none", "match"),
         ("prompt_lookup", "match"),
@@ -75,10 +76,12 @@ def test_each_rule_races_with_the_first_drafter_that_serves_it_and_the_exact_rul
         (SELF, "block"),
         (SELF, "seq-cascade:chow"),
     ]
-    assert all(exact_pair(*pair) in pairs for pair in pairs)
-    assert race(["rejection"], ["control", "prompt_lookup"], tiny.target)[1:] == [("prompt_lookup", "rejection")]
+    assert all(exact_contender(*pair) in pairs for pair in pairs)
+    assert rule_contenders(["rejection"], ["control", "prompt_lookup"], tiny.target)[1:] == [
+        ("prompt_lookup", "rejection")
+    ]
     tree = f"{SELF},tree=2x1"
-    assert race(["block", "traversal"], [tree, SELF], tiny.target)[1:] == [
+    assert rule_contenders(["block", "traversal"], [tree, SELF], tiny.target)[1:] == [
         *((SELF, "rejection"), (SELF, "block")),
         *((tree, "rejection"), (tree, "traversal")),
     ]
@@ -96,7 +99,7 @@ def test_each_rule_races_with_the_first_drafter_that_serves_it_and_the_exact_rul
 )
 def test_rules_that_nobody_serves_are_refused(tiny, rules, drafters, says):
     with pytest.raises(ValueError, match=says):
-        race(rules, drafters, tiny.target)
+        rule_contenders(rules, drafters, tiny.target)
 
 
 # ---- how texts are judged
@@ -121,16 +124,15 @@ def test_the_likelihood_of_an_answer_is_that_of_its_tokens_alone(tiny):
     assert ours.tolist() == pytest.approx(told, abs=1e-5)
 
 
-def test_qualities_judge_every_run_against_its_exact_rule(tiny):
-    pairs = race(
+def test_the_quality_of_every_run_is_judged_against_its_exact_rule(tiny):
+    contenders = rule_contenders(
         ["margin:theta=0.2", "margin:theta=1", "cascade:chow,alpha=1", "seq-cascade:alpha=1"], [SELF], tiny.target
     )
     questions, params = [Question("a", ("x", "y")), Question("b", ("z",))], SamplingParams(max_new_tokens=12, seed=4)
-    runs = measure(
-        *(tiny, [name for name, _ in pairs], questions, params), rule=[rule for _, rule in pairs], repetitions=1
-    )
+    runs = measure(tiny, contenders, questions, params, RaceSettings(repetitions=1))
     done = []
-    found = {run.rule: row for run, row in zip(runs, qualities(tiny.target, runs, lambda: done.append(1)), strict=True)}
+    rows = quality_rows(tiny.target, runs, lambda: done.append(1))
+    found = {run.rule: row for run, row in zip(runs, rows, strict=True)}
     assert len(done) == len(runs)
     for rule in ("match", "rejection", "margin:theta=1"):
         assert found[rule]["agreement"] == 1 and found[rule]["relaxed"] == 0
@@ -144,9 +146,15 @@ def test_qualities_judge_every_run_against_its_exact_rule(tiny):
 
 
 def test_a_peers_text_is_compared_with_plain_decoding(tiny):
-    runs = measure(tiny, ["none"], [Question("a", ("x",))], SamplingParams(max_new_tokens=6), repetitions=1)
+    runs = measure(
+        tiny,
+        [Contender("none")],
+        [Question("a", ("x",))],
+        SamplingParams(max_new_tokens=6),
+        RaceSettings(repetitions=1),
+    )
     peer = replace(runs[0], peer="other", drafter="prompt_lookup")
-    ours, theirs = qualities(tiny.target, [*runs, peer], lambda: None)
+    ours, theirs = quality_rows(tiny.target, [*runs, peer], lambda: None)
     assert theirs["agreement"] == 1 and theirs["log_likelihood"] == ours["log_likelihood"] < 0
 
 

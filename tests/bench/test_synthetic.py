@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from specengine import Engine, SamplingParams
 from specengine.bench.__main__ import app
 from specengine.bench.race import draft_cost
-from specengine.bench.race.contenders import open_contender
+from specengine.bench.race.contenders import Contender, open_contender, split_drafters
 from specengine.bench.race.draft_cost import Eagle3, FastEagle
+from specengine.bench.race.measure import RaceSettings, measure
 from specengine.bench.race.questions import Question
-from specengine.bench.race.run import measure, split_drafters
 from specengine.bench.race.synthetic import PERIOD, Synthetic, SyntheticEngine, is_synthetic
-from specengine.bench.report.json import run_dicts
+from specengine.bench.report.run_dicts import run_dicts
 from specengine.draft_trees.tree import TreeBatch
 from specengine.ops import cuda_ops
 from specengine.tensor_parallel.loading import load_model
@@ -202,10 +202,10 @@ def test_the_device_accepts_the_same(device_model, options):
 def test_cycles_on_the_device_are_timed_by_phase(device_model):
     (run, other) = measure(
         device_model,
-        ["none", f"{CHAIN},k=2,cost=fasteagle"],
+        [Contender("none"), Contender(f"{CHAIN},k=2,cost=fasteagle")],
         [Question("a", ("x",), tokens=70)],
         SamplingParams(max_new_tokens=12, ignore_eos=True),
-        repetitions=1,
+        RaceSettings(repetitions=1),
     )
     assert set(run.device_seconds) == set(PHASES[:-1])
     assert set(other.device_seconds) == {*PHASES[:-1], "expand", "bend"}

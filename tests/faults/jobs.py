@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from specengine._C import PhrasePool
-from specengine.bench.report.json import write_json
+from specengine.bench.report.writing import write_json
 from specengine.drafters.phrases.file import open_pool, save_pool
 from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
 from specengine.hub import embedded_models

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from specengine.bench.report.json import write_json
+from specengine.bench.report.writing import write_json
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.train.run_state import save_state
 from specengine.utils.atomic_file import atomic_file

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from specengine.bench.race.questions import load_questions
-from specengine.bench.report import html as html_report
-from specengine.bench.report.results import read_results
+from specengine.bench.report import html_report
+from specengine.bench.report.reading import read_results
 from specengine.tokenizer import ChatTemplate, Tokenizer, template_child
 from specengine.tokenizer.chat_template import CHAT_FORMATS
 from specengine.types import SamplingParams

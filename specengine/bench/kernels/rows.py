@@ -1,4 +1,4 @@
-"""What rows cost: one target pass by the number of rows it verifies, and a linear layer of one row against memory."""
+"""Time of a target pass by its number of rows, and speed of a linear layer of one row against memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
 
-PREFIX = 128  # tokens in the cache
+PREFIX = 128  # cached tokens before the rows
 _PASSES = 15
 
 
 def time_rows(target: Transformer, counts: Sequence[int], prefix: int = PREFIX) -> list[dict[str, Any]]:
-    """Median milliseconds of a pass over a chain of so many rows after `prefix` tokens, and over that of one row.
+    """Returns median milliseconds of a pass over a chain, by its rows, and their ratio to a pass of one row.
 
-    One row is always measured. Raises ValueError for counts that no tree can have.
+    counts: numbers of rows; one row is always measured.  prefix: cached tokens before the chain.
+    Raises ValueError for a count that no tree can have.
     """
     most = min(MAX_NODES, target.config.max_position - prefix)
     wrong = [count for count in counts if not 1 <= count <= most]
@@ -38,8 +39,9 @@ def time_rows(target: Transformer, counts: Sequence[int], prefix: int = PREFIX) 
     for start in range(0, prefix, target.ops.prefill_rows):
         rows = TreeBatch.chains([tokens[start : min(prefix, start + target.ops.prefill_rows)]], target.device)
         target.hidden(rows, cache, cache.batch([pages], [start]))
-    # As cycles have it: on the device they serve all parameters, so they store the logits.
-    resident, batch = target.ops.resident, cache.batch([pages], [prefix])
+    # As in cycles: cycles on the device serve all sampling parameters, so they store the logits.
+    resident = target.ops.resident
+    batch = cache.batch([pages], [prefix])
     trees = [TreeBatch.of([chain], target.device, masked=resident) for chain in chains]
     timer = timer_for(target.device)
     timers = [timer([partial(target.forward, tree, cache, batch, greedy=not resident)]) for tree in trees]
@@ -49,31 +51,33 @@ def time_rows(target: Transformer, counts: Sequence[int], prefix: int = PREFIX) 
 
 
 def time_linear(target: Transformer, mib: int = 256) -> list[dict[str, Any]]:
-    """Bytes of weights per second that a linear layer of one row reads, and a plain sum of as much memory, in turns.
+    """Returns bytes of weights per second that a linear layer of one row reads, and those of a plain sum.
 
-    One entry per format of the target's weights; each weight is larger than the caches. Medians.
+    There is one entry per weight format of the target. Weights are larger than the caches. Speeds are medians.
     """
-    columns = target.config.intermediate_size  # as long a row as the model has: the output stays small
-    x, found = torch.randn(1, columns, device=target.device), []
-    plain, timer = torch.ones(mib << 18, device=target.device), timer_for(target.device)
+    columns = target.config.intermediate_size  # the longest row of the model keeps the output small
+    x = torch.randn(1, columns, device=target.device)
+    plain = torch.ones(mib << 18, device=target.device)
+    timer = timer_for(target.device)
+    speeds = []
     for form in sorted(target.formats):
         one = target.ops.empty_weight(PANEL, columns, form, target.device).data.nbytes
         weight = target.ops.empty_weight(PANEL * max(1, (mib << 20) // one), columns, form, target.device)
-        weight.data.view(torch.uint8).fill_(1)  # touched, and no special values
+        weight.data.view(torch.uint8).fill_(1)  # maps the pages, and avoids NaN
         layer = Projection((weight,), None)
         ours, sums = medians([timer([partial(target.ops.linear, x, layer)]), timer([plain.sum])], _PASSES)
         speed, reading = weight.data.nbytes / ours, plain.nbytes / sums
-        found.append({"format": form, "bytes_per_second": speed, "read_bytes_per_second": reading})
-    return found
+        speeds.append({"format": form, "bytes_per_second": speed, "read_bytes_per_second": reading})
+    return speeds
 
 
 def rows_table(rows: Sequence[dict[str, Any]], linears: Sequence[dict[str, Any]]) -> Table:
-    """The results of `time_rows` and `time_linear` for reading."""
+    """Returns the results of `time_rows` and `time_linear` as a table."""
     read = ", ".join(
         f"{each['format']} {each['bytes_per_second'] / 1e9:.0f} of {each['read_bytes_per_second'] / 1e9:.0f} GB/s"
         for each in linears
     )
-    caption = f"a linear layer of one row reads, of what a plain sum reads: {read}"
+    caption = f"a linear layer of one row reads, of the speed of a plain sum: {read}"
     title = f"one target pass by rows, {rows[0]['prefix']} tokens cached"
     out = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for name in ("rows", "ms", "over one row"):

@@ -1,4 +1,4 @@
-"""How calls are timed: by the host's clock, or on a GPU as a graph between two events."""
+"""Timers of calls: by the clock of the host, and on a GPU by two events around a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from specengine.utils.cuda_graphs import capture_graph
 
 Call = Callable[[], object]
-Timer = Callable[[Sequence[Call]], Callable[[], float]]  # from calls to what times them: mean seconds of one
+Timer = Callable[[Sequence[Call]], Callable[[], float]]  # makes a function that returns mean seconds of a call
 
 
 class HostTimer:
-    """Runs calls one after the other; those that set something up have done so before the first measurement."""
+    """Times calls one after the other. The first call runs once before, because it may allocate."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
@@ -29,7 +29,7 @@ class HostTimer:
 
 
 class GraphTimer:
-    """Captures calls as one CUDA graph, which keeps the host out of their time. They must be capturable."""
+    """Captures calls as one CUDA graph, so that the time of the host does not count."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._count = len(calls)
@@ -38,7 +38,7 @@ class GraphTimer:
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def __call__(self) -> float:
-        self._graph.replay()  # while it runs the host gets ahead, so that the next one follows without a gap
+        self._graph.replay()  # the host queues the next replay meanwhile, so that no gap is timed
         self._begin.record()
         self._graph.replay()
         self._end.record()
@@ -47,11 +47,12 @@ class GraphTimer:
 
 
 def timer_for(device: torch.device) -> Timer:
+    """Returns the kind of timer for a device."""
     return GraphTimer if device.type == "cuda" else HostTimer
 
 
 def medians(timers: Sequence[Callable[[], float]], rounds: int) -> list[float]:
-    """The median of each timer; they take turns, so that a slow spell falls on all of them."""
+    """Returns the median of each timer. Timers take turns, so that a slow spell of the machine affects all of them."""
     seconds: list[list[float]] = [[] for _ in timers]
     for turn in range(rounds + 1):
         for step in range(len(timers)):

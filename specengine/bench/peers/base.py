@@ -1,4 +1,4 @@
-"""What another engine must offer to be measured beside ours."""
+"""A peer: another engine in the same race."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specengine.types import GenerationOutput, GenerationStats, SamplingParams
 
 @dataclass(frozen=True)
 class Setup:
-    """What a peer is opened with, the same for all.
+    """Holds the model and settings that a peer is opened with.
 
-    name: of the model.  source: its GGUF file or checkpoint folder, None for random weights.  config: what it is.
-    weights: weight format or way to run, empty for the peer's own choice.
-    device: `cpu` or `cuda`.  scratch: folder for files that live as long as the run.
+    name: of the model.  source: its GGUF file or checkpoint folder, None for random weights.
+    weights: weight format or mode, empty for the default of the peer.
+    device: `cpu` or `cuda`.  scratch: folder for temporary files of the run.
     """
 
     name: str
@@ -37,8 +37,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens of one answer, when how many of them came (seconds since it was asked for), passes of the model (0: not
-    known)."""
+    """Holds the tokens of one answer.
+
+    deliveries: (seconds since the request, number of tokens).  cycles: passes of the model, 0 if unknown.
+    """
 
     token_ids: list[int]
     deliveries: list[tuple[float, int]]
@@ -46,37 +48,40 @@ class Answer:
 
 
 class Peer(ABC):
-    """One mode of another engine: same checkpoint, same token ids, same threads, one prompt at a time.
+    """Runs one mode of another engine: same checkpoint, token ids and threads, one prompt at a time.
 
-    mode: `transformers`, `llama.cpp:Q8_0+prompt_lookup`.  drafter: what it drafts with.
+    mode: as `transformers` or `llama.cpp:Q8_0+prompt_lookup`.  drafter: `none` or `prompt_lookup`.
     about: version, weights and settings for the record.
-    failed: why it dropped out of the race, None while it is in it.
+    failed: the reason why it left the race, None before that.
     """
 
     def __init__(self, mode: str, drafter: str, about: dict[str, str], setup: Setup) -> None:
-        self.mode, self.drafter, self.about, self.setup = mode, drafter, about, setup
+        self.mode = mode
+        self.drafter = drafter
+        self.about = about
+        self.setup = setup
         self.failed: str | None = None
 
     def prepare(self, positions: int) -> None:
-        """Makes room for prompts and answers of so many tokens together; not measured."""
+        """Allocates a cache for a prompt and its answer of `positions` tokens; this time is not measured."""
         return
 
     @abstractmethod
     def answer(self, ids: list[int], params: SamplingParams, stop: frozenset[int]) -> Answer:
-        """Continues one prompt from nothing, up to a token of `stop` (which the answer holds)."""
+        """Answers one prompt with an empty cache, up to and including a token of `stop`."""
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[GenerationOutput]:
-        """As Engine.generate, without text; an empty list once this peer has failed."""
+        """Returns outputs as Engine.generate, without text; an empty list after a failure."""
         if self.failed:
             return []
         try:
             return [self._output(ids, params) for ids in prompts]
-        except Exception as error:  # whatever another engine raises must not end the measurement of the rest
+        except Exception as error:  # an exception of another engine must not end the race
             self.failed = reason(error)
             return []
 
     def make_room(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
-        """What `generate` of the same needs and nobody measures."""
+        """Prepares for `generate` of the same prompts; this time is not measured."""
         try:
             if not self.failed:
                 longest = max(map(len, prompts))
@@ -86,7 +91,7 @@ class Peer(ABC):
 
     def _output(self, ids: list[int], params: SamplingParams) -> GenerationOutput:
         stop = frozenset() if params.ignore_eos else self.setup.eos_token_ids
-        # The context's end cuts the answer, as it does ours.
+        # The end of the context cuts the answer, as in specengine.
         limit = min(params.max_new_tokens, self.setup.max_position - len(ids))
         answer = self.answer(ids, replace(params, max_new_tokens=limit), stop)
         count = len(answer.token_ids)
@@ -99,7 +104,7 @@ class Peer(ABC):
 
 
 def reason(error: BaseException) -> str:
-    """One line on why a peer is not in the race."""
+    """Returns one line that says why a peer is left out."""
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed (pip install '.[peers]' in a clone)"
     text = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""What a rule does to the text: how long it stays the exact one, and how likely the target finds it."""
+"""Quality of the text under a rule: agreement with the exact text, and log-likelihood by the target."""
 
 from __future__ import annotations
 
@@ -9,41 +9,46 @@ from typing import Any
 from rich.table import Table
 
 from specengine.bench.quality.perplexity import token_logprobs
-from specengine.bench.race.rule_sweep import exact_pair, family
-from specengine.bench.race.run import BASE, Run
+from specengine.bench.race.contenders import PLAIN
+from specengine.bench.race.rule_sweep import exact_contender, family
+from specengine.bench.race.run import Run
 from specengine.bench.race.sequential import is_sequential
 from specengine.models.transformer import Transformer
 
 CAPTION = (
     "tokens/s, speedup: of the repetition of median time, over plain decoding. tau: tokens per pass of the target. "
-    "relaxed: share of the tokens that the exact rule would have refused. agreement: share of the tokens before the "
-    "first that differs from the exact output: of `match` or `rejection` with the same drafter, of plain decoding for "
-    "a sequential cascade. A lossless rule that draws otherwise gives another text of the same distribution. "
-    "log-likelihood: of a token by the target without temperature, in nats, mean over all."
+    "relaxed: share of the tokens that the exact rule would have rejected. agreement: share of the tokens before the "
+    "first difference from the exact output, which is that of `match` or `rejection` with the same drafter, and plain "
+    "decoding for a sequential cascade. A lossless rule with other random draws gives another text of the same "
+    "distribution. log-likelihood: mean over all tokens, by the target without temperature, in nats."
 )
 
 
-def agreement(found: Sequence[Sequence[int]], exact: Sequence[Sequence[int]]) -> float:
-    """The share of the exact answers' tokens that stand before the first difference, 0 to 1."""
+def agreement(answers: Sequence[Sequence[int]], exact: Sequence[Sequence[int]]) -> float:
+    """Returns the share of the exact answers' tokens before the first difference, 0 to 1."""
     same = 0
-    for ours, theirs in zip(found, exact, strict=True):
+    for ours, theirs in zip(answers, exact, strict=True):
         pairs = zip(ours, theirs, strict=False)
         same += next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
     return same / sum(map(len, exact))
 
 
-def qualities(target: Transformer, runs: Sequence[Run], advance: Callable[[], None]) -> list[dict[str, Any]]:
-    """Per run its family, relaxed (None for a sequential cascade), agreement and log_likelihood, of one repetition."""
-    by_pair = {(run.temperature, run.batch, run.drafter, run.rule): run for run in runs if run.peer is None}
+def quality_rows(target: Transformer, runs: Sequence[Run], advance: Callable[[], None]) -> list[dict[str, Any]]:
+    """Returns family, relaxed, agreement and log_likelihood of each run, by the answers of its first repetition.
 
-    @cache  # many answers are those of other rules
+    relaxed is None for a sequential cascade.
+    """
+    by_contender = {(run.temperature, run.batch, run.drafter, run.rule): run for run in runs if run.peer is None}
+
+    @cache  # many rules give the same answer
     def nats(prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
         return token_logprobs(target, prompt + answer, len(prompt)).sum().item()
 
     rows = []
     for run in runs:
-        pair = (BASE, "match") if run.peer else exact_pair(run.drafter, run.rule)
-        exact, answers = by_pair[(run.temperature, run.batch, *pair)].answers, run.answers.values()
+        reference = PLAIN if run.peer else exact_contender(run.drafter, run.rule)
+        exact = by_contender[(run.temperature, run.batch, *reference)].answers
+        answers = run.answers.values()
         tokens = sum(len(answer.token_ids) for answer in answers)
         likelihood = sum(nats(tuple(answer.prompt_token_ids), tuple(answer.token_ids)) for answer in answers) / tokens
         relaxed = sum(answer.stats.relaxed for answer in answers) / tokens
@@ -61,7 +66,7 @@ def qualities(target: Transformer, runs: Sequence[Run], advance: Callable[[], No
 
 
 def rules_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """Rows of `run_dicts` with those of `qualities`, for reading."""
+    """Returns the rows of `run_dicts` with those of `quality_rows` as a table."""
     out = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     out.add_column("rule", overflow="fold", min_width=20)
     out.add_column("drafter", overflow="fold")

@@ -1,4 +1,4 @@
-"""What a dtype costs in quality: the model's perplexity on one fixed text."""
+"""Perplexity of a model on one fixed text, in each dtype."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from specengine.tensor_parallel.loading import load_model
 TEXT = Path(__file__).parents[1] / "data" / "text.txt"
 REFERENCE = "float32"
 CONTEXT = 512
-_PASS_ROWS = 64  # logits of so many rows at a time
+_PASS_ROWS = 64  # rows of a pass, which bound the logits in memory
 
 
 def token_logprobs(target: Transformer, ids: Sequence[int], first: int = 1) -> torch.Tensor:
-    """float64 [len(ids) - first]: the log-probability of every token from `first` on, given all before it."""
+    """Returns the log-probability of each token from `first` on, float64 [len(ids) - first]."""
     target.ensure_positions(len(ids))
     kv = target.new_cache()
     pages = kv.allocate(len(ids))
-    found = []
+    logprobs = []
     for start in range(0, len(ids) - 1, _PASS_ROWS):
         rows = ids[start : min(start + _PASS_ROWS, len(ids) - 1)]
         tree, batch = TreeBatch.chains([rows], target.device), kv.batch([pages], [start])
-        known = max(0, first - 1 - start)  # rows whose next token is not asked for
+        known = max(0, first - 1 - start)  # rows before `first`, whose logits are not needed
         if known >= len(rows):
             target.hidden(tree, kv, batch)
             continue
         logits = target.forward(tree, kv, batch).scores[known:].to("cpu", torch.float64)
-        told = torch.tensor(ids[start + known + 1 : start + len(rows) + 1])
-        found.append(torch.log_softmax(logits, dim=-1).gather(1, told[:, None])[:, 0])
+        tokens = torch.tensor(ids[start + known + 1 : start + len(rows) + 1])
+        logprobs.append(torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0])
     kv.free(pages)
-    return torch.cat(found)
+    return torch.cat(logprobs)
 
 
 def perplexity(target: Transformer, ids: Sequence[int], context: int = CONTEXT) -> float:
-    """exp of the mean negative log-probability of every token but the first of each `context` tokens.
+    """Returns exp of the mean negative log-probability of all tokens but the first of each `context` tokens.
 
     Raises ValueError for fewer than two tokens.
     """
@@ -55,12 +55,15 @@ def perplexity(target: Transformer, ids: Sequence[int], context: int = CONTEXT) 
 
 
 def perplexities(model: str, *, device: str = "auto", dtype: str = "auto") -> list[dict[str, Any]]:
-    """Weight bytes and perplexity of a model in every dtype (`auto`: all there are), each over that of float32.
+    """Returns weight bytes and perplexity of a model in float32 and in `dtype`, and their ratios to float32.
 
-    A dtype that this model cannot have gives a row with the reason. Raises ValueError for a model without tokenizer.
+    dtype: `auto` for every dtype.
+    A dtype that the model does not support gives a row with the reason.
+    Raises ValueError for a model without a tokenizer.
     """
     names = list(dict.fromkeys([REFERENCE, *(DTYPES if dtype == "auto" else [dtype])]))
-    text, rows = TEXT.read_text(encoding="utf-8"), []
+    text = TEXT.read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = []
     for name in names:
         try:
             loaded = load_model(model, device=device, dtype=name)
@@ -70,17 +73,17 @@ def perplexities(model: str, *, device: str = "auto", dtype: str = "auto") -> li
             rows.append({"dtype": name, "reason": str(error)})
             continue
         if loaded.tokenizer is None:
-            raise ValueError(f"perplexity: {model} has no tokenizer, so no text can be put to it")
-        found = perplexity(loaded.target, loaded.tokenizer.encode(text))
+            raise ValueError(f"perplexity: {model} has no tokenizer to read the text with")
+        measured = perplexity(loaded.target, loaded.tokenizer.encode(text))
         size = loaded.target.weight_bytes()
-        del loaded  # before the next one takes its memory
-        first = rows[0] if rows else {"weight_bytes": size, "perplexity": found}
+        del loaded  # free its memory before the next dtype is loaded
+        first = rows[0] if rows else {"weight_bytes": size, "perplexity": measured}
         rows.append(
             {
                 "dtype": name,
                 "weight_bytes": size,
-                "perplexity": found,
-                "ratio": found / first["perplexity"],
+                "perplexity": measured,
+                "ratio": measured / first["perplexity"],
                 "bytes_ratio": size / first["weight_bytes"],
             }
         )
@@ -88,7 +91,7 @@ def perplexities(model: str, *, device: str = "auto", dtype: str = "auto") -> li
 
 
 def perplexity_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """The rows of `perplexities` for reading."""
+    """Returns the rows of `perplexities` as a table."""
     out = Table(title=title, title_justify="left")
     out.add_column("dtype")
     for name in ("weights, MB", f"over {REFERENCE}", "perplexity", f"over {REFERENCE}"):

@@ -1,4 +1,4 @@
-"""How long a reader waits: for the first token, and from one token to the next."""
+"""Latency: time to the first token, and time between tokens."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from rich.table import Table
 
 PERCENTILES = (50, 95, 99)
 CAPTION = (
-    "first token: ms from the request to its first token, median of the answers; in a batch the others' prefills count "
-    "too. between tokens: ms from one token to the next as they are delivered, so tokens accepted together "
-    "come at once, 0 ms apart. floor: what reading the weights once takes at the memory's speed, as a share of a "
-    "verification. memory: peak of a process with this configuration alone (with --memory)."
+    "first token: ms from the request to its first token, median of the answers; it includes the prefills of the whole "
+    "batch. between tokens: ms from one token to the next as they are delivered; tokens accepted together are 0 ms "
+    "apart. floor: time to read the weights once at the memory's speed, as a share of a verification. memory: peak of "
+    "a process that runs this configuration alone (with --memory)."
 )
 
 
 def gaps(deliveries: Sequence[tuple[float, int]]) -> list[float]:
-    """Seconds between each token and the one before it; deliveries: when how many came."""
+    """Returns the seconds between each token and the one before it. deliveries: (seconds, number of tokens)."""
     times = [seconds for seconds, count in deliveries for _ in range(count)]
     return [later - sooner for sooner, later in pairwise(times)]
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` percent of all do not exceed; None of none."""
+    """Returns the smallest value v with at least `share` percent of the values <= v; None for no values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)] if ordered else None
 
 
 def latency_dict(first: Sequence[float], between: Sequence[float]) -> dict[str, Any]:
-    """Milliseconds, None where nothing was delivered token by token."""
+    """Returns milliseconds by name; None where an answer was delivered at once."""
     waits = {f"p{share}": _ms(percentile(between, share)) for share in PERCENTILES}
     return {"first_token_ms": _ms(percentile(first, 50)), "token_gap_ms": waits}
 
@@ -41,10 +41,8 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def latency_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows of `run_dicts` for reading."""
-    out = Table(
-        title="what a reader waits for, ms", title_justify="left", caption=CAPTION, caption_justify="left", min_width=90
-    )
+    """Returns the rows of `run_dicts` as a table of latencies."""
+    out = Table(title="latency, ms", title_justify="left", caption=CAPTION, caption_justify="left", min_width=90)
     out.add_column("drafter", overflow="fold", min_width=13)
     between = [f"between tokens p{share}" if share == PERCENTILES[0] else f"p{share}" for share in PERCENTILES]
     for name in ("batch", "first token", *between, "floor", "memory"):

@@ -1,4 +1,4 @@
-"""Peak memory of one configuration: in a process of its own, as in the one that races them all everything counts."""
+"""Peak memory of one configuration, in a process of its own: the process of a race holds all contenders."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specengine.bench.race.run import Run
 
-_TOKENS = 32  # of an answer: the cache of a long one is the same for every drafter
+_TOKENS = 32  # of an answer; a longer one would add the same cache for every drafter
 
 
 def measure_memory(runs: Sequence[Run], model: str, dtype: str) -> None:
-    """Fills in what ours need; a temperature needs nothing, so every drafter, rule and batch size is tried once."""
+    """Fills in `peak_memory` of runs of specengine: one process for each drafter, rule and batch size."""
     found: dict[tuple[str, str, int], int] = {}
     for run in runs:
         key = (run.drafter, run.rule, run.batch)
@@ -27,27 +27,28 @@ def measure_memory(runs: Sequence[Run], model: str, dtype: str) -> None:
 
 
 def peak_memory(model: str, dtype: str, drafter: str, rule: str, prompts: Sequence[list[int]]) -> int:
-    """Bytes of the host's memory that a process holds at most while it answers these prompts as one batch.
+    """Returns the peak bytes of host memory of a process that answers these prompts as one batch.
 
-    Raises ValueError with the process's last line where it fails.
+    Raises ValueError with the last line of a process that fails.
     """
-    asked = {"model": model, "dtype": dtype, "drafter": drafter, "rule": rule, "prompts": prompts}
+    job = {"model": model, "dtype": dtype, "drafter": drafter, "rule": rule, "prompts": prompts}
     command = [sys.executable, "-m", "specengine.bench.race.memory"]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True)
+    done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(f"memory: {drafter}: {(done.stderr.strip() or 'it was killed').splitlines()[-1]}")
+        raise ValueError(f"memory: {drafter}: {(done.stderr.strip() or 'the process was killed').splitlines()[-1]}")
     return int(done.stdout)
 
 
-def _peak_of(asked: dict[str, Any]) -> int:
+def _peak_of(job: dict[str, Any]) -> int:
     from specengine.bench.race.contenders import open_contender
     from specengine.tensor_parallel.loading import load_model
     from specengine.types import SamplingParams
 
-    model, prompts = load_model(asked["model"], device="cpu", dtype=asked["dtype"]), asked["prompts"]
-    engine = open_contender(model, asked["drafter"], rule=asked["rule"], max_batch_size=len(prompts))
+    model = load_model(job["model"], device="cpu", dtype=job["dtype"])
+    prompts = job["prompts"]
+    engine = open_contender(model, job["drafter"], rule=job["rule"], max_batch_size=len(prompts))
     engine.generate(prompts, SamplingParams(max_new_tokens=_TOKENS, ignore_eos=True))
-    # Not ru_maxrss: that begins with the peak of the process which started this one.
+    # ru_maxrss would start at the peak of the parent process.
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
 

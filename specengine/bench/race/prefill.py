@@ -1,4 +1,4 @@
-"""How long a prompt takes: prefill and first token, for all engines in turn."""
+"""Time of a prefill and its first token, for all engines in turn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from specengine.bench.peers.base import Peer
-from specengine.bench.race.contenders import Contender, open_contender
-from specengine.bench.race.race import ask, rest_of
-from specengine.bench.race.run import BASE
+from specengine.bench.race.contenders import BASE, ContenderEngine, open_contender
+from specengine.bench.race.race import ask, pause_between
 from specengine.bench.report.labels import short_labels
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.types import SamplingParams
@@ -23,7 +22,10 @@ _REPETITIONS = 3  # at least
 
 
 def long_prompt(model: LoadedModel, count: int) -> list[int]:
-    """`count` token ids of the text that comes with the package, over and over; numbers without a tokenizer."""
+    """Returns `count` token ids of the package's text, repeated; consecutive ids for a model without a tokenizer.
+
+    Raises ValueError for a count that the context cannot hold.
+    """
     if not 1 <= count < model.config.max_position:
         raise ValueError(f"prefill: expected 1 to {model.config.max_position - 1} tokens, got {count}")
     if model.tokenizer is None:
@@ -34,14 +36,14 @@ def long_prompt(model: LoadedModel, count: int) -> list[int]:
 def time_prefill(
     model: LoadedModel, drafters: Sequence[str], peers: Sequence[Peer], ids: list[int], repetitions: int
 ) -> list[dict[str, Any]]:
-    """Median seconds to the first token after the prompt `ids`, per drafter and peer that did not fail."""
-    engines: list[Contender | Peer] = [*(open_contender(model, name) for name in drafters), *peers]
+    """Returns a row per drafter and peer with the median seconds to the first token; a peer that failed has no row."""
+    engines: list[ContenderEngine | Peer] = [*(open_contender(model, name) for name in drafters), *peers]
     params = SamplingParams(max_new_tokens=1, ignore_eos=True)
     seconds: list[list[float]] = [[] for _ in engines]
     for turn in range(max(_REPETITIONS, repetitions) + 1):
         for step in range(len(engines)):
             position = (turn + step) % len(engines)
-            _, spent = ask(engines[position], [ids], params, rest_of(engines))
+            _, spent = ask(engines[position], [ids], params, pause_between(engines))
             if turn:  # the first is a warm-up
                 seconds[position].append(spent)
     named = [*((name, None) for name in drafters), *((peer.drafter, peer.mode) for peer in peers)]
@@ -56,7 +58,7 @@ def time_prefill(
 
 
 def prefill_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows of `time_prefill` for reading."""
+    """Returns the rows of `time_prefill` as a table."""
     out = Table(title=f"a prompt of {rows[0]['tokens']} tokens and the first token after it", title_justify="left")
     out.add_column("drafter")
     for name in ("ms", "prompt tokens/s", f"time over {BASE}"):

@@ -1,4 +1,4 @@
-"""What is asked: questions of one or more turns, and the prompt each turn makes."""
+"""Questions of one or more turns, and the prompt of each turn."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ RANDOM_TOKENS = 32
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation's user turns; name is for messages, category is its class.
+    """Holds the user turns of one conversation.
 
-    tokens: of a turn, where it is asked of a model without tokenizer.
+    name: for messages.  category: class of the question.
+    tokens: length of a turn for a model without a tokenizer.
     """
 
     name: str
@@ -34,7 +35,10 @@ def load_files(
     per_class: int | None = None,
     tokens: int = RANDOM_TOKENS,
 ) -> list[Question]:
-    """The first questions of several files, `limit` of each file and `per_class` of each class (None: all)."""
+    """Reads the first `limit` questions of each file, at most `per_class` of each class (None: all).
+
+    Raises FileNotFoundError, or ValueError naming file and line.
+    """
     _check_count("per_class", per_class)
     if tokens < 1:
         raise ValueError(f"prompt_tokens: expected a positive number of tokens, got {tokens}")
@@ -48,16 +52,16 @@ def load_files(
 
 
 def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Question]:
-    """The first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`.
+    """Reads the first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`.
 
-    `question_id` and `category` are kept where they are given (else line number and file name), other keys
-    ignored, blank lines skipped. Raises FileNotFoundError, or ValueError naming file and line.
+    `question_id` defaults to the line number and `category` to the file name. Other keys and blank lines are ignored.
+    Raises FileNotFoundError, or ValueError naming file and line.
     """
     _check_count("limit", limit)
     if not path.is_file():
         raise FileNotFoundError(f"questions: no such file {str(path)!r}")
     try:
-        # Not splitlines: JSON strings may hold separators such as U+2028 unescaped.
+        # splitlines would also split at U+2028, which a JSON string may hold unescaped.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text, byte {error.start} is not") from None
@@ -92,10 +96,10 @@ def _parse(path: Path, number: int, line: str) -> Question:
 
 
 def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0) -> Prompt:
-    """The prompt of turn len(answers): the turns so far with the answers between them.
+    """Returns the prompt of turn len(answers): all turns so far with the answers between them.
 
-    Chat messages where the model has a template, else plain text. Without a tokenizer, random token ids that
-    `seed`, question and turn fix.
+    It is a list of chat messages for a model with a chat template, and plain text for other models.
+    Without a tokenizer it is a list of random token ids; `seed`, question and turn determine them.
     """
     turns = question.turns[: len(answers) + 1]
     if model.tokenizer is None:
@@ -106,8 +110,8 @@ def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: Lo
             ids += answers[number].token_ids if number < len(answers) else []
         return ids
     if model.tokenizer.has_chat_template:
-        asked = [{"role": "user", "content": turn} for turn in turns]
-        told = [{"role": "assistant", "content": answer.text} for answer in answers]
-        return [message for pair in zip(asked, told, strict=False) for message in pair] + asked[-1:]
+        user = [{"role": "user", "content": turn} for turn in turns]
+        assistant = [{"role": "assistant", "content": answer.text} for answer in answers]
+        return [message for pair in zip(user, assistant, strict=False) for message in pair] + user[-1:]
     texts = [text for turn, answer in zip(turns, answers, strict=False) for text in (turn, answer.text)]
     return "\n\n".join([*texts, turns[-1]])

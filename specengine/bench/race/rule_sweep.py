@@ -1,25 +1,24 @@
-"""`--rules`: descriptions with several values, and the drafter that each rule is measured with."""
+"""`--rules`: splits a list of rules, and chooses the drafter that each rule is measured with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
 
-from specengine.bench.race.contenders import CONTROL
-from specengine.bench.race.run import BASE
+from specengine.bench.race.contenders import BASE, CONTROL, PLAIN, Contender
 from specengine.bench.race.sequential import is_sequential
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants, parse_rule
 
-EXACT = {Wants.NOTHING: "match"}  # else `rejection`
+EXACT = {Wants.NOTHING: "match"}  # every other rule: `rejection`
 
 
 def split_rules(text: str) -> list[str]:
-    """Rules separated by spaces; values separated by slashes stand for one rule each.
+    """Splits rules at spaces, and makes one rule of each value between slashes.
 
     `margin:theta=0.84/0.9 cascade:chow/opt,alpha=0.1` is `margin:theta=0.84`, `margin:theta=0.9`,
-    `cascade:chow,alpha=0.1` and `cascade:opt,alpha=0.1`. Raises ValueError for a list of none.
+    `cascade:chow,alpha=0.1` and `cascade:opt,alpha=0.1`. Raises ValueError for an empty list.
     """
     rules: list[str] = []
     for item in text.split():
@@ -35,12 +34,12 @@ def split_rules(text: str) -> list[str]:
 
 
 def family(rule: str) -> str:
-    """A rule's description without its numbers: what a sweep goes through."""
+    """Returns a rule's description without its numbers, which is the same for all rules of a sweep."""
     return ":".join([rule.partition(":")[0], *(value for value in _values(rule) if not _is_number(value))])
 
 
 def numbers(rule: str) -> str:
-    """The numbers of a description, as `0.9` or `0.09,0.3`."""
+    """Returns the numbers of a rule's description, as `0.9` or `0.09,0.3`."""
     return ",".join(value for value in _values(rule) if _is_number(value))
 
 
@@ -57,29 +56,31 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def race(rules: Sequence[str], drafters: Sequence[str], target: Transformer) -> list[tuple[str, str]]:
-    """(drafter, rule) of every contender: the base, each rule, and the exact rule that each leans on.
+def rule_contenders(rules: Sequence[str], drafters: Sequence[str], target: Transformer) -> list[Contender]:
+    """Returns plain decoding, every rule, and the exact rule that each is compared with.
 
-    A rule that wants a draft distribution gets the first drafter that has a true one, else and if it wants nothing the
-    first that serves it; `none` and `control` do not count. Raises ValueError for a rule that no drafter serves.
+    A rule that reads a draft distribution gets the first drafter with a true distribution. Without such a drafter, and
+    for other rules, it gets the first drafter that serves it; `none` and `control` are never chosen.
+    Raises ValueError for a rule that no drafter serves.
     """
     named = [(name, load_drafter(name, target)) for name in drafters if name not in (BASE, CONTROL)]
-    pairs = [(BASE, "match")]
+    contenders = [PLAIN]
     for text in rules:
         rule = None if is_sequential(text) else parse_rule(text)
         drafter = _drafter_of(rule, text, named)
-        pairs += [(drafter, exact_rule(rule)), (drafter, text)] if rule else [(drafter, text)]
-    return list(dict.fromkeys(pairs))
+        contenders += [Contender(drafter, exact_rule(rule))] if rule else []
+        contenders.append(Contender(drafter, text))
+    return list(dict.fromkeys(contenders))
 
 
 def exact_rule(rule: Rule) -> str:
-    """The rule whose output a lossy one approaches."""
+    """Returns the exact rule whose output a lossy rule approximates."""
     return EXACT.get(rule.wants, "rejection")
 
 
-def exact_pair(drafter: str, rule: str) -> tuple[str, str]:
-    """The contender whose output that of another is compared with; plain decoding for a sequential cascade."""
-    return (BASE, "match") if is_sequential(rule) else (drafter, exact_rule(parse_rule(rule)))
+def exact_contender(drafter: str, rule: str) -> Contender:
+    """Returns the contender whose output is the reference for another one; plain decoding for a sequential cascade."""
+    return PLAIN if is_sequential(rule) else Contender(drafter, exact_rule(parse_rule(rule)))
 
 
 def _drafter_of(rule: Rule | None, text: str, named: Sequence[tuple[str, Drafter]]) -> str:

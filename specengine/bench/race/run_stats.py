@@ -1,4 +1,4 @@
-"""Counting: what one configuration did in one repetition."""
+"""Statistics of one engine in one repetition."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from specengine.types import PHASES, CycleTrace, GenerationOutput
 
 
 @dataclass
-class Tally:
-    """Sums over calls. passes: cycles of the whole batch; cycles: those of every request.
+class RunStats:
+    """Adds up the calls of one engine.
 
-    cached_tokens: that the cycles of all requests read, about: halfway through its answer a request has the mean.
-    first_tokens, gaps: seconds from each request to its first token, and between any two tokens after that.
-    by_class: the calls whose questions are all of one class, by class.
+    passes: cycles of whole batches.  cycles: cycles of every request.
+    cached_tokens: cached tokens that all cycles read, estimated by each request's length halfway through its answer.
+    drafted, accepted, reached: by depth from 1, the cycles that drafted to this depth, that accepted a node there, and
+    that drafted there after they accepted a node one level above.
+    first_tokens: seconds from each request to its first token.  gaps: seconds between two tokens after that.
+    by_class: calls whose questions are all of one class.
     """
 
     seconds: float = 0.0
@@ -25,22 +28,22 @@ class Tally:
     cycles: int = 0
     tokens: int = 0
     cached_tokens: float = 0.0
-    drafted: list[int] = field(default_factory=list)  # cycles that drafted to depth d + 1
-    accepted: list[int] = field(default_factory=list)  # cycles that accepted a node there
-    reached: list[int] = field(default_factory=list)  # cycles that drafted there and accepted a node one level above
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
     first_tokens: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    by_class: dict[str, Tally] = field(default_factory=dict)
+    by_class: dict[str, RunStats] = field(default_factory=dict)
 
     def add(self, outputs: Sequence[GenerationOutput], seconds: float, category: str = "") -> None:
-        """One call: traced outputs that ran as one batch, all admitted before its first cycle."""
+        """Adds one call: traced outputs of one batch whose requests were all admitted before the first cycle."""
         if category:
-            self.by_class.setdefault(category, Tally()).add(outputs, seconds)
-        # The request that ran longest took part in every pass, so its phases are the batch's.
+            self.by_class.setdefault(category, RunStats()).add(outputs, seconds)
+        # The request with the most cycles took part in every pass, so its phases are those of the batch.
         longest = max(outputs, key=lambda output: output.stats.cycles).stats
         prefill = sum(output.stats.prefill_seconds for output in outputs)
         phases = {phase: longest.seconds_by_phase[phase] for phase in PHASES if phase != "host"}
-        # A request's own host time holds the prefills of those admitted after it; this remainder does not.
+        # A request's own host time includes the prefill of later requests. This remainder excludes it.
         phases["host"] = max(0.0, seconds - prefill - sum(phases.values()))
         for phase, spent in phases.items():
             self.phase_seconds[phase] += spent
@@ -59,7 +62,7 @@ class Tally:
 
     @property
     def tau(self) -> float | None:
-        """Tokens per cycle; None for a peer that does not say how many it took."""
+        """Tokens per cycle; None for a peer that does not report its cycles."""
         return self.tokens / self.cycles if self.cycles else None
 
     @property
@@ -68,18 +71,18 @@ class Tally:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """As GenerationStats has it, over all cycles together."""
+        """Accepted over drafted, by depth, as in GenerationStats; over all cycles."""
         return [accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True)]
 
     @property
     def level_acceptance(self) -> list[float | None]:
-        """How often a drafted level was accepted once the one above was; None where none ever was."""
+        """Share of drafted levels that were accepted, of the cycles that accepted the level above; None without any."""
         pairs = zip(self.accepted, self.reached, strict=True)
         return [accepted / reached if reached else None for accepted, reached in pairs]
 
     @property
     def ms_per_cycle(self) -> dict[str, float]:
-        """Milliseconds per pass and phase; with the prefill they add up to the wall time."""
+        """Milliseconds per pass, by phase; with the prefill they add up to the wall time."""
         return {phase: 1e3 * seconds / self.passes for phase, seconds in self.phase_seconds.items()}
 
     def _add_cycle(self, cycle: CycleTrace) -> None:
@@ -87,8 +90,8 @@ class Tally:
         for parent in cycle.parents[1:]:
             depths.append(depths[parent] + 1)
         taken = len(cycle.accepted)
-        # Where an accepted token ended the request, nobody was asked about the next level.
-        asked = taken if cycle.bonus is None else taken + 1
+        # If an accepted token ended the request, the target did not judge the next level.
+        judged = taken if cycle.bonus is None else taken + 1
         for depth in range(max(depths)):
             if depth == len(self.drafted):
                 self.drafted.append(0)
@@ -96,4 +99,4 @@ class Tally:
                 self.reached.append(0)
             self.drafted[depth] += 1
             self.accepted[depth] += depth < taken
-            self.reached[depth] += depth < asked
+            self.reached[depth] += depth < judged

@@ -1,7 +1,7 @@
-"""A drafter whose acceptance is chosen: cycles of any shape on a target of random weights.
+"""A drafter with a chosen acceptance, for cycles of any shape on a target of random weights.
 
-It drafts numbers, and the target's logits are bent after the pass so that a drafted token is accepted with the chosen
-probability. That changes the text; passes, verification and compaction are the real ones.
+It drafts arbitrary tokens. After the target's pass the engine changes ("bends") the logits, so that a drafted token is
+accepted with the chosen probability. The text changes; passes, verification and compaction are those of any drafter.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from specengine.tensor_parallel.loading import LoadedModel
 from specengine.utils.spec_string import Spec, check_range
 
 NAME = "synthetic"
-PERIOD = 4096  # positions after which the drafts repeat themselves
-_FAR = 1e4  # from any other logit
+PERIOD = 4096  # positions after which the drafts repeat
+_FAR = 1e4  # above or below every other logit
 
 
 @dataclass(frozen=True)
 class Config:
-    """k: nodes per level; only the first one has children and is ever accepted: k = 1 is a chain.
-    cost: what drafting costs: nothing, or what a drafter of this name would compute."""
+    """k: nodes per level, 1 for a chain; only the first node of a level has children and can be accepted.
+    cost: the drafter whose computation is run; `none` for no computation."""
 
     k: int = 1
     cost: str = "none"
@@ -44,12 +44,15 @@ class Config:
 
 
 def is_synthetic(drafter: str) -> bool:
-    """Whether a drafter's description is one of this module's: `synthetic:0.81,0.80,k=10,cost=eagle3`."""
+    """Returns whether a description names this drafter, as `synthetic:0.81,0.80,k=10,cost=eagle3`."""
     return drafter.partition(":")[0].strip() == NAME
 
 
 class Synthetic(Drafter):
-    """rates: per depth, the probability that the drafted token is accepted once its parent is."""
+    """Drafts trees whose acceptance is chosen.
+
+    rates: per depth, the probability that a node is accepted once its parent is.
+    """
 
     name = NAME
     config_type = Config
@@ -76,7 +79,7 @@ class Synthetic(Drafter):
 
     @staticmethod
     def parse(text: str, target: Transformer) -> Synthetic:
-        """From `synthetic:RATE,RATE,...[,k=..][,cost=..]`. Raises ValueError for anything else."""
+        """Makes a drafter from `synthetic:RATE,RATE,...[,k=..][,cost=..]`. Raises ValueError for other texts."""
         items = text.partition(":")[2].split(",")
         options = [item for item in items if "=" in item]
         try:
@@ -87,9 +90,9 @@ class Synthetic(Drafter):
         return Synthetic(spec.build(Config, "drafter"), rates, target)
 
     def _tables(self, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """[PERIOD, N] by the root's position: the drafted tokens, int32, and what their logits become, float32.
+        """Returns tables [PERIOD, N] by the root's position: the drafted tokens, int32, and their bent logits, float32.
 
-        Whether a token is accepted depends on its position and depth. Token 0 is never drafted.
+        Position and depth decide whether a token is accepted. Token 0 is never drafted.
         """
         k, levels = self.config.k, len(self.rates)
         depth = torch.arange(1, levels + 1)
@@ -109,8 +112,8 @@ class Synthetic(Drafter):
 
     def draft(self, requests: Sequence) -> list[DraftTree]:
         if self._cost and requests:
-            columns = ([s.tokens[-1] for s in requests], [len(s.tokens) - 1 for s in requests])
-            roots, lengths = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in columns)
+            roots = torch.tensor([r.tokens[-1] for r in requests], dtype=torch.int32, device=self._device)
+            lengths = torch.tensor([len(r.tokens) - 1 for r in requests], dtype=torch.int32, device=self._device)
             self._cost(roots, lengths)
         trees = []
         for request in requests:
@@ -120,7 +123,9 @@ class Synthetic(Drafter):
         return trees
 
     def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
-        nodes, shape, history = slots.nodes, self._shape, slots.history
+        nodes = slots.nodes
+        shape = self._shape
+        history = slots.history
         last = (history.length - 1).long()
         root = history.tokens.gather(1, last[:, None])
         if self._cost:
@@ -136,14 +141,14 @@ class Synthetic(Drafter):
         return TreeBatch(tokens, parents, depths, slots.row_start, bits, nodes)
 
     def bend(self, logits: torch.Tensor, tree: TreeBatch, lengths: torch.Tensor) -> None:
-        """Makes the first node of each level the target's choice, or its whole level not, as was decided for it.
+        """Makes the first node of each accepted level the target's choice, and no node of a rejected level.
 
-        logits: float32 [M, V], written.  lengths: int32 [B], of the prefix: the root's position.
+        logits: float32 [M, V], written.  lengths: int32 [B], of the prefixes, which are the roots' positions.
         """
         row = torch.arange(len(logits), device=logits.device)
         request, node = rows_of(tree.row_start, len(logits))
         drafted = tree.parents >= 0
-        # The other rows write column 0 back: what is bent must have one shape in a captured graph.
+        # Roots write column 0 back unchanged: a captured graph needs one shape for every tree.
         rows = torch.where(drafted, tree.row_start[request] + tree.parents, row)
         columns = tree.tokens.masked_fill(~drafted, 0).long()
         bends = self._bends[lengths[request].long() % PERIOD, node]
@@ -173,7 +178,7 @@ class SyntheticEngine(Engine):
 
 
 def _hash(x: torch.Tensor) -> torch.Tensor:
-    """int64 -> well-mixed 32 bits; no product overflows, so every device gives the same."""
+    """Returns 32 mixed bits of an int64. No product overflows, so every device returns the same."""
     for _ in range(2):
         x = ((x >> 16) ^ x) * 0x45D9F3B & 0xFFFFFFFF
     return (x >> 16) ^ x

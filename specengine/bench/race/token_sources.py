@@ -1,19 +1,20 @@
-"""Where the tokens of an answer come from: which drafter proposed each, or the target itself."""
+"""The source of each token of an answer: the drafter that proposed it, or the target."""
 
 from __future__ import annotations
 
 from specengine.tokenizer import Tokenizer
 from specengine.types import GenerationOutput
 
-TARGET = "target"  # a bonus token: nobody's draft
-MOST = 96  # tokens that are recorded
+TARGET = "target"  # the source of a bonus token
+MOST = 96  # tokens recorded of an answer
 
 
-def provenance(output: GenerationOutput, drafter: str, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
-    """The first tokens of a traced answer as (text, source).
+def token_sources(output: GenerationOutput, drafter: str, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
+    """Returns the first tokens of a traced answer as (text, source).
 
-    source: the drafter's name, those of its parts that drafted the token joined by `+`, or `target`. A token in the
-    middle of a character has no text, its last one has the whole; without a tokenizer texts are token ids.
+    source: the drafter's name, `target`, or the names of all parts that drafted the token joined by `+`.
+    A token that ends inside a character has no text; the last token of the character has all of it.
+    Without a tokenizer the texts are token ids.
     """
     sources = []
     for cycle in output.trace or ():
@@ -25,6 +26,6 @@ def provenance(output: GenerationOutput, drafter: str, tokenizer: Tokenizer | No
         texts = [f"{token} " for token in tokens]
     else:
         detokenizer = tokenizer.detokenizer()
-        detokenizer.feed(output.prompt_token_ids[-4:])  # a leading space depends on what stands before
+        detokenizer.feed(output.prompt_token_ids[-4:])  # a leading space depends on the text before it
         texts = [detokenizer.feed([token]) for token in tokens]
     return list(zip(texts, sources, strict=False))

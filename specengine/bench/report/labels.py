@@ -1,4 +1,4 @@
-"""Words of tables and pictures: short names for drafters that tell those of a run apart, counted things."""
+"""Labels of tables and pictures: short names of drafters, and counts with a noun."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import PurePath
 
 
 def short_labels(drafters: Sequence[str]) -> list[str]:
-    """`fasteagle:/runs/3/best,top_k=2` as `fasteagle:best,top_k=2`; `3/best` where another one's path ends alike."""
-    taken = [_apart(text) for text in drafters]
-    paths = {(name, path) for name, path, _ in taken}
+    """Shortens `fasteagle:/runs/3/best,top_k=2` to `fasteagle:best,top_k=2`.
+
+    More of the path, as `3/best`, is kept if another path ends in `best`.
+    """
+    parts = [_parts(text) for text in drafters]
+    paths = {(name, path) for name, path, _ in parts}
     labels = []
-    for name, path, options in taken:
+    for name, path, options in parts:
         others = [other for kind, other in paths if kind == name and other != path]
         count = 1
         while count < len(path.parts) and any(_end(path, count) == _end(other, count) for other in others):
@@ -20,7 +23,7 @@ def short_labels(drafters: Sequence[str]) -> list[str]:
     return labels
 
 
-def _apart(text: str) -> tuple[str, PurePath, str]:
+def _parts(text: str) -> tuple[str, PurePath, str]:
     head, comma, options = text.partition(",")
     name, _, path = head.partition(":")
     return name, PurePath(path), comma + options
@@ -30,6 +33,6 @@ def _end(path: PurePath, count: int) -> str:
     return str(PurePath(*path.parts[-count:]))
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things, in words."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def counted(count: int, noun: str) -> str:
+    """Returns a count with its noun, as `1 question` or `2 questions`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""What the pictures of recorded results share."""
+"""Parts that all pictures of recorded results share: figures, legends, styles, PNG files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specengine.bench.report.json import write_whole
 from specengine.bench.report.labels import counted
+from specengine.bench.report.writing import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MARKERS = "osD^v<>pP*Xhd"  # not as many as colours: no two lines share both
+MARKERS = "osD^v<>pP*Xhd"  # 13, and 15 colours: no two of 195 lines share both
 COLORS = (
     "C0",
     "C1",
@@ -35,7 +35,7 @@ COLORS = (
 
 
 def check_matplotlib() -> None:
-    """Raises ValueError where there is no matplotlib."""
+    """Raises ValueError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
@@ -43,30 +43,30 @@ def check_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float, title: str, results: dict[str, Any]) -> Figure:
-    """An empty one of so many inches, which says what was measured."""
+    """Returns an empty figure, sizes in inches, with model, questions and tokens in its title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    what = f"{results['model']}, {counted(results['questions'], 'question')}, {results['max_new_tokens']} new tokens"
-    figure.suptitle(f"{title} ({what})")
+    run = f"{results['model']}, {counted(results['questions'], 'question')}, {results['max_new_tokens']} new tokens"
+    figure.suptitle(f"{title} ({run})")
     return figure
 
 
 def legend_below(figure: Figure) -> None:
-    """One of all its panels, in which nothing stands twice."""
+    """Draws one legend for all panels, without duplicates."""
     handles = {str(h.get_label()): h for panel in figure.axes for h in panel.get_legend_handles_labels()[0]}
     names = [wrapped(name, 40) for name in handles]
     inches = 0.6 + 0.075 * max((len(line) for name in names for line in name.split("\n")), default=0)
     columns = max(1, min(3, len(names), int(figure.get_figwidth() / inches)))
     lines = sum(sorted((name.count("\n") + 1 for name in names), reverse=True)[: -(-len(names) // columns)])
-    figure.set_figheight(figure.get_figheight() + 0.2 * lines)  # the panels keep theirs
+    figure.set_figheight(figure.get_figheight() + 0.2 * lines)  # the panels keep their height
     figure.legend([*handles.values()], names, loc="outside lower center", ncols=columns, fontsize="small")
 
 
 def wrapped(label: str, width: int) -> str:
-    """In lines of about so many characters, broken behind commas."""
+    """Breaks a label after commas into lines of about `width` characters."""
     lines = [""]
     for piece in label.replace(",", ",\n").split("\n"):
         if lines[-1] and len(lines[-1] + piece) > width:
@@ -76,16 +76,16 @@ def wrapped(label: str, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Without characters that no font has a shape for."""
+    """Returns a text without unprintable characters."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def picture(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, Any]) -> bytes | None:
-    """The PNG of what `draw` makes of results; None where that is nothing."""
+    """Returns the PNG of the figure that `draw` makes; None if it makes none."""
     import matplotlib
 
     out = BytesIO()
-    # Names come from files: a dollar sign in one is no formula. A box stands for a character that the font lacks.
+    # Names come from files, so a dollar sign is text. The font draws a box for a character that it lacks.
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         if (figure := draw(results)) is None:
@@ -95,10 +95,10 @@ def picture(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, 
 
 
 def style(number: int) -> dict[str, Any]:
-    """Colour and marker of a line by its number."""
+    """Returns colour and marker of a line by its number."""
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def save(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, Any], path: Path) -> None:
-    """Writes a picture as PNG."""
+    """Writes a picture as a PNG file. Raises OSError."""
     write_whole(path, picture(draw, results) or b"")

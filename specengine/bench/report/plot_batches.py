@@ -1,10 +1,10 @@
-"""The picture of speedups by batch size."""
+"""Picture of speedups by batch size."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specengine.bench.race.run import BASE
+from specengine.bench.race.contenders import BASE
 from specengine.bench.report.plot import legend_below, new_figure, style
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ _LINES = 16
 
 
 def batches_figure(results: dict[str, Any]) -> Figure | None:
-    """A line per contender at the first temperature; None where all had one batch size."""
+    """Draws a line per contender at the first temperature. Returns None for runs of one batch size."""
     rows = [row for row in results["runs"] if row["temperature"] == results["runs"][0]["temperature"]]
     rows = [row for row in rows if row["drafter"] != BASE and not row["peer"] and row["rule"] == rows[0]["rule"]]
     batches = sorted({row["batch"] for row in rows})

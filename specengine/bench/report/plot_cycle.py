@@ -1,4 +1,4 @@
-"""The picture of one cycle: its phases one after the other, and the tokens it ends with."""
+"""Picture of one cycle: its phases in order, and the tokens that it generates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLORS = dict(zip(PHASES, ("#e08a3c", "#5b7fa6", "#7a9e5f", "#b0628a", "#bdbdbd"), strict=True))
-_MOST = 16  # lines
+_LINES = 16
 
 
 def cycle_figure(results: dict[str, Any]) -> Figure | None:
-    """A line per contender at the first temperature and batch size; None where no phases are known."""
+    """Draws a bar per contender at the first temperature and batch size. Returns None for runs without phases."""
     timed = [row for row in results["runs"] if row["ms_per_cycle"] and row["tau"]]
-    timed = [row for row in timed if all(row[key] == timed[0][key] for key in ("temperature", "batch"))][:_MOST]
+    timed = [row for row in timed if all(row[key] == timed[0][key] for key in ("temperature", "batch"))][:_LINES]
     if not timed:
         return None
     figure = new_figure(11, 1.6 + 0.55 * len(timed), "One cycle", results)

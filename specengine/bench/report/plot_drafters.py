@@ -1,43 +1,46 @@
-"""The picture of a comparison of drafters."""
+"""Picture of a comparison of drafters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specengine.bench.race.run import BASE
+from specengine.bench.race.contenders import BASE
 from specengine.bench.report.plot import new_figure, style, wrapped
 from specengine.bench.report.tables import DEPTHS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CYCLES = 20  # of fewer, a share says nothing
+_CYCLES = 20  # a share of fewer cycles is noise
 _PHASES = {"draft": ("draft",), "verify": ("verify",), "rest": ("accept", "compact", "host")}
 _PHASE_COLORS = {"draft": "#e08a3c", "verify": "#5b7fa6", "rest": "#bdbdbd"}
 
 
 def drafters_figure(results: dict[str, Any]) -> Figure:
-    """A line of panels per temperature and batch size: acceptance by depth, tau and speedup, the time of a cycle."""
+    """Draws acceptance by depth, tau and speedup, and the time of a cycle.
+
+    There is a row of panels per temperature and batch size.
+    """
     settings = list(dict.fromkeys((row["temperature"], row["batch"]) for row in results["runs"]))
     lines = [[row for row in results["runs"] if (row["temperature"], row["batch"]) == each] for each in settings]
     height = max(3.4, 1.3 + 0.5 * max(map(len, lines)))
     figure = new_figure(15, 0.8 + height * len(lines), "Drafters", results)
     panels = figure.subplots(len(lines), 3, squeeze=False, width_ratios=(1.15, 1, 1))
-    looks: dict[str, dict[str, Any]] = {}  # by label, whatever the setting
+    looks: dict[str, dict[str, Any]] = {}  # by label, the same in every row
     for label in (row["label"] for row in results["runs"] if row["level_acceptance"]):
         looks.setdefault(label, style(len(looks)))
     for (temperature, batch), rows, (depths, gains, cycles) in zip(settings, lines, panels, strict=True):
-        what = f"temperature {temperature:g}" + (f", batch {batch}" if len({b for _, b in settings}) > 1 else "")
-        depths.set_title(f"acceptance by depth, {what}", fontsize="medium")
+        setting = f"temperature {temperature:g}" + (f", batch {batch}" if len({b for _, b in settings}) > 1 else "")
+        depths.set_title(f"acceptance by depth, {setting}", fontsize="medium")
         gains.set_title(f"tau (dark) and speedup over {BASE} (pale)", fontsize="medium")
         cycles.set_title("ms per cycle", fontsize="medium")
         _draw_depths(depths, rows, looks)
         _draw_gains(gains, rows, looks)
         _draw_cycles(cycles, rows)
-        cycles.tick_params(labelleft=False)  # the drafters' names stand left of the bars beside
+        cycles.tick_params(labelleft=False)  # the panel to the left has the same names
     for side, column, count in (("left", 0, 2), ("right", 2, 3)):
         handles = {h.get_label(): h for line in panels for h in line[column].get_legend_handles_labels()[0]}
-        if handles:  # below the panels, where nothing runs through them
+        if handles:  # below the panels, where no line crosses it
             names = [wrapped(name, 60) for name in handles]
             place: dict[str, Any] = {"loc": f"outside lower {side}"}
             figure.legend([*handles.values()], names, ncols=count, fontsize="small", **place)
@@ -69,11 +72,11 @@ def _draw_gains(panel: Any, rows: list[dict[str, Any]], looks: dict[str, dict[st
                 bar = panel.barh(place + shift, row[measure], 0.38, color=color, alpha=alpha)
                 panel.bar_label(bar, fmt="%.2f", padding=3, fontsize="small", bbox={"color": "white", "pad": 0.5})
     panel.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    _name(panel, rows)
+    _label_bars(panel, rows)
 
 
 def _draw_cycles(panel: Any, rows: list[dict[str, Any]]) -> None:
-    """A peer's are not known."""
+    """Draws the phases of a cycle; a peer reports none."""
     timed = [(place, row["ms_per_cycle"]) for place, row in enumerate(rows) if row["ms_per_cycle"]]
     places, ends = [place for place, _ in timed], [0.0] * len(timed)
     for part, phases in _PHASES.items():
@@ -81,11 +84,11 @@ def _draw_cycles(panel: Any, rows: list[dict[str, Any]]) -> None:
         bars = panel.barh(places, spent, 0.6, left=ends, label=part, color=_PHASE_COLORS[part])
         ends = [end + ms for end, ms in zip(ends, spent, strict=True)]
     panel.bar_label(bars, [f"{end:.1f}" for end in ends], padding=2, fontsize="small")
-    _name(panel, rows)
+    _label_bars(panel, rows)
 
 
-def _name(panel: Any, rows: list[dict[str, Any]]) -> None:
-    """A bar's drafter left of it, the first one on top, and room for figures behind the bars."""
+def _label_bars(panel: Any, rows: list[dict[str, Any]]) -> None:
+    """Puts each drafter left of its bar, the first one on top, and leaves space for numbers right of the bars."""
     panel.set_yticks(range(len(rows)), [wrapped(row["label"], 30) for row in rows], fontsize="small")
     panel.set_ylim(len(rows) - 0.4, -0.6)
     panel.margins(x=0.18)

@@ -1,4 +1,4 @@
-"""The picture of what rows cost."""
+"""Picture of the time of a pass by its rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from specengine.bench.report.plot import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_BACK = {"color": "white", "pad": 0.6, "alpha": 0.85}  # of a figure that a line runs through
+_BOX = {"color": "white", "pad": 0.6, "alpha": 0.85}  # of a number that a line crosses
 
 
 def rows_figure(results: dict[str, Any]) -> Figure | None:
-    """Milliseconds of a target pass by the rows it verifies; None where that was not measured."""
+    """Draws milliseconds of a target pass by the rows that it verifies. Returns None for fewer than two sizes."""
     rows = sorted(results["rows"], key=lambda row: row["rows"])
     if len(rows) < 2:
         return None
@@ -25,8 +25,8 @@ def rows_figure(results: dict[str, Any]) -> Figure | None:
     panel.plot(counts, spent, "o-", color="C0", label="measured")
     for count, ms in zip(counts, spent, strict=True):
         shown = f"{ms:.2f} ms, {ms / spent[0]:.2f}x"
-        # Below and behind a point, where the curve is not.
-        panel.annotate(shown, (count, ms), xytext=(5, -12), textcoords="offset points", fontsize="small", bbox=_BACK)
+        # Below and right of a point, away from the curve.
+        panel.annotate(shown, (count, ms), xytext=(5, -12), textcoords="offset points", fontsize="small", bbox=_BOX)
     panel.set_xscale("log", base=2)
     panel.set_xticks(counts, map(str, counts))
     panel.minorticks_off()

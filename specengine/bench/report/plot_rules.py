@@ -1,11 +1,11 @@
-"""The picture of a comparison of rules."""
+"""Picture of a comparison of rules."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specengine.bench.race.contenders import BASE
 from specengine.bench.race.rule_sweep import numbers
-from specengine.bench.race.run import BASE
 from specengine.bench.report.plot import new_figure, style
 from specengine.rules import RULES
 
@@ -20,8 +20,11 @@ _MEASURES = (
 
 
 def rules_figure(results: dict[str, Any]) -> Figure | None:
-    """Quality against speed: a row per measure, a column per drafter and temperature, a line per family of rules; plain
-    decoding stands in every column; the first batch size alone. None where texts were not judged."""
+    """Draws quality against speed at the first batch size. Returns None for runs without quality.
+
+    There is a row of panels per measure, a column per drafter and temperature, and a line per family of rules. Plain
+    decoding is in every panel.
+    """
     runs = [row for row in results["runs"] if row["family"] and row["agreement"] is not None]
     runs = [row for row in runs if row["log_likelihood"] is not None and row["batch"] == runs[0]["batch"]]
     if not any(row["drafter"] == BASE for row in runs):
@@ -49,14 +52,14 @@ def rules_figure(results: dict[str, Any]) -> Figure | None:
         panel.set_xlabel(f"speedup over {BASE}")
     handles = {h.get_label(): h for row in panels for panel in row for h in panel.get_legend_handles_labels()[0]}
     figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize="small")
-    figure.draw_without_rendering()  # only now is known where everything stands
+    figure.draw_without_rendering()  # places the texts
     for panel in panels.flat:
         _drop_covered(panel)
     return figure
 
 
 def _drop_covered(panel: Any) -> None:
-    """Takes away the parameters that would be written over others."""
+    """Removes parameters that overlap others."""
     placed: list[Any] = []
     for text in list(panel.texts):
         box = text.get_window_extent()
@@ -67,7 +70,7 @@ def _drop_covered(panel: Any) -> None:
 
 
 def _draw(panel: Any, rows: list[dict[str, Any]], measure: str, number: int, family: str) -> None:
-    """One family's points in the order measured, its first and last parameters named."""
+    """Draws the points of one family in the order measured, and writes its first and last parameters."""
     if not rows:
         return
     name = family.partition(":")[0]

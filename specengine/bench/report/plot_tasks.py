@@ -1,20 +1,21 @@
-"""The picture of speedups by kind of question."""
+"""Picture of speedups by kind of question."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from specengine.bench.race.run import BASE
+from specengine.bench.race.contenders import BASE
 from specengine.bench.report.plot import legend_below, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CONTENDERS, _CLASSES = 12, 16  # bars of a group that can be told apart, and groups
+_CONTENDERS = 12  # bars of a group
+_CLASSES = 16  # groups
 
 
 def tasks_figure(results: dict[str, Any]) -> Figure | None:
-    """Bars by class of question, a panel per temperature, at the first batch size; None where there is one class."""
+    """Draws bars by class of question at the first batch size, a panel per temperature. Returns None for one class."""
     runs = [row for row in results["runs"] if len(row["by_class"]) > 1]
     runs = [row for row in runs if row["batch"] == runs[0]["batch"] and (row["drafter"] != BASE or row["peer"])]
     if not runs:
@@ -24,7 +25,7 @@ def tasks_figure(results: dict[str, Any]) -> Figure | None:
     classes = list(dict.fromkeys(name for row in runs for name in row["by_class"]))[:_CLASSES]
     bars = max(map(len, groups))
     figure = new_figure(
-        min(24, max(8, 1.5 + classes_width(len(classes), bars))), 0.8 + 3.6 * len(groups), "Tasks", results
+        min(24, max(8, 1.5 + _classes_width(len(classes), bars))), 0.8 + 3.6 * len(groups), "Tasks", results
     )
     for temperature, rows, (panel,) in zip(
         temperatures, groups, figure.subplots(len(groups), 1, squeeze=False), strict=True
@@ -48,6 +49,6 @@ def tasks_figure(results: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def classes_width(classes: int, bars: int) -> float:
-    """Inches."""
+def _classes_width(classes: int, bars: int) -> float:
+    """Returns the width of all groups in inches."""
     return classes * max(0.9, 0.17 * bars)

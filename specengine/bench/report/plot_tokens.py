@@ -1,4 +1,4 @@
-"""The picture of an answer: every token in the colour of the drafter that proposed it, the target's own in none."""
+"""Picture of an answer: each token has the colour of the drafter that proposed it; tokens of the target have none."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _CHARACTER, _LINE = 0.085, 0.24  # inches
 
 
 def tokens_figure(results: dict[str, Any]) -> Figure | None:
-    """The example's answers, one below the other; None where none was recorded."""
+    """Draws the answers of the example. Returns None if none was recorded."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    answers = {label: _laid_out(pieces) for label, pieces in results["example"]["tokens"].items() if pieces}
+    answers = {label: _layout(pieces) for label, pieces in results["example"]["tokens"].items() if pieces}
     answers = dict(list(answers.items())[:_ANSWERS])
     if not answers:
         return None
@@ -52,24 +52,24 @@ def tokens_figure(results: dict[str, Any]) -> Figure | None:
 
 
 def _token(panel: Any, column: float, line: float, text: str, color: str | None) -> None:
-    """A box as wide as its text; the target's own has a thin frame alone."""
+    """Draws a box as wide as its text; a token of the target has a thin frame and no colour."""
     from matplotlib.patches import Rectangle
 
     face = (
         {"facecolor": color, "alpha": 0.35, "linewidth": 0} if color else {"facecolor": "white", "edgecolor": "silver"}
     )
     panel.add_patch(Rectangle((column + 0.06, line - 0.42), len(text) - 0.12, 0.84, **face))
-    # Character by character: a font's own widths would run out of the boxes.
+    # Characters are placed one by one, because the font's widths do not fit the boxes.
     for i, character in enumerate(text):
         if character != " ":
             panel.text(column + i + 0.5, line, character, family="monospace", fontsize=9, ha="center", va="center")
 
 
-def _laid_out(pieces: list[list[str]]) -> list[tuple[int, int, str, str]]:
-    """Column, line, text and source of every token that fits; a line break is shown and breaks the line."""
+def _layout(pieces: list[list[str]]) -> list[tuple[int, int, str, str]]:
+    """Returns column, line, text and source of each token that fits; a line break is shown and starts a new line."""
     out, column, line = [], 0, 0
     for text, source in pieces:
-        shown = printable(text.replace("\n", "\u21b5"))[:_COLUMNS] or "\u00b7"  # a token in the middle of a character
+        shown = printable(text.replace("\n", "\u21b5"))[:_COLUMNS] or "\u00b7"  # a token that ends inside a character
         if column + len(shown) > _COLUMNS:
             column, line = 0, line + 1
         if line >= _LINES:
@@ -86,7 +86,7 @@ def _height(pieces: list[tuple[int, int, str, str]]) -> int:
 
 
 def _legend_lines(names: list[str]) -> list[list[tuple[int, str]]]:
-    """Column and name by line."""
+    """Returns column and name of the legend, by line."""
     lines: list[list[tuple[int, str]]] = [[]]
     column = 0
     for name in (printable(name)[: _COLUMNS - 2] for name in names):

@@ -1,4 +1,4 @@
-"""Rows of `run_dicts` for reading."""
+"""Tables of a run for the terminal."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 
 from rich.table import Table
 
-from specengine.bench.race.run import BASE
+from specengine.bench.race.contenders import BASE
 from specengine.types import PHASES
 
-DEPTHS = 6  # of a tree, that tables and pictures show
+DEPTHS = 6  # levels of a tree that tables and pictures show
 CAPTION = (
     "tokens/s: output tokens over wall time, prefill included, median repetition by time (range of all). "
     "speedup: tokens/s over that of {base} at the same batch. tau: tokens per cycle, bonus token included. "
-    "draft to host: ms per cycle; draft holds all that the drafter does. prefill: share of the wall time. "
-    "identical: answers with the tokens of {base}'s in every repetition. "
-    "slowest class: the class of questions with the least speedup, of more than one."
+    "draft to host: ms per cycle; draft is all work of the drafter. prefill: share of the wall time. "
+    "identical: answers with the same tokens as those of {base} in every repetition. "
+    "slowest class: the class of questions with the least speedup."
 )
 ACCEPTANCE_CAPTION = (
-    "Share of the cycles that accepted a node of this depth, of those that drafted one and accepted one above. "
-    "An adaptive tree has a level only where it may pay, which flatters: adaptive=false shows the drafter itself."
+    "Share of cycles that accepted a node of this depth, of the cycles that drafted one and accepted a node one level "
+    "above. An adaptive tree has a level only where it may pay, which raises the share; adaptive=false avoids that."
 )
 PEER_CAPTION = (
     "peers: same checkpoint (in the format named), prompt ids, threads and limits, in the same run, one question at a "
-    "time. Their arithmetic differs, so identical is information; their prefill ends with the first token{sampling}."
+    "time. Their arithmetic differs, so their texts may differ; their prefill ends with the first token{sampling}."
 )
 PRESET_CAPTION = (
     "tau: tokens per cycle, bonus token included. efficiency: speedup over tau, which is the time of a plain pass over "
-    "that of a cycle, so it does not depend on how well the drafter was trained."
+    "the time of a cycle, so the training of the drafter does not affect it."
 )
 
 
 def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """The rows of `run_dicts` for reading."""
+    """Returns the rows of `run_dicts` as a table of speed."""
     caption = CAPTION.format(base=BASE)
     if any(row["peer"] for row in rows):
         sampled = rows[0]["temperature"] > 0
@@ -68,7 +68,7 @@ def table(rows: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def acceptance_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The acceptance by depth of those of `run_dicts` that drafted."""
+    """Returns the acceptance by depth of the rows of `run_dicts` that drafted, as a table."""
     out = Table(title="acceptance by depth", title_justify="left", caption=ACCEPTANCE_CAPTION, caption_justify="left")
     out.add_column("drafter", overflow="fold", min_width=13)
     for name in ("batch", *map(str, range(1, DEPTHS + 1))):
@@ -88,7 +88,7 @@ def _slowest(classes: dict[str, dict[str, Any]]) -> str:
 
 
 def peers_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """How many times as fast as each peer our drafters were: a row per drafter, a column per peer."""
+    """Returns the speed of each drafter over that of each peer: a row per drafter, a column per peer."""
     ours = [row for row in rows if row["speedup_over"]]
     out = Table(title="tokens/s over those of the peers", title_justify="left")
     out.add_column("drafter")
@@ -100,11 +100,11 @@ def peers_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def preset_table(found: dict[str, Any]) -> Table:
-    """What `side_by_side` found, for reading."""
+    """Returns the result of `side_by_side` as a table."""
     out = Table(
         title=f"{found['name']}: {found['about']}",
         title_justify="left",
-        caption=PRESET_CAPTION + _least(found["least"], found["control"]),
+        caption=PRESET_CAPTION + _least_speedup(found["least"], found["control"]),
         caption_justify="left",
     )
     for name in ("method", "published: model", "task"):
@@ -118,26 +118,29 @@ def preset_table(found: dict[str, Any]) -> Table:
     for row in found["rows"]:
         theirs, ours = row["published"] or {}, row["measured"] or {}
         rule = ours.get("rule", "match")
-        who = ours.get("label", "") + (f" under {rule}" if rule != "match" else "")
-        what = (theirs.get("model") or "", ", ".join(theirs[key] for key in ("task", "quality") if theirs.get(key)))
+        contender = ours.get("label", "") + (f" under {rule}" if rule != "match" else "")
+        published = (
+            theirs.get("model") or "",
+            ", ".join(theirs[key] for key in ("task", "quality") if theirs.get(key)),
+        )
         quality = quality_figures(ours) if judged else []
-        out.add_row(row["method"], *what, *preset_figures(theirs), who, *preset_figures(ours), *quality)
+        out.add_row(row["method"], *published, *preset_figures(theirs), contender, *preset_figures(ours), *quality)
     return out
 
 
 def is_judged(found: dict[str, Any]) -> bool:
-    """Whether texts of what `side_by_side` found were compared with the exact rule's."""
+    """Returns whether the result of `side_by_side` compares texts with those of the exact rule."""
     return any(row["measured"] and row["measured"].get("agreement") is not None for row in found["rows"])
 
 
 def quality_figures(side: dict[str, Any]) -> list[str]:
-    """Agreement with the exact rule's text and log-likelihood by the target, empty where there is no such figure."""
+    """Returns agreement with the exact rule's text and log-likelihood by the target, empty where not measured."""
     same, nats = side.get("agreement"), side.get("log_likelihood")
     return ["" if same is None else f"{same:.1%}", "" if nats is None else f"{nats:.3f}"]
 
 
 def preset_figures(side: dict[str, Any]) -> list[str]:
-    """Temperature, batch, speedup, tau and efficiency of one side, empty where there is no such figure."""
+    """Returns temperature, batch, speedup, tau and efficiency of one side, empty where not given."""
     speedup = side.get("speedup")
     speedups = speedup if isinstance(speedup, list) else [speedup]
     return [
@@ -149,11 +152,9 @@ def preset_figures(side: dict[str, Any]) -> list[str]:
     ]
 
 
-def _least(least: dict[str, Any] | None, control: list[float] | None) -> str:
+def _least_speedup(least: dict[str, Any] | None, control: list[float] | None) -> str:
     if least is None:
         return ""
     where = f"{least['label']} at temperature {least['temperature']:g}, batch {least['batch']}"
-    text = (
-        f" Least speedup of a tree that follows what pays: {least['speedup']:.2f}x, {where}; it should not be below 1."
-    )
+    text = f" Least speedup of an adaptive tree: {least['speedup']:.2f}x, {where}; it should not be below 1."
     return text + (f" Plain decoding in a second engine: {control[0]:.2f}x to {control[1]:.2f}x." if control else "")

@@ -1,6 +1,6 @@
-"""`specengine report`: recorded runs side by side, as one HTML file that needs nothing else.
+"""`specengine report`: recorded runs side by side in one self-contained HTML file.
 
-Results are untrusted: every text is escaped, pictures are embedded, and the page may load and run nothing.
+Results are untrusted: every text is escaped, pictures are embedded, and the page may not load or run anything.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from specengine.bench.report.json import write_whole
 from specengine.bench.report.labels import counted
 from specengine.bench.report.plot import check_matplotlib, picture
 from specengine.bench.report.plot_batches import batches_figure
@@ -21,8 +20,9 @@ from specengine.bench.report.plot_rows import rows_figure
 from specengine.bench.report.plot_rules import rules_figure
 from specengine.bench.report.plot_tasks import tasks_figure
 from specengine.bench.report.plot_tokens import tokens_figure
-from specengine.bench.report.results import read_results
+from specengine.bench.report.reading import read_results
 from specengine.bench.report.tables import preset_figures
+from specengine.bench.report.writing import write_whole
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = (
@@ -36,20 +36,25 @@ _STYLE = (
 PICTURES = {
     "tasks": (tasks_figure, "Speedup over plain decoding by kind of question."),
     "drafters": (drafters_figure, "Acceptance by depth, tau (bonus token included) and speedup, time of a cycle."),
-    "cycle": (cycle_figure, "One cycle: its phases one after the other, and the tokens it ends with."),
+    "cycle": (cycle_figure, "One cycle: its phases in order, and the tokens that it generates."),
     "batches": (batches_figure, "Speedup over plain decoding of the same batch size."),
-    "rows": (rows_figure, "What a pass of the target costs by the rows it verifies."),
-    "rules": (rules_figure, "Quality against speed: each rule's text beside the exact one's."),
-    "tokens": (tokens_figure, "One answer: the colour tells which drafter proposed a token, none that the target did."),
+    "rows": (rows_figure, "Time of a target pass by the rows that it verifies."),
+    "rules": (rules_figure, "Quality against speed: the text of each rule compared with the exact text."),
+    "tokens": (
+        tokens_figure,
+        "One answer: a colour per drafter that proposed the token, no colour for tokens of the target.",
+    ),
 }
-_SETTINGS, _CONTENDERS = 4, 24  # that a picture of bars can hold
-_SWEEP = 12  # contenders; of more rules no bars are drawn
+# Limits of a picture of bars.
+_SETTINGS = 4
+_CONTENDERS = 24
+_SWEEP = 12  # contenders of a sweep of rules; a larger sweep has no bars
 
 
 def write_report(files: Sequence[Path], out: Path, pictures: Path | None = None) -> None:
-    """Writes a report of results at once, and its pictures as PNG files into a folder if one is named.
+    """Writes a report of results files, and its pictures as PNG files into the folder `pictures`.
 
-    Raises ValueError for a file that holds no results and where there is no matplotlib, FileNotFoundError, OSError.
+    Raises ValueError for a file without results and without matplotlib, FileNotFoundError, OSError.
     """
     check_matplotlib()
     runs = [read_results(file) for file in files]
@@ -71,7 +76,7 @@ def write_report(files: Sequence[Path], out: Path, pictures: Path | None = None)
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """A file's name, with its folder where another is called the same, with a number where that does not help."""
+    """Returns the names of files; equal names get their folder, and a number if the folders are equal too."""
     names = [file.stem for file in files]
     names = [
         f"{file.parent.name}/{name}" if names.count(name) > 1 else name for file, name in zip(files, names, strict=True)
@@ -80,7 +85,7 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 
 def _pictures(results: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """By kind."""
+    """Yields kind and PNG of each picture that the results have data for."""
     few = _few(results["runs"])
     left_out: tuple[str, ...] = ()
     if any(row["family"] for row in few) and len({row["label"] for row in few}) > _SWEEP:
@@ -92,30 +97,30 @@ def _pictures(results: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 
 def _few(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The contenders of the first settings, as many as a picture can hold, each with its rule in its label."""
+    """Returns the contenders of the first settings, up to the limits of a picture, with rules in their labels."""
     settings: dict[tuple[float, int], list[dict[str, Any]]] = {}
     for row in rows:
-        settings.setdefault((row["temperature"], row["batch"]), []).append({**row, "label": _who(row)})
-    return [row for own in list(settings.values())[:_SETTINGS] for row in own[:_CONTENDERS]]
+        settings.setdefault((row["temperature"], row["batch"]), []).append({**row, "label": _label_with_rule(row)})
+    return [row for rows in list(settings.values())[:_SETTINGS] for row in rows[:_CONTENDERS]]
 
 
-def _who(row: dict[str, Any]) -> str:
+def _label_with_rule(row: dict[str, Any]) -> str:
     return row["label"] + ("" if row["rule"] == "match" else f" under {row['rule']}")
 
 
 def _comparison(names: Sequence[str], runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """All contenders of all files, a column of tokens/s and one of speedup per file."""
-    found: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
+    """Yields the HTML of a table of all contenders, with tokens/s and speedup per file."""
+    rows_by_file: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
     for number, results in enumerate(runs):
         for row in results["runs"]:
             key = (row["label"], row["rule"], f"{row['temperature']:g}", str(row["batch"]))
-            found.setdefault(key, {}).setdefault(number, row)
-    yield "<h2>Side by side</h2><p>tokens/s, and speedup over plain decoding in the same run. Absolute figures of "
-    yield "different machines do not compare.</p>"
+            rows_by_file.setdefault(key, {}).setdefault(number, row)
+    yield "<h2>Side by side</h2><p>tokens/s, and speedup over plain decoding in the same run. Absolute numbers of "
+    yield "different machines are not comparable.</p>"
     heads = [part for name in names for part in (f"{name}: tokens/s", "speedup")]
     lines = [
         [*key, *(cell for number in range(len(runs)) for cell in _speeds(by_file.get(number)))]
-        for key, by_file in found.items()
+        for key, by_file in rows_by_file.items()
     ]
     yield _table(["drafter", "rule", "temperature", "batch", *heads], lines)
 
@@ -126,12 +131,12 @@ def _speeds(row: dict[str, Any] | None) -> tuple[str, str]:
 
 def _section(name: str, results: dict[str, Any], images: dict[str, bytes]) -> str:
     machine = results["machine"]
-    where = ", ".join(str(machine[key]) for key in ("gpu", "cpu") if machine[key])
+    processors = ", ".join(str(machine[key]) for key in ("gpu", "cpu") if machine[key])
     cores = f", {machine['cores']} cores" if machine["cores"] else ""
-    asked = f"{counted(results['questions'], 'question')}, {results['max_new_tokens']} new tokens"
+    questions = f"{counted(results['questions'], 'question')}, {results['max_new_tokens']} new tokens"
     facts = [
-        f"{results['model']} ({results['dtype'] or 'dtype not recorded'}), {asked}",
-        f"{where}{cores}",
+        f"{results['model']} ({results['dtype'] or 'dtype not recorded'}), {questions}",
+        f"{processors}{cores}",
         f"commit {results['commit']}" if results["commit"] else "",
     ]
     lines = "".join(f"<p>{escape(fact)}</p>" for fact in facts if fact)
@@ -159,7 +164,7 @@ def _section(name: str, results: dict[str, Any], images: dict[str, bytes]) -> st
 
 
 def _side_by_side(preset: dict[str, Any]) -> str:
-    """Published and measured."""
+    """Returns the HTML of a preset: published beside measured numbers."""
     figures = ("T", "batch", "speedup", "tau", "efficiency")
     heads = [
         "method",
@@ -177,18 +182,20 @@ def _side_by_side(preset: dict[str, Any]) -> str:
     for row in preset["rows"]:
         theirs, ours = row["published"], row["measured"]
         model, task, quality, note = (theirs[key] or "" for key in ("model", "task", "quality", "note"))
-        who = (ours["label"] or "") + (f" under {ours['rule']}" if ours["rule"] not in ("match", "", None) else "")
+        contender = (ours["label"] or "") + (
+            f" under {ours['rule']}" if ours["rule"] not in ("match", "", None) else ""
+        )
         same, nats = ours["agreement"], ours["log_likelihood"]
         judged = ["" if same is None else f"{same:.1%}", "" if nats is None else f"{nats:.3f}"]
-        said = [row["method"] or "", model, task, *preset_figures(theirs), quality, note]
-        lines.append([*said, who, *preset_figures(ours), *judged])
+        published = [row["method"] or "", model, task, *preset_figures(theirs), quality, note]
+        lines.append([*published, contender, *preset_figures(ours), *judged])
     return f"<h3>{escape(preset['name'] or '')}: {escape(preset['about'] or '')}</h3>{_table(heads, lines)}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     gaps, memory, floor = row["token_gap_ms"], row["peak_memory_bytes"], row["floor_fraction"]
     return [
-        _who(row),
+        _label_with_rule(row),
         f"{row['temperature']:g}",
         str(row["batch"]),
         *_speeds(row),

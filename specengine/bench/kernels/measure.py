@@ -1,4 +1,4 @@
-"""Every op against PyTorch and against the bytes it cannot avoid: `python -m specengine.bench --kernels`."""
+"""`python -m specengine.bench --kernels`: times every kernel beside PyTorch and against its least memory traffic."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from specengine.bench.kernels.case import CPU, CUDA, LLAMA_8B, SMOLLM2, Case, Kernels, Shapes
+from specengine.bench.kernels.case import Case
 from specengine.bench.kernels.cases import cases
+from specengine.bench.kernels.shapes import CPU, CUDA, LLAMA_8B, SMOLLM2, Kernels, Shapes
 from specengine.bench.kernels.timers import Timer, medians, timer_for
 
 ROUNDS = 15
-LEAST_CALLS = 24  # between two looks at the clock
+LEAST_CALLS = 24  # calls between two readings of the clock
 
 
 @torch.inference_mode()
@@ -27,14 +28,16 @@ def time_kernels(
     rounds: int = ROUNDS,
     least_calls: int = LEAST_CALLS,
 ) -> list[dict[str, Any]]:
-    """One entry per case. speed: bytes per second that the device's memory gives.
+    """Returns one entry per case. speed: bytes per second of the device's memory.
 
-    us, torch_us: median microseconds of a call, ours of the fastest variant.  speedup: PyTorch's over ours.
-    floor_bytes: what must be read and written; gb_per_second, bandwidth_fraction: ours, by these bytes.
-    error: of our result against PyTorch's: relative norm of the difference, or the share of unequal integers.
+    us, torch_us: median microseconds of a call, of the fastest variant and of PyTorch.  speedup: torch_us over us.
+    floor_bytes: least bytes read and written.  gb_per_second, bandwidth_fraction: by these bytes and us.
+    error: relative norm of the difference to PyTorch's result, or the share of unequal integers.
     """
-    timer, on_cuda = timer or timer_for(device), device.type == "cuda"
-    shapes, kernels = shapes or (LLAMA_8B if on_cuda else SMOLLM2), kernels or (CUDA if on_cuda else CPU)
+    on_cuda = device.type == "cuda"
+    timer = timer or timer_for(device)
+    shapes = shapes or (LLAMA_8B if on_cuda else SMOLLM2)
+    kernels = kernels or (CUDA if on_cuda else CPU)
     return [_time(case, speed, timer, rounds, least_calls) for case in cases(shapes, device, kernels)]
 
 
@@ -69,10 +72,10 @@ def _error(ours: object, reference: object) -> float | None:
 
 
 def kernels_table(rows: Sequence[dict[str, Any]], speed: float) -> Table:
-    """The entries of `time_kernels` for reading."""
+    """Returns the entries of `time_kernels` as a table."""
     caption = (
-        "us: median of calls over buffers that no cache holds together. floor: bytes that must be read and written. "
-        f"of memory: share of the {speed / 1e9:.0f} GB/s that it gives a plain copy (on a CPU a plain sum). "
+        "us: median of calls over buffers that are together larger than a cache. floor: least bytes read and written. "
+        f"of memory: share of the {speed / 1e9:.0f} GB/s of a plain copy (on a CPU a plain sum). "
         "error: difference to PyTorch's result."
     )
     out = Table(title="kernels", title_justify="left", caption=caption, caption_justify="left")

@@ -1,4 +1,4 @@
-"""transformers: plain generation, its prompt lookup, and compiled plain generation."""
+"""Peer transformers: plain generation, its prompt lookup, and compiled plain generation."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from transformers import StaticCache
 
 WEIGHTS = ("float32", "bfloat16", "float16")
-COMPILED = "compiled"  # a static cache, and on CUDA torch.compile: what its documentation advises for speed
-CACHE_STEP = 1024  # tokens; another size of cache is compiled anew
+COMPILED = "compiled"  # a static cache, and torch.compile on CUDA, as its documentation recommends for speed
+CACHE_STEP = 1024  # tokens; each size of cache is compiled again
 LOOKUP_TOKENS = 10  # the number its documentation uses
 
 
 def open_modes(name: str, setup: Setup) -> list[Peer]:
-    """The modes on one copy of the weights: float32 where no format is named, bfloat16 for compiled CUDA."""
+    """Opens the modes on one copy of the weights. The default is float32, and bfloat16 for compiled CUDA."""
     import transformers
 
-    # Its advice and progress bars would land between our lines.
+    # Its warnings and progress bars would mix with the output of the benchmark.
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(setup.threads)
     compiled = setup.weights == COMPILED
-    weights = WEIGHTS[compiled and setup.device == "cuda"] if compiled or not setup.weights else setup.weights
+    default = "bfloat16" if compiled and setup.device == "cuda" else "float32"
+    weights = default if compiled or not setup.weights else setup.weights
     model = _load(setup, getattr(torch, weights)).to(setup.device).eval()
-    model.generation_config = transformers.GenerationConfig()  # the checkpoint's sampling settings are not ours
+    model.generation_config = transformers.GenerationConfig()  # ignores the checkpoint's sampling settings
     about = {"version": transformers.__version__, "weights": weights if setup.source else f"{weights}, its own random"}
     if compiled:
         return [Compiled(name, "none", {**about, "cache": "static"}, setup, model)]
@@ -51,7 +52,7 @@ def _load(setup: Setup, dtype: torch.dtype) -> Any:
         with torch.device(setup.device):
             return transformers.AutoModelForCausalLM.from_config(_config(setup.config), dtype=dtype)
     file = setup.source.is_file()
-    with redirect_stderr(StringIO()):  # its reader of GGUF files has a bar that no setting turns off
+    with redirect_stderr(StringIO()):  # no setting turns off the progress bar of its GGUF reader
         return transformers.AutoModelForCausalLM.from_pretrained(
             setup.source.parent if file else setup.source,
             dtype=dtype,
@@ -61,7 +62,7 @@ def _load(setup: Setup, dtype: torch.dtype) -> Any:
 
 
 def _config(config: ModelConfig):
-    """Of the same shape; how positions are scaled does not change the speed."""
+    """Returns a configuration of the same shape, without the scaling of positions, which does not change the speed."""
     import transformers
 
     return transformers.AutoConfig.for_model(
@@ -81,7 +82,7 @@ def _config(config: ModelConfig):
 
 
 class Transformers(Peer):
-    """A mode of transformers' generate()."""
+    """Runs generate() of transformers."""
 
     def __init__(self, mode: str, drafter: str, about: dict[str, str], setup: Setup, model: Any) -> None:
         super().__init__(mode, drafter, about, setup)
@@ -90,26 +91,26 @@ class Transformers(Peer):
 
     def answer(self, ids: list[int], params: SamplingParams, stop: frozenset[int]) -> Answer:
         prompt = torch.tensor([ids], device=self.model.device)
-        watch = _Watch()
+        streamer = _DeliveryTimer()
         torch.manual_seed(params.seed)
-        found = self.model.generate(
+        output = self.model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=params.max_new_tokens,
             eos_token_id=sorted(stop) or None,
             pad_token_id=0,
-            streamer=watch,
+            streamer=streamer,
             **_sampling(params),
             **self.options,
         )
-        # Its deferred stop check may append a token past the end; the first end counts.
-        tokens = found[0, len(ids) :].tolist()
+        # Its deferred stop check may add a token after the end.
+        tokens = output[0, len(ids) :].tolist()
         end = next((i + 1 for i, token in enumerate(tokens) if token in stop), len(tokens))
-        return Answer(tokens[:end], watch.deliveries, len(watch.deliveries))
+        return Answer(tokens[:end], streamer.deliveries, len(streamer.deliveries))
 
 
 class Compiled(Transformers):
-    """Plain generation over a cache that keeps its size, which lets transformers compile a step on CUDA."""
+    """Runs plain generation with a cache of fixed size, so that transformers compiles a step on CUDA."""
 
     room = 0  # tokens of the cache
     _cache: StaticCache
@@ -121,7 +122,7 @@ class Compiled(Transformers):
             self.room = -(-(positions + 1) // CACHE_STEP) * CACHE_STEP
             self._cache = StaticCache(config=self.model.config, max_cache_len=self.room)
             self.options = {"past_key_values": self._cache}
-            self.answer([0], SamplingParams(max_new_tokens=8), frozenset())  # compiles, and records its graphs
+            self.answer([0], SamplingParams(max_new_tokens=8), frozenset())  # compiles and records CUDA graphs
 
     def answer(self, ids: list[int], params: SamplingParams, stop: frozenset[int]) -> Answer:
         self._cache.reset()
@@ -134,11 +135,12 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     return {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
 
 
-class _Watch:
-    """A streamer: generate() puts the prompt, then the new tokens of every pass."""
+class _DeliveryTimer:
+    """Records when tokens arrive. generate() puts the prompt first, then the new tokens of every pass."""
 
     def __init__(self) -> None:
-        self._begin, self._prompted = time.perf_counter(), False
+        self._begin = time.perf_counter()
+        self._prompted = False
         self.deliveries: list[tuple[float, int]] = []
 
     def put(self, tokens: torch.Tensor) -> None:

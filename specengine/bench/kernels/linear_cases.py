@@ -1,4 +1,4 @@
-"""Linear layers, measured: on CUDA every variant of the kernel, on the CPU every format of packed weights."""
+"""Cases of linear layers: every variant of the kernel on CUDA, every format of packed weights on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from specengine import ops
 from specengine._C import LINEAR_VARIANTS
-from specengine.bench.kernels.case import Case, Kernels, Shapes, each, writing
+from specengine.bench.kernels.case import Case, call_each, returning
+from specengine.bench.kernels.shapes import Kernels, Shapes
 from specengine.bench.kernels.timers import Call
 from specengine.ops.linear import linear
 from specengine.ops.weight import Projection, empty_weight, pack_linear
@@ -19,7 +20,7 @@ PACKED = {"float32": "float32", "int8": "q8", "int4": "q4_min"}
 
 
 def linear_cases(s: Shapes, device: torch.device, kernels: Kernels) -> Iterator[Case]:
-    """Every layer of a model by rows."""
+    """Yields every linear layer of a model at every number of rows."""
     for name in s.linears:
         for rows in s.rows:
             if kernels.packed:
@@ -35,21 +36,23 @@ def _by_variant(s: Shapes, device: torch.device, name: str, rows: int) -> Case:
     x = torch.randn(rows, c, dtype=torch.bfloat16, device=device)
     out = torch.empty(rows, n, device=device)
     ours = {
-        f"{most}x{warps}": [writing(out, ops.linear.multiply, x, weight, None, out, 0, variant) for weight in weights]
+        f"{most}x{warps}": [returning(out, ops.linear.multiply, x, weight, None, out, 0, variant) for weight in weights]
         for variant, (most, warps) in enumerate(LINEAR_VARIANTS, start=1)
     }
-    torchs = each(lambda weight: torch.mm(x, weight.T), weights)
+    torchs = call_each(lambda weight: torch.mm(x, weight.T), weights)
     return Case("linear", f"{name} {n}x{c}, M={rows}", weight_bytes + rows * (2 * c + 4 * n), ours, torchs)
 
 
 def _packed(s: Shapes, name: str, rows: int, dtype: str) -> Case:
     n, c = s.linears[name]
     sample = empty_weight(n, c, PACKED[dtype], torch.device("cpu"))
-    count, x = s.sets(sample.data.nbytes), torch.randn(rows, c)
+    count = s.sets(sample.data.nbytes)
+    x = torch.randn(rows, c)
     ours: list[Call] = []
     torchs: list[Call] = []
     for _ in range(count):
-        values, weight = torch.randn(n, c), empty_weight(n, c, PACKED[dtype], torch.device("cpu"))
+        values = torch.randn(n, c)
+        weight = empty_weight(n, c, PACKED[dtype], torch.device("cpu"))
         pack_linear(values, weight, 0)
         ours.append(partial(linear, x, Projection((weight,), None)))
         torchs.append(_torch_product(x, values, quantised=weight.quantised))
@@ -58,12 +61,15 @@ def _packed(s: Shapes, name: str, rows: int, dtype: str) -> Case:
 
 
 def _torch_product(x: torch.Tensor, values: torch.Tensor, quantised: bool) -> Call:
-    """torch.mm, or its product of rows quantised on the way with weights of 8 bits: of fewer it has none as fast."""
+    """Returns a call of torch.mm; for quantised weights, of the product with 8-bit weights and dynamic quantisation.
+
+    PyTorch has no faster product with fewer bits.
+    """
     if not quantised:
         return lambda: torch.mm(x, values.T)
     scales = values.abs().amax(dim=1).double() / 127
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # deprecated, and the fastest there is
+        warnings.simplefilter("ignore", UserWarning)  # deprecated, but the fastest
         codes = torch.quantize_per_channel(values, scales, torch.zeros(len(values), dtype=torch.long), 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(codes, None)
     return lambda: torch.ops.quantized.linear_dynamic(x, packed)

@@ -1,4 +1,4 @@
-"""In PyTorch what the kernels do, without a read by the host, so that a CUDA graph can hold it."""
+"""Computations of the kernels in PyTorch. The host reads nothing, so that a CUDA graph can capture them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 
 from specengine.types import SamplingParams
 
-_OVER = -2  # no node's parent, not even the root's
+_OVER = -2  # the parent of no node; the root's parent is -1
 
 
 def verify(
     logits: torch.Tensor, tokens: torch.Tensor, parents: torch.Tensor, params: SamplingParams, depth: int
 ) -> torch.Tensor:
-    """The accepted path, int32 [depth], then -1: draws a token at every node, then walks down.
+    """Draws a token at every node and walks down. Returns the accepted path, int32 [depth], filled up with -1.
 
     logits: float32 [N, V].  tokens, parents: int32 [N]. Honours temperature and top_p.
     """
@@ -45,7 +45,7 @@ def rope_and_write(
     positions: torch.Tensor,
     slots: torch.Tensor,
 ) -> torch.Tensor:
-    """Rotated queries [M, H, D]; rotated keys and the values go to their slots.
+    """Returns rotated queries [M, H, D], and writes rotated keys and values to their slots.
 
     qkv: [M, H + 2K, D].  cos, sin: [T, D/2].  keys, values: [slots, K, D].  positions, slots: int64 [M].
     """

@@ -1,4 +1,4 @@
-"""Recorded results read back: a file may come from anywhere, so all that is used of it is checked first."""
+"""Reads recorded results. A file is untrusted, so every field is checked before it is used."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from specengine.types import PHASES
 MOST_BYTES = 64 << 20
 MOST_RUNS = 2000
 _LONGEST = 10_000  # characters of a text
-_SHOWN = 100  # of a name
+_SHOWN = 100  # characters of a name
 _NEEDED = object()
-_WHAT = "results of python -m specengine.bench --json"
+_EXPECTED = "results of python -m specengine.bench --json"
 
 Check = Callable[[Any], bool]
-Fields = Mapping[str, tuple[Check, str, Any]]  # by key: the check, what it wants, the default
+Fields = Mapping[str, tuple[Check, str, Any]]  # by key: the check, the expected value in words, the default
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The results in a file, with defaults for what older ones have not, and nothing else of what it holds.
+    """Returns the known fields of a results file, with defaults for fields that older files lack.
 
-    Raises FileNotFoundError, or ValueError naming the file, the place in it and what was expected there.
+    Raises FileNotFoundError, or ValueError naming the file, the place in it and the expected value.
     """
     if not path.is_file():
         raise FileNotFoundError(f"results: no such file {str(path)!r}")
     if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path}: expected {_WHAT}, at most {MOST_BYTES >> 20} MiB")
+        raise ValueError(f"{path}: expected {_EXPECTED}, at most {MOST_BYTES >> 20} MiB")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected {_WHAT}, not valid JSON: {error}") from None
+        raise ValueError(f"{path}: expected {_EXPECTED}, not valid JSON: {error}") from None
     if not isinstance(data, dict) or "runs" not in data:
-        raise ValueError(f"{path}: expected {_WHAT}: an object with `runs`")
-    found = _object(str(path), data, _RESULTS)
-    found["runs"] = [_object(f"{path}: runs[{i}]", run, _RUN) for i, run in enumerate(found["runs"])]
-    for run in found["runs"]:
+        raise ValueError(f"{path}: expected {_EXPECTED}: an object with `runs`")
+    results = _object(str(path), data, _RESULTS)
+    results["runs"] = [_object(f"{path}: runs[{i}]", run, _RUN) for i, run in enumerate(results["runs"])]
+    for run in results["runs"]:
         run["label"] = run["label"] or run["peer"] or run["drafter"]
         run |= {key: _shown(run[key]) for key in ("label", "drafter", "peer", "rule", "family") if run[key]}
         run["by_class"] = {_shown(name): each for name, each in run["by_class"].items()}
-    found["rows"] = [_object(f"{path}: rows[{i}]", row, _ROW) for i, row in enumerate(found["rows"])]
-    found["model"] = _shown(found["model"])
+    results["rows"] = [_object(f"{path}: rows[{i}]", row, _ROW) for i, row in enumerate(results["rows"])]
+    results["model"] = _shown(results["model"])
     for part, fields in (("machine", _MACHINE), ("example", _EXAMPLE)):
-        found[part] = _object(f"{path}: {part}", found[part] or {}, fields)
-    found["preset"] = _preset(f"{path}: preset", found["preset"]) if found["preset"] else None
-    return found
+        results[part] = _object(f"{path}: {part}", results[part] or {}, fields)
+    results["preset"] = _preset(f"{path}: preset", results["preset"]) if results["preset"] else None
+    return results
 
 
 def _preset(where: str, value: Any) -> dict[str, Any]:
-    found = _object(where, value, _PRESET)
-    found["rows"] = [_object(f"{where}.rows[{i}]", row, _PAIR) for i, row in enumerate(found["rows"])]
-    for i, row in enumerate(found["rows"]):
+    preset = _object(where, value, _PRESET)
+    preset["rows"] = [_object(f"{where}.rows[{i}]", row, _PAIR) for i, row in enumerate(preset["rows"])]
+    for i, row in enumerate(preset["rows"]):
         for side in ("published", "measured"):
             row[side] = _object(f"{where}.rows[{i}].{side}", row[side] or {}, _SIDE)
-    return found
+    return preset
 
 
 def _shown(text: str) -> str:
-    """As short as a picture can show it, and without characters that nothing can."""
+    """Returns a name that fits a picture: shortened, and without unprintable characters."""
     text = "".join(character if character.isprintable() else "\ufffd" for character in text)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "\u2026"
 
 
 def _object(where: str, value: Any, fields: Fields) -> dict[str, Any]:
-    """The fields of an object. Raises ValueError for one that is missing or not what it must be."""
+    """Returns the known fields of an object. Raises ValueError for a missing or invalid field."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: expected an object, got {str(value)[:40]!r}")
     out = {}
-    for key, (check, what, default) in fields.items():
+    for key, (check, expected, default) in fields.items():
         if key not in value and default is _NEEDED:
-            raise ValueError(f"{where}: expected {_WHAT}, {key!r} is missing")
+            raise ValueError(f"{where}: expected {_EXPECTED}, {key!r} is missing")
         out[key] = value.get(key, default)
         if key in value and not check(out[key]):
-            raise ValueError(f"{where}.{key}: expected {what}, got {str(out[key])[:40]!r}")
+            raise ValueError(f"{where}.{key}: expected {expected}, got {str(out[key])[:40]!r}")
     return out
 
 
