@@ -16,7 +16,7 @@ def report(
     pictures: Annotated[Path | None, typer.Option(help="Folder for the pictures as PNG files.")] = None,
 ) -> None:
     """Compare recorded results side by side, with pictures (needs matplotlib)."""
-    from specengine.bench.report.html import write_report
+    from specengine.bench.report.html_report import write_report
 
     write_report(results, out, pictures)
     note(f"{len(results)} results in {out}")
