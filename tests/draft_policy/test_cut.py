@@ -3,9 +3,10 @@ import warnings
 import pytest
 
 from specengine.draft_policy.acceptance_watch import CYCLES, AcceptanceWatch
+from specengine.draft_policy.calibration import Calibration
 from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_trees.scored_tree import ScoredTree, cut_trees, judged
-from specengine.drafters.scored_drafter import Calibration
+from specengine.draft_policy.tree_size import cut_trees
+from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
 
 CHAIN = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.5, 0.5])
 COSTS = CostModel((1, 2, 4), (1.0, 1.1, 1.4))
@@ -44,9 +45,9 @@ def test_a_tree_keeps_its_likeliest_nodes_with_their_parents():
 
 def test_judged_are_the_children_of_what_was_accepted():
     tree = ScoredTree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 2, 3], [1.0] * 6)
-    assert list(judged(tree, [2, 9])) == [(1, False), (2, True), (4, False)]
-    assert list(judged(tree, [1, 3])) == [(1, True), (2, False), (3, True)]
-    assert list(judged(tree, [])) == []
+    assert list(judge_nodes(tree, [2, 9])) == [(1, False), (2, True), (4, False)]
+    assert list(judge_nodes(tree, [1, 3])) == [(1, True), (2, False), (3, True)]
+    assert list(judge_nodes(tree, [])) == []
 
 
 def watched(guesses):

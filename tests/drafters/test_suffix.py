@@ -141,7 +141,7 @@ def test_a_rest_is_not_learned_from(corpus):
     request = sequence_of([3, 50, 51])
     before = drafter.rates[CORPUS].rates()
     drafter.draft([request])
-    drafter.rest([request])
+    drafter.skip([request])
     request.tokens += [9]
     drafter.observe([request], [[9]], None)
     assert drafter.rates[CORPUS].rates() == before
