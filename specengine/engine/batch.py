@@ -11,6 +11,7 @@ import torch
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import ChoiceReader, HiddenStateReader, draft_for_rule
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.row_tools import likeliest
@@ -67,7 +68,7 @@ class Batch:
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         try:
-            self._trees, self.draft_logits = drafter.draft_for(rule.wants, self.requests)
+            self._trees, self.draft_logits = draft_for_rule(drafter, rule.wants, self.requests)
         except ValueError as error:  # weights that are not numbers, say: not to be taken for the target's
             raise ValueError(f"drafter {drafter.name}: {error}") from error
         return TreeBatch.of(self._trees, self._device)
@@ -87,12 +88,13 @@ class Batch:
             self._rows += [first_rows[b] + node for node in paths[b][: len(kept)]]
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
-        if drafter.reads_choices:
+        if isinstance(drafter, ChoiceReader):
             said = likeliest_tokens(self._scores)
             ends = accumulate(len(tree.tokens) for tree in self._trees)
             choices = [said[end - len(tree.tokens) : end] for end, tree in zip(ends, self._trees, strict=True)]
             drafter.observe_choices(self.requests, self._committed, choices)
-        of_path = hidden_states.rows(self._rows) if drafter.reads_hidden_states else None
+        reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
+        of_path = hidden_states.rows(self._rows) if reads else None
         drafter.observe(self.requests, self._committed, of_path)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from specengine.cache.prefix_cache import Sharing
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
+from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, PromptObserver, TokenizerChecker
 from specengine.engine.batch import Batch
 from specengine.engine.device.buffers import GraphBatch
 from specengine.engine.device.memory_budget import DeviceOptions, device_cache, device_runner
@@ -78,11 +79,13 @@ class Engine:
             self.model = load_model(model, device=device, dtype=dtype, strict=strict, tensor_parallel=tensor_parallel)
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
-        self.drafter.check_tokenizer(self.tokenizer)
+        if isinstance(self.drafter, TokenizerChecker):
+            self.drafter.check_tokenizer(self.tokenizer)
         check_offers(self.drafter, self.rule.name, self.rule.wants)
         check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size
-        self._target = self.model.target.with_hidden_state_layers(self.drafter.hidden_state_layers)
+        layers = self.drafter.hidden_state_layers if isinstance(self.drafter, HiddenStateReader) else ()
+        self._target = self.model.target.with_hidden_state_layers(layers)
         self._cycles: DeviceRunner | None = None
         if self.model.target.ops.resident:
             options = DeviceOptions(max_batch_size, gpu_memory_fraction, graphs)
@@ -92,7 +95,8 @@ class Engine:
         else:
             self.cache = self.model.target.new_cache()
             self.cache.kept_bytes = prefix_cache_mib << 20
-            self.drafter.attach(self.cache)
+            if isinstance(self.drafter, CacheCompanion):
+                self.drafter.attach(self.cache)
         about = {"model": self.model.name, "drafter": self.drafter.name, "rule": self.rule.name}
         self.metrics = Metrics(self.cache, about)
         self._sharing = Sharing.under(self.model.target.ops) if prefix_cache_mib else None
@@ -212,7 +216,8 @@ class Engine:
         """
         request.sharing = self._sharing
         # What later texts find of one saves more than its drafter's reading takes, and they may be drafted.
-        request.unread = self._sharing is None and self.drafter.skips_reading(batch)
+        companion = self.drafter if isinstance(self.drafter, CacheCompanion) else None
+        request.skips_drafter_cache = self._sharing is None and companion is not None and companion.skips_reading(batch)
         text, slots = request.tokens[:-1], self._slots(request)
         request.pages, request.prefix_hit = self.cache.begin(slots, text, request.sharing)
 
@@ -228,7 +233,8 @@ class Engine:
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             with self._turn():
                 hidden_states = target.hidden_states(rows, self.cache, self.cache.batch([request.pages], [start]))
-                self.drafter.observe_prompt(request, start, hidden_states)
+                if isinstance(self.drafter, PromptObserver):
+                    self.drafter.observe_prompt(request, start, hidden_states)
                 request.cached = min(start + step, len(prompt))
                 self.cache.share(request.pages, self._shared_text(request), request.sharing)
             yield len(rows.tokens)
@@ -264,7 +270,10 @@ class Engine:
             request.pages, request.cached = [], 0
 
     def _shared_text(self, request: Request) -> list[int]:
-        return request.shared_text(self.drafter.filled(request))
+        drafter = self.drafter
+        return request.shared_text(
+            drafter.filled(request) if isinstance(drafter, CacheCompanion) else len(request.tokens)
+        )
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

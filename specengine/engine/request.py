@@ -38,7 +38,7 @@ class Request:
     tokenizer: Tokenizer | None
     pages: list[int] = field(default_factory=list)
     sharing: Sharing | None = None  # with whom it shares pages
-    unread: bool = False  # by its drafter, which keeps nothing of it beside the target's cache
+    skips_drafter_cache: bool = False  # its drafter keeps nothing of it beside the target's cache
     drafter_state: Any = None
     finish_reason: str | None = None
 

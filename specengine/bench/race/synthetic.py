@@ -14,7 +14,9 @@ import torch
 from specengine._C import MAX_NODES
 from specengine.bench.race.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.drafters.base import Drafter
+from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.capabilities import DeviceDrafter, DraftBatch
+from specengine.drafters.root_tokens import root_tokens
 from specengine.engine.batch import Batch
 from specengine.engine.device.buffers import GraphBatch
 from specengine.engine.engine import Engine
@@ -47,14 +49,13 @@ def is_synthetic(drafter: str) -> bool:
     return drafter.partition(":")[0].strip() == NAME
 
 
-class Synthetic(Drafter):
+class Synthetic(Drafter, DeviceDrafter):
     """rates: per depth, the probability that the drafted token is accepted once its parent is."""
 
     name = NAME
     config_type = Config
     config: Config
     takes_path = True
-    drafts_on_device = True
     adaptive = False
 
     def __init__(self, config: Config, rates: Sequence[float], target: Transformer) -> None:
@@ -106,7 +107,7 @@ class Synthetic(Drafter):
     def max_nodes(self) -> int:
         return 1 + self.config.k * len(self.rates)
 
-    def draft(self, requests: Sequence) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         if self._cost and requests:
             columns = ([s.tokens[-1] for s in requests], [len(s.tokens) - 1 for s in requests])
             roots, lengths = (torch.tensor(x, dtype=torch.int32, device=self._device) for x in columns)
@@ -118,10 +119,10 @@ class Synthetic(Drafter):
             trees.append(DraftTree([request.tokens[-1], *tokens], self._parents[:nodes]))
         return trees
 
-    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
+    def draft_on_device(self, slots: DraftBatch) -> TreeBatch:
         nodes, shape, history = slots.nodes, self._shape, slots.history
         last = (history.length - 1).long()
-        root = history.tokens.gather(1, last[:, None])
+        root = root_tokens(history)
         if self._cost:
             self._cost(root.view(-1), slots.cache.lengths, slots.mark)
         tokens = torch.cat([root, self._tokens[last % PERIOD, 1:nodes]], 1)

@@ -17,6 +17,7 @@ from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter, DeviceStateDrafter
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
@@ -147,7 +148,7 @@ class GraphBatch:
         self.clock: HostClock | DeviceClock | None = None
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
-        return drafter.draft_on_device(self) if drafter.drafts_on_device else self._tree
+        return drafter.draft_on_device(self) if isinstance(drafter, DeviceDrafter) else self._tree
 
     def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
         """Trees drafted by prompt lookup; see ops.draft_lookup."""
@@ -199,7 +200,8 @@ class GraphBatch:
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         self.hidden_states = hidden_states
-        drafter.observe_on_device(self, hidden_states)
+        if isinstance(drafter, DeviceStateDrafter):
+            drafter.observe_on_device(self, hidden_states)
 
     def mark(self, phase: str) -> None:
         """Notes that a phase has ended."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from specengine import _C
-from specengine.draft_policy.tree_choice import WidthChoice
+from specengine.draft_policy.width_choice import WidthChoice
 from specengine.engine.device.buffers import DeviceBuffers, GraphBatch
 from specengine.utils.cuda_graphs import capture_graph
 from specengine.utils.timers import DeviceClock, HostClock

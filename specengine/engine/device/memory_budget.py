@@ -13,6 +13,13 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import (
+    CacheCompanion,
+    DeviceDrafter,
+    DeviceStateDrafter,
+    LogitsDrafter,
+    NetworkDrafter,
+)
 from specengine.engine.device.buffers import DeviceBuffers, GraphBatch
 from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs
 from specengine.engine.device.runner import DeviceRunner
@@ -59,6 +66,8 @@ def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Devi
             pages = _pages(model.target, drafter, rule, rows, options.gpu_memory_fraction)
             _caches[model.target] = model.target.new_cache(min(useful, pages))
         cache = _caches[model.target]
+        if not isinstance(drafter, CacheCompanion):
+            return cache
         try:
             drafter.attach(cache)
         except torch.OutOfMemoryError as error:
@@ -84,13 +93,18 @@ def device_runner(
         vocab=config.vocab_size,
         eos=sorted(model.eos_token_ids),
         device=target.device,
-        draft_logits=None if rule.wants is Wants.NOTHING else drafter.room_for_logits(rows),
+        draft_logits=drafter.room_for_logits(rows)
+        if rule.wants is not Wants.NOTHING and isinstance(drafter, LogitsDrafter)
+        else None,
         weights=not isinstance(rule, Match),
-        drafter_state=drafter.new_device_state(options.max_batch_size),
+        drafter_state=drafter.new_device_state(options.max_batch_size)
+        if isinstance(drafter, DeviceStateDrafter)
+        else None,
     )
-    target.tune(drafter.projections)
+    target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
     capture = options.graphs and target.device.type == "cuda"
-    widths = {"adaptive": drafter.adaptive, "fixed": drafter.drafts_on_device and not drafter.adaptive}
+    on_device = isinstance(drafter, DeviceDrafter)
+    widths = {"adaptive": drafter.adaptive, "fixed": on_device and not drafter.adaptive}
     graphs = CycleGraphs(state, cycle, drafter.max_nodes, capture=capture, **widths)
     return DeviceRunner(state, graphs, drafter, rule.wants)
 
@@ -119,10 +133,11 @@ def _pages(target: Transformer, drafter: Drafter, rule: Rule, rows: int, fractio
     splits = 128  # of attention over the longest context there may be, in float32
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * splits
     logits = 4 * 4 * rows * c.vocab_size  # every captured width keeps its own: twice the widest, and as much under way
-    if rule.wants is not Wants.NOTHING and not drafter.drafts_on_device:
+    if rule.wants is not Wants.NOTHING and not isinstance(drafter, DeviceDrafter):
         logits += 3 * 4 * rows * c.vocab_size  # the draft's: by level, all of them, where the cycle reads them
     workspace = RESERVE_BYTES + 2 * activations + attention + logits
     gc.collect()  # an engine that was dropped may hold a cache and graphs until now
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.device)
-    return pages_left(free, total, fraction, workspace, target.new_cache(0).page_bytes + drafter.page_bytes)
+    own = drafter.page_bytes if isinstance(drafter, CacheCompanion) else 0
+    return pages_left(free, total, fraction, workspace, target.new_cache(0).page_bytes + own)

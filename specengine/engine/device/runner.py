@@ -10,6 +10,13 @@ import torch
 
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import (
+    ChoiceReader,
+    DeviceDrafter,
+    DeviceStateDrafter,
+    HiddenStateReader,
+    draft_for_rule,
+)
 from specengine.engine.batch import commit_run, likeliest_tokens, whole_cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
@@ -72,7 +79,7 @@ class DeviceBatch:
     def __init__(self, requests: Sequence[Request], cycles: DeviceRunner) -> None:
         self.requests, self._cycles = list(requests), cycles
         # What the host must see of every cycle before the next one begins leaves nothing to run ahead of.
-        waits = not cycles.drafter.drafts_on_device or any(s.params.logprobs for s in requests)
+        waits = not isinstance(cycles.drafter, DeviceDrafter) or any(s.params.logprobs for s in requests)
         self._ahead = 1 if waits else 2
         self._launched: deque[Callable[[], list[list[int]]]] = deque()
         self._read: deque[list[list[int]]] = deque()
@@ -96,7 +103,8 @@ class DeviceBatch:
             if self._finished:
                 return {}
             cycles.state.load(self.requests)
-            cycles.drafter.load(cycles.state.drafter_state, self.requests)
+            if isinstance(cycles.drafter, DeviceStateDrafter):
+                cycles.drafter.load(cycles.state.drafter_state, self.requests)
             cycles.loaded = self
         self._clock = HostClock()
         while len(self._launched) < self._ahead:
@@ -122,7 +130,8 @@ class DeviceBatch:
         while self._launched:
             self._read.append(self._launched.popleft()())
         cycles = self._cycles
-        cycles.drafter.unload(cycles.state.drafter_state, self.requests)
+        if isinstance(cycles.drafter, DeviceStateDrafter):
+            cycles.drafter.unload(cycles.state.drafter_state, self.requests)
         cycles.loaded = None
 
     @property
@@ -131,10 +140,10 @@ class DeviceBatch:
 
     def _launch(self) -> None:
         cycles, size = self._cycles, len(self.requests)
-        if cycles.drafter.drafts_on_device:
+        if isinstance(cycles.drafter, DeviceDrafter):
             nodes = cycles.graphs.choose(size)
         else:
-            trees, logits = cycles.drafter.draft_for(cycles.wants, self.requests)
+            trees, logits = draft_for_rule(cycles.drafter, cycles.wants, self.requests)
             nodes = cycles.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
             cycles.graphs.of(size, nodes).take(trees, logits)
             self._clock.mark("draft")
@@ -164,13 +173,14 @@ class DeviceBatch:
             kept += [b * nodes + node for node in path[: len(committed[-1])]]
             graphs.observe(nodes, used - 1, count - 1)
         drafter = self._cycles.drafter
-        if not drafter.drafts_on_device:
+        if not isinstance(drafter, DeviceDrafter):
             self._clock.mark("host")
             slots = graphs.of(len(self.requests), nodes)
-            if drafter.reads_choices:
+            if isinstance(drafter, ChoiceReader):
                 said = likeliest_tokens(slots.scores)
                 choices = [said[first : first + nodes] for first in range(0, len(said), nodes)]
                 drafter.observe_choices(self.requests, committed, choices)
-            hidden_states = slots.hidden_states if drafter.reads_hidden_states else None
+            reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
+            hidden_states = slots.hidden_states if reads else None
             drafter.observe(self.requests, committed, hidden_states and hidden_states.rows(kept))
             self._clock.mark("draft")
