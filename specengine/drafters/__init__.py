@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
-from specengine.drafters.shipped import shipped
+from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants
 from specengine.utils.spec_string import Spec
 
@@ -74,8 +74,8 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
 
 def best_drafter(target: Transformer) -> Spec:
     """Returns what `auto` stands for: copies of the text or of a shipped corpus, and a shipped trained drafter."""
-    copies = "suffix" if shipped("suffix", target) and not target.ops.resident else "prompt_lookup"
-    name = next((name for name in TRAINED if shipped(name, target)), None)
+    copies = "suffix" if shipped_folder("suffix", target) and not target.ops.resident else "prompt_lookup"
+    name = next((name for name in TRAINED if shipped_folder(name, target)), None)
     if name is None:
         return Spec(copies, None, {})
     if target.ops.resident:  # a combination would draft on the host between two captured cycles

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.drafters.base import DraftRequest
+from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
 
 

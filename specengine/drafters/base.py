@@ -4,50 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from specengine.cache.prefix_cache import Sharing
 from specengine.draft_trees.tree import DraftTree
+from specengine.drafters.engine_views import DraftRequest
 from specengine.rules.base import Wants
-from specengine.types import CycleTrace, SamplingParams, SourceStats
 
 if TYPE_CHECKING:
     from specengine.models.hidden_states import HiddenStates
     from specengine.models.transformer import Transformer
-
-
-class DraftRequest(Protocol):
-    """What a drafter sees of a request.
-
-    tokens: prompt and output; the last token is the root, whose keys and values are not cached yet.
-    limit: output tokens allowed.  accepted_last: drafted tokens that the last cycle accepted.
-    pages: of the target's cache.  sharing: the requests it shares pages with, if any.
-    skips_drafter_cache: whether the drafter keeps nothing of it beside the target's cache.
-    drafter_state: what the drafter remembers of the request; None until the drafter sets it.
-    sources: drafted and accepted nodes by source.  trace: of its cycles, where the request asks for one.
-    """
-
-    tokens: list[int]
-    prompt_length: int
-    limit: int
-    params: SamplingParams
-    seed: int
-    pages: list[int]
-    sharing: Sharing | None
-    skips_drafter_cache: bool
-    drafter_state: Any
-    accepted_last: int
-    sources: dict[str, SourceStats]
-    trace: list[CycleTrace]
-
-    @property
-    def draft_limit(self) -> int:
-        """Deepest level worth drafting; deeper nodes could not be committed."""
-        ...
-
-    def shared_text(self, filled: int) -> list[int]:
-        """Returns the tokens that later requests may find, if a cache holds the first `filled` of them."""
-        ...
 
 
 class Drafter(ABC):

@@ -7,60 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from specengine.cache.kv_cache import CacheBatch, KVCache
+from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
-from specengine.drafters.base import Drafter, DraftRequest
-from specengine.ops.commit_tokens import Limits
-from specengine.ops.verify_tree import Accepted, TokenHistory
+from specengine.drafters.base import Drafter
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from specengine.models.hidden_states import HiddenStates
-
-
-class DraftBatch(Protocol):
-    """What a drafter sees of a batch on the device: the first `size` slots, with trees of `nodes` nodes each.
-
-    row_start: int32 [size + 1].  accepted: of the last pass.  drafter_state: of the drafter's new_device_state.
-    """
-
-    size: int
-    nodes: int
-    cache: CacheBatch
-    history: TokenHistory
-    limits: Limits
-    row_start: torch.Tensor
-    accepted: Accepted
-    drafter_state: Any
-
-    def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
-        """Returns trees drafted by prompt lookup; see ops.draft_lookup."""
-        ...
-
-    def selected(
-        self,
-        tokens: torch.Tensor,
-        parents: torch.Tensor,
-        depths: torch.Tensor,
-        scores: torch.Tensor,
-        limits: torch.Tensor,
-    ) -> TreeBatch:
-        """Returns the best candidates of every running request, `nodes` of each; see ops.select_nodes.
-
-        limits: int32 [size], the deepest level wanted. Nodes that could not be committed are left out.
-        """
-        ...
-
-    def mark(self, phase: str) -> None:
-        """Ends a phase of the cycle's clock."""
-        ...
 
 
 class DeviceDrafter(ABC):

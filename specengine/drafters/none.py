@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.drafters.base import Drafter, DraftRequest
-from specengine.drafters.capabilities import DeviceDrafter, DraftBatch
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def fingerprint(target: Transformer) -> str:
     return hashlib.sha256(norm).hexdigest()[:16]
 
 
-def shipped(drafter: str, target: Transformer) -> Path | None:
+def shipped_folder(drafter: str, target: Transformer) -> Path | None:
     """Returns the folder of the drafter that comes with the package for this target, or None."""
     for config in sorted(CHECKPOINTS.glob(f"*/{drafter}/config.json")):
         if json.loads(config.read_text(encoding="utf-8")).get(FINGERPRINT) == fingerprint(target):
@@ -39,7 +39,7 @@ def open_drafter(drafter: str, path: str | None, target: Transformer) -> DraftCh
     kind, _, preset = (path or "").partition(":")
     if kind == "random" and drafter in RANDOM:
         return RANDOM[drafter](preset)
-    found = path or shipped(drafter, target)
+    found = path or shipped_folder(drafter, target)
     if found is None:
         raise ValueError(
             f"drafter: no {drafter} drafter for this model comes with the package; give one as {drafter}:PATH, "

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import DraftRequest
+from specengine.drafters.engine_views import DraftRequest
 from specengine.types import SourceStats
 
 

@@ -113,12 +113,12 @@ def test_a_warm_pool_helps_the_next_request(drafter_of):
     cycles = {}
     for warm in (False, True):
         drafter = drafter_of(length=4, window=5, ngram=4, warm=warm)
-        for request in range(2):
+        for number in range(2):
             request, count = sequence_of(START), 0
             while len(request.tokens) < 100:
                 run(drafter, function, [request])
                 count += 1
-            cycles[warm, request] = count
+            cycles[warm, number] = count
     assert cycles[False, 0] == cycles[False, 1] == cycles[True, 0] > cycles[True, 1]
 
 

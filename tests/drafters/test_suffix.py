@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine.draft_policy.cost_model import CostModel
+from specengine.drafters.suffix.config import Config
 from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
-from specengine.drafters.suffix.drafter import CORPUS, OWN, Config, Suffix
+from specengine.drafters.suffix.drafter import CORPUS, OWN, Suffix
 from specengine.ops import native
 from specengine.types import SourceStats
 from tests.drafters.test_prompt_lookup import paths

@@ -14,8 +14,9 @@ import torch
 from specengine._C import MAX_NODES
 from specengine.bench.race.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.drafters.base import Drafter, DraftRequest
-from specengine.drafters.capabilities import DeviceDrafter, DraftBatch
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.root_tokens import root_tokens
 from specengine.engine.batch import Batch
 from specengine.engine.device.buffers import GraphBatch

@@ -24,7 +24,7 @@ from specengine.draft_policy.pauses import Pauses
 from specengine.draft_policy.tree_size import CutTrees, cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
     HiddenStateReader,
@@ -34,6 +34,7 @@ from specengine.drafters.capabilities import (
     TreeProposer,
 )
 from specengine.drafters.combine.part_view import PartView, State
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.source_stats import count_sources
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer

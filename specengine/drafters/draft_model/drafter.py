@@ -17,7 +17,7 @@ from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.trial import TimedDrafts
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
-from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, LogitsDrafter, TokenizerChecker
 from specengine.drafters.draft_model.config import Config
 from specengine.drafters.draft_model.small_model import SmallModel, State
@@ -28,6 +28,7 @@ from specengine.drafters.draft_model.tree_growth import (
     drawn_children,
     likeliest_children,
 )
+from specengine.drafters.engine_views import DraftRequest
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows

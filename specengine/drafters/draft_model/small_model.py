@@ -8,9 +8,9 @@ from pathlib import Path
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.base import DraftRequest
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.one_engine import OneEngine
-from specengine.drafters.shipped import shipped
+from specengine.drafters.shipped import shipped_folder
 from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.transformer import Transformer
 from specengine.tensor_parallel.loading import load_model
@@ -114,7 +114,7 @@ def _open(
     name: str, layers: int, dtype: str, path: str | None, target: Transformer
 ) -> tuple[Transformer, Tokenizer | None]:
     """Returns the model that drafts, and its tokenizer where that is not the target's own."""
-    if path is None and (found := shipped(SHIPPED, target)) is not None:
+    if path is None and (found := shipped_folder(SHIPPED, target)) is not None:
         path = str(found)
     if path is None:
         name = name.replace("_", "-")

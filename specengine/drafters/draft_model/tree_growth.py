@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.drafters.base import DraftRequest
+from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.row_tools import likeliest, take_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory

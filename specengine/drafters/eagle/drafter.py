@@ -25,12 +25,12 @@ from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.static import StaticTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders
-from specengine.drafters.base import Drafter, DraftRequest
-from specengine.drafters.capabilities import DraftBatch
+from specengine.drafters.base import Drafter
 from specengine.drafters.eagle.checkpoint import LoadedEagle, load_eagle1, load_eagle3
 from specengine.drafters.eagle.config import EagleConfig
 from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
 from specengine.drafters.eagle.network import Outputs
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs

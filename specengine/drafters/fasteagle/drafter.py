@@ -14,8 +14,8 @@ from specengine.draft_policy.tree_sizing import TreeSizing
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
-from specengine.drafters.base import Drafter, DraftRequest
-from specengine.drafters.capabilities import DraftBatch
+from specengine.drafters.base import Drafter
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs

@@ -6,7 +6,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.capabilities import DraftBatch
+from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.glide.rows import GlideRows
 from specengine.ops.tree_attention import chain_bits
 

@@ -21,15 +21,15 @@ from specengine.draft_policy.tree_sizing import TreeSizing
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
-from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
     DeviceStateDrafter,
-    DraftBatch,
     NetworkDrafter,
     PromptObserver,
     TreeProposer,
 )
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.glide.config import Config
 from specengine.drafters.glide.device_state import DeviceState
 from specengine.drafters.glide.network import GlideNetwork

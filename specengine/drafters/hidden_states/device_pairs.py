@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.capabilities import DraftBatch
+from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs
 from specengine.ops.tree_attention import chain_bits
 

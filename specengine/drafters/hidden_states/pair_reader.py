@@ -4,49 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
-from specengine.cache.page_pool import PagePool, page_bytes
+from specengine.cache.page_pool import page_bytes
 from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_policy.reading_choice import ReadingChoice
-from specengine.drafters.base import DraftRequest
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
+from specengine.drafters.hidden_states.pair_network import PairNetwork
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, take_pairs
 from specengine.drafters.one_engine import OneEngine
-from specengine.models.config import ModelConfig
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
-from specengine.ops.weight import Projection
 
 MOST_WAITING = 64  # pairs, and cycles without a draft
-
-
-class PairNetwork(Protocol):
-    """A network that reads pairs. config: of its layers."""
-
-    config: ModelConfig
-
-    @property
-    def projections(self) -> list[Projection]: ...
-
-    def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
-        """Returns those of the target's hidden states that it reads, [M, ..]."""
-        ...
-
-    def picked_shape(self, hidden_state_layers: int) -> tuple[int, ...]:
-        """Returns the shape of one position, where the target gives the input of so many layers."""
-        ...
-
-    def ensure_positions(self, count: int) -> None:
-        """Extends the rotary tables to `count` positions."""
-        ...
-
-    def cache_pairs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> None:
-        """Caches the keys and values of pairs, and computes nothing beyond."""
-        ...
 
 
 class PairReader:

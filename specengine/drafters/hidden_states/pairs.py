@@ -9,7 +9,7 @@ import torch
 
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.base import DraftRequest
+from specengine.drafters.engine_views import DraftRequest
 
 
 class Pairs:

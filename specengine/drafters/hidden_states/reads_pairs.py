@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.tree_sizing import TreeSizing
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.drafters.base import DraftRequest
 from specengine.drafters.capabilities import (
     CacheCompanion,
     DeviceStateDrafter,
-    DraftBatch,
     HiddenStateReader,
     NetworkDrafter,
     TreeProposer,
 )
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.models.hidden_states import HiddenStates

@@ -17,8 +17,9 @@ from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.trial import TimedDrafts
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.lookahead.config import Config
 from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.drafters.phrases.store import PhraseStore

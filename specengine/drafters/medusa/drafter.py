@@ -19,14 +19,14 @@ from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders
-from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     DeviceStateDrafter,
-    DraftBatch,
     HiddenStateReader,
     NetworkDrafter,
     TreeProposer,
 )
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.medusa.heads import read_heads
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter

@@ -23,9 +23,10 @@ from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.trial import TimedDrafts
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftLogits, DraftTree
-from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, ChoiceReader, LogitsDrafter, TokenizerChecker
 from specengine.drafters.draft_model.small_model import SmallModel
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.drafters.ouroboros.config import Config
 from specengine.drafters.ouroboros.sentences import RequestState, SentenceDrafter

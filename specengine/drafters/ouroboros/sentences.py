@@ -13,8 +13,8 @@ from specengine._C import PhrasePool
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.base import DraftRequest
 from specengine.drafters.draft_model.small_model import State
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.models.transformer import Transformer
 from specengine.ops.draw_siblings import draw_siblings

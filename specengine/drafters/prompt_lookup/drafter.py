@@ -19,8 +19,9 @@ from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.tree_size import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.drafters.base import Drafter, DraftRequest
-from specengine.drafters.capabilities import DeviceDrafter, DraftBatch, TreeProposer
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter, TreeProposer
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.prompt_lookup.ngram_index import LONGEST, NgramIndex
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer

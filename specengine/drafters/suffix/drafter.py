@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specengine._C import DEEPEST, MATCHED, MAX_NODES, SuffixAutomaton, TextCorpus
+from specengine._C import MATCHED, SuffixAutomaton, TextCorpus
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.agreement import Agreement, JointTree
 from specengine.draft_policy.cost_model import CostModel
@@ -22,16 +22,17 @@ from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.tree_size import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter, DraftRequest
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import TokenizerChecker, TreeProposer
-from specengine.drafters.shipped import shipped
+from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.shipped import shipped_folder
 from specengine.drafters.source_stats import count_sources
+from specengine.drafters.suffix.config import Config
 from specengine.drafters.suffix.corpus_file import check_corpus_tokenizer, open_corpus
 from specengine.drafters.suffix.text_memory import TextMemory
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.tokenizer import Tokenizer
-from specengine.utils.spec_string import check_range
 
 FILE = "corpus.safetensors"  # of a folder
 UNLIKELY = 0.01  # below this no row is worth its cost
@@ -47,30 +48,6 @@ PRIOR = (
 )
 OWN, CORPUS, EARLIER = SOURCES = range(3)
 NAMES = ("text", "corpus", "earlier")
-
-
-@dataclass(frozen=True)
-class Config:
-    """The options.
-
-    nodes: largest tree, root included.  length: longest continuation drafted.  branches: of a node, at most.
-    corpus: search the corpus that comes with the package, where none is given.
-    remember: search answers to earlier requests, too: their last so many tokens (up to twice as many).
-    adaptive: draft as many nodes as pay, otherwise the largest tree. Any choice is lossless under the rule `match`.
-    """
-
-    nodes: int = 16
-    length: int = 15
-    branches: int = 4
-    corpus: bool = True
-    remember: int = 0
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        check_range("nodes", self.nodes, 2, MAX_NODES)
-        check_range("length", self.length, 1, DEEPEST)
-        check_range("branches", self.branches, 1, MAX_NODES - 1)
-        check_range("remember", self.remember, 0, 1 << 22)
 
 
 @dataclass
@@ -204,5 +181,5 @@ class Suffix(Drafter, TreeProposer, TokenizerChecker):
 
 
 def _corpus_path(path: str | None, target: Transformer) -> Path | None:
-    given = Path(os.path.expanduser(path)) if path else shipped("suffix", target)
+    given = Path(os.path.expanduser(path)) if path else shipped_folder("suffix", target)
     return given / FILE if given and given.is_dir() else given
