@@ -1,46 +1,16 @@
-"""How many nodes pay: acceptance as running averages, and the choice by costs."""
+"""How many nodes pay, and which nodes a cut tree keeps."""
 
 import random
 
 import pytest
 
-from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.tree_size import nodes_that_pay
-from specengine.draft_policy.width_choice import WidthChoice
+from specengine.draft_policy.tree_size import cut_trees, nodes_that_pay
+from specengine.draft_trees.scored_tree import ScoredTree
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
 DEAR = CostModel((1, 64), (1.0, 64.0))
 STEP = CostModel((1, 4, 5, 64), (1.0, 1.05, 4.0, 400.0))
-
-
-def test_averages_start_at_the_prior_and_follow_what_is_seen():
-    rates = Acceptance((0.5, 0.1), weight=4, memory=20)
-    assert rates.rates() == [0.5, 0.1]
-    for _ in range(4):
-        rates.observe(0, True)
-    assert 0.7 < rates.rates()[0] < 0.8 and rates.rates()[1] == 0.1
-    for _ in range(100):
-        rates.observe(0, False)
-    assert rates.rates()[0] < 0.1
-
-
-def test_recent_observations_count_more():
-    early, late = (Acceptance((0.5,), weight=1, memory=10) for _ in range(2))
-    for step in range(40):
-        early.observe(0, step < 20)
-        late.observe(0, step >= 20)
-    assert early.rates()[0] < 0.2 and late.rates()[0] > 0.8
-
-
-def test_a_request_teaches_the_engine_and_the_engine_the_next_request():
-    engine = Acceptance((0.5, 0.5), weight=4, memory=100)
-    request = Acceptance(engine, weight=4, memory=20)
-    for _ in range(30):
-        request.observe(1, False)
-    fresh = Acceptance(engine, weight=4, memory=20)
-    assert request.rates()[1] < fresh.rates()[1] < 0.1
-    assert fresh.rates()[0] == 0.5
 
 
 def test_free_rows_that_are_accepted_are_all_taken():
@@ -106,30 +76,12 @@ def test_the_choice_is_the_best_of_all_there_are(seed):
     assert value(nodes_that_pay(nodes, costs)) == pytest.approx(value(best), rel=1e-3)  # host time aside
 
 
-WIDTHS, SECONDS = (1, 2, 4, 8), (1.0, 1.05, 1.06, 1.5)
-
-
-@pytest.mark.parametrize(("accepted", "width"), [(3, 4), (7, 8), (0, 1)])
-def test_the_width_of_a_chain_follows_what_is_accepted_and_what_it_takes(accepted, width):
-    choice = WidthChoice(8)
-    assert choice.choose(WIDTHS, SECONDS) == 4  # by the prior
-    for _ in range(300):
-        choice.observe(8, 7, accepted)
-    assert choice.choose(WIDTHS, SECONDS) == width
-
-
-def test_where_nothing_pays_one_cycle_in_many_still_tries():
-    choice = WidthChoice(8)
-    for _ in range(300):
-        choice.observe(2, 0, 0)  # nothing was found: as good as refused
-    chosen = [choice.choose(WIDTHS, SECONDS) for _ in range(4 * WidthChoice.PROBE)]
-    assert chosen.count(2) == 4 and chosen.count(1) == len(chosen) - 4
-    assert WidthChoice(1).choose((1,), (1.0,)) == 1
-
-
-def test_a_narrow_tree_is_not_believed_to_be_accepted_as_deep_as_a_wide_one():
-    choice = WidthChoice(8)
-    for _ in range(200):
-        for width, accepted in ((2, 0), (4, 0), (8, 3)):
-            choice.observe(width, width - 1, accepted)
-    assert choice.choose(WIDTHS, SECONDS) == 8  # by one rate for all widths it was 4
+def test_a_tree_keeps_its_likeliest_nodes_with_their_parents():
+    tree = ScoredTree([1, 2, 3, 4, 5], [-1, 0, 0, 1, 2], [1.0, 0.2, 0.7, 0.99, 0.6])
+    free = CostModel((1, 64), (1.0, 1.0 + 1e-9))
+    for most, left in ((4, [1, 2, 3, 4, 5]), (3, [1, 2, 3, 5]), (2, [1, 3, 5]), (1, [1, 3]), (0, [1])):
+        cut = cut_trees([tree], None, most=most)
+        assert (list(cut.trees[0].tokens), cut.nodes) == (left, most)
+    assert cut_trees([tree], None, most=2).expected == pytest.approx(1 + 0.7 + 0.42)
+    assert cut_trees([tree], free).nodes == 4
+    assert cut_trees([tree], CostModel((1, 2), (1.0, 9.0))).nodes == 0
