@@ -1,4 +1,4 @@
-"""Notices a drafter that guesses nothing, which is a mistake in its use more often than in its training."""
+"""Warns about a drafter whose guesses are almost never right: its use is wrong more often than its training."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ CYCLES, LEAST = 64, 0.03  # after so many cycles, fewer first tokens guessed tha
 
 
 class AcceptanceWatch:
-    """Warns once if in the first cycles hardly ever one of a drafter's first tokens was the text's.
+    """Warns once if almost none of a drafter's first tokens were right in its first cycles.
 
     drafter: its name.
     """
 
     def __init__(self, drafter: str) -> None:
-        self._drafter, self._cycles, self._guessed = drafter, 0, 0
+        self._drafter = drafter
+        self._cycles = 0
+        self._guessed = 0
 
     def observe(self, guessed: bool) -> None:
         """Counts one cycle; guessed: whether a child of the root was the next token."""
@@ -26,7 +28,7 @@ class AcceptanceWatch:
             warnings.warn(
                 f"drafter {self._drafter}: {self._guessed} of its first {CYCLES} guesses were right. Usual causes: it "
                 "was trained for another base model or another fine-tune of it, with another chat template than this "
-                "prompt has, or for features of other layers of the target. Its text is right all the same, but "
-                "drafting only costs time.",
+                "prompt has, or for hidden states of other layers of the target. The output is correct all the same, "
+                "but drafting only costs time.",
                 stacklevel=2,
             )

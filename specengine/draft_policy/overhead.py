@@ -1,5 +1,8 @@
-"""What cycles take beyond what is predicted of them: a network's draft drives the target's weights out of the caches,
-and what it read has to be kept; neither is seen by the clock of its drafting."""
+"""What cycles take beyond their predicted time.
+
+A network's draft evicts the target's weights from the caches, and its hidden states must be kept. The clock of its
+drafting measures neither.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from typing import Any
 
 
 class Overhead:
-    """Seconds of a cycle, of late, of cycles with a network's draft and of those without, for the size of batch of the
-    cycle that has begun (by powers of two)."""
+    """Averages the unpredicted seconds of recent cycles, apart for cycles with and without a network's draft.
+
+    Batch sizes are told apart by powers of two; indexing reads the averages of the cycle that has begun.
+    """
 
     def __init__(self) -> None:
         self._sizes = defaultdict[int, dict[bool, float]](lambda: {False: 0.0, True: 0.0})
@@ -23,21 +28,22 @@ class Overhead:
         return self._seconds[drafted]
 
     def begin(self, requests: Sequence[Any]) -> float:
-        """A cycle begins, and the one before is over if it was these requests'; returns when."""
-        now, last, self._open = time.perf_counter(), self._open, None
+        """Begins a cycle and closes the previous one if it had the same requests; returns the time."""
+        now = time.perf_counter()
+        last, self._open = self._open, None
         self._seconds = self._sizes[len(requests).bit_length()]
         if last is not None and _are(requests, last[0]):
             _, drafted, began, predicted = last
-            # no more than double: what waited for somebody else says nothing
+            # At most double: a cycle that waited for another caller measures nothing.
             beyond = min(now - began - predicted, predicted)
             self._seconds[drafted] += (beyond - self._seconds[drafted]) / 16
         return now
 
     def expect(self, requests: Sequence[Any], drafted: bool, began: float, seconds: float) -> None:
-        """seconds: predicted of the cycle that has begun, with its drafting."""
+        """Notes the prediction for the cycle that has begun; seconds: with its drafting."""
         self._open = [weakref.ref(request) for request in requests], drafted, began, seconds
 
 
 def _are(requests: Sequence[Any], known: Sequence[weakref.ref]) -> bool:
-    """Whether they are those, and not others that lie where those were in memory."""
+    """Returns whether the requests are the known objects, and not new ones at the same addresses."""
     return len(requests) == len(known) and all(a is b() for a, b in zip(requests, known, strict=True))

@@ -1,4 +1,4 @@
-"""A backbone with leaves, from the best tokens of each level."""
+"""A backbone with leaves: the likeliest token of each level has children, its siblings have none."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ def backbone_tree(
     most: int,
     least: float = 0.0,
 ) -> ScoredTree:
-    """The nodes of at most so many levels that are reached most often, `most` beside the root, none less than `least`.
+    """Returns the nodes of the first `levels` levels that are reached most often.
 
-    tokens, scores: per level, likeliest first, log-probabilities given the likeliest token of the level above.
+    tokens, scores: per level, likeliest first; scores are log-probabilities given the likeliest token of the level
+    above.  most: nodes, root excluded.  least: nodes that are reached with less probability are left out.
     """
-    tokens, scores = tokens[:levels], scores[:levels]
+    tokens = tokens[:levels]
+    scores = scores[:levels]
     width = len(tokens[0]) if tokens else 0
     parents = [max(0, 1 + (level - 1) * width) for level in range(len(tokens)) for _ in range(width)]
     whole = ScoredTree([root, *chain(*tokens)], [-1, *parents], [1.0, *(exp(score) for score in chain(*scores))])

@@ -1,8 +1,8 @@
 """Trees that follow the drafter's confidence, level by level (EAGLE-2, sections 4.1 and 4.2).
 
 Candidates are numbered level by level: `top_k` children of the root, then in each level the children of the nodes that
-were expanded, in their order. A score is the sum of log-probabilities from the root on; none is above its parent's, and
-of equal ones the earlier counts as better, so the best candidates are a tree whatever their number.
+were expanded, in their order. A score is the sum of log-probabilities from the root on, so no score is above its
+parent's. Of equal scores the earlier one is better. The best candidates are therefore a tree, whatever their number.
 
 Shapes: B requests, k = top_k, w nodes expanded, C candidates.
 """
@@ -13,36 +13,38 @@ import torch
 
 
 class DynamicTrees:
-    """The candidates of B trees while they grow.
+    """Holds the candidates of B trees while they grow.
 
-    beam: int64 [B, w], which candidates of the last level are to be expanded, best first.  ends: candidates after each
-    level.
+    beam: int64 [B, w], which candidates of the last level are expanded next, best first.
+    ends: number of candidates after each level.
     """
 
     def __init__(self, tokens: torch.Tensor, scores: torch.Tensor, beam: int) -> None:
-        """tokens: int32, scores: float32, [B, k] both, the root's children, likeliest first.
+        """Begins with the root's children. tokens: int32 [B, k], likeliest first.  scores: float32 [B, k], copied.
 
-        beam: the most nodes to be expanded per level. Scores that are given are copied, tokens are kept.
+        beam: the most nodes expanded per level. The tokens are not copied: the caller must not overwrite them.
         """
         self.top_k, self._widest = tokens.shape[1], beam
-        self._tokens, self._scores, self._parents = [tokens], [scores.clone()], [torch.full_like(tokens, -1)]
+        self._tokens = [tokens]
+        self._scores = [scores.clone()]
+        self._parents = [torch.full_like(tokens, -1)]
         self.beam = self._first_of(tokens)
         self.ends = [self.top_k]
 
     @property
     def opened(self) -> torch.Tensor:
-        """Tokens of the beam, int32 [B, w]."""
+        """The tokens of the beam, int32 [B, w]."""
         return self._tokens[-1].gather(1, self.beam)
 
     @property
     def reached(self) -> torch.Tensor:
-        """Scores of the beam, float32 [B, w]."""
+        """The scores of the beam, float32 [B, w]."""
         return self._scores[-1].gather(1, self.beam)
 
     def grow(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Adds a level; returns where in the old beam the parents of the new one are, int64 [B, w].
+        """Adds a level; returns the places in the old beam of the new beam's parents, int64 [B, w].
 
-        tokens, scores: [B, w, k], of the children of each beam node, likeliest first.
+        tokens, scores: [B, w, k], the children of each beam node, likeliest first.
         """
         batch, width, _ = tokens.shape
         level = (self.reached[..., None] + scores).flatten(1)
@@ -58,7 +60,7 @@ class DynamicTrees:
         return self.beam // self.top_k
 
     def rooted(self, roots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens, parents, depths and scores of the root and all candidates, [B, 1 + C], as select_nodes reads them.
+        """Returns tokens, parents, depths and scores of the root and all candidates, [B, 1 + C] each, for select_nodes.
 
         roots: int32 [B, 1].
         """

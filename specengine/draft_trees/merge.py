@@ -1,4 +1,4 @@
-"""A tree made of paths, in which what they share is there once."""
+"""A tree made of paths: nodes that paths share appear once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specengine.draft_trees.tree import DraftTree
 
 
 class MergedPaths:
-    """Node 0 is the root; a node's children have different tokens."""
+    """Grows a tree path by path. Node 0 is the root; a node's children have different tokens."""
 
     def __init__(self, root: int) -> None:
         self.tokens, self.parents = [root], [-1]
@@ -20,11 +20,11 @@ class MergedPaths:
         return DraftTree(self.tokens, self.parents)
 
     def child(self, node: int, token: int) -> int | None:
-        """A node's child with this token, if it has one."""
+        """Returns a node's child with this token, or None."""
         return self._children.get((node, token))
 
     def add(self, node: int, token: int) -> int:
-        """A node's child with this token, which it may have had before."""
+        """Returns a node's child with this token, and adds it where it is missing."""
         child = self._children.setdefault((node, token), len(self.tokens))
         if child == len(self.tokens):
             self.tokens.append(token)
@@ -32,7 +32,7 @@ class MergedPaths:
         return child
 
     def add_path(self, node: int, tokens: Sequence[int]) -> list[int]:
-        """The nodes of a path below a node."""
+        """Adds a path below a node; returns its nodes."""
         path = []
         for token in tokens:
             node = self.add(node, token)
@@ -40,7 +40,10 @@ class MergedPaths:
         return path
 
     def add_phrases(self, node: int, phrases: Sequence[Sequence[int]], reserve: int = 0) -> list[list[int]]:
-        """The nodes of each phrase below a node, as far as there is room beside so many nodes; later phrases first."""
+        """Adds phrases below a node, the last phrase first; returns the nodes of each.
+
+        Phrases are left out once fewer than `reserve` nodes would remain free.
+        """
         paths = []
         for phrase in reversed(phrases):
             if len(self.tokens) + len(phrase) + reserve > MAX_NODES:

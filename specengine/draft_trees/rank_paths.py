@@ -1,4 +1,4 @@
-"""Trees known before anything is drafted, given as rank paths: [0, 2] is the third likeliest child of the likeliest."""
+"""Trees given as rank paths before anything is drafted: [0, 2] is the third likeliest child of the likeliest child."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ PUBLISHED = {
         "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 "
         "0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
     ),
-    # EAGLE-1's, which its own code calls mc_sim_7b_63 too
+    # EAGLE-1's; its own code also calls it mc_sim_7b_63
     "eagle_25": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
 }
 
 
 @dataclass(frozen=True)
 class RankTree:
-    """Nodes beside the root, parents first.  parents: int [N], 0 for the root, i + 1 for node i.
-    depths: int [N] from 1.  ranks: int [N], among the likeliest tokens of the parent's distribution."""
+    """The nodes of a tree, root excluded, parents first.
+
+    parents: int [N], 0 for the root, i + 1 for node i.  depths: int [N] from 1.
+    ranks: int [N], among the likeliest tokens of the parent's distribution.
+    """
 
     parents: np.ndarray
     depths: np.ndarray
@@ -35,7 +38,7 @@ class RankTree:
 
     @staticmethod
     def of(paths: Sequence[Sequence[int]]) -> RankTree:
-        """Raises ValueError for paths that are no tree, or whose parents do not come first."""
+        """Returns the tree of some paths. Raises ValueError where they are no tree, parents first."""
         numbers: dict[tuple[int, ...], int] = {(): 0}
         for path in paths:
             if not isinstance(path, (list, tuple)) or any(type(rank) is not int or rank < 0 for rank in path):
@@ -47,12 +50,18 @@ class RankTree:
         if not 2 <= len(numbers) <= MAX_NODES:
             raise ValueError(f"tree: expected 1 to {MAX_NODES - 1} paths, got {len(numbers) - 1}")
         own = [path for path in numbers if path]
-        columns = ([numbers[path[:-1]] for path in own], [len(path) for path in own], [path[-1] for path in own])
-        return RankTree(*(np.array(column) for column in columns))
+        return RankTree(
+            parents=np.array([numbers[path[:-1]] for path in own]),
+            depths=np.array([len(path) for path in own]),
+            ranks=np.array([path[-1] for path in own]),
+        )
 
     @staticmethod
     def named(name: str) -> RankTree:
-        """A published tree, or that of a JSON file with a list of paths. Raises ValueError, FileNotFoundError."""
+        """Returns a published tree, or the tree of a JSON file with a list of paths.
+
+        Raises ValueError and FileNotFoundError.
+        """
         if name in PUBLISHED:
             return RankTree.of([[int(digit) for digit in word] for word in PUBLISHED[name].split()])
         if not name.endswith(".json"):
@@ -68,7 +77,7 @@ class RankTree:
         return len(self.ranks)
 
     def first(self, nodes: int, levels: int) -> RankTree:
-        """Its first nodes that lie in the first levels, level by level."""
+        """Returns the first nodes that lie in the first levels, in order of their level."""
         kept = np.flatnonzero(self.depths <= levels)[:nodes]
         kept = kept[np.argsort(self.depths[kept], kind="stable")]
         number = np.zeros(len(self) + 1, dtype=int)
@@ -77,25 +86,25 @@ class RankTree:
 
 
 class RankCandidates:
-    """A RankTree whose nodes lie level by level, for any batch, as the tensors of select_nodes.
+    """Turns a RankTree whose nodes lie level by level into the tensors of select_nodes, for any batch size.
 
-    parents, depths: int32 [1 + N], the root first.  levels: of the tree.  ranks: children that it asks of a level.
+    parents, depths: int32 [1 + N], the root first.  levels: of the tree.
+    ranks: children that the tree needs of a level's distribution.
     """
 
     def __init__(self, tree: RankTree, device: torch.device) -> None:
-        self.levels, self.ranks = int(tree.depths.max()), int(tree.ranks.max()) + 1
-        self.parents, self.depths = (
-            torch.tensor([first, *rest.tolist()], dtype=torch.int32, device=device)
-            for first, rest in ((-1, tree.parents), (0, tree.depths))
-        )
+        self.levels = int(tree.depths.max())
+        self.ranks = int(tree.ranks.max()) + 1
+        self.parents = torch.tensor([-1, *tree.parents.tolist()], dtype=torch.int32, device=device)
+        self.depths = torch.tensor([0, *tree.depths.tolist()], dtype=torch.int32, device=device)
         self._place = torch.from_numpy((tree.depths - 1) * self.ranks + tree.ranks).to(device)
         ends = np.searchsorted(tree.depths, np.arange(1, self.levels + 1), side="right")
         self._levels = list(pairwise([1, *(ends + 1).tolist()]))
 
     def fill(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int32 and cumulative log-probabilities float32 [B, 1 + N]; the root's token is still to be set.
+        """Returns tokens int32 and cumulative log-probabilities float32 [B, 1 + N]; the caller sets the root's token.
 
-        tokens, log_probs: [levels, B, ranks], of each level's distribution, which knows nothing of the path above it.
+        tokens, log_probs: [levels, B, ranks], of each level's distribution, which does not depend on the path above.
         """
         tokens, own = (each.transpose(0, 1).flatten(1)[:, self._place] for each in (tokens, log_probs))
         scores = torch.zeros(len(own), len(self.parents), device=own.device)

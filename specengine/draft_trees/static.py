@@ -1,4 +1,4 @@
-"""A tree given as rank paths, drafted level by level: which candidates of DynamicTrees are expanded, and which stay."""
+"""A tree given as rank paths, drafted level by level: chooses the candidates of DynamicTrees to expand and to keep."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from specengine.draft_trees.rank_paths import RankTree
 
 
 class StaticTree:
-    """What a rank tree asks of every level.
+    """Holds, for every level, the candidates that a rank tree expands and keeps.
 
-    levels, nodes: of the tree, the root among the nodes.  top_k: children of every expanded node, and the most nodes
-    that any level expands.  beams: per level but the last, which of its candidates are expanded and where in the beam
-    before each one's parent is, int64 [1, w] both.  kept: bool [1, 1 + C], the root and the candidates of the tree.
+    levels, nodes: of the tree, root included.  top_k: children of every expanded node, at least as many as any level
+    expands.  beams: per level but the last, the candidates to expand and the places of their parents in the beam
+    before, int64 [1, w] each.  kept: bool [1, 1 + C], the root and the candidates of the tree.
     """
 
     def __init__(self, tree: RankTree, device: torch.device) -> None:
         nodes = [*zip(tree.parents.tolist(), tree.depths.tolist(), tree.ranks.tolist(), strict=True)]
         parents = {parent for parent, _, _ in nodes}
-        self.levels, self.nodes = max(depth for _, depth, _ in nodes), 1 + len(nodes)
+        self.levels = max(depth for _, depth, _ in nodes)
+        self.nodes = 1 + len(nodes)
         inner = [
             [i + 1 for i, (_, depth, _) in enumerate(nodes) if depth == level and i + 1 in parents]
             for level in range(1, self.levels)

@@ -1,4 +1,4 @@
-"""Trees of drafted tokens: one request's, and the batch of them that the target verifies in one pass."""
+"""Trees of drafted tokens: one request's tree, and the batch of trees that the target verifies in one pass."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TreeBatch:
 
     @staticmethod
     def of(trees: Sequence[DraftTree], device: torch.device, *, masked: bool = False) -> TreeBatch:
-        """Lays out one tree per request; masked: with ancestor bits even where all trees are chains."""
+        """Lays out one tree per request.  masked: with ancestor bits even where all trees are chains."""
         tokens = [token for tree in trees for token in tree.tokens]
         parents = [parent for tree in trees for parent in tree.parents]
         depths: list[int] = []
@@ -89,7 +89,8 @@ class DraftLogits:
     """The distributions that the children of drafted nodes come from, before the sampling parameters.
 
     logits: float32 [R, Vd].  rows: int32 [M], the row of `logits` of each node of a TreeBatch, -1: none is known.
-    index: int32 [V], the column of each token of the target, -1: not in the drafter's vocabulary; None: the same one.
+    index: int32 [V], the column of each token of the target, -1: not in the drafter's vocabulary; None: both
+    vocabularies are the same.
     replacement: whether siblings were drawn with replacement.
     """
 
@@ -99,6 +100,7 @@ class DraftLogits:
     replacement: bool = False
 
     def to(self, device: torch.device) -> DraftLogits:
+        """Returns the same on another device."""
         index = None if self.index is None else self.index.to(device)
         return DraftLogits(self.logits.to(device), self.rows.to(device), index, self.replacement)
 

@@ -1,4 +1,7 @@
-"""Drafters by name."""
+"""Drafters by name.
+
+To add one, write its module in this folder, and one line in DRAFTERS.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
-from specengine.drafters.shipped import shipped
+from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants
 from specengine.utils.spec_string import Spec
 
@@ -16,36 +19,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "best_drafter", "check_chains", "check_offers", "drafter_kind", "drafter_names", "load_drafter"]
 
-# Name -> module and class. A name may be written with - for _.
+# Drafter.name -> module:class, in this folder. Users may write - for _.
 DRAFTERS = {
-    "combine": "combine:Combine",
+    "combine": "combine.drafter:Combine",
     "draft_model": "draft_model.drafter:DraftModel",
-    "eagle": "eagle.eagle:Eagle1",
-    "eagle3": "eagle.eagle3:Eagle3",
+    "eagle": "eagle.drafter:Eagle1",
+    "eagle3": "eagle.drafter:Eagle3",
     "fasteagle": "fasteagle.drafter:FastEagle",
     "glide": "glide.drafter:Glide",
     "lookahead": "lookahead.drafter:Lookahead",
-    "medusa": "medusa:Medusa",
+    "medusa": "medusa.drafter:Medusa",
     "none": "none:NoneDrafter",
     "ouroboros": "ouroboros.drafter:Ouroboros",
-    "prompt_lookup": "prompt_lookup:PromptLookup",
+    "prompt_lookup": "prompt_lookup.drafter:PromptLookup",
     "suffix": "suffix.drafter:Suffix",
 }
 
-# What `auto` looks for among the drafters that come with the package, best first, and how it drafts on the CPU: a pass
-# there waits for memory, the drafter's no less than the target's, so its weights are small and its trees narrow.
+# The trained drafters that `auto` looks for in the package, best first, and their options on the CPU. A pass on the CPU
+# waits for memory, the drafter's as well as the target's, so the weights are small and the trees narrow.
 TRAINED = {"eagle3": ";levels=5;top_k=4;beam=1;dtype=int4", "fasteagle": ";dtype=int4"}
 
 
 def drafter_names() -> list[str]:
-    """Names of all drafters."""
+    """Returns the names of all drafters."""
     return sorted(DRAFTERS)
 
 
 def load_drafter(text: str, target: Transformer) -> Drafter:
-    """The drafter that `NAME[:PATH][,option=value...]` describes, for a target; `auto` picks the best available.
+    """Loads the drafter that `NAME[:PATH][,option=value...]` describes; `auto` picks the best available.
 
-    Raises ValueError for an unknown name or option, or a drafter that does not fit the target; FileNotFoundError.
+    Raises FileNotFoundError, and ValueError for an unknown name or option or a drafter that does not fit the target.
     """
     spec = Spec.parse(text, "drafter")
     if spec.name == "auto":
@@ -59,7 +62,10 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
     config = spec.build(kind.config_type, "drafter")
     try:
         return kind(config, spec.path, target)
-    except (FileNotFoundError, ValueError) as error:  # of its files: not to be taken for the target's
+    except (
+        FileNotFoundError,
+        ValueError,
+    ) as error:  # of its files: the message must not sound as if they were the target's
         if str(error).startswith("drafter: "):
             raise
         missing = isinstance(error, FileNotFoundError)
@@ -67,13 +73,12 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
 
 
 def best_drafter(target: Transformer) -> Spec:
-    """What `auto` is for a target: copies, of a corpus too, and drafts of a trained drafter, where they come with the
-    package."""
-    copies = "suffix" if shipped("suffix", target) and not target.ops.resident else "prompt_lookup"
-    name = next((name for name in TRAINED if shipped(name, target)), None)
+    """Returns what `auto` stands for: copies of the text or of a shipped corpus, and a shipped trained drafter."""
+    copies = "suffix" if shipped_folder("suffix", target) and not target.ops.resident else "prompt_lookup"
+    name = next((name for name in TRAINED if shipped_folder(name, target)), None)
     if name is None:
         return Spec(copies, None, {})
-    if target.ops.resident:  # a combination would draft between two captured cycles
+    if target.ops.resident:  # a combination would draft on the host between two captured cycles
         return Spec(name, None, {})
     return Spec("combine", f"{copies}+{name}{TRAINED[name]}", {})
 

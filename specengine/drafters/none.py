@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 
 
 @dataclass(frozen=True)
 class Config:
-    """No options."""
+    """There are no options."""
 
 
-class NoneDrafter(Drafter):
-    """Drafts nothing; every other drafter is measured against it."""
+class NoneDrafter(Drafter, DeviceDrafter):
+    """Drafts nothing; the baseline of every other drafter."""
 
     name = "none"
     config_type = Config
-    drafts_on_device = True
 
     @property
     def drafts_chains(self) -> bool:
@@ -29,8 +30,8 @@ class NoneDrafter(Drafter):
     def max_nodes(self) -> int:
         return 1
 
-    def draft(self, requests: Sequence) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return [DraftTree([request.tokens[-1]], [-1]) for request in requests]
 
-    def draft_on_device(self, slots) -> TreeBatch:
-        return slots.lookup(ngrams=(1, 1))  # a tree of one node has no room for what it finds
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        return batch.lookup(ngrams=(1, 1))  # a tree of one node has no room for what the lookup finds

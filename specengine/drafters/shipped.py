@@ -1,4 +1,4 @@
-"""Where a drafter's checkpoint is: given, random, or with the package, found by the model it was trained for."""
+"""Finds a drafter's checkpoint: given by path, random, or shipped with the package for the target."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RANDOM = {"eagle3": random_eagle3, "fasteagle": random_fasteagle}
 
 
 def fingerprint(target: Transformer) -> str:
-    """What tells the models apart whose hidden states differ, whatever they are called and however they are stored."""
+    """Returns a hash that differs between models with different hidden states, whatever their names and formats."""
     norm = target.final_norm.float().cpu().numpy().tobytes()
     return hashlib.sha256(norm).hexdigest()[:16]
 
 
-def shipped(drafter: str, target: Transformer) -> Path | None:
-    """The folder of the drafter that comes with the package for this target, if one does."""
+def shipped_folder(drafter: str, target: Transformer) -> Path | None:
+    """Returns the folder of the drafter that comes with the package for this target, or None."""
     for config in sorted(CHECKPOINTS.glob(f"*/{drafter}/config.json")):
         if json.loads(config.read_text(encoding="utf-8")).get(FINGERPRINT) == fingerprint(target):
             return config.parent
@@ -31,14 +31,15 @@ def shipped(drafter: str, target: Transformer) -> Path | None:
 
 
 def open_drafter(drafter: str, path: str | None, target: Transformer) -> DraftCheckpoint:
-    """The checkpoint at a path, `random:<preset>`, or without a path the one that comes with the package.
+    """Opens the checkpoint at a path, `random:<preset>`, or without a path the one that comes with the package.
 
-    Warns where it was trained for another model. Raises ValueError where there is none, and as open_draft_checkpoint.
+    Warns where it was trained for another model. Raises ValueError where there is none, or as open_draft_checkpoint
+    does.
     """
     kind, _, preset = (path or "").partition(":")
     if kind == "random" and drafter in RANDOM:
         return RANDOM[drafter](preset)
-    found = path or shipped(drafter, target)
+    found = path or shipped_folder(drafter, target)
     if found is None:
         raise ValueError(
             f"drafter: no {drafter} drafter for this model comes with the package; give one as {drafter}:PATH, "

@@ -1,4 +1,4 @@
-"""What became of the nodes of each of the trees that a tree was made of."""
+"""Counts, for a tree made of several sources' trees, the nodes that each source drafted and had accepted."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.engine.request import Request
+from specengine.drafters.engine_views import DraftRequest
 from specengine.types import SourceStats
 
 
 def count_sources(
-    request: Request,
+    request: DraftRequest,
     tree: DraftTree | None,
     sources: Sequence[tuple[str, ScoredTree]],
     committed: Sequence[int],
 ) -> None:
-    """Adds to a request's statistics, and to its trace, what its last cycle verified and accepted of each source.
+    """Adds a cycle's verified and accepted nodes of each source to a request's statistics and trace.
 
-    tree: that was verified; None: none was drafted.  sources: trees with the same root, and their sources' names.
+    tree: the verified tree; None: none was drafted.  sources: names and trees with the same root.
     """
     if tree is None or len(tree.tokens) == 1:
         return
@@ -41,5 +41,5 @@ def count_sources(
         stats.drafted += len(held)
         stats.accepted += len(held.intersection(accepted))
     if request.trace:
-        whose = tuple(tuple(name for name, held in nodes.items() if node in held) for node in accepted[1:])
-        request.trace[-1] = replace(request.trace[-1], sources=whose)
+        names = tuple(tuple(name for name, held in nodes.items() if node in held) for node in accepted[1:])
+        request.trace[-1] = replace(request.trace[-1], sources=names)

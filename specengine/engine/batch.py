@@ -10,6 +10,7 @@ import torch
 
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import ChoiceReader, HiddenStateReader, draft_for_rule
 from specengine.engine.cycle import Cycle
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
@@ -55,7 +56,7 @@ class Batch:
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         """Drafts one tree per request. Raises ValueError naming the drafter whose weights are not numbers."""
         try:
-            self._trees, self.draft_logits = drafter.draft_for(rule.wants, self.requests)
+            self._trees, self.draft_logits = draft_for_rule(drafter, rule.wants, self.requests)
         except ValueError as error:
             raise ValueError(f"drafter {drafter.name}: {error}") from error
         return TreeBatch.of(self._trees, self._device)
@@ -78,12 +79,13 @@ class Batch:
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the committed tokens, and what else it reads of the target's pass."""
-        if drafter.reads_choices:
+        if isinstance(drafter, ChoiceReader):
             chosen = likeliest_tokens(self._scores)
             ends = accumulate(len(tree.tokens) for tree in self._trees)
             choices = [chosen[end - len(tree.tokens) : end] for end, tree in zip(ends, self._trees, strict=True)]
             drafter.observe_choices(self.requests, self._committed, choices)
-        of_path = hidden_states.rows(self._rows) if drafter.reads_hidden_states else None
+        reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
+        of_path = hidden_states.rows(self._rows) if reads else None
         drafter.observe(self.requests, self._committed, of_path)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from specengine.cache.prefix_cache import Sharing
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
 from specengine.engine.batch import Batch
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.memory_budget import DeviceOptions, device_cache, device_runner
@@ -43,7 +44,9 @@ class EngineCore:
     ) -> None:
         self.model, self.drafter, self.rule = model, drafter, rule
         self.max_batch_size = options.max_batch_size
-        self.target = model.target.with_hidden_state_layers(drafter.hidden_state_layers)
+        layers = drafter.hidden_state_layers if isinstance(drafter, HiddenStateReader) else ()
+        self.target = model.target.with_hidden_state_layers(layers)
+        self._companion = drafter if isinstance(drafter, CacheCompanion) else None
         self.runner: DeviceRunner | None = None
         if model.target.ops.resident:
             device_options = DeviceOptions(options.max_batch_size, options.gpu_memory_fraction, options.graphs)
@@ -54,7 +57,8 @@ class EngineCore:
         else:
             self.cache = model.target.new_cache()
             self.cache.kept_bytes = options.prefix_cache_mib << 20
-            drafter.attach(self.cache)
+            if self._companion:
+                self._companion.attach(self.cache)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
         self.sharing = Sharing.under(model.target.ops) if options.prefix_cache_mib else None
         self.metrics = Metrics(self.cache, {"model": model.name, "drafter": drafter.name, "rule": rule.name})
@@ -84,7 +88,8 @@ class EngineCore:
         """
         request.sharing = self.sharing
         # A prefix hit saves later requests more than reading their prompt costs the drafter.
-        request.skips_drafter_cache = self.sharing is None and self.drafter.skips_reading(batch_size)
+        if self._companion and self.sharing is None:
+            request.skips_drafter_cache = self._companion.skips_reading(batch_size)
         prompt, slots = request.tokens[:-1], self._slots(request)
         request.pages, request.stats.prefix_hit = self.cache.begin(slots, prompt, request.sharing)
 
@@ -108,7 +113,8 @@ class EngineCore:
             request.pages, request.cached = [], 0
 
     def _shareable(self, request: Request) -> list[int]:
-        return request.shareable_tokens(self.drafter.filled(request))
+        filled = self._companion.filled(request) if self._companion else len(request.tokens)
+        return request.shareable_tokens(filled)
 
     def _slots(self, request: Request) -> int:
         """The cache slots that a request may come to need."""

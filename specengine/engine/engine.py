@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from specengine.cache.kv_cache import KVCache
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
+from specengine.drafters.capabilities import TokenizerChecker
 from specengine.engine.core import CoreOptions, EngineCore
 from specengine.engine.cycle import Cycle
 from specengine.engine.metrics import Metrics
@@ -72,7 +73,8 @@ class Engine:
             self.model = load_model(model, device=device, dtype=dtype, strict=strict, tensor_parallel=tensor_parallel)
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
-        self.drafter.check_tokenizer(self.tokenizer)
+        if isinstance(self.drafter, TokenizerChecker):
+            self.drafter.check_tokenizer(self.tokenizer)
         check_offers(self.drafter, self.rule.name, self.rule.wants)
         check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size

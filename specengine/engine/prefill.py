@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.capabilities import PromptObserver
 from specengine.engine.core import EngineCore
 from specengine.engine.request import Request
 
@@ -23,7 +24,8 @@ def prefill(core: EngineCore, request: Request) -> Iterator[int]:
         with core.turn():
             place = core.cache.batch([request.pages], [start])
             hidden_states = target.hidden_states(rows, core.cache, place)
-            core.drafter.observe_prompt(request, start, hidden_states)
+            if isinstance(core.drafter, PromptObserver):
+                core.drafter.observe_prompt(request, start, hidden_states)
             request.cached = min(start + step, len(prompt))
             core.share_pages(request)
         yield len(rows.tokens)

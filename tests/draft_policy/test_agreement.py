@@ -19,12 +19,12 @@ def by_path(tree):
 
 
 def test_a_joint_tree_holds_every_path_once_and_begins_with_the_surer_word():
-    joint = Agreement().joined(ONE, TWO)
+    joint = Agreement().join(ONE, TWO)
     assert by_path(joint.tree) == {(1,): 0.4, (1, 2): 0.9, (1, 3): 0.1, (4,): 0.1, (1, 2, 5): 0.6}
     assert len(joint.tree.tokens) == len(joint.surer) == len(joint.kinds) == 6
-    alone = Agreement().joined(ONE, ScoredTree.root(7)).tree
+    alone = Agreement().join(ONE, ScoredTree.root(7)).tree
     assert by_path(alone) == by_path(ONE)
-    assert by_path(Agreement().joined(ScoredTree.root(7), TWO).tree) == by_path(TWO)
+    assert by_path(Agreement().join(ScoredTree.root(7), TWO).tree) == by_path(TWO)
 
 
 def test_it_learns_what_a_word_is_worth_where_the_other_says_the_same_another_or_nothing():
@@ -39,14 +39,14 @@ def test_it_learns_what_a_word_is_worth_where_the_other_says_the_same_another_or
     }
     for _ in range(1500):
         for case, other in others.items():
-            joint = agreement.joined(one, other)
+            joint = agreement.join(one, other)
             agreement.observe(joint, [1 if random.random() < meant[case] else 3])
     for case, other in others.items():
-        assert by_path(agreement.joined(one, other).tree)[(1,)] == pytest.approx(meant[case], abs=0.06)
+        assert by_path(agreement.join(one, other).tree)[(1,)] == pytest.approx(meant[case], abs=0.06)
 
 
 def test_chances_stay_chances():
     agreement = Agreement()
     for _ in range(3000):
-        agreement.observe(agreement.joined(ONE, TWO), [1, 2, 5])
-    assert all(0 < chance <= 1 for chance in agreement.joined(ONE, TWO).tree.chances)
+        agreement.observe(agreement.join(ONE, TWO), [1, 2, 5])
+    assert all(0 < chance <= 1 for chance in agreement.join(ONE, TWO).tree.chances)

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from specengine.draft_policy import cost_model
-from specengine.draft_policy.cost_model import FAR, NEAR, ROUNDS, ROWS, CostModel, costs_of, measure
+from specengine.draft_policy import measured_costs
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.measured_costs import FAR, NEAR, ROUNDS, ROWS, costs_of, measure
 from specengine.tensor_parallel.loading import load_model
 
 
@@ -23,7 +24,7 @@ def kept(folder):
 
 
 def forget(target):
-    cost_model._known.pop(target)
+    measured_costs._known.pop(target)
 
 
 # ---- the curve
@@ -129,7 +130,7 @@ def test_costs_are_measured_once_per_machine_and_model(target, tmp_path, monkeyp
     first = costs_of(target)
     data = json.loads(kept(tmp_path).read_text())
     assert data["seconds"] == list(first.seconds)
-    monkeypatch.setattr(cost_model, "measure", None)  # would be called
+    monkeypatch.setattr(measured_costs, "measure", None)  # would be called
     assert costs_of(target) is first
     forget(target)
     again = costs_of(target)
@@ -142,7 +143,7 @@ def test_a_busy_spell_in_the_file_is_forgotten_and_a_quiet_one_kept(target, tmp_
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "seconds": [0.04, 1e-9, 0.04, 0.04, 0.04, 0.04]}))
     forget(target)
-    monkeypatch.setattr(cost_model, "_Passes", lambda target, longest: lambda rows, prefix: rows / 1000)
+    monkeypatch.setattr(measured_costs, "_Passes", lambda target, longest: lambda rows, prefix: rows / 1000)
     seconds = (0.001, 1e-9, 0.004, 0.008, 0.016, 0.032)
     assert costs_of(target).seconds == seconds
     assert json.loads(path.read_text())["seconds"] == list(seconds)
@@ -195,8 +196,8 @@ def test_another_model_has_a_file_of_its_own(target, tmp_path):
 
 
 def test_engines_that_share_a_target_measure_it_once(target, monkeypatch):
-    calls, original = [], cost_model.measure
-    monkeypatch.setattr(cost_model, "measure", lambda *args: calls.append(args) or original(*args))
+    calls, original = [], measured_costs.measure
+    monkeypatch.setattr(measured_costs, "measure", lambda *args: calls.append(args) or original(*args))
     threads = [threading.Thread(target=costs_of, args=(target,)) for _ in range(4)]
     for thread in threads:
         thread.start()

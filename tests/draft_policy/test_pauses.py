@@ -1,73 +1,16 @@
+"""For how long a use that loses time is skipped."""
+
 import pytest
 
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.pauses import FEWEST, FIRST, LONGEST, ROUNDS, SHARE, SHORT, TRIED, Newcomers, Pauses, Trial
-from specengine.draft_policy.tree_choice import cycle_seconds
-
-COSTS = CostModel((1, 64), (0.01, 0.05))
-
-
-def cycles(trial, count, tokens, seconds=0.0, nodes=20):
-    """How many of them drafted, and the time of all against plain cycles'."""
-    plain, drafted = cycle_seconds(COSTS, 1, 0, 0.0), cycle_seconds(COSTS, 1, nodes, 0.0) + seconds
-    used, time, said = 0, 0.0, 0
-    for _ in range(count):
-        if trial.here():
-            time, said = time + plain, said + 1
-            trial.committed(1)
-        else:
-            trial.drafted(1, nodes, 0.0, seconds)
-            trial.committed(tokens)
-            used, time, said = used + 1, time + drafted, said + tokens
-    return used, time / (said * plain)
-
-
-def test_what_pays_is_always_used():
-    used, relative = cycles(Trial(COSTS), 100, tokens=4)
-    assert used == 100 and relative < 0.7
-
-
-@pytest.mark.parametrize("seconds", [0.001, 0.1, 1.0])
-def test_what_does_not_pay_costs_a_fiftieth(seconds):
-    trial = Trial(COSTS)
-    cycles(trial, 5_000, tokens=1, seconds=seconds)  # until it is known
-    used, relative = cycles(trial, 50_000, tokens=1, seconds=seconds)
-    assert used >= 5 and 1 < relative < 1.025
-
-
-def test_prompts_that_were_read_for_what_does_not_pay_count():
-    trial = Trial(COSTS)
-    plain = cycle_seconds(COSTS, 1, 0, 0.0)
-    for _ in range(20):
-        trial.drafted(1, 20, 0.0, 0.0)
-        trial.committed(1)
-    pauses = []
-    for prompts in (0, 10, 0):
-        trial.read(1, 0.0, prompts * plain)
-        trial.drafted(1, 20, 0.0, 0.0)
-        trial.committed(1)
-        pauses.append(next(i for i in range(10_000) if not trial.here()))
-    assert pauses[1] == pytest.approx(pauses[0] + 500, abs=1) and pauses[2] == pytest.approx(pauses[0], abs=1)
-
-
-def test_it_is_used_again_once_it_pays():
-    trial = Trial(COSTS)
-    assert cycles(trial, 500, tokens=1)[0] < 50
-    assert cycles(trial, 500, tokens=5)[0] > 400
-
-
-def test_a_cycle_of_others_says_nothing():
-    trial = Trial(COSTS)
-    trial.committed(1)
-    assert not trial.here()
+from specengine.draft_policy.pauses import LONGEST, SHARE, SHORT, TRIED, Pauses
 
 
 def uses_of(pauses, requests, saved, cycles=4000) -> int:
     """How many of so many cycles used what saves so much of a plain one."""
     uses = 0
     for _ in range(cycles):
-        if not pauses.here(requests):
-            pauses.weigh(requests, saved, 1.0)
+        if not pauses.should_skip(requests):
+            pauses.record_saving(requests, saved, 1.0)
             uses += 1
     return uses
 
@@ -98,69 +41,20 @@ def test_what_pays_again_is_used_again_every_cycle():
     assert uses_of(pauses, 1, 1.0, 100) == 100
 
 
-def losing(batch, texts=FIRST):
-    newcomers = Newcomers()
-    for _ in range(texts):
-        newcomers.ended(batch, -0.01)
-    return newcomers
-
-
-@pytest.mark.parametrize("batch", [1, 2, 8, 16, 56])
-def test_where_drafts_do_not_pay_for_reading_one_whole_batch_in_several_is_read(batch):
-    newcomers, rounds = losing(batch), min(max(FEWEST, batch), ROUNDS)
-    whole = [{newcomers.unread(batch) for _ in range(batch)} for _ in range(2 * rounds)]
-    assert whole == 2 * ([{True}] * (rounds - 1) + [{False}])
-
-
-def test_of_a_few_texts_or_another_size_of_batch_nothing_is_known():
-    newcomers = losing(16, FIRST - 1)
-    assert not newcomers.unread(16)
-    newcomers.ended(16, -0.01)
-    assert newcomers.unread(16) and not newcomers.unread(4)
-
-
-def test_seldom_gains_that_are_large_pay_for_reading_and_small_ones_do_not():
-    for gained, unread in ((0.2, False), (0.1, True)):
-        newcomers = losing(1, 64)
-        for _ in range(50):
-            for each in (gained, *[-0.01] * 15):
-                newcomers.ended(1, each)
-        found = []
-        for each in (gained, *[-0.01] * 15):
-            newcomers.ended(1, each)
-            found.append(newcomers.unread(1))
-        assert (sum(found) > 8) == unread
-
-
-def test_what_gains_again_is_read_again():
-    newcomers = losing(16, 1000)
-    for _ in range(1000):  # of which a sixteenth is read, which gains now as much as it lost
-        if not newcomers.unread(16):
-            newcomers.ended(16, 0.01)
-    assert not any(newcomers.unread(16) for _ in range(300))
-
-
 def test_what_gains_once_is_used_again_at_once():
     pauses = Pauses()
     uses_of(pauses, 1, -1.0, 300)
-    while pauses.here(1):
+    while pauses.should_skip(1):
         pass
-    pauses.weigh(1, 0.1, 1.0)
-    assert not pauses.here(1)
-    pauses.weigh(1, -0.1, 1.0)
-    assert pauses.here(1)
+    pauses.record_saving(1, 0.1, 1.0)
+    assert not pauses.should_skip(1)
+    pauses.record_saving(1, -0.1, 1.0)
+    assert pauses.should_skip(1)
 
 
 def test_nothing_pauses_before_it_was_tried():
     pauses = Pauses()
     for _ in range(TRIED):
-        assert not pauses.here(1)
-        pauses.weigh(1, -1.0, 1.0)
-    assert pauses.here(1)
-
-
-def test_one_bad_draft_behind_a_long_prompt_pauses_little():
-    trial = Trial(COSTS)
-    trial.read(1, 0.0, 30 * cycle_seconds(COSTS, 1, 0, 0.0))
-    assert cycles(trial, 1, tokens=1)[0] == 1
-    assert cycles(trial, 128, tokens=4)[0] > 80
+        assert not pauses.should_skip(1)
+        pauses.record_saving(1, -1.0, 1.0)
+    assert pauses.should_skip(1)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 
 from specengine import Engine
+from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, PromptObserver
 from tests.engines import Oracle, ids, tiny_model
 
 
-class Steered(Oracle):
-    """drafts: per cycle, the tokens of every request and what the drafter proposed."""
-
-    reads_hidden_states = True
+class Steered(Oracle, HiddenStateReader, CacheCompanion):
+    """drafts: per cycle, the tokens of every request and the inner drafter's trees."""
 
     def __init__(self, inner, answers, vocab, nodes=12, seed=0) -> None:
         super().__init__(answers, vocab, nodes, seed)
-        self.inner, self.drafts, self.hidden_state_layers = inner, [], inner.hidden_state_layers
+        self.inner, self.drafts = inner, []
+        self.reads_hidden_states = isinstance(inner, HiddenStateReader)
+        self.hidden_state_layers = getattr(inner, "hidden_state_layers", ())
 
     @property
     def max_nodes(self):
@@ -26,17 +27,23 @@ class Steered(Oracle):
         self.drafts.append((before, self.inner.draft(requests)))
         return super().draft(requests)
 
+    @property
+    def page_bytes(self):
+        return self.inner.page_bytes if isinstance(self.inner, CacheCompanion) else 0
+
     def attach(self, cache):
-        self.inner.attach(cache)
+        if isinstance(self.inner, CacheCompanion):
+            self.inner.attach(cache)
 
     def observe_prompt(self, request, start, hidden_states):
-        self.inner.observe_prompt(request, start, hidden_states)
+        if isinstance(self.inner, PromptObserver):
+            self.inner.observe_prompt(request, start, hidden_states)
 
     def filled(self, request):
-        return self.inner.filled(request)
+        return self.inner.filled(request) if isinstance(self.inner, CacheCompanion) else len(request.tokens)
 
     def observe(self, requests, committed, hidden_states):
-        self.inner.observe(requests, committed, hidden_states if self.inner.reads_hidden_states else None)
+        self.inner.observe(requests, committed, hidden_states if self.reads_hidden_states else None)
 
     def release(self, request):
         self.inner.release(request)

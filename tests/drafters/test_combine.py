@@ -13,7 +13,8 @@ from specengine import SamplingParams
 from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.drafters import best_drafter, load_drafter, shipped
-from specengine.drafters.combine import Combine, Config
+from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
+from specengine.drafters.combine.drafter import Combine, Config
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.types import CycleTrace
 from tests.drafters import test_fasteagle
@@ -84,19 +85,19 @@ def test_a_batch_of_no_requests_has_no_trees(folder):
 class Part:
     """Proposes one tree, and counts how often it is asked."""
 
-    name, hidden_state_layers, reads_hidden_states = "part", (), False
+    name = "part"
 
     def __init__(self, tree):
-        self.tree, self.asked, self.rested, self.saved = tree, 0, 0, []
+        self.tree, self.asked, self.skipped, self.saved = tree, 0, 0, []
 
     def propose(self, requests):
         self.asked += 1
         return [self.tree for _ in requests]
 
-    def rest(self, requests):
-        self.rested += 1
+    def skip(self, requests):
+        self.skipped += 1
 
-    def credit(self, requests, saved):
+    def record_gain(self, requests, saved):
         self.saved.append(saved)
 
 
@@ -109,9 +110,23 @@ def test_a_part_is_asked_where_it_pays(useful):
     drafter.parts = parts = [Part(sure), Part(other)]
     # each another request's: between two cycles of one, a pass would take what is predicted
     sizes = [len(drafter.draft([sequence_of([1])])[0].tokens) for _ in range(320)]
-    assert parts[0].asked == 320 and parts[1].asked + parts[1].rested == 320
+    assert parts[0].asked == 320 and parts[1].asked + parts[1].skipped == 320
     assert [len(part.saved) for part in parts] == [part.asked for part in parts]  # each is told what it was worth
     assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
+
+
+class Keeping(CacheCompanion):
+    """Keeps so many bytes of a page, and skips reading or does not."""
+
+    page_bytes = 0
+
+    def __init__(self, page_bytes, skips):
+        self.page_bytes, self.skips = page_bytes, skips
+
+    def attach(self, cache): ...
+
+    def skips_reading(self, batch):
+        return self.skips
 
 
 @pytest.mark.parametrize(
@@ -119,8 +134,7 @@ def test_a_part_is_asked_where_it_pays(useful):
 )
 def test_a_text_is_left_unread_where_no_part_that_keeps_anything_would_read_it(kept, unread):
     drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1.0, 2.0)))
-    drafter.parts = [SimpleNamespace(page_bytes=0, skips_reading=lambda batch: False)]
-    drafter.parts += [SimpleNamespace(page_bytes=64, skips_reading=lambda batch, own=own: own) for own in kept]
+    drafter.parts = [Keeping(0, False), *(Keeping(64, own) for own in kept), object()]
     assert drafter.skips_reading(8) is unread
     drafter._costs = None  # all are asked in every cycle
     assert drafter.skips_reading(8) is False
@@ -135,21 +149,20 @@ def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
     drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1e-4, 1e-2)))
     drafter.parts = parts = [Slow(ScoredTree([1, 2], [-1, 0], [1.0, 0.5])) for _ in range(2)]
     trees = [drafter.draft([sequence_of([1]) for _ in range(4)]) for _ in range(320)]
-    assert all(part.asked < 30 and part.asked + part.rested == 320 for part in parts)
+    assert all(part.asked < 30 and part.asked + part.skipped == 320 for part in parts)
     assert [len(tree.tokens) for tree in trees[-1]] == [1, 1, 1, 1]
     assert max(parts[0].saved) < -0.001
 
 
-class Fixed(Part):
+class Fixed(Part, HiddenStateReader, CacheCompanion):
     """Proposes one tree wherever the text is, and learns nothing."""
 
-    hidden_state_layers, max_nodes, spare_slots, page_bytes, projections, proposes = (), 8, 8, 0, (), True
+    max_nodes, spare_slots, page_bytes = 8, 8, 0
 
     def propose(self, requests):
         return [self.tree.rooted(request.tokens[-1], request.draft_limit) for request in requests]
 
     def attach(self, cache): ...
-    def check_tokenizer(self, tokenizer): ...
     def observe_prompt(self, request, start, hidden_states): ...
     def filled(self, request):
         return len(request.tokens)

@@ -10,9 +10,10 @@ from specengine import Engine, SamplingParams
 from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters import check_offers, load_drafter
+from specengine.drafters.capabilities import LogitsDrafter
 from specengine.drafters.draft_model.drafter import Config, DraftModel
 from specengine.drafters.draft_model.small_model import State
-from specengine.drafters.prompt_lookup import PromptLookup
+from specengine.drafters.prompt_lookup.drafter import PromptLookup
 from specengine.engine.batch import Batch
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
@@ -93,7 +94,7 @@ def test_the_text_is_that_of_plain_decoding(spec, params):
     for batch in (1, 3):
         engine = tiny_engine(spec, max_batch_size=batch)
         assert ids(engine.generate(PROMPTS, params)) == ids(plain)
-        assert engine.drafter._cache.pages_in_use == engine.cache.pages_in_use == 0
+        assert engine.drafter.small.cache.pages_in_use == engine.cache.pages_in_use == 0
 
 
 def test_a_draft_by_the_whole_target_is_accepted_whole():
@@ -249,14 +250,14 @@ def test_pages_are_given_back_whatever_ends_a_sequence():
     engine = tiny_engine("draft-model:self,layers=1,adaptive=false")
     stream = engine.stream(PROMPTS[0], GREEDY)
     next(stream)
-    assert engine.drafter._cache.pages_in_use > 0
+    assert engine.drafter.small.cache.pages_in_use > 0
     stream.close()
-    assert engine.drafter._cache.pages_in_use == 0
+    assert engine.drafter.small.cache.pages_in_use == 0
     request = sequence_of([1, 2])
     engine.drafter.draft([request])
     for _ in range(2):  # twice does no harm
         engine.drafter.release(request)
-    assert engine.drafter._cache.pages_in_use == 0
+    assert engine.drafter.small.cache.pages_in_use == 0
 
 
 def test_nothing_is_drafted_behind_a_node_the_model_is_unsure_of():
@@ -452,7 +453,7 @@ def words_of(*changed: int) -> Tokenizer:
 
 def test_a_draft_model_whose_tokens_mean_something_else_is_refused():
     drafter = drafter_of()
-    drafter._tokenizer = words_of()
+    drafter.small.tokenizer = words_of()
     drafter.check_tokenizer(None)
     drafter.check_tokenizer(words_of())
     with pytest.raises(ValueError, match=r"^drafter: token 7 is 'word7' in self and 'other7' in the target"):
@@ -468,7 +469,8 @@ def test_the_tree_overrides_the_length():
 
 
 def test_distributions_are_not_looked_for_where_there_are_none():
-    assert load_drafter("none", tiny_model().target).room_for_logits(8) is None
+    assert not isinstance(load_drafter("none", tiny_model().target), LogitsDrafter)
+    assert load_drafter("ouroboros:self,layers=1", tiny_model().target).room_for_logits(8) is None
     room = drafter_of(replacement=True).room_for_logits(8)
     assert isinstance(room, DraftLogits) and room.logits.shape == (8, 320) and room.replacement
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specengine import SamplingParams
-from specengine.draft_policy.pauses import FIRST, _Worth
+from specengine.draft_policy.reading_choice import FIRST, _Worth
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter
 from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, layouts, write_drafter
@@ -88,11 +88,11 @@ class Bench:
         seen, logits = [], self.drafter.network.logits
         self.drafter.network.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
         self.drafter._backbone_draft = None  # a backbone's passes are to be seen one by one
-        ready = [request for request in self.requests if self.drafter._state(request).pairs.count]
-        grown, grow = [], self.drafter._grow
-        self.drafter._grow = lambda *rest: grown.append(grow(*rest)) or grown[-1]
-        self.drafter._trees(ready)
-        self.drafter.network.logits, self.drafter._grow = logits, grow
+        ready = [request for request in self.requests if self.drafter.pairs.state(request).pairs.count]
+        grown, grow = [], self.drafter._candidates
+        self.drafter._candidates = lambda *rest: grown.append(grow(*rest)) or grown[-1]
+        self.drafter.grow(ready)
+        self.drafter.network.logits, self.drafter._candidates = logits, grow
         (trees,) = grown
         return ready, trees, seen
 
@@ -233,27 +233,28 @@ def test_what_nothing_was_drafted_of_for_long_is_not_read_unless_it_is_shared(tm
     engine, params = tiny_engine(spec_of(tmp_path), prefix_cache_mib=sharing), SamplingParams(max_new_tokens=150)
     drafter, calls = engine.drafter, []
 
-    def spied(name: str, own) -> None:
-        monkeypatch.setattr(drafter, name, lambda *given, **more: (calls.append(name), own(*given, **more))[1])
+    def spied(owner, name: str) -> None:
+        own = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda requests: (calls.append(name), own(requests))[1])
 
-    spied("_read", drafter._read)
-    spied("_trees", drafter._trees)
+    spied(drafter.pairs, "read_ahead")
+    spied(drafter, "grow")
 
     def cycles(prompts: list[list[int]], pauses) -> list:
         calls.clear()
         asked = iter(range(1 << 20))
-        monkeypatch.setattr(drafter._pauses, "here", lambda requests: pauses(next(asked)))
+        monkeypatch.setattr(drafter.sizing.pauses, "should_skip", lambda requests: pauses(next(asked)))
         outputs = engine.generate(prompts, params)
         assert ids(outputs) == ids(tiny_engine("none").generate(prompts, params))
         return outputs
 
     (said,) = cycles([PROMPTS[2]], lambda cycle: True)
-    assert calls == ["_read"] * (3 if sharing else 1)  # the prompt; where texts are shared, 64 pairs and again
+    assert calls == ["read_ahead"] * (3 if sharing else 1)  # the prompt; where texts are shared, 64 pairs and again
     (again,) = cycles([PROMPTS[2] + said.token_ids], lambda cycle: cycle % 3)
-    assert "_trees" in calls
+    assert "grow" in calls
     assert (again.stats.prefix_hit_tokens > len(PROMPTS[2])) == bool(sharing)
     cycles([PROMPTS[2], PROMPTS[3]], lambda cycle: 5 < cycle < 80)
-    assert (calls.count("_trees") > 6) == bool(sharing)  # who was left behind is drafted no more
+    assert (calls.count("grow") > 6) == bool(sharing)  # who was left behind is drafted no more
 
 
 @pytest.mark.filterwarnings("ignore:drafter")
@@ -265,40 +266,40 @@ def test_texts_are_left_unread_where_drafts_did_not_pay_for_reading_them(tmp_pat
     def read(engine, params) -> bool:
         reads = []
         with monkeypatch.context() as patch:
-            own = engine.drafter._read
-            patch.setattr(engine.drafter, "_read", lambda *given, **more: (reads.append(1), own(*given, **more))[1])
+            own = engine.drafter.pairs.take
+            patch.setattr(engine.drafter.pairs, "take", lambda *given: (reads.append(1), own(*given))[1])
             assert ids(engine.generate(prompts, params)) == [tokens[: params.max_new_tokens] for tokens in plain]
         return bool(reads)
 
     for options, left in (("adaptive=true", True), ("adaptive=false", False)):
         engine = tiny_engine(f"{spec_of(tmp_path)},{options}", max_batch_size=batch, prefix_cache_mib=0)
-        monkeypatch.setattr(engine.drafter._pauses, "here", lambda requests: True)  # nothing is gained
+        monkeypatch.setattr(engine.drafter.sizing.pauses, "should_skip", lambda requests: True)  # nothing is gained
         for _ in range(3):  # nothing could be drafted
             read(engine, short)
         assert read(engine, long) and read(engine, long)  # as many texts as a verdict takes
         if not left:  # who does not adapt is not asked
-            engine.drafter._newcomers._sizes[batch.bit_length()] = _Worth(-1.0, 100)
+            engine.drafter.pairs.readings._sizes[batch.bit_length()] = _Worth(-1.0, 100)
         found = [read(engine, long) for _ in range(batch)]
         assert found == ([False] * (batch - 1) + [True] if left else [True] * batch)
     with_cache = tiny_engine(spec_of(tmp_path), max_batch_size=batch, prefix_cache_mib=8)
-    with_cache.drafter._newcomers._sizes[batch.bit_length()] = _Worth(-1.0, 100)
+    with_cache.drafter.pairs.readings._sizes[batch.bit_length()] = _Worth(-1.0, 100)
     with_cache.generate(prompts, short)
-    assert not with_cache.drafter._newcomers._sizes[batch.bit_length()].texts  # nor asked
+    assert not with_cache.drafter.pairs.readings._sizes[batch.bit_length()].begun  # nor asked
 
 
 def test_a_text_s_account_holds_its_share_of_what_drafts_saved_and_is_closed_once(tmp_path):
     drafter = tiny_engine(spec_of(tmp_path), prefix_cache_mib=0).drafter
     texts = [sequence_of(prompt) for prompt in PROMPTS[:3]]
-    texts[2].unread = True
-    drafter._note(texts)
-    drafter.credit(texts, 3.0)
-    drafter._note(texts[:2])
-    drafter.credit(texts[:1], 1.0)
+    texts[2].skips_drafter_cache = True
+    drafter.pairs.note_batch(texts)
+    drafter.record_gain(texts, 3.0)
+    drafter.pairs.note_batch(texts[:2])
+    drafter.record_gain(texts[:1], 1.0)
     for _ in range(2):
         for text in texts:
             drafter.release(text)
             assert text.drafter_state is None
-    assert drafter._newcomers._sizes == {2: _Worth(1.5, 2)}  # the first one's 2.5 counts until there is a second
+    assert drafter.pairs.readings._sizes == {2: _Worth(1.5, 2)}  # the first one's 2.5 counts until there is a second
 
 
 @pytest.mark.filterwarnings("ignore:drafter")
@@ -306,18 +307,18 @@ def test_a_text_s_account_holds_its_share_of_what_drafts_saved_and_is_closed_onc
 @pytest.mark.parametrize("spec", ["{}", "combine:prompt_lookup+{}"])
 def test_texts_are_read_as_long_as_cycles_gain(tmp_path, monkeypatch, spec, saved):
     engine = tiny_engine(spec.format(spec_of(tmp_path)), max_batch_size=2, prefix_cache_mib=0)
-    monkeypatch.setattr("specengine.draft_policy.pauses.Pauses.here", lambda self, requests: False)
+    monkeypatch.setattr("specengine.draft_policy.pauses.Pauses.should_skip", lambda self, requests: False)
     part = getattr(engine.drafter, "parts", [engine.drafter])[-1]
-    own = part.credit
-    monkeypatch.setattr(part, "credit", lambda texts, _: own(texts, saved))
+    own = part.record_gain
+    monkeypatch.setattr(part, "record_gain", lambda texts, _: own(texts, saved))
     monkeypatch.setattr(  # reading is credited nothing: what is found comes of drafts
-        part,
-        "_read_ahead",
-        lambda texts: part._read(texts, [part._state(text).pairs.count - 1 for text in texts], drafting=False),
+        part.pairs,
+        "read_ahead",
+        part.pairs.cache_all_but_last,
     )
     for _ in range(FIRST):
         engine.generate(PROMPTS[:2], GREEDY)
-    (worth,) = part._newcomers._sizes.values()
+    (worth,) = part.pairs.readings._sizes.values()
     assert worth.ended >= FIRST and worth.gained * saved > 0
     assert engine.drafter.skips_reading(2) == (saved < 0)
 
@@ -387,10 +388,10 @@ def test_only_pairs_of_true_features_stay_cached(tmp_path):
             if drafts:
                 bench.drafter.draft(bench.requests)
         bench.drafter.draft(bench.requests)
-        pairs = bench.drafter._state(bench.requests[0]).pairs.first
+        pairs = bench.drafter.pairs.state(bench.requests[0]).pairs.first
         assert pairs == len(bench.requests[0].tokens) - 1
         (first, *_) = bench.requests[0].pages
-        keys.append(bench.drafter._pool.k[:, first, :, :pairs].clone())
+        keys.append(bench.drafter.pairs.pool.k[:, first, :, :pairs].clone())
     assert torch.allclose(keys[0], keys[1], atol=1e-5) and torch.allclose(keys[0], keys[2], atol=1e-5)
 
 

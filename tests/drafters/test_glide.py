@@ -8,9 +8,10 @@ from safetensors.torch import load_file, save_file
 from specengine import Engine, SamplingParams
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.tree_choice import deeper_pays
+from specengine.draft_policy.level_choice import next_level_pays
 from specengine.drafters import load_drafter
-from specengine.drafters.glide.drafter import THRESHOLDS, WIDTHS, Config, Glide
+from specengine.drafters.glide.config import THRESHOLDS, WIDTHS, Config
+from specengine.drafters.glide.drafter import Glide
 from specengine.drafters.glide.rows import GlideRows
 from specengine.models.checkpoint import open_checkpoint
 from specengine.tensor_parallel.loading import LoadedModel, load_model
@@ -227,8 +228,8 @@ def test_rows_see_the_blocks_before_theirs_and_drafts_all_there_is():
 
 
 def test_one_more_level_is_drafted_only_where_it_pays():
-    sure, unsure = deeper_pays([0.9], [1.9], 1, 1.0, 0.1), deeper_pays([0.1], [1.1], 1, 1.0, 0.1)
-    assert sure and not unsure and not deeper_pays([0.9], [1.9], 1, 1.0, 2.0)
+    sure, unsure = next_level_pays([0.9], [1.9], 1, 1.0, 0.1), next_level_pays([0.1], [1.1], 1, 1.0, 0.1)
+    assert sure and not unsure and not next_level_pays([0.9], [1.9], 1, 1.0, 2.0)
 
 
 @pytest.mark.parametrize(("seconds", "deepest"), [(1e-9, 1), (1e3, 4)])

@@ -10,7 +10,7 @@ from specengine import Engine, SamplingParams
 from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_trees.rank_paths import PUBLISHED, RankTree
 from specengine.drafters import load_drafter
-from specengine.drafters.medusa import Medusa
+from specengine.drafters.medusa.drafter import Medusa
 from specengine.models.presets import PRESETS
 from specengine.tensor_parallel.loading import load_model
 from tests.drafters.dense import dense_target, largest_error

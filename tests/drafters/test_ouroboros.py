@@ -6,8 +6,10 @@ import pytest
 from specengine._C import MAX_NODES
 from specengine.draft_policy.cost_model import CostModel
 from specengine.drafters import load_drafter
+from specengine.drafters.capabilities import draft_for_rule
 from specengine.drafters.draft_model import small_model
-from specengine.drafters.ouroboros.drafter import TASKS, Config, Ouroboros
+from specengine.drafters.ouroboros.config import TASKS, Config
+from specengine.drafters.ouroboros.drafter import Ouroboros
 from specengine.engine.request import Request
 from specengine.ops import native
 from specengine.rules.base import Wants
@@ -61,7 +63,7 @@ def drafted(drafter, request, sentence, phrases=()):
     """The tree where the small model says a sentence and the pool has these phrases behind it."""
     for phrase in phrases:
         drafter.pool.insert(sentence[-1], phrase)
-    drafter._speaker.say = lambda cache, requests, minds, goals, noise: minds[0].sentence.extend(sentence)
+    drafter._sentences.draft = lambda cache, requests, states, goals, noise: states[0].sentence.extend(sentence)
     (tree,) = drafter.draft([request])
     return tree
 
@@ -111,12 +113,12 @@ def test_a_warm_pool_helps_the_next_request(drafter_of):
     cycles = {}
     for warm in (False, True):
         drafter = drafter_of(length=4, window=5, ngram=4, warm=warm)
-        for request in range(2):
+        for number in range(2):
             request, count = sequence_of(START), 0
             while len(request.tokens) < 100:
                 run(drafter, function, [request])
                 count += 1
-            cycles[warm, request] = count
+            cycles[warm, number] = count
     assert cycles[False, 0] == cycles[False, 1] == cycles[True, 0] > cycles[True, 1]
 
 
@@ -167,7 +169,7 @@ def test_the_output_is_that_of_plain_decoding(params, options, batch):
     engine = tiny_engine(f"ouroboros:self,layers=1{options}", max_batch_size=batch)
     for _ in range(2):
         assert ids(engine.generate(PROMPTS, params)) == plain
-    assert engine.drafter._cache.pages_in_use == 0
+    assert engine.drafter.small.cache.pages_in_use == 0
 
 
 def test_drafts_are_drawn_as_match_draws_above_temperature_0():
@@ -189,7 +191,7 @@ def test_rules_that_draw_from_a_residual_get_drafts_that_share_none_of_its_noise
 
     def drafted(wants, seed):
         request = Request([5, 9, 13], SAMPLED, seed, 48, frozenset(), None)
-        ((tree,), _) = drafter.draft_for(wants, [request])
+        ((tree,), _) = draft_for_rule(drafter, wants, [request])
         drafter.release(request)
         return tuple(tree.tokens)
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from specengine.draft_policy.cost_model import CostModel
-from specengine.drafters.prompt_lookup import LONGEST, Config, PromptLookup
+from specengine.drafters.prompt_lookup.drafter import LONGEST, Config, PromptLookup
 from specengine.ops import native
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))

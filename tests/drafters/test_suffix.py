@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine.draft_policy.cost_model import CostModel
+from specengine.drafters.suffix.config import Config
 from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
-from specengine.drafters.suffix.drafter import CORPUS, OWN, Config, Suffix
+from specengine.drafters.suffix.drafter import CORPUS, OWN, Suffix
 from specengine.ops import native
 from specengine.types import SourceStats
 from tests.drafters.test_prompt_lookup import paths
@@ -141,7 +142,7 @@ def test_a_rest_is_not_learned_from(corpus):
     request = sequence_of([3, 50, 51])
     before = drafter.rates[CORPUS].rates()
     drafter.draft([request])
-    drafter.rest([request])
+    drafter.skip([request])
     request.tokens += [9]
     drafter.observe([request], [[9]], None)
     assert drafter.rates[CORPUS].rates() == before

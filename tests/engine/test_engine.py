@@ -8,6 +8,7 @@ import torch
 
 from specengine import Engine, SamplingParams, generate
 from specengine.draft_policy.cost_model import CostModel
+from specengine.drafters.capabilities import HiddenStateReader
 from specengine.drafters.none import NoneDrafter
 from specengine.ops import native, reference
 from specengine.tensor_parallel.loading import load_model
@@ -146,10 +147,8 @@ def test_trace_shows_trees_whose_accepted_paths_are_the_output():
     assert tiny_engine().generate(PROMPTS[3], GREEDY).trace is None
 
 
-class SlowObserver(NoneDrafter):
-    """Takes its time over what it is told."""
-
-    reads_hidden_states = True
+class SlowObserver(NoneDrafter, HiddenStateReader):
+    """Takes its time to observe prompts and cycles."""
 
     def observe_prompt(self, request, start, hidden_states):
         time.sleep(0.05)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from specengine import Engine, SamplingParams
 from specengine._C import PAGE_SIZE
-from specengine.drafters.draft_model.small_model import SmallModelDrafter
-from specengine.drafters.hidden_states.drafter import HiddenStateDrafter
+from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.ops import native
 from specengine.tensor_parallel.loading import load_model
 from tests.drafters import eagle_files, test_fasteagle, test_glide, test_medusa
@@ -74,7 +73,7 @@ def whole(tokens):
 
 
 def caches(engine):
-    own = [engine.drafter._cache] if isinstance(engine.drafter, SmallModelDrafter) else []
+    own = [engine.drafter.small.cache] if hasattr(engine.drafter, "small") else []
     return [engine.cache, *own]
 
 
@@ -105,7 +104,7 @@ def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name, params):
         assert said(warm, [prompt], params) == said(cold, [prompt], params)
     assert warm.cache.prefixes.hit == whole(len(SYSTEM)) and cold.cache.prefixes.looked_up == 0
     if name in SMALL:
-        assert warm.drafter._cache.prefixes.hit == whole(len(SYSTEM))
+        assert warm.drafter.small.cache.prefixes.hit == whole(len(SYSTEM))
 
 
 @pytest.mark.parametrize("name", ["eagle3", "fasteagle"])
@@ -185,7 +184,7 @@ def test_drafts_depend_on_what_is_found(make, name):
     """Else the tests above could not fail: with other keys beside the target's the drafts are others."""
     engine = make(name)
     said(engine, [FIRST], GREEDY)
-    pools = [engine.drafter._cache] if name in SMALL else engine.cache._pools[1:]
+    pools = [engine.drafter.small.cache] if name in SMALL else engine.cache._pools[1:]
     for pool in pools:
         pool.k.normal_(generator=torch.Generator().manual_seed(1))
     spoilt = said(engine, [SECOND], GREEDY)
@@ -242,7 +241,7 @@ def test_arithmetic_that_is_not_strict_shares_whole_passes_of_prompts_alone():
 def test_a_pair_drafter_begins_behind_the_hit(make):
     engine = make("eagle3")
     engine.generate(FIRST, GREEDY)
-    assert isinstance(engine.drafter, HiddenStateDrafter)
+    assert isinstance(engine.drafter, ReadsPairs)
     starts, observe = [], engine.drafter.observe_prompt
     engine.drafter.observe_prompt = lambda request, start, hidden_states: (
         starts.append((start, len(hidden_states.last))),

@@ -15,9 +15,11 @@ from specengine._C import MAX_NODES
 from specengine.bench.race.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.root_tokens import root_tokens
 from specengine.engine.cycle import Cycle
 from specengine.engine.cycle_batch import CycleBatch
-from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.engine import Engine
 from specengine.models.transformer import TargetOutput, Transformer
 from specengine.ops.layer import rows_of
@@ -48,7 +50,7 @@ def is_synthetic(drafter: str) -> bool:
     return drafter.partition(":")[0].strip() == NAME
 
 
-class Synthetic(Drafter):
+class Synthetic(Drafter, DeviceDrafter):
     """Drafts trees whose acceptance is chosen.
 
     rates: per depth, the probability that a node is accepted once its parent is.
@@ -58,7 +60,6 @@ class Synthetic(Drafter):
     config_type = Config
     config: Config
     takes_path = True
-    drafts_on_device = True
     adaptive = False
 
     def __init__(self, config: Config, rates: Sequence[float], target: Transformer) -> None:
@@ -110,7 +111,7 @@ class Synthetic(Drafter):
     def max_nodes(self) -> int:
         return 1 + self.config.k * len(self.rates)
 
-    def draft(self, requests: Sequence) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         if self._cost and requests:
             roots = torch.tensor([r.tokens[-1] for r in requests], dtype=torch.int32, device=self._device)
             lengths = torch.tensor([len(r.tokens) - 1 for r in requests], dtype=torch.int32, device=self._device)
@@ -122,12 +123,12 @@ class Synthetic(Drafter):
             trees.append(DraftTree([request.tokens[-1], *tokens], self._parents[:nodes]))
         return trees
 
-    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
+    def draft_on_device(self, slots: DraftBatch) -> TreeBatch:
         nodes = slots.nodes
         shape = self._shape
         history = slots.history
         last = (history.length - 1).long()
-        root = history.tokens.gather(1, last[:, None])
+        root = root_tokens(history)
         if self._cost:
             self._cost(root.view(-1), slots.cache.lengths, slots.mark)
         tokens = torch.cat([root, self._tokens[last % PERIOD, 1:nodes]], 1)

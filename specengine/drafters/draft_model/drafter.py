@@ -1,23 +1,26 @@
-"""A model drafts: any with the target's vocabulary, or the target's own first layers.
+"""Drafts with a model: any with the target's vocabulary, or the target's own first layers.
 
-Its cache keeps what was committed. A chain goes on row by row, and the keys of what is accepted stay; a tree is passed
-again for every level, as its rows are nearly free, and leaves nothing that would have to be moved.
+Its cache keeps the committed tokens. A chain goes on row by row, and the keys of accepted tokens stay. A tree is passed
+again for every level, as its rows are nearly free; it leaves nothing that would have to be moved.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from operator import mul
 
 import torch
 
-from specengine._C import MAX_NODES
+from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.measured_costs import adaptive_costs
+from specengine.draft_policy.trial import TimedDrafts
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
-from specengine.drafters.draft_model.small_model import SmallModelDrafter, State, check_noise
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import CacheCompanion, LogitsDrafter, TokenizerChecker
+from specengine.drafters.draft_model.config import Config
+from specengine.drafters.draft_model.small_model import SmallModel, State
 from specengine.drafters.draft_model.tree_growth import (
     Choice,
     Growth,
@@ -25,75 +28,38 @@ from specengine.drafters.draft_model.tree_growth import (
     drawn_children,
     likeliest_children,
 )
-from specengine.drafters.tried_drafter import TriedDrafter
+from specengine.drafters.engine_views import DraftRequest
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
 from specengine.rules.base import Wants
+from specengine.tokenizer import Tokenizer
 from specengine.utils.spec_string import check_range
 
 
-@dataclass(frozen=True)
-class Config:
-    """length: tokens of the chain drafted.  tree: instead of a chain, the children of each node by level, as 3x2x1.
-    replacement: siblings are drawn with replacement, where a rule wants them sampled.
-    noise: where the rule wants no samples, children are what `match` would draw from the draft model's distribution at
-    so much of the temperature, with the noise of the target's own draw there. The worse the two models agree, the less
-    noise is best; 0: the likeliest tokens at any temperature, which suits `margin:strict`.
-    confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
-    model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
-    layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.
-    adaptive: where the rule wants no samples, leave out cycles in which drafting does not pay.
-    """
+class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
+    """Drafts a cheaper model's likeliest tokens, or tokens drawn from its distributions.
 
-    length: int = 4
-    tree: str = ""
-    replacement: bool = False
-    noise: float = 0.75
-    confidence: float = 0.0
-    layers: int = 0
-    dtype: str = "auto"
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        check_range("length", self.length, 1, MAX_NODES - 1)
-        check_range("layers", self.layers, 0, 10_000)
-        if not 0 <= self.confidence <= 1:
-            raise ValueError(f"confidence: expected a probability, got {self.confidence!r}")
-        check_noise(self.noise)
-        if not re.fullmatch(r"([1-9]\d{0,2}(x[1-9]\d{0,2})*)?", self.tree):
-            raise ValueError(f"tree: expected the children of each node by level, such as 3x2x1, got {self.tree!r}")
-        if self.nodes > MAX_NODES:
-            raise ValueError(
-                f"tree: {self.tree} has {self.nodes} nodes with its root, at most {MAX_NODES} are possible"
-            )
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Children of each node by level."""
-        return tuple(int(width) for width in self.tree.split("x")) if self.tree else (1,) * self.length
-
-    @property
-    def nodes(self) -> int:
-        """Of the whole tree, root included."""
-        return 1 + sum(accumulate(self.widths, mul))
-
-
-class DraftModel(SmallModelDrafter, TriedDrafter):
-    """Drafts what a cheaper model would say: the likeliest tokens, or tokens drawn from its distributions.
-
-    costs: what the target's rows cost; by default measured.
+    costs: of the target's rows; by default measured.
     """
 
     name = "draft_model"
     config_type = Config
     config: Config
+    takes_path = True
     offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        self._try(target, costs)
+        self.small = SmallModel(self.name, config.layers, config.dtype, path, target)
+        self.model = self.small.model
+        self._drafts = TimedDrafts(adaptive_costs(config.adaptive, target, costs))
         check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
         self._chain = max(config.widths) == 1
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
 
     @property
     def drafts_chains(self) -> bool:
@@ -103,13 +69,20 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
     def max_nodes(self) -> int:
         return self.config.nodes
 
-    def _trees(self, requests: Sequence, paused: bool) -> list[DraftTree]:
-        if paused:
-            return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
-        choose = agreeing_children(requests, self.config.noise, self.model.device)
-        return [growth.tree for growth in self._grow(requests, choose)[0]]
+    @property
+    def page_bytes(self) -> int:
+        return self.small.cache.page_bytes
 
-    def draft_with_logits(self, requests: Sequence, sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
+    def attach(self, cache: KVCache) -> None:
+        self.small.attach(cache)
+
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self.small.check_tokenizer(tokenizer)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return self._drafts.draft(requests, partial(self._trees, requests), self.small.reads_prompt)
+
+    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
         device, replacement = self.model.device, self.config.replacement
         choose = drawn_children(requests, replacement, device) if sampled else likeliest_children
         trees, logits = self._grow(requests, choose)
@@ -122,9 +95,23 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
         rows = torch.full((nodes,), -1, dtype=torch.int32, device=device)
         return DraftLogits(logits, rows, replacement=self.config.replacement)
 
-    def _grow(self, requests: Sequence, choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
-        """The trees of a batch, and all distributions that were looked at on the way, level by level."""
-        trees = [Growth(s, b, self._depth(s), [s.tokens[-1]]) for b, s in enumerate(requests)]
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        self._drafts.observe(committed)
+
+    def release(self, request: DraftRequest) -> None:
+        self.small.release(request)
+
+    def _trees(self, requests: Sequence[DraftRequest], skipped: bool) -> list[DraftTree]:
+        if skipped:
+            return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
+        choose = agreeing_children(requests, self.config.noise, self.model.device)
+        return [growth.tree for growth in self._grow(requests, choose)[0]]
+
+    def _grow(self, requests: Sequence[DraftRequest], choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
+        """Returns the trees of a batch, and every distribution that a level was chosen from."""
+        trees = [Growth(s, b, self.small.depth(s), [s.tokens[-1]]) for b, s in enumerate(requests)]
         levels = [torch.empty(0, self.model.config.vocab_size, device=self.model.device)]
         known = 0
         for level, width in enumerate(self.config.widths):
@@ -150,13 +137,13 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
         return [probability >= self.config.confidence for probability in confidence(logits)]
 
     def _logits(self, growing: list[Growth], level: int) -> torch.Tensor:
-        """One pass: logits [R, V] of all open nodes."""
+        """Runs one pass; returns logits [R, V] of all open nodes."""
         model, device = self.model, self.model.device
         states = [self._state(growth.request) for growth in growing]
-        if level == 0:  # what was committed since the last draft; its last token is the root
-            cycle = len(self.config.widths) + 1  # what it commits always fits
+        if level == 0:  # the tokens committed since the last draft; the last of them is the root
+            cycle = len(self.config.widths) + 1  # what a cycle commits always fits
             most = max(cycle, model.ops.prefill_rows // len(growing))
-            self._catch_up([growth.request for growth in growing], states, most)
+            self.small.catch_up([growth.request for growth in growing], states, most)
             runs = [growth.request.tokens[state.cached :] for growth, state in zip(growing, states, strict=True)]
             rows, open_rows = TreeBatch.chains(runs, device), [[len(run) - 1] for run in runs]
             starts = [state.cached for state in states]
@@ -168,7 +155,8 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
             runs = [growth.tokens for growth in growing]
             rows, open_rows = TreeBatch.of([growth.tree for growth in growing], device), [g.open for g in growing]
             starts = [state.cached - 1 for state in states]  # from the root on
-        hidden_states = model.hidden(rows, self._cache, self._cache.batch([state.pages for state in states], starts))
+        cache = self.small.cache
+        hidden_states = model.hidden(rows, cache, cache.batch([state.pages for state in states], starts))
         for growth, state in zip(growing, states, strict=True):
             if level == 0:
                 state.cached = len(growth.request.tokens)
@@ -178,7 +166,8 @@ class DraftModel(SmallModelDrafter, TriedDrafter):
         picked = [start + row for start, own in zip(first, open_rows, strict=False) for row in own]
         return model.logits(take_rows(hidden_states, picked))
 
-    def _state(self, request) -> State:
+    def _state(self, request: DraftRequest) -> State:
         if request.drafter_state is None:
-            request.drafter_state = State(*self._place(request, self.max_nodes))
+            pages, cached = self.small.begin(request, self.max_nodes)
+            request.drafter_state = State(pages, cached)
         return request.drafter_state

@@ -1,30 +1,28 @@
-"""Trees that grow level by level, and how the children of their nodes are chosen."""
+"""Trees that grow level by level, and the ways to choose the children of their nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.row_tools import likeliest, take_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 
-if TYPE_CHECKING:
-    from specengine.engine.request import Request
-
 
 @dataclass
 class Growth:
-    """A request's tree while it grows. slot: of the request in its batch.  depth: levels it may have.
+    """A request's tree while it grows.
 
+    slot: of the request in its batch.  depth: levels that the tree may have.
     rows: per node, the row of its children's distribution, or -1.  open: the nodes whose children come next.
     """
 
-    request: Request
+    request: DraftRequest
     slot: int
     depth: int
     tokens: list[int]
@@ -37,7 +35,7 @@ class Growth:
         return DraftTree(self.tokens, self.parents)
 
     def add(self, parent: int, token: int) -> int:
-        """The number of the new node."""
+        """Adds a node; returns its number."""
         self.tokens.append(token)
         self.parents.append(parent)
         self.rows.append(-1)
@@ -49,14 +47,16 @@ Choice = Callable[[torch.Tensor, list[tuple[int, int]], list[Growth], int], list
 
 
 def likeliest_children(logits: torch.Tensor, nodes, trees, count: int) -> list[list[int]]:
-    """A Choice: the likeliest tokens."""
+    """Chooses the likeliest tokens; a Choice."""
     return likeliest(logits, count)
 
 
-def drawn_children(requests: Sequence[Request], replacement: bool, device: torch.device, noise: float = 0.0) -> Choice:
-    """A Choice: tokens drawn from the distributions that the sampling parameters make of the logits.
+def drawn_children(
+    requests: Sequence[DraftRequest], replacement: bool, device: torch.device, noise: float = 0.0
+) -> Choice:
+    """Returns a Choice that draws from the distributions that the sampling parameters make of the logits.
 
-    noise: 0: with noise of their own, else as the rule `match` draws, but at so much of the temperature.
+    noise: 0: with noise of its own; otherwise as the rule `match` draws, at `noise` times the temperature.
     """
     params = SamplingTable.of([s.params for s in requests], [s.seed for s in requests]).to(device)
     if noise:
@@ -73,9 +73,11 @@ def drawn_children(requests: Sequence[Request], replacement: bool, device: torch
     return choose
 
 
-def agreeing_children(requests: Sequence[Request], noise: float, device: torch.device) -> Choice:
-    """A Choice: what the rule `match` would draw of these distributions at `noise` times the temperature; where that is
-    0 the likeliest tokens."""
+def agreeing_children(requests: Sequence[DraftRequest], noise: float, device: torch.device) -> Choice:
+    """Returns a Choice that draws as the rule `match` would, at `noise` times the temperature.
+
+    Where that is 0 it chooses the likeliest tokens.
+    """
     if not noise or not any(s.params.temperature for s in requests):
         return likeliest_children
     draw = drawn_children(requests, False, device, noise)

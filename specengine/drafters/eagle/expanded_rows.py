@@ -1,4 +1,4 @@
-"""The nodes of growing trees whose children are looked at, as a drafter's passes read them level by level."""
+"""The expanded nodes of growing trees, as the rows of a drafter's passes, level by level."""
 
 from __future__ import annotations
 
@@ -21,24 +21,31 @@ class LevelRows:
 
 
 class Expanded:
-    """The nodes of B trees whose children are looked at: each one's last true pair, then level by level.
+    """Lays out the expanded nodes of B trees: each request's last true pair, then level by level.
 
-    place: of the pairs before the last.  own_bits: int32 [R, W], row r has bit r.  running: bool [B], the others' rows
-    are padding; None: all are.  count: nodes of each tree so far.
+    place: of the pairs before the last.  own_bits: int32 [R, W], row r has bit r.
+    running: bool [B], requests that are not padding; None: all requests.  count: nodes of each tree so far.
     """
 
     def __init__(self, place: CacheBatch, own_bits: torch.Tensor, running: torch.Tensor | None) -> None:
-        self.place, self._own_bits, self._running = place, own_bits, running
-        self.count, self._depth = 1, 0
+        self.place = place
+        self.count = 1
+        self._depth = 0
+        self._own_bits, self._running = own_bits, running
         self._bits = own_bits[:1].expand(len(place.lengths), 1, -1)  # of the level that was added last
 
     def add(self, tokens: torch.Tensor, above: torch.Tensor) -> LevelRows:
-        """A level: above is where in the one before each row's parent is, int64 [B, w]; tokens: int32 [B, w]."""
+        """Adds a level; returns its rows.
+
+        tokens: int32 [B, w].  above: int64 [B, w], the place of each row's parent in the level before.
+        """
         (batch, width), device = above.shape, above.device
         parents = self._bits.gather(1, above[..., None].expand(-1, -1, self._bits.shape[2]))
         self._bits = parents | self._own_bits[self.count : self.count + width]
-        self.count, self._depth = self.count + width, self._depth + 1
-        depths, bits = torch.full((batch, width), self._depth, dtype=torch.int32, device=device), self._bits
+        self.count += width
+        self._depth += 1
+        depths = torch.full((batch, width), self._depth, dtype=torch.int32, device=device)
+        bits = self._bits
         if self._running is not None:
             depths = torch.where(self._running[:, None], depths, -1)
             bits = torch.where(self._running[:, None, None], bits, 0)
@@ -47,7 +54,7 @@ class Expanded:
 
 
 def own_bits(rows: int) -> torch.Tensor:
-    """int32 [rows, ceil(rows / 32)]: row r has bit r."""
+    """Returns int32 [rows, ceil(rows / 32)]: row r has bit r."""
     bits = np.zeros((rows, -(-rows // 32)), dtype=np.uint32)
     for row in range(rows):
         bits[row, row // 32] = 1 << row % 32

@@ -1,6 +1,6 @@
 """GLIDE with CAPE (Du et al. 2024): a small model whose layers also attend to the target's own cached keys and values.
 
-Drafter layer m reads those of target layer N_T - N_D + m. It drafts greedily, token by token; the less sure it is of a
+Drafter layer m reads those of target layer N_T - N_D + m. It drafts greedily, token by token. The less sure it is of a
 token, the more siblings that token gets (CAPE).
 """
 
@@ -12,67 +12,57 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
-from specengine.draft_policy.cost_model import CostModel, costs_of
-from specengine.draft_policy.tree_choice import deeper_pays
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cycle_time import mean_prefix
+from specengine.draft_policy.level_choice import next_level_pays
+from specengine.draft_policy.measured_costs import adaptive_costs
+from specengine.draft_policy.tree_sizing import TreeSizing
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import TreeBatch
+from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import (
+    CacheCompanion,
+    DeviceStateDrafter,
+    NetworkDrafter,
+    PromptObserver,
+    TreeProposer,
+)
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.glide.config import Config
+from specengine.drafters.glide.device_state import DeviceState
 from specengine.drafters.glide.network import GlideNetwork
-from specengine.drafters.glide.rows import GlideRows, ResidentGlide
-from specengine.drafters.scored_drafter import ScoredDrafter
+from specengine.drafters.glide.rows import GlideRows
+from specengine.drafters.one_engine import OneEngine
+from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
-from specengine.engine.device.graph_batch import GraphBatch
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
-from specengine.ops.expand_backbone import BackboneExpander, BackboneTrees
+from specengine.ops.expand_backbone import BackboneTrees
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
 from specengine.ops.weight import Projection
 from specengine.utils.spec_string import check_range
 
-# CAPE: siblings beside the greedy token, by its probability: 7 up to 0.3, 5 up to 0.6, 3 up to 0.8, else 1.
-THRESHOLDS = (0.3, 0.6, 0.8)
-WIDTHS = (8, 6, 4, 2)
-
-
-@dataclass(frozen=True)
-class Config:
-    """length: tokens drafted one after another.  cape: give them siblings; without, the draft is a chain.
-    cross: attend to the target's cache; without (an ablation) the drafter is an ordinary small model.
-    adaptive: stop drafting where the next pass would not pay, and keep the nodes that do (any choice is lossless under
-    the rule `match`).  dtype: of the drafter's weights, as the engine's.
-    """
-
-    length: int = 4
-    cape: bool = True
-    cross: bool = True
-    adaptive: bool = True
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_range("length", self.length, 1, (MAX_NODES - 1) // (WIDTHS[0] if self.cape else 1))
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return WIDTHS if self.cape else (1,)
-
 
 @dataclass
 class State:
-    """Of one request. cached: its first tokens whose rows are in the drafter's cache as they stay."""
+    """What the drafter remembers of one request.
+
+    cached: its first tokens whose rows in the drafter's cache are final.  drafted: the last draft, before it was cut.
+    """
 
     cached: int = 0
     drafted: ScoredTree | None = None
 
 
-class Glide(ScoredDrafter):
+class Glide(Drafter, PromptObserver, CacheCompanion, TreeProposer, NetworkDrafter, DeviceStateDrafter):
     """Drafts a chain or a backbone with leaves, with one small pass per level."""
 
     name = "glide"
     config_type = Config
     config: Config
     takes_path = True
-    drafts_on_device = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
@@ -81,11 +71,12 @@ class Glide(ScoredDrafter):
         checkpoint = open_drafter(self.name, path, target)
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
-        self._costs = (costs or costs_of(target)) if config.adaptive and not target.ops.resident else None
+        self.sizing = TreeSizing(adaptive_costs(config.adaptive, target, costs), self.name)
+        self._engine = OneEngine(self.name)
         self._device, self._prefill_rows = target.device, target.ops.prefill_rows
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
-        self._expanders: dict[tuple[int, int], tuple[BackboneExpander, torch.Tensor]] = {}  # by batch size and levels
+        self._expanders = BackboneExpanders(config.widths, config.thresholds)
 
     @property
     def projections(self) -> list[Projection]:
@@ -108,49 +99,57 @@ class Glide(ScoredDrafter):
         return self.network.page_bytes
 
     def attach(self, cache: KVCache) -> None:
-        self._attach_once()
+        self._engine.claim()
         self.network.attach(cache)
-        if cache.fixed:  # a captured graph holds on to the tables
+        if cache.fixed:  # captured graphs hold on to the rotary tables
             self.network.ensure_positions(self._max_position + self.config.length)
 
-    def observe_prompt(self, request, start: int, hidden_states: HiddenStates) -> None:
-        """Reads along, so that the next prompt that begins alike finds it done."""
+    def filled(self, request: DraftRequest) -> int:
+        return request.drafter_state.cached if request.drafter_state else 0
+
+    def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
+        """Reads the chunk at once, so that the next prompt that begins alike finds it cached."""
         self._state(request, cached=start)
         self._catch_up(request, len(request.tokens) - start - len(hidden_states.last))
 
-    def filled(self, request) -> int:
-        return request.drafter_state.cached if request.drafter_state else 0
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return self.sizing.draft(self, requests)
 
-    def observe(self, requests: Sequence, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
         for request, tokens in zip(requests, committed, strict=True):
-            self._learn(request, tokens)
+            self.sizing.learn(request, tokens)
 
-    def grow(self, requests: Sequence) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
-        # a prompt of one token is in no cache yet
+        # A prompt of one token is in no cache yet.
         able = [i for i, request in enumerate(requests) if len(request.tokens) > 1 and request.draft_limit > 0]
         if able:
-            prefix = sum(len(request.tokens) for request in requests) / len(requests)
-            best = self._expand(self._backbone([requests[i] for i in able], prefix))
-            before = best.scores.gather(1, best.parents.clamp(min=0).long())
-            columns = (self.network.target_ids(best.tokens), best.parents, (best.scores - before).exp_())
-            for i, *tree in zip(able, *(column.tolist() for column in columns), strict=True):
-                trees[i] = ScoredTree(*tree).rooted(requests[i].tokens[-1], requests[i].draft_limit)
-        return trees
+            drafted = [requests[i] for i in able]
+            best = self._expand(self._backbone(drafted, mean_prefix(requests)))
+            for i, tree in zip(able, scored_trees(best, drafted, self.network.target_ids), strict=True):
+                trees[i] = tree
+        return self.sizing.calibrate(requests, trees)
 
-    def _backbone(self, requests: Sequence, prefix: float) -> list[torch.Tensor]:
-        """Logits [B, Vd] of every level; the likeliest token of each is what the next one continues."""
-        begin, deepest = time.perf_counter(), min(self.config.length, max(s.draft_limit for s in requests))
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
+        self.sizing.forget(requests)
+
+    def _backbone(self, requests: Sequence[DraftRequest], prefix: float) -> list[torch.Tensor]:
+        """Returns the logits [B, Vd] of every level; the next level continues the likeliest token of each."""
+        costs = self.sizing.costs
+        begin = time.perf_counter()
+        deepest = min(self.config.length, max(s.draft_limit for s in requests))
         reach, expected = [1.0] * len(requests), [1.0] * len(requests)
         logits = [self._first_logits(requests)]
         while (levels := len(logits)) < deepest:
-            if self._costs is not None:
-                sure = confidence(logits[-1])
-                reach = [before * chance for before, chance in zip(reach, self._calibration(sure), strict=True)]
+            if costs is not None:
+                sure = self.sizing.calibration(confidence(logits[-1]))
+                reach = [before * chance for before, chance in zip(reach, sure, strict=True)]
                 expected = [tokens + chance for tokens, chance in zip(expected, reach, strict=True)]
                 spent = time.perf_counter() - begin
-                seconds = self._costs(len(requests) * (1 + levels), prefix) + spent
-                if not deeper_pays(reach, expected, levels, seconds, spent / levels):
+                seconds = costs(len(requests) * (1 + levels), prefix) + spent
+                if not next_level_pays(reach, expected, levels, seconds, spent / levels):
                     break
             best = torch.tensor([token for (token,) in likeliest(logits[-1], 1)], dtype=torch.int32)
             tokens = self.network.target_ids(best.to(self._device)).tolist()
@@ -159,69 +158,62 @@ class Glide(ScoredDrafter):
         return logits
 
     def _expand(self, logits: Sequence[torch.Tensor]) -> BackboneTrees:
-        """Trees whose root is still to be set, in the drafter's tokens, of the logits [B, Vd] of every level."""
+        """Returns trees in the drafter's tokens, of the logits [B, Vd] of every level."""
         batch, size = logits[0].shape
-        rows = stack_rows(logits).view(len(logits), batch, size).transpose(0, 1).contiguous()
-        key = (batch, len(logits))
-        if key not in self._expanders:
-            thresholds = THRESHOLDS if self.config.cape else ()
-            roots = torch.zeros(batch, dtype=torch.int32, device=rows.device)
-            expander = BackboneExpander(*key, size, self.config.widths, thresholds, rows.device)
-            self._expanders[key] = (expander, roots)
-        expander, roots = self._expanders[key]
-        return expander(rows, roots)
+        return self._expanders(stack_rows(logits).view(len(logits), batch, size).transpose(0, 1).contiguous())
 
-    def _first_logits(self, requests: Sequence) -> torch.Tensor:
-        """One pass over what was committed since the last draft; its last token is the root."""
+    def _first_logits(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
+        """Passes the tokens committed since the last draft; the last of them is the root."""
         for request in requests:
             self._catch_up(request, max(self._most, self._prefill_rows // len(requests)))
         starts = [request.drafter_state.cached for request in requests]
         runs = [request.tokens[start:] for request, start in zip(requests, starts, strict=True)]
         logits = self.network.logits(self._rows(requests, runs, starts))
         for request in requests:
-            request.drafter_state.cached = len(request.tokens) - 1  # the root is passed again with the target's keys
+            # The root is passed again once the target has cached its keys.
+            request.drafter_state.cached = len(request.tokens) - 1
         return logits
 
-    def _catch_up(self, request, most: int) -> None:
-        """Passes what is more than one pass of the batch should hold: prompts."""
-        state, step = self._state(request), self._prefill_rows
+    def _catch_up(self, request: DraftRequest, most: int) -> None:
+        """Passes tokens until at most `most` are left: a prompt is more than one pass should hold."""
+        state = self._state(request)
         while (waiting := len(request.tokens) - state.cached) > most:
-            run = request.tokens[state.cached : state.cached + min(step, waiting - most)]
+            run = request.tokens[state.cached : state.cached + min(self._prefill_rows, waiting - most)]
             self.network.states(self._rows([request], [run], [state.cached]))
             state.cached += len(run)
 
-    def _state(self, request, cached: int = 0) -> State:
+    def _state(self, request: DraftRequest, cached: int = 0) -> State:
         if request.drafter_state is None:
             request.drafter_state = State(cached)
             if not self.network.cache.fixed:
                 self.network.ensure_positions(request.prompt_length + request.limit + self.config.length)
         return request.drafter_state
 
-    def _rows(self, requests: Sequence, runs: list[list[int]], starts: list[int]) -> GlideRows:
+    def _rows(self, requests: Sequence[DraftRequest], runs: list[list[int]], starts: list[int]) -> GlideRows:
         place = self.network.cache.batch([request.pages for request in requests], starts)
         return GlideRows.of(runs, place, [len(request.tokens) - 1 for request in requests], self._device)
 
-    def new_device_state(self, slots: int) -> ResidentGlide:
-        return ResidentGlide(slots, self._most, self._device)
+    def new_device_state(self, slots: int) -> DeviceState:
+        return DeviceState(slots, self._most, self._device)
 
-    def load(self, state: ResidentGlide, requests: Sequence) -> None:
+    def load(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
         for slot, request in enumerate(requests):
             self._catch_up(request, self._most)
             state.first[slot] = request.drafter_state.cached
 
-    def unload(self, state: ResidentGlide, requests: Sequence) -> None:
+    def unload(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
         for request, cached in zip(requests, state.first.tolist(), strict=False):
-            request.drafter_state.cached = cached
+            self._state(request).cached = cached  # a failed cycle may have released the request already
 
-    def draft_on_device(self, slots: GraphBatch) -> TreeBatch:
-        state, network, history = slots.drafter_state, self.network, slots.history
-        logits = [network.logits(state.committed(slots))]
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        state, network = batch.drafter_state, self.network
+        logits = [network.logits(state.committed(batch))]
         while len(logits) < self.config.length:
             tokens = network.target_ids(logits[-1].argmax(-1).int())
-            logits.append(network.logits(state.drafted(slots, tokens, len(logits))))
-        state.advance(slots)
+            logits.append(network.logits(state.drafted(batch, tokens, len(logits))))
+        state.advance(batch)
         best = self._expand(logits)
         tokens = network.target_ids(best.tokens)
-        tokens[:, :1] = history.tokens.gather(1, history.length[:, None].long() - 1)
-        limits = torch.where(state.running(slots), self.config.length, 0).int()
-        return slots.selected(tokens, best.parents, best.depths, best.scores, limits)
+        tokens[:, :1] = root_tokens(batch.history)
+        limits = torch.where(state.running(batch), self.config.length, 0).int()
+        return batch.selected(tokens, best.parents, best.depths, best.scores, limits)

@@ -20,10 +20,11 @@ BLOCK = 5  # the published block_size
 
 
 class GlideNetwork:
-    """The drafter of a checkpoint beside its target. cross: read the target's cache, where it was trained to.
+    """Runs the network of a checkpoint beside its target.
 
-    projections: its linear layers. Embedding and head are the checkpoint's own or, where it has none, the target's.
-    Raises ValueError naming what does not fit the target.
+    cross: read the target's cache, where the network was trained to.  projections: its linear layers.
+    Embedding and head are the checkpoint's own or, where it has none, the target's.
+    Raises ValueError naming a part that does not fit the target.
     """
 
     def __init__(self, checkpoint: DraftCheckpoint, target: Transformer, dtype: str, *, cross: bool = True) -> None:
@@ -32,7 +33,7 @@ class GlideNetwork:
         _check(checkpoint, c, target.config, cross)
         loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
         names = [f"model.layers.{i}" for i in range(c.num_layers)]
-        # Positions go on behind what it was trained with; distances do not.
+        # Positions may exceed the trained length; distances may not.
         self._reach = checkpoint.attention_reach
         self._layers = [loader.layer_at(name, self._reach) for name in names]
         read = ("q_proj", "o_proj") if cross else ()
@@ -53,27 +54,29 @@ class GlideNetwork:
 
     @property
     def page_bytes(self) -> int:
-        """Of its keys and values beside a page of the target's."""
+        """Bytes of its keys and values beside a page of the target's."""
         return page_bytes(self._kv_shape, self._cache_dtype)
 
     def attach(self, cache: KVCache) -> None:
+        """Allocates its pages beside the target's."""
         self.cache = cache
         self._pool = cache.companion(*self._kv_shape, self._cache_dtype)
 
     def ensure_positions(self, count: int) -> None:
+        """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
         self._target_rope.ensure(count)
 
     def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Of the drafter's token ids; -1 stays."""
+        """Returns the target's ids of the drafter's tokens; -1 stays."""
         return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
 
     def logits(self, read: GlideRows) -> torch.Tensor:
-        """float32 [B, draft vocabulary] behind every request's last row."""
+        """Returns float32 [B, draft vocabulary] behind every request's last row."""
         return self._ops.linear(self.states(read)[read.last], self.head)
 
     def states(self, read: GlideRows) -> torch.Tensor:
-        """float32 [M, hidden], after the final norm; the rows' own keys and values go to the drafter's cache."""
+        """Caches the rows' own keys and values; returns their states float32 [M, hidden], after the final norm."""
         c, ops, rows, count = self.config, self._ops, read.rows, len(read.rows.tokens)
         slots = (read.place.block_table, read.place.lengths, rows.row_start)
         crossing = self._crossing(read)
@@ -83,7 +86,7 @@ class GlideNetwork:
 
         x, normed, q, attended = (empty(*shape) for shape in self._shapes)
         tokens = rows.tokens
-        if self._embedding.rows < self._target.vocab_size:  # any row will do for a token it has never been shown
+        if self._embedding.rows < self._target.vocab_size:  # any row will do for a token that it was not trained with
             tokens = torch.where(tokens < self._embedding.rows, tokens, 0)
         ops.gather_rows(self._embedding, tokens, x)
         delta = None
@@ -110,8 +113,10 @@ class GlideNetwork:
         return (c.hidden_size,), (c.hidden_size,), (c.num_heads, c.head_dim), (c.num_heads, c.head_dim)
 
     def _crossing(self, read: GlideRows) -> tuple[torch.Tensor, ...]:
-        """What attention to the target's cache needs: every row is a batch member of its own, whose `own` slot is the
-        last of the target's that it sees. Cosines and sines of its position, block table, lengths, row_start, bits."""
+        """Returns cosines, sines, block table, lengths, row_start and bits for attention to the target's cache.
+
+        Every row is a batch member of its own, and its own slot is the last of the target's that it sees.
+        """
         turn = [table[read.positions] for table in self._target_rope.cos_sin]
         starts = torch.arange(len(read.owner) + 1, dtype=torch.int32, device=self.device)
         bits = (read.rows.depths[:, None] >= 0).int()
@@ -119,7 +124,7 @@ class GlideNetwork:
         return *turn, read.place.block_table[read.owner], lengths, starts, bits
 
     def _read_target(self, x, layer: int, query: Projection, out: Projection, cos, sin, table, lengths, starts, bits):
-        """The sum to add to x [M, hidden]: one query per query head of the target, its keys and values as they are."""
+        """Returns what attention to the target's cache adds to x [M, hidden]; queries have the heads of the target."""
         t = self._target
         which = t.num_layers - self.config.num_layers + layer
         q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), cos, sin)
@@ -154,8 +159,9 @@ def _check(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig
 
 
 def _check_ends(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig) -> None:
-    """Embedding and head: own ones of its size, or the target's."""
-    tokens, own = checkpoint.vocabulary(target), [name for name in ENDS if name in checkpoint.tensors]
+    """Checks embedding and head: own ones of the drafter's size, or the target's."""
+    tokens = checkpoint.vocabulary(target)
+    own = [name for name in ENDS if name in checkpoint.tensors]
     for name in own:
         rows = checkpoint.rows(name)
         checkpoint.expect(name, rows, config.hidden_size)

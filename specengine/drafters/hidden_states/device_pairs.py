@@ -1,24 +1,21 @@
-"""The pairs that a hidden state drafter has to read, as captured cycles hand them on: static tensors on the device."""
+"""The pairs of hidden state and token that captured cycles hand on, in static tensors on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
 from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs
 from specengine.ops.tree_attention import chain_bits
 
-if TYPE_CHECKING:
-    from specengine.engine.device.graph_batch import GraphBatch
-
 
 class DevicePairs:
-    """The pairs that the last cycle made, of as many slots as there are: one per committed token.
+    """Holds the pairs that the last cycle made, one per committed token, of every slot.
 
-    most: pairs of a cycle: levels of the deepest tree and one.  shape: of one position's hidden states.
+    most: pairs of a cycle: the levels of the deepest tree, and one.  shape: of one position's hidden states.
     counts, first: int32 [slots], how many pairs there are and the number of the first one.
     """
 
@@ -28,35 +25,38 @@ class DevicePairs:
         self._step = torch.arange(most, dtype=torch.int32, device=device)
         self._bits = chain_bits(torch.tensor([0, most], dtype=torch.int32, device=device), most)
 
-    def load(self, pairs: Seq[Pairs]) -> None:
-        """Takes what the requests in the first slots have left to read, which is at most what a cycle makes."""
+    def load(self, pairs: Sequence[Pairs]) -> None:
+        """Takes the unread pairs of requests into the first slots; they are at most a cycle's."""
         self.counts.zero_()
         for slot, own in enumerate(pairs):
-            self.counts[slot], self.first[slot] = own.count, own.first
+            self.counts[slot] = own.count
+            self.first[slot] = own.first
             if count := own.count:
                 self.hidden_states[slot, :count] = own.take(count)
 
-    def unload(self, pairs: Seq[Pairs]) -> None:
-        """Gives back what the first slots have left."""
-        kept = zip(pairs, self.counts.tolist(), self.first.tolist(), strict=False)
-        for slot, (own, count, first) in enumerate(kept):
+    def unload(self, pairs: Sequence[Pairs]) -> None:
+        """Gives the unread pairs of the first slots back."""
+        slots = zip(pairs, self.counts.tolist(), self.first.tolist(), strict=False)
+        for slot, (own, count, first) in enumerate(slots):
             own.first = first
             if count:
                 own.add(self.hidden_states[slot, :count].clone())
 
-    def observe(self, slots: GraphBatch, hidden_states: torch.Tensor) -> None:
-        """Keeps the features [M, ..] of the committed path's nodes."""
-        path, counts = slots.accepted.path[:, : len(self._step)], slots.accepted.path_length
+    def observe(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
+        """Keeps the hidden states of the committed paths' nodes, out of those of all rows [M, ..]."""
+        path = batch.accepted.path[:, : len(self._step)]
+        counts = batch.accepted.path_length
         size, width = path.shape
-        rows = (slots.row_start[:size, None] + path.clamp(min=0)).long()
+        rows = (batch.row_start[:size, None] + path.clamp(min=0)).long()
         self.hidden_states[:size, :width] = hidden_states[rows]
         self.counts[:size] = counts
-        self.first[:size] = slots.history.length - 1 - counts
+        self.first[:size] = batch.history.length - 1 - counts
 
-    def rows(self, slots: GraphBatch) -> PairRows:
-        """All pairs of the slots, padded to as many rows each."""
-        size, most = slots.size, len(self._step)
-        counts, tokens = self.counts[:size, None], slots.history.tokens
+    def rows(self, batch: DraftBatch) -> PairRows:
+        """Returns all pairs of the slots, padded to as many rows each."""
+        size, most = batch.size, len(self._step)
+        tokens = batch.history.tokens
+        counts = self.counts[:size, None]
         places = (self.first[:size, None] + 1 + self._step).clamp(max=tokens.shape[1] - 1)
         real = self._step < counts
 

@@ -1,46 +1,69 @@
-"""What hidden state drafters read: pair k is the target's hidden state of position k and the token at k + 1."""
+"""Pairs of hidden state and token: pair k is the target's hidden state of position k and the token at k + 1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import torch
 
+from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
-
-if TYPE_CHECKING:
-    from specengine.engine.request import Request
+from specengine.drafters.engine_views import DraftRequest
 
 
 class Pairs:
-    """The features [M, ..] of the pairs of one request that its drafter has not read.
+    """Holds the hidden states [M, ..] of the pairs of one request that its drafter has not read yet.
 
-    first: number of the first.  count: how many.
+    first: number of the first pair.  count: how many there are.
     """
 
     def __init__(self, first: int = 0) -> None:
-        self.first, self.count = first, 0
+        self.first = first
+        self.count = 0
         self.hidden_states: list[torch.Tensor] = []
 
     def add(self, hidden_states: torch.Tensor) -> None:
-        """hidden_states: [M, ..] of the positions that follow."""
+        """Appends hidden states [M, ..] of the next positions."""
         self.hidden_states.append(hidden_states)
         self.count += hidden_states.shape[0]
 
     def take(self, count: int) -> torch.Tensor:
-        """HiddenStates of the first `count` pairs, which count as read from now on."""
+        """Returns the hidden states of the first `count` pairs, which count as read from now on."""
         hidden_states = self.hidden_states[0] if len(self.hidden_states) == 1 else torch.cat(self.hidden_states)
-        left = self.count - count
-        self.first, self.count, self.hidden_states = self.first + count, left, [hidden_states[count:]] if left else []
-        return hidden_states[:count] if left else hidden_states
+        self.first += count
+        self.count -= count
+        self.hidden_states = [hidden_states[count:]] if self.count else []
+        return hidden_states[:count] if self.count else hidden_states
+
+
+@dataclass
+class PairState:
+    """What a drafter that reads pairs remembers of one request.
+
+    drafted: the last draft, before it was cut.  skipped: cycles in a row without a draft.
+    behind: pairs are missing, so nothing is drafted for the request any more.
+    batch: the largest batch in which it could have been drafted.
+    gained: seconds that drafts saved, less the seconds of reading apart from drafts.
+    """
+
+    pairs: Pairs = field(default_factory=Pairs)
+    drafted: ScoredTree | None = None
+    skipped: int = 0
+    behind: bool = False
+    batch: int = 0
+    gained: float = 0.0
+
+    def leave_behind(self) -> None:
+        """Drops the pairs that are not read yet, and stops drafting."""
+        self.pairs = Pairs(self.pairs.first)
+        self.behind = True
 
 
 def take_pairs(
-    requests: Sequence[Request], pairs: Sequence[Pairs], counts: Sequence[int]
+    requests: Sequence[DraftRequest], pairs: Sequence[Pairs], counts: Sequence[int]
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """The first pairs of every request, as many as `counts` says: tokens of each, and hidden states of all [M, ..]."""
+    """Takes the first `counts` pairs of every request; returns their tokens and all their hidden states [M, ..]."""
     runs = [s.tokens[own.first + 1 :][:count] for s, own, count in zip(requests, pairs, counts, strict=True)]
     taken = [own.take(count) for own, count in zip(pairs, counts, strict=True)]
     return runs, taken[0] if len(taken) == 1 else torch.cat(taken)
@@ -48,7 +71,7 @@ def take_pairs(
 
 @dataclass(frozen=True)
 class PairRows:
-    """Pairs of several requests as the rows of one drafter pass, a chain of each.
+    """Pairs of several requests as the rows of one drafter pass, one chain per request.
 
     hidden_states: [M, ..].  last: int64 [B], the row of each request's last pair.
     """
@@ -59,9 +82,9 @@ class PairRows:
 
     @staticmethod
     def take(
-        requests: Sequence[Request], pairs: Sequence[Pairs], counts: Sequence[int], device: torch.device
+        requests: Sequence[DraftRequest], pairs: Sequence[Pairs], counts: Sequence[int], device: torch.device
     ) -> PairRows:
-        """The first pairs of every request, as many as `counts` says."""
+        """Takes the first `counts` pairs of every request."""
         runs, hidden_states = take_pairs(requests, pairs, counts)
         rows = TreeBatch.chains(runs, device)
         return PairRows(rows, hidden_states, rows.row_start[1:].long() - 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,20 +14,21 @@ from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.draft_model.small_model import State
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.models.transformer import Transformer
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.row_tools import take_rows
 from specengine.ops.verify_tree import SamplingTable, TokenHistory
 
-if TYPE_CHECKING:
-    from specengine.engine.request import Request
-
 
 @dataclass
-class Mind(State):
-    """What the drafter remembers of a request. sentence: of the last draft; empty where there was none.
-    suffixes: behind it, as phrases with their nodes in the target's tree."""
+class RequestState(State):
+    """What the drafter remembers of a request.
+
+    sentence: of the last draft; empty where there was none.
+    suffixes: phrases behind the sentence, with their nodes in the target's tree.
+    """
 
     window: JacobiWindow = field(kw_only=True)
     pool: PhrasePool = field(kw_only=True)
@@ -38,8 +38,11 @@ class Mind(State):
 
 @dataclass
 class Rows:
-    """A request's rows of one pass: a chain of what is not cached yet, whose last node is the root of phrases and
-    window.  verified: root and nodes of phrases.  column: see JacobiWindow.add_to; empty: no window."""
+    """A request's rows of one pass: a chain of tokens that are not cached yet, then phrases and window.
+
+    root: the chain's last node, below which phrases and window lie.  verified: root and nodes of phrases.
+    column: see JacobiWindow.add_to; empty: no window.
+    """
 
     paths: MergedPaths
     root: int
@@ -48,74 +51,79 @@ class Rows:
 
     @property
     def asked(self) -> list[int]:
-        """The nodes whose next tokens are wanted."""
+        """The nodes whose next tokens are needed."""
         return [*dict.fromkeys((*self.verified, *self.column))]
 
 
-class Speaker:
-    """The small model. window: most rows of a window; phrases: most tried at a time; noise: see Ouroboros' Config."""
+class SentenceDrafter:
+    """Drafts sentences with the small model.
+
+    window: most rows of a window.  phrases: most tried at a time.  noise: see Ouroboros' Config.
+    """
 
     def __init__(self, model: Transformer, window: int, phrases: int, noise: float) -> None:
         self._model, self._window, self._phrases, self._noise = model, window, phrases, noise
 
-    def say(
+    def draft(
         self,
         cache: KVCache,
-        requests: Sequence[Request],
-        minds: Sequence[Mind],
+        requests: Sequence[DraftRequest],
+        states: Sequence[RequestState],
         goals: Sequence[int],
         noise: bool,
     ) -> None:
-        """Makes every mind's sentence as long as its goal; what lies in the cache before it is caught up with.
+        """Extends every state's sentence to its goal. SmallModel.catch_up() has cached the text before.
 
-        noise: whether tokens are what the rule `match` would draw, else the likeliest at any temperature.
+        noise: draw tokens as the rule `match` would; otherwise they are the likeliest at any temperature.
         """
-        left = [each for each in zip(requests, minds, goals, strict=True) if each[2] > 0]
+        left = [each for each in zip(requests, states, goals, strict=True) if each[2] > 0]
         while left:
-            self._go_on(cache, [request for request, _, _ in left], [mind for _, mind, _ in left], noise)
-            for _, mind, goal in left:
-                del mind.sentence[goal:]
+            self._extend(cache, [request for request, _, _ in left], [state for _, state, _ in left], noise)
+            for _, state, goal in left:
+                del state.sentence[goal:]
             left = [each for each in left if len(each[1].sentence) < each[2]]
 
-    def _go_on(self, cache: KVCache, requests: list[Request], minds: list[Mind], noise: bool) -> None:
-        """One pass: every sentence becomes longer by what is verified of a phrase and one token more."""
-        texts = [request.tokens + mind.sentence for request, mind in zip(requests, minds, strict=True)]
-        batch = [self._rows(text, mind) for text, mind in zip(texts, minds, strict=True)]
-        place = cache.batch([mind.pages for mind in minds], [mind.cached + len(mind.ahead) for mind in minds])
+    def _extend(self, cache: KVCache, requests: list[DraftRequest], states: list[RequestState], noise: bool) -> None:
+        """Runs one pass; extends every sentence by the verified tokens of a phrase and one more token."""
+        texts = [request.tokens + state.sentence for request, state in zip(requests, states, strict=True)]
+        batch = [self._rows(text, state) for text, state in zip(texts, states, strict=True)]
+        place = cache.batch([state.pages for state in states], [state.cached + len(state.ahead) for state in states])
         tree = TreeBatch.of([rows.paths.tree for rows in batch], self._model.device)
         hidden_states = self._model.hidden(tree, cache, place)
         starts = [0, *accumulate(len(rows.paths.tokens) for rows in batch)]
         likeliest = self._likeliest(hidden_states, batch, starts)
         drawn = self._drawn(hidden_states, batch, starts, tree, requests, texts) if noise else None
-        kept = []
-        for request, text, mind, rows, likely, said in zip(
-            requests, texts, minds, batch, likeliest, drawn or likeliest, strict=True
+        kept: list[list[int]] = []
+        for request, text, state, rows, likely, drafted in zip(
+            requests, texts, states, batch, likeliest, drawn or likeliest, strict=True
         ):
             if rows.column:
-                for token, phrase in mind.window.advance(text[-1], [likely[node] for node in rows.column]):
-                    mind.pool.insert(token, phrase)
-            node, path = rows.root, [*range(rows.root)]
-            while node in rows.verified:
+                for token, phrase in state.window.advance(text[-1], [likely[node] for node in rows.column]):
+                    state.pool.insert(token, phrase)
+            node: int | None = rows.root
+            path = [*range(rows.root)]
+            while node is not None and node in rows.verified:
                 path.append(node)
-                mind.sentence.append(said[node])
-                node = rows.paths.child(node, said[node])
+                state.sentence.append(drafted[node])
+                node = rows.paths.child(node, drafted[node])
             kept.append(path)
-            mind.cached, mind.ahead = len(request.tokens), mind.sentence[:-1]
+            state.cached = len(request.tokens)
+            state.ahead = state.sentence[:-1]
         self._compact(cache, place, kept)
 
-    def _rows(self, text: list[int], mind: Mind) -> Rows:
-        run = text[mind.cached + len(mind.ahead) :]
+    def _rows(self, text: list[int], state: RequestState) -> Rows:
+        run = text[state.cached + len(state.ahead) :]
         paths = MergedPaths(run[0])
         root = [0, *paths.add_path(0, run[1:])][-1]
         room = self._model.config.max_position - len(text)  # positions behind the root
-        windowed = mind.window.depth <= room
-        phrases = [phrase[:room] for phrase in mind.pool.newest(text[-1], self._phrases)]
+        windowed = state.window.depth <= room
+        phrases = [phrase[:room] for phrase in state.pool.newest(text[-1], self._phrases)]
         nodes = paths.add_phrases(root, phrases, reserve=self._window if windowed else 0)
         verified = [root, *dict.fromkeys(node for path in nodes for node in path)]
-        return Rows(paths, root, verified, mind.window.add_to(paths, root) if windowed else [])
+        return Rows(paths, root, verified, state.window.add_to(paths, root) if windowed else [])
 
     def _likeliest(self, hidden_states: torch.Tensor, batch: list[Rows], starts: list[int]) -> list[dict[int, int]]:
-        """The likeliest token behind every node that is asked, per request."""
+        """Returns the likeliest token behind every asked node, per request."""
         model = self._model
         picked = [start + node for start, rows in zip(starts, batch, strict=False) for node in rows.asked]
         tokens = iter(model.ops.linear_argmax(take_rows(hidden_states, picked), model.head).tolist())
@@ -124,8 +132,10 @@ class Speaker:
     def _drawn(
         self, hidden_states, batch: list[Rows], starts, tree: TreeBatch, requests, texts
     ) -> list[dict[int, int]] | None:
-        """What the rule `match` would draw behind the nodes to be verified, were the small model the target; None where
-        that is the likeliest token anyway."""
+        """Returns the tokens that the rule `match` would draw behind the nodes to verify; None: the likeliest anyway.
+
+        They are drawn as if the small model were the target.
+        """
         if not self._noise or not any(request.params.temperature for request in requests):
             return None
         model, device = self._model, self._model.device
@@ -142,7 +152,7 @@ class Speaker:
         return [{node: next(tokens) for node in rows.verified} for rows in batch]
 
     def _compact(self, cache: KVCache, place: CacheBatch, paths: list[list[int]]) -> None:
-        """Puts the keys and values of the paths in order behind what is cached."""
+        """Moves the keys and values of the paths behind the cached ones, in order."""
         width = max(map(len, paths))
         table = np.array([path + [-1] * (width - len(path)) for path in paths], dtype=np.int32)
         counts = np.array([len(path) for path in paths], dtype=np.int32)

@@ -1,6 +1,6 @@
 """A phrase pool in a safetensors file, so that it outlives its engine.
 
-tokens: int32 [k], the one whose last insertion is the longest ago first.  counts: int32 [k], phrases of each.
+tokens: int32 [k], in order of their last insertion, oldest first.  counts: int32 [k], phrases of each token.
 phrases: int32 [sum of counts, length], the oldest of a token first. The metadata has a checksum of all three.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -17,19 +16,17 @@ from safetensors.numpy import save_file
 
 from specengine._C import PhrasePool
 from specengine.drafters.shipped import FINGERPRINT, fingerprint
+from specengine.models.transformer import Transformer
 from specengine.utils.atomic_file import atomic_file
-
-if TYPE_CHECKING:
-    from specengine.models.transformer import Transformer
 
 _FORMAT = "specengine-phrases-1"
 _PARTS = ("tokens", "counts", "phrases")
 
 
 def save_pool(path: str | Path, pool: PhrasePool, target: Transformer) -> None:
-    """Puts a file in place, whole or not at all: a kill at any moment leaves the one before. Raises OSError."""
+    """Writes a file, whole or not at all: a kill at any moment leaves the file before. Raises OSError."""
     path = Path(os.path.expanduser(path))
-    # The pool may be in use meanwhile, so a token can lose its phrases after it was listed.
+    # The pool may be in use, so a token can lose its phrases after it was listed.
     phrases = {token: own for token in pool.tokens() if (own := pool.newest(token, pool.width))}
     parts = {
         "tokens": np.array([*phrases], dtype=np.int32),
@@ -42,10 +39,11 @@ def save_pool(path: str | Path, pool: PhrasePool, target: Transformer) -> None:
 
 
 def open_pool(path: str | Path, shape: tuple[int, int, int], target: Transformer) -> PhrasePool:
-    """A pool with the newest that a file has and a pool of this shape (length, width, keys) holds.
+    """Returns a pool of this shape (length, width, keys) with the newest phrases of a file.
 
-    Raises FileNotFoundError, and ValueError for a damaged file, one of something else, of phrases of another length or
-    of another model."""
+    Raises FileNotFoundError, and ValueError for a file that is damaged, holds no phrases, or holds phrases of another
+    length or model.
+    """
     path = Path(os.path.expanduser(path))
     if not path.is_file():
         raise FileNotFoundError(f"pool: {path}: expected a file of phrases")

@@ -1,5 +1,4 @@
-"""A corpus that drafts are copied from: texts as token ids and their suffix array, in a safetensors file that is mapped
-into memory.
+"""A corpus that drafts are copied from: token ids and their suffix array, in a safetensors file mapped into memory.
 
 tokens: uint16 [n] where the ids leave 65535 free, else int32 [n]: texts one after the other, the highest uint16 or -1
 behind each.  order: int32 [n], see sort_suffixes.
@@ -27,9 +26,10 @@ _SAMPLE = "The quick brown fox doesn't jump; it measures 1,234.5 km²:\n\tdef na
 
 
 def write_corpus(path: Path, texts: Iterable[Sequence[int]], tokenizer: Tokenizer | None = None) -> int:
-    """Puts a corpus of these texts in place, whole or not at all; returns how many tokens it has.
+    """Writes a corpus of texts, whole or not at all; returns how many tokens it has.
 
-    tokenizer: of the texts, to be known again. Raises ValueError where the texts are empty."""
+    tokenizer: of the texts; the file records it. Raises ValueError where the texts are empty.
+    """
     joined = array("i")  # a list would take eight times as much
     for text in texts:
         if text:
@@ -48,8 +48,10 @@ def write_corpus(path: Path, texts: Iterable[Sequence[int]], tokenizer: Tokenize
 
 
 def open_corpus(path: Path, vocab_size: int) -> TextCorpus:
-    """The corpus of a file. Raises FileNotFoundError, and ValueError for a file of something else or of tokens that a
-    vocabulary of this size does not have."""
+    """Opens the corpus of a file.
+
+    Raises FileNotFoundError, and ValueError for a file that holds no corpus or tokens beyond this vocabulary.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a corpus, a file that `specengine corpus` wrote")
     try:
@@ -66,13 +68,13 @@ def open_corpus(path: Path, vocab_size: int) -> TextCorpus:
 
 
 def _highest(tokens: torch.Tensor) -> int:
-    """Of the token ids."""
+    """Returns the highest token id."""
     values = tokens.numpy()
     return int(values.max(initial=0, where=values != _NARROW_END) if values.dtype == "uint16" else values.max())
 
 
 def check_corpus_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
-    """Raises ValueError where the texts of a corpus are another tokenizer's, as far as the file tells."""
+    """Raises ValueError where the file names another tokenizer than this one."""
     with safe_open(path, "pt") as file:
         if file.metadata().get(_TOKENIZER, mark := _mark(tokenizer)) != mark:
             raise ValueError(f"{path}: its texts are of another tokenizer than the target's")

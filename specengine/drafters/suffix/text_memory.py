@@ -1,4 +1,4 @@
-"""Texts of earlier requests, in bounded memory: what they say may be said again."""
+"""Texts of earlier requests, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from specengine._C import SuffixAutomaton
 
 
 class TextMemory:
-    """The last `tokens` tokens at least, twice as many at most: an automaton forgets nothing, so two take turns."""
+    """Remembers at least the last `tokens` tokens and at most twice as many.
+
+    An automaton forgets nothing, so two automata take turns.
+    """
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
         self._waiting: deque[list[int]] = deque()  # add() is called in any thread
         self._lock = Lock()
-        self._now, self._before = SuffixAutomaton(), SuffixAutomaton()
+        self._now = SuffixAutomaton()
+        self._before = SuffixAutomaton()
 
     def add(self, text: list[int]) -> None:
         """Remembers a text from the next call of automata() on. May be called in any thread."""
         self._waiting.append(text)
 
     def automata(self) -> Sequence[SuffixAutomaton]:
-        """Of everything that is remembered."""
+        """Returns automata of all remembered texts."""
         with self._lock:  # engines may share a drafter
             while self._waiting:
                 self._take(self._waiting.popleft())

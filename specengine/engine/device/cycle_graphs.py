@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine import _C
-from specengine.draft_policy.tree_choice import WidthChoice
+from specengine.draft_policy.width_choice import WidthChoice
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch

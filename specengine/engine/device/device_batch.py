@@ -8,6 +8,13 @@ from typing import Protocol
 
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import (
+    ChoiceReader,
+    DeviceDrafter,
+    DeviceStateDrafter,
+    HiddenStateReader,
+    draft_for_rule,
+)
 from specengine.engine.batch import commit_path, likeliest_tokens, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
@@ -35,7 +42,7 @@ class DeviceBatch:
     def __init__(self, requests: Sequence[Request], runner: Runner) -> None:
         self.requests, self._runner = list(requests), runner
         # The host must see these cycles before the next one begins, so none runs ahead.
-        waits = not runner.drafter.drafts_on_device or any(r.params.logprobs for r in requests)
+        waits = not isinstance(runner.drafter, DeviceDrafter) or any(r.params.logprobs for r in requests)
         self._in_flight = 1 if waits else 2
         self._launched: deque[Callable[[], list[list[int]]]] = deque()
         self._read: deque[list[list[int]]] = deque()
@@ -72,7 +79,8 @@ class DeviceBatch:
         while self._launched:
             self._read.append(self._launched.popleft()())
         runner = self._runner
-        runner.drafter.unload(runner.buffers.drafter_state, self.requests)
+        if isinstance(runner.drafter, DeviceStateDrafter):
+            runner.drafter.unload(runner.buffers.drafter_state, self.requests)
         runner.loaded = None
 
     def _load(self) -> bool:
@@ -87,16 +95,17 @@ class DeviceBatch:
         if any(r.finish_reason for r in self.requests):
             return False
         runner.buffers.load(self.requests)
-        runner.drafter.load(runner.buffers.drafter_state, self.requests)
+        if isinstance(runner.drafter, DeviceStateDrafter):
+            runner.drafter.load(runner.buffers.drafter_state, self.requests)
         runner.loaded = self
         return True
 
     def _launch(self) -> None:
         runner, size = self._runner, len(self.requests)
-        if runner.drafter.drafts_on_device:
+        if isinstance(runner.drafter, DeviceDrafter):
             nodes = runner.graphs.choose(size)
         else:
-            trees, logits = runner.drafter.draft_for(runner.wants, self.requests)
+            trees, logits = draft_for_rule(runner.drafter, runner.wants, self.requests)
             nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
             runner.graphs.of(size, nodes).take(trees, logits)
             self._clock.mark("draft")
@@ -123,18 +132,19 @@ class DeviceBatch:
             committed.append(commit_path(request, tree, path[:count], bonus, batch.scores, b * nodes, relaxed))
             rows += [b * nodes + node for node in path[: len(committed[-1])]]
             graphs.observe(nodes, used - 1, count - 1)
-        if not self._runner.drafter.drafts_on_device:
+        if not isinstance(self._runner.drafter, DeviceDrafter):
             self._observe(nodes, committed, rows)
 
     def _observe(self, nodes: int, committed: list[list[int]], rows: list[int]) -> None:
         """Shows a drafter on the host what was committed.  rows: of the accepted nodes."""
         drafter, batch = self._runner.drafter, self._runner.graphs.of(len(self.requests), nodes)
         self._clock.mark("host")
-        if drafter.reads_choices:
+        if isinstance(drafter, ChoiceReader):
             chosen = likeliest_tokens(batch.scores)
             choices = [chosen[first : first + nodes] for first in range(0, len(chosen), nodes)]
             drafter.observe_choices(self.requests, committed, choices)
-        hidden_states = batch.hidden_states.rows(rows) if drafter.reads_hidden_states else None
+        reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
+        hidden_states = batch.hidden_states.rows(rows) if reads else None
         drafter.observe(self.requests, committed, hidden_states)
         self._clock.mark("draft")
 

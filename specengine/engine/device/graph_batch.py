@@ -11,6 +11,7 @@ import torch
 
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter, DeviceStateDrafter
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
@@ -55,7 +56,7 @@ class GraphBatch:
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         """Drafts on the device, or returns the trees that take() copied from the host."""
-        return drafter.draft_on_device(self) if drafter.drafts_on_device else self._tree
+        return drafter.draft_on_device(self) if isinstance(drafter, DeviceDrafter) else self._tree
 
     def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
         """Drafts by prompt lookup; see ops.draft_lookup."""
@@ -119,7 +120,8 @@ class GraphBatch:
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the hidden states of all rows."""
         self.hidden_states = hidden_states
-        drafter.observe_on_device(self, hidden_states)
+        if isinstance(drafter, DeviceStateDrafter):
+            drafter.observe_on_device(self, hidden_states)
 
     def mark(self, phase: str) -> None:
         """Ends a phase of the cycle, while phases are timed."""

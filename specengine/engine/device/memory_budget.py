@@ -12,6 +12,13 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import (
+    CacheCompanion,
+    DeviceDrafter,
+    DeviceStateDrafter,
+    LogitsDrafter,
+    NetworkDrafter,
+)
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
 from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs, GraphOptions
@@ -63,6 +70,8 @@ def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Devi
             pages = _affordable_pages(model.target, drafter, rule, options)
             _caches[model.target] = model.target.new_cache(min(useful, pages))
         cache = _caches[model.target]
+        if not isinstance(drafter, CacheCompanion):
+            return cache
         try:
             drafter.attach(cache)
         except torch.OutOfMemoryError as error:
@@ -85,20 +94,25 @@ def device_runner(model: LoadedModel, cycle: Cycle, options: DeviceOptions) -> D
         rows=rows,
         vocab=config.vocab_size,
     )
+    draft_logits, drafter_state = None, None
+    if rule.wants is not Wants.NOTHING and isinstance(drafter, LogitsDrafter):
+        draft_logits = drafter.room_for_logits(rows)
+    if isinstance(drafter, DeviceStateDrafter):
+        drafter_state = drafter.new_device_state(options.max_batch_size)
     buffers = DeviceBuffers(
         sizes,
         sorted(model.eos_token_ids),
         target.device,
-        draft_logits=None if rule.wants is Wants.NOTHING else drafter.room_for_logits(rows),
+        draft_logits=draft_logits,
         weights=not isinstance(rule, Match),
-        drafter_state=drafter.new_device_state(options.max_batch_size),
+        drafter_state=drafter_state,
     )
-    target.tune(drafter.projections)
+    target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
     graph_options = GraphOptions(
         nodes=drafter.max_nodes,
         capture=options.graphs and target.device.type == "cuda",
         adaptive=drafter.adaptive,
-        fixed=drafter.drafts_on_device and not drafter.adaptive,
+        fixed=isinstance(drafter, DeviceDrafter) and not drafter.adaptive,
     )
     return DeviceRunner(buffers, CycleGraphs(buffers, cycle, graph_options), drafter, rule.wants)
 
@@ -125,7 +139,8 @@ def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options
     gc.collect()  # a dropped engine may hold its cache and graphs until now
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.device)
-    page = target.new_cache(0).page_bytes + drafter.page_bytes
+    companion = drafter.page_bytes if isinstance(drafter, CacheCompanion) else 0
+    page = target.new_cache(0).page_bytes + companion
     return pages_left(free, total, options.gpu_memory_fraction, workspace, page)
 
 
@@ -136,6 +151,6 @@ def _workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, rows: in
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
     # Every captured width keeps logits of its own: twice those of the widest, and as many during a pass.
     logits = 4 * 4 * rows * c.vocab_size
-    if rule.wants is not Wants.NOTHING and not drafter.drafts_on_device:
+    if rule.wants is not Wants.NOTHING and not isinstance(drafter, DeviceDrafter):
         logits += 3 * 4 * rows * c.vocab_size  # draft logits: by level, of the tree, and where the cycle reads them
     return RESERVE_BYTES + 2 * activations + attention + logits

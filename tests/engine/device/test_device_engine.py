@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from specengine import AsyncEngine, Engine, SamplingParams
-from specengine.drafters.none import NoneDrafter
+from specengine.draft_trees.tree import DraftTree
+from specengine.drafters.base import Drafter
 from specengine.engine.device.cycle_graphs import buckets_up_to, widths_up_to
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.device.memory_budget import DeviceOptions, pages_left
@@ -91,14 +92,14 @@ def test_trees_drafted_on_the_host_are_verified_on_the_device(device_engine):
     assert min(output.stats.tau for output in outputs) > 1.2
 
 
-class SlowDrafter(NoneDrafter):
-    """Takes its time over its trees and over what it is told, on the host."""
+class SlowDrafter(Drafter):
+    """Takes its time to draft nothing on the host, and to observe cycles."""
 
-    drafts_on_device = False
+    name, max_nodes = "slow", 1
 
     def draft(self, requests):
         time.sleep(0.01)
-        return super().draft(requests)
+        return [DraftTree([request.tokens[-1]], [-1]) for request in requests]
 
     def observe(self, requests, committed, hidden_states):
         time.sleep(0.02)
@@ -130,7 +131,7 @@ def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(de
 
     monkeypatch.setattr(GraphBatch, "draft", watched)
     assert ids(engine.generate(PROMPTS[:3], short)) == expected
-    own, shared = engine.drafter._cache, engine.cache
+    own, shared = engine.drafter.small.cache, engine.cache
     assert own.fixed and own.k.shape[1] == shared.k.shape[1] and own.pages_in_use == shared.pages_in_use == 0
     assert any(logits is not None and logits.rows[0] == 0 for logits in seen) == (wants is Wants.PROBABILITIES)
 

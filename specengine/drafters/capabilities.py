@@ -1,0 +1,191 @@
+"""What only some drafters do. A drafter derives from Drafter and from each capability that it has.
+
+The engine asks isinstance(drafter, Capability).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specengine.cache.kv_cache import KVCache
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.drafters.base import Drafter
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.ops.weight import Projection
+from specengine.rules.base import Wants
+from specengine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from specengine.models.hidden_states import HiddenStates
+
+
+class DeviceDrafter(ABC):
+    """Drafts inside captured cycles; other drafters draft on the host between two cycles, which costs their overlap."""
+
+    @abstractmethod
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        """Returns one tree of batch.nodes rows per slot, from device tensors alone: a graph reads no host memory."""
+
+
+class DeviceStateDrafter(DeviceDrafter):
+    """Keeps state on the device between two captured cycles."""
+
+    @abstractmethod
+    def new_device_state(self, slots: int) -> Any:
+        """Returns the state of at most `slots` requests, for DraftBatch.drafter_state."""
+
+    @abstractmethod
+    def load(self, state: Any, requests: Sequence[DraftRequest]) -> None:
+        """Moves requests into the first slots of a device state; the other slots become idle."""
+
+    @abstractmethod
+    def unload(self, state: Any, requests: Sequence[DraftRequest]) -> None:
+        """Moves the requests of a device state back to the host: another batch takes the slots."""
+
+    def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
+        """Observes a captured cycle. hidden_states: of all rows of its pass.
+
+        By default nothing is kept: the next draft finds the committed tokens in the batch's history.
+        """
+
+
+class NetworkDrafter(ABC):
+    """Runs linear layers of its own, whose kernels the engine tunes before the first cycle on a GPU."""
+
+    @property
+    @abstractmethod
+    def projections(self) -> Sequence[Projection]:
+        """Its linear layers."""
+
+
+class PromptObserver(ABC):
+    """Observes prompts while the target reads them."""
+
+    @abstractmethod
+    def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
+        """Observes the prompt's tokens from position `start` on, chunk by chunk.
+
+        hidden_states: of the chunk. The prompt's last token is the first root and in no chunk, so the token behind each
+        chunk's last one is known. The first chunk begins behind the pages that are shared with earlier requests; see
+        CacheCompanion.filled.
+        """
+
+
+class HiddenStateReader(PromptObserver):
+    """Reads the target's hidden states of prompts and of committed paths.
+
+    hidden_state_layers: rising; layers of the target whose input it reads, beside the last hidden state.
+    reads_hidden_states: false only for a combination of which no part reads them.
+    """
+
+    hidden_state_layers: tuple[int, ...] = ()
+    reads_hidden_states: bool = True
+
+
+class CacheCompanion(ABC):
+    """Keeps keys and values of its own beside the target's cache."""
+
+    @property
+    @abstractmethod
+    def page_bytes(self) -> int:
+        """Device memory that it needs beside each page of the target's cache."""
+
+    @abstractmethod
+    def attach(self, cache: KVCache) -> None:
+        """Allocates its memory beside the target's cache, before the first draft.
+
+        A fixed cache never moves, because captured graphs hold on to it; the drafter's memory must not move either.
+        Raises ValueError for a second engine's cache, where the memory goes with one cache.
+        """
+
+    def filled(self, request: DraftRequest) -> int:
+        """Returns how many of a request's first slots hold their final keys and values.
+
+        Pages are shared with other requests no further than this. Any thread may call it at any moment.
+        """
+        return len(request.tokens)
+
+    def skips_reading(self, batch: int) -> bool:
+        """Returns whether to keep nothing of a request that begins in a batch of this size.
+
+        Such a request `skips_drafter_cache`, and nothing is drafted for it that needs the cache. Called once for each
+        request that shares no pages.
+        """
+        return False
+
+
+class LogitsDrafter(ABC):
+    """Gives the distributions that its nodes come from, to rules that want them."""
+
+    @abstractmethod
+    def draft_with_logits(
+        self, requests: Sequence[DraftRequest], sampled: bool
+    ) -> tuple[list[DraftTree], DraftLogits | None]:
+        """Drafts as draft() does; returns the children's distributions too, on the target's device; None: none exist.
+
+        sampled: children are drawn from the distributions; otherwise they may be chosen in any way.
+        """
+
+    @abstractmethod
+    def room_for_logits(self, nodes: int) -> DraftLogits | None:
+        """Returns buffers for the distributions of `nodes` nodes in all; None: draft_with_logits never returns any.
+
+        A captured cycle reads the buffers, so whatever in them is no tensor must hold for every draft.
+        """
+
+
+class TreeProposer(ABC):
+    """Gives its nodes chances, by which `combine` merges its trees with those of other drafters."""
+
+    @abstractmethod
+    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+        """Returns the largest tree per request, with the learned chance of each node."""
+
+    @abstractmethod
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
+        """Notes, in place of propose(), that this cycle drafts nothing for these requests."""
+
+    def record_gain(  # noqa: B027 (few drafters depend on it)
+        self, requests: Sequence[DraftRequest], saved: float
+    ) -> None:
+        """Records the seconds that a draft has just saved for all requests together; negative for a loss.
+
+        By default nothing depends on them.
+        """
+
+
+class ChoiceReader(ABC):
+    """Reads the target's likeliest token behind each node, whatever the rule accepts."""
+
+    @abstractmethod
+    def observe_choices(
+        self,
+        requests: Sequence[DraftRequest],
+        committed: Sequence[list[int]],
+        choices: Sequence[Sequence[int]],
+    ) -> None:
+        """Observes a cycle; called before observe().
+
+        choices: of each request, the likeliest token behind every node of its last tree, by the target's unprocessed
+        logits. There may be more choices than nodes.
+        """
+
+
+class TokenizerChecker(ABC):
+    """Has files or a model with token ids, which must be those of the target's tokenizer."""
+
+    @abstractmethod
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        """Raises ValueError where its token ids are another tokenizer's."""
+
+
+def draft_for_rule(
+    drafter: Drafter, wants: Wants, requests: Sequence[DraftRequest]
+) -> tuple[list[DraftTree], DraftLogits | None]:
+    """Drafts the trees of a cycle, with the distributions where the rule wants them and the drafter has them."""
+    if wants is Wants.NOTHING or not isinstance(drafter, LogitsDrafter):
+        return drafter.draft(requests), None
+    return drafter.draft_with_logits(requests, sampled=wants is not Wants.PROBABILITIES)

@@ -1,0 +1,235 @@
+"""Several drafters in one tree: `combine:prompt_lookup+eagle3` copies where text repeats itself and drafts elsewhere.
+
+Each part drafts in cycles where its drafts paid recently. That is learned by how many tokens the tree so far promises:
+behind a long copy a network has nothing to add. The first part is cheap, and drafts wherever it loses little. A part's
+options follow it, separated by semicolons: `combine:prompt_lookup+eagle3:PATH;levels=5;beam=1,nodes=16`.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specengine._C import MAX_NODES
+from specengine.cache.kv_cache import KVCache
+from specengine.draft_policy.agreement import Agreement
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cycle_time import cycle_seconds, mean_prefix
+from specengine.draft_policy.measured_costs import adaptive_costs
+from specengine.draft_policy.overhead import Overhead
+from specengine.draft_policy.pauses import Pauses
+from specengine.draft_policy.tree_size import CutTrees, cut_trees
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import (
+    CacheCompanion,
+    HiddenStateReader,
+    NetworkDrafter,
+    PromptObserver,
+    TokenizerChecker,
+    TreeProposer,
+)
+from specengine.drafters.combine.part_view import PartView, State
+from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.source_stats import count_sources
+from specengine.models.hidden_states import HiddenStates
+from specengine.models.transformer import Transformer
+from specengine.ops.weight import Projection
+from specengine.tokenizer import Tokenizer
+from specengine.utils.spec_string import check_range
+
+BEARABLE = 0.05  # loss of the first part: copies cost little, and a part that is skipped misses where a copy begins
+PROMISES = (1.05, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)  # tokens of a cycle by the tree so far
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options.
+
+    nodes: of the largest tree, root included.
+    adaptive: keep the nodes that pay, and skip parts that do not; otherwise every part drafts, and the likeliest nodes
+    stay. It holds for every part that does not set its own.
+    """
+
+    nodes: int = 16
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        check_range("nodes", self.nodes, 2, MAX_NODES)
+
+
+class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker):
+    """Joins the trees of its parts; a node's chance depends on which of them draft it.
+
+    parts: Drafters that are TreeProposers.
+    """
+
+    name = "combine"
+    config_type = Config
+    config: Config
+    takes_path = True
+
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+        from specengine.drafters import load_drafter  # which finds this class by its name
+
+        super().__init__(config, path, target)
+        texts = [text.strip().replace(";", ",") for text in (path or "").split("+")]
+        if len(texts) < 2 or not all(texts):
+            raise ValueError(
+                f"drafter: combine: expected at least two drafters as in combine:prompt_lookup+eagle3, got {path!r}"
+            )
+        whole = "" if config.adaptive else ",adaptive=false"
+        self.parts: list[Any] = [load_drafter(text if "adaptive=" in text else text + whole, target) for text in texts]
+        for part in self.parts:
+            if not isinstance(part, TreeProposer):
+                raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
+        readers = [part for part in self.parts if isinstance(part, HiddenStateReader)]
+        layers = {reader.hidden_state_layers for reader in readers if reader.hidden_state_layers}
+        if len(layers) > 1:
+            raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(layers)}")
+        self.hidden_state_layers = layers.pop() if layers else ()
+        self.reads_hidden_states = any(reader.reads_hidden_states for reader in readers)
+        self._costs = adaptive_costs(config.adaptive, target, costs)
+        self._overhead = Overhead()
+        self._agreements = [Agreement() for _ in self.parts]  # of a part with the parts before it
+        bearable = [BEARABLE] + [0.0] * (len(self.parts) - 1)
+        self._pauses = [[Pauses(loss) for _ in (0, *PROMISES)] for loss in bearable]
+        kinds = [part.name for part in self.parts]
+        self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
+
+    @property
+    def projections(self) -> list[Projection]:
+        networks = [part for part in self.parts if isinstance(part, NetworkDrafter)]
+        return [projection for network in networks for projection in network.projections]
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def max_nodes(self) -> int:
+        return self.config.nodes
+
+    @property
+    def spare_slots(self) -> int:
+        return max(self.max_nodes, *(part.spare_slots for part in self.parts))
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(part.page_bytes for part in self.parts if isinstance(part, CacheCompanion))
+
+    def attach(self, cache: KVCache) -> None:
+        for part in self.parts:
+            if isinstance(part, CacheCompanion):
+                part.attach(cache)
+
+    def filled(self, request: DraftRequest) -> int:
+        views = [view for (view,) in self._views([request])]
+        companions = [pair for pair in zip(self.parts, views, strict=True) if isinstance(pair[0], CacheCompanion)]
+        return min([len(request.tokens), *(part.filled(view) for part, view in companions)])
+
+    def skips_reading(self, batch: int) -> bool:
+        if self._costs is None:  # every part drafts in every cycle, and what drafts save is not measured
+            return False
+        companions = [part for part in self.parts if isinstance(part, CacheCompanion) and part.page_bytes]
+        skips = [part.skips_reading(batch) for part in companions]  # each is to be asked
+        return bool(skips) and all(skips)
+
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        for part in self.parts:
+            if isinstance(part, TokenizerChecker):
+                part.check_tokenizer(tokenizer)
+
+    def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
+        for part, (view,) in zip(self.parts, self._views([request]), strict=True):
+            if isinstance(part, PromptObserver):
+                part.observe_prompt(view, start, hidden_states)
+
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        for part, views in zip(self.parts, self._views(requests), strict=True):
+            reads = isinstance(part, HiddenStateReader) and part.reads_hidden_states
+            part.observe(views, committed, hidden_states if reads else None)
+        for request, tokens in zip(requests, committed, strict=True):
+            state = request.drafter_state
+            count_sources(request, state.tree, state.sources, tokens)
+            if self._costs is not None:
+                for agreement, joint in state.joints:
+                    agreement.observe(joint, tokens)
+
+    def release(self, request: DraftRequest) -> None:
+        for part, (view,) in zip(self.parts, self._views([request]), strict=True):
+            part.release(view)
+        request.drafter_state = None
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        if not requests:
+            return []
+        began = self._overhead.begin(requests)
+        parts = zip(self._names, self.parts, self._views(requests), self._pauses, self._agreements, strict=True)
+        count = len(requests)
+        prefix = mean_prefix(requests)
+        trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
+        drafted = network = False  # by any part so far, by a network so far
+        best = self._cut(trees, prefix)
+        for request in requests:
+            request.drafter_state.sources = []
+            request.drafter_state.joints = []
+        for number, (name, part, views, pauses, agreement) in enumerate(parts):
+            pause = pauses[bisect_right(PROMISES, best.expected / count)]
+            if self._costs is not None and pause.should_skip(count):
+                part.skip(views)
+                continue
+            begin = time.perf_counter()
+            more = part.propose(views)
+            if number and all(len(tree.tokens) == 1 for tree in more):
+                continue  # the part had nothing to draft from
+            trees = self._joined(requests, trees, more, agreement) if drafted else more
+            for request, tree in zip(requests, more, strict=True):
+                request.drafter_state.sources.append((name, tree))
+            without = best
+            best = self._cut(trees, prefix)
+            before = self._overhead[network]
+            network = network or isinstance(part, NetworkDrafter)
+            if self._costs is not None:
+                plain = cycle_seconds(self._costs, count, without.nodes, prefix)
+                seconds = cycle_seconds(self._costs, count, best.nodes, prefix)
+                spent = seconds + self._overhead[network] + time.perf_counter() - begin
+                saved = (plain + before) * best.expected / without.expected - spent
+                pause.record_saving(count, saved, plain)
+                part.record_gain(views, saved)
+            drafted = True
+        if self._costs is not None:
+            seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began
+            self._overhead.expect(requests, network, began, seconds)
+        for request, cut in zip(requests, best.trees, strict=True):
+            request.drafter_state.tree = cut
+        return best.trees
+
+    @staticmethod
+    def _joined(
+        requests: Sequence[DraftRequest], trees: list[ScoredTree], more: list[ScoredTree], agreement: Agreement
+    ) -> list[ScoredTree]:
+        """Joins another part's trees to the trees so far."""
+        joints = [agreement.join(tree, other) for tree, other in zip(trees, more, strict=True)]
+        for request, joint in zip(requests, joints, strict=True):
+            request.drafter_state.joints.append((agreement, joint))
+        return [joint.tree for joint in joints]
+
+    def _cut(self, trees: Sequence[ScoredTree], prefix: float) -> CutTrees:
+        return cut_trees(trees, self._costs, prefix, self.config.nodes - 1)
+
+    def _views(self, requests: Sequence[DraftRequest]) -> list[list[Any]]:
+        """Returns every part's views of the requests.
+
+        The requests hold no view: with a cycle of references they would wait for the garbage collector.
+        """
+        for request in requests:
+            if request.drafter_state is None:
+                request.drafter_state = State([None] * len(self.parts))
+        return [[PartView(request, part) for request in requests] for part in range(len(self.parts))]

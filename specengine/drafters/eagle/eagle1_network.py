@@ -1,0 +1,24 @@
+"""EAGLE-1's network, which EAGLE-2 keeps."""
+
+from __future__ import annotations
+
+import torch
+
+from specengine.drafters.eagle.network import EagleNetwork, Outputs
+from specengine.ops.row_tools import join_columns
+
+
+class Eagle1Network(EagleNetwork):
+    """Fuses embedding and last hidden state by one product; the target's head reads the output.
+
+    fc: [hidden, 2 hidden].
+    """
+
+    def _out_norm(self) -> torch.Tensor:
+        return torch.ones(self.config.hidden_size, device=self.device)  # its result is never read
+
+    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.ops.linear(join_columns([embedded, hidden_states]), self.fc), None
+
+    def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
+        return Outputs(hidden, hidden)

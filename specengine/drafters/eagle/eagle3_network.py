@@ -1,0 +1,108 @@
+"""EAGLE-3's network: fused hidden states of several layers, and a head of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
+from specengine.models.hidden_states import HiddenStates
+from specengine.ops.decoder import Decoder
+from specengine.ops.draft_backbone import BackboneDraft, BackboneNetwork
+from specengine.ops.row_tools import join_columns
+from specengine.ops.weight import Projection
+
+
+@dataclass(frozen=True)
+class Eagle3Norms:
+    """The norms of EAGLE-3.
+
+    embedding, hidden_state: of the halves of the first layer's input.  out: before the head.
+    all_layers: of the hidden states side by side before fc.  each_layer: of each alone. Most checkpoints have neither.
+    before_residual: whether the residual stream is the normed hidden state.
+    feed_back: whether the output that is fed back is normed.
+    """
+
+    embedding: torch.Tensor
+    hidden_state: torch.Tensor
+    out: torch.Tensor
+    all_layers: torch.Tensor | None
+    each_layer: tuple[torch.Tensor, ...]
+    before_residual: bool
+    feed_back: bool
+
+
+class Eagle3Network(EagleNetwork):
+    """Fuses hidden states of several layers by fc; the first layer reads [embedding | hidden state].
+
+    order: the hidden state that each part of fc's columns reads.
+    fc: [hidden, parts target hidden]; None: the last hidden state enters.
+    """
+
+    def __init__(self, order: Sequence[int], norms: Eagle3Norms, fc: Projection | None, parts: EagleParts) -> None:
+        self.order = list(order)
+        self.norms = norms
+        # A checkpoint's attention norm of the first layer is the embedding's norm: the layer reads two normed halves.
+        first, *others = parts.layers
+        super().__init__(fc, replace(parts, layers=[replace(first, attention_norm=None), *others]))
+
+    def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
+        if self.fc is None:
+            return hidden_states.last
+        assert hidden_states.at_layers is not None  # its drafter has hidden_state_layers
+        return hidden_states.at_layers
+
+    def fuse(self, picked: torch.Tensor) -> torch.Tensor:
+        if self.fc is None:
+            return picked
+        if self.order != list(range(picked.shape[1])):
+            picked = picked[:, self.order]
+        if self.norms.each_layer:
+            parts = zip(picked.unbind(1), self.norms.each_layer, strict=True)
+            picked = torch.stack([self._normed(part.contiguous(), norm) for part, norm in parts], dim=1)
+        wide = picked.reshape(len(picked), -1)
+        if self.norms.all_layers is not None:
+            wide = self._normed(wide, self.norms.all_layers)
+        return self.ops.linear(wide, self.fc)
+
+    def backbone_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
+        return picked.flatten(1) if self._fuses_alone else self.fuse(picked)
+
+    @property
+    def _fuses_alone(self) -> bool:
+        """Whether fc takes picked hidden states as they lie."""
+        plain = self.norms.all_layers is None and not self.norms.each_layer
+        return self.fc is not None and plain and self.order == list(range(len(self.order)))
+
+    def _out_norm(self) -> torch.Tensor:
+        return self.norms.out
+
+    def _first_columns(self) -> int:
+        return 2 * self.config.hidden_size
+
+    def backbone_draft(self, vocabulary: torch.Tensor | None, top_k: int) -> BackboneDraft | None:
+        if not isinstance(self._decoder, Decoder):
+            return None
+        norms = self.norms
+        network = BackboneNetwork(
+            self._decoder,
+            self.embedding,
+            norms.embedding,
+            norms.hidden_state,
+            self.fc if self._fuses_alone else None,
+            norms.before_residual,
+            norms.feed_back,
+            self.head,
+            vocabulary,
+        )
+        return BackboneDraft(network, top_k)
+
+    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        normed = self._normed(hidden_states, self.norms.hidden_state)
+        halves = join_columns([self._normed(embedded, self.norms.embedding), normed])
+        return normed if self.norms.before_residual else hidden_states, halves
+
+    def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
+        return Outputs(normed, normed if self.norms.feed_back else hidden)

@@ -1,0 +1,86 @@
+"""What a drafter sees of the engine: a request, and a batch on the device. Drafters import nothing of engine/."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from specengine.cache.kv_cache import CacheBatch
+from specengine.cache.prefix_cache import Sharing
+from specengine.draft_trees.tree import TreeBatch
+from specengine.ops.commit_tokens import Limits
+from specengine.ops.verify_tree import Accepted, TokenHistory
+from specengine.types import CycleTrace, SamplingParams, SourceStats
+
+
+class DraftRequest(Protocol):
+    """What a drafter sees of a request.
+
+    tokens: prompt and output; the last token is the root, whose keys and values are not cached yet.
+    limit: output tokens allowed.  accepted_last: drafted tokens that the last cycle accepted.
+    pages: of the target's cache.  sharing: the requests it shares pages with, if any.
+    skips_drafter_cache: whether the drafter keeps nothing of it beside the target's cache.
+    drafter_state: what the drafter remembers of the request; None until the drafter sets it.
+    sources: drafted and accepted nodes by source.  trace: of its cycles, where the request asks for one.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    limit: int
+    params: SamplingParams
+    seed: int
+    pages: list[int]
+    sharing: Sharing | None
+    skips_drafter_cache: bool
+    drafter_state: Any
+    accepted_last: int
+    sources: dict[str, SourceStats]
+    trace: list[CycleTrace]
+
+    @property
+    def draft_limit(self) -> int:
+        """Deepest level worth drafting; deeper nodes could not be committed."""
+        ...
+
+    def shareable_tokens(self, filled: int) -> list[int]:
+        """Returns the tokens that later requests may find, if a cache holds the first `filled` of them."""
+        ...
+
+
+class DraftBatch(Protocol):
+    """What a drafter sees of a batch on the device: the first `size` slots, with trees of `nodes` nodes each.
+
+    row_start: int32 [size + 1].  accepted: of the last pass.  drafter_state: of the drafter's new_device_state.
+    """
+
+    size: int
+    nodes: int
+    cache: CacheBatch
+    history: TokenHistory
+    limits: Limits
+    row_start: torch.Tensor
+    accepted: Accepted
+    drafter_state: Any
+
+    def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
+        """Returns trees drafted by prompt lookup; see ops.draft_lookup."""
+        ...
+
+    def selected(
+        self,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        depths: torch.Tensor,
+        scores: torch.Tensor,
+        limits: torch.Tensor,
+    ) -> TreeBatch:
+        """Returns the best candidates of every running request, `nodes` of each; see ops.select_nodes.
+
+        limits: int32 [size], the deepest level wanted. Nodes that could not be committed are left out.
+        """
+        ...
+
+    def mark(self, phase: str) -> None:
+        """Ends a phase of the cycle's clock."""
+        ...

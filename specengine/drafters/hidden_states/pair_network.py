@@ -1,0 +1,39 @@
+"""What a network offers that reads pairs of hidden state and token."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from specengine.cache.kv_cache import CacheBatch
+from specengine.cache.page_pool import PagePool
+from specengine.drafters.hidden_states.pairs import PairRows
+from specengine.models.config import ModelConfig
+from specengine.models.hidden_states import HiddenStates
+from specengine.ops.weight import Projection
+
+
+class PairNetwork(Protocol):
+    """A network that reads pairs. config: of its layers."""
+
+    config: ModelConfig
+
+    @property
+    def projections(self) -> list[Projection]: ...
+
+    def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
+        """Returns those of the target's hidden states that it reads, [M, ..]."""
+        ...
+
+    def picked_shape(self, hidden_state_layers: int) -> tuple[int, ...]:
+        """Returns the shape of one position, where the target gives the input of so many layers."""
+        ...
+
+    def ensure_positions(self, count: int) -> None:
+        """Extends the rotary tables to `count` positions."""
+        ...
+
+    def cache_pairs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> None:
+        """Caches the keys and values of pairs, and computes nothing beyond."""
+        ...

@@ -1,0 +1,82 @@
+"""The capabilities that a drafter has by its PairReader and its TreeSizing: eagle, eagle3, fasteagle."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from specengine.cache.kv_cache import KVCache
+from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.drafters.capabilities import (
+    CacheCompanion,
+    DeviceStateDrafter,
+    HiddenStateReader,
+    NetworkDrafter,
+    TreeProposer,
+)
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.hidden_states.device_pairs import DevicePairs
+from specengine.drafters.hidden_states.pair_reader import PairReader
+from specengine.models.hidden_states import HiddenStates
+from specengine.ops.weight import Projection
+
+
+class ReadsPairs(HiddenStateReader, CacheCompanion, TreeProposer, NetworkDrafter, DeviceStateDrafter):
+    """Forwards capabilities to `pairs` and `sizing`, which the drafter's constructor makes."""
+
+    pairs: PairReader
+    sizing: TreeSizing
+
+    @abstractmethod
+    def grow(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+        """Returns the largest tree of every request, with the drafter's own chances.
+
+        Every request has at least one unread pair, and room for a drafted token.
+        """
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+        trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
+        if ready := self.pairs.begin_draft(requests):
+            for i, tree in zip(ready, self.grow([requests[i] for i in ready]), strict=True):
+                trees[i] = tree
+        return self.sizing.calibrate(requests, trees)
+
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
+        self.sizing.forget(requests)
+        self.pairs.skip_draft(requests)
+
+    def record_gain(self, requests: Sequence[DraftRequest], saved: float) -> None:
+        self.pairs.record_gain(requests, saved)
+
+    def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
+        self.pairs.observe_prompt(request, start, hidden_states)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.pairs.page_bytes
+
+    def attach(self, cache: KVCache) -> None:
+        self.pairs.attach(cache)
+
+    def filled(self, request: DraftRequest) -> int:
+        return self.pairs.filled(request)
+
+    def skips_reading(self, batch: int) -> bool:
+        return self.pairs.skips_reading(batch)
+
+    @property
+    def projections(self) -> list[Projection]:
+        return self.pairs.network.projections
+
+    def new_device_state(self, slots: int) -> DevicePairs:
+        return self.pairs.new_device_state(slots)
+
+    def load(self, state: DevicePairs, requests: Sequence[DraftRequest]) -> None:
+        state.load(self.pairs.of(requests))
+
+    def unload(self, state: DevicePairs, requests: Sequence[DraftRequest]) -> None:
+        state.unload(self.pairs.of(requests))
+
+    def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
+        batch.drafter_state.observe(batch, self.pairs.network.pick(hidden_states))

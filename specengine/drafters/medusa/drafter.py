@@ -1,0 +1,201 @@
+"""Medusa (Cai et al. 2024, sec. 2.1): small heads on the target's last hidden state, each one token further ahead.
+
+A head does not know the tokens that earlier heads drafted, so the shape of the tree is fixed beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from specengine._C import MAX_NODES
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.measured_costs import adaptive_costs
+from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_trees.rank_paths import RankCandidates, RankTree
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.drafters.backbone_expanders import BackboneExpanders
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import (
+    DeviceStateDrafter,
+    HiddenStateReader,
+    NetworkDrafter,
+    TreeProposer,
+)
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.medusa.heads import read_heads
+from specengine.drafters.root_tokens import root_tokens
+from specengine.drafters.shipped import open_drafter
+from specengine.models.hidden_states import HiddenStates
+from specengine.models.transformer import Transformer
+from specengine.ops.row_tools import stack_rows
+from specengine.ops.weight import Projection
+from specengine.utils.spec_string import check_range
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options.
+
+    tree: a published one by name, or a JSON file of rank paths, best first. Levels without a head are left out.
+    nodes: of the largest tree, root included.
+    adaptive: draft the likeliest nodes that pay, otherwise all. Any choice is lossless under the rule `match`.
+    dtype: of the heads, as the engine's.
+    """
+
+    tree: str = "mc_sim_7b_63"
+    nodes: int = 64
+    adaptive: bool = True
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_range("nodes", self.nodes, 2, MAX_NODES)
+
+
+@dataclass
+class State:
+    """What the drafter remembers of one request.
+
+    row: float32 [1, hidden], the target's last hidden state before the root.
+    drafted: the tree from that row, before it was cut.
+    """
+
+    row: torch.Tensor
+    drafted: ScoredTree | None = None
+
+
+@dataclass
+class DeviceState:
+    """What the drafter remembers of all slots.
+
+    rows: float32 [slots, hidden], as of State.  known: int32 [slots], 0 where there is no row yet: a prompt of one
+    token has none before its root.
+    """
+
+    rows: torch.Tensor
+    known: torch.Tensor
+
+
+class Medusa(Drafter, HiddenStateReader, TreeProposer, NetworkDrafter, DeviceStateDrafter):
+    """Drafts from the target's state of the position before the root, with one head per level."""
+
+    name = "medusa"
+    config_type = Config
+    config: Config
+    takes_path = True
+
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+        super().__init__(config, path, target)
+        checkpoint = open_drafter(self.name, path, target)
+        tokens = checkpoint.vocabulary(target.config)
+        self._vocabulary = None if tokens is None else tokens.int().to(target.device)
+        self._linear = target.ops.linear
+        self._device = target.device
+        self._hidden = target.config.hidden_size
+        self.heads = read_heads(checkpoint, config.dtype, target)
+        tree = RankTree.named(config.tree).first(config.nodes - 1, len(self.heads))
+        self.candidates = RankCandidates(tree, target.device)
+        check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
+        self.sizing = TreeSizing(adaptive_costs(config.adaptive, target, costs), self.name)
+        self._expanders = BackboneExpanders([self.candidates.ranks])
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [product for head in self.heads for product in (*head.blocks, head.logits)]
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def max_nodes(self) -> int:
+        return len(self.candidates.parents)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return self.sizing.draft(self, requests)
+
+    def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
+        request.drafter_state = State(hidden_states.last[-1:].clone())
+
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        assert hidden_states is not None  # a HiddenStateReader is given them
+        end = 0
+        for request, tokens in zip(requests, committed, strict=True):
+            end += len(tokens)
+            self.sizing.learn(request, tokens)
+            request.drafter_state = State(hidden_states.last[end - 1 : end].clone())
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+        trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
+        known = [slot for slot, request in enumerate(requests) if request.drafter_state]
+        if known:
+            columns = self._draft(stack_rows([requests[slot].drafter_state.row for slot in known]))
+            for slot, tokens, chances in zip(known, *columns, strict=True):
+                tree, request = ScoredTree(tokens, self.candidates.parents.tolist(), chances), requests[slot]
+                trees[slot] = tree.rooted(request.tokens[-1], request.draft_limit)
+        return self.sizing.calibrate(requests, trees)
+
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
+        self.sizing.forget(requests)
+
+    def new_device_state(self, slots: int) -> DeviceState:
+        rows = torch.zeros(slots, self._hidden, device=self._device)
+        return DeviceState(rows, torch.zeros(slots, dtype=torch.int32, device=self._device))
+
+    def load(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
+        state.known.zero_()
+        for slot, request in enumerate(requests):
+            if request.drafter_state:
+                state.rows[slot] = request.drafter_state.row[0]
+                state.known[slot] = 1
+
+    def unload(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
+        for slot, (request, known) in enumerate(zip(requests, state.known.tolist(), strict=False)):
+            request.drafter_state = State(state.rows[slot : slot + 1].clone()) if known else None
+
+    def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
+        state, size, accepted = batch.drafter_state, batch.size, batch.accepted
+        last = accepted.path.gather(1, (accepted.path_length[:, None] - 1).clamp(min=0).long())[:, 0]
+        state.rows[:size] = hidden_states.last[(batch.row_start[:size] + last.clamp(min=0)).long()]
+        state.known[:size] = accepted.path_length > 0
+
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        state, size = batch.drafter_state, batch.size
+        tokens, scores = self._scored(state.rows[:size])
+        tokens[:, :1] = root_tokens(batch.history)
+        parents = self.candidates.parents.expand(size, -1).contiguous()
+        depths = self.candidates.depths.expand(size, -1).contiguous()
+        return batch.selected(tokens, parents, depths, scores, state.known[:size] * self.candidates.levels)
+
+    def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
+        """Returns float32 [levels, B, Vd] of the target's last hidden states [B, hidden] before the roots."""
+        parts: list[torch.Tensor] = []
+        for head in self.heads[:levels]:
+            x = rows
+            for block in head.blocks:
+                x = x + functional.silu(self._linear(x, block))
+            parts.append(self._linear(x, head.logits))
+        return stack_rows(parts).view(levels, len(rows), -1)
+
+    def _draft(self, rows: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
+        """Returns tokens of all candidates, and the chance of each once its parent is accepted."""
+        tokens, scores = self._scored(rows)
+        before = scores[:, self.candidates.parents.clamp(min=0)]
+        return tokens.tolist(), (scores - before).exp_().tolist()
+
+    def _scored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the candidates of rows [B, hidden] as RankCandidates.fill does, in tokens of the target."""
+        levels, ranks, batch = self.candidates.levels, self.candidates.ranks, len(rows)
+        logits = self.logits(rows, levels)
+        best = self._expanders(logits.view(levels * batch, 1, -1))  # every distribution is a tree of one level
+        tokens = best.tokens[:, 1:].reshape(levels, batch, ranks)
+        log_probs = best.scores[:, 1:].reshape(levels, batch, ranks)
+        if self._vocabulary is not None:
+            tokens = torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
+        return self.candidates.fill(tokens, log_probs)

@@ -1,0 +1,181 @@
+"""Prompt lookup: drafts what followed the last few tokens when they occurred before (Saxena 2023).
+
+Several earlier occurrences are merged into one tree, likeliest node first. A node's chance depends on the length of its
+match, which includes the drafted tokens that lead to it. Every cycle's text is compared with the nodes that were or
+would have been drafted, so the rates are learned without drafting. The rates also decide the size of the tree.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specengine._C import MAX_NODES
+from specengine.draft_policy.acceptance import Acceptance
+from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cycle_time import mean_prefix
+from specengine.draft_policy.measured_costs import adaptive_costs
+from specengine.draft_policy.tree_size import cut_trees
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter, TreeProposer
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.prompt_lookup.ngram_index import LONGEST, NgramIndex
+from specengine.models.hidden_states import HiddenStates
+from specengine.models.transformer import Transformer
+from specengine.utils.spec_string import check_range
+
+# A node's kind: bits of the match's length (1, 2-3, 4-7, 8-15, 16 or more tokens), then first branch or a later one.
+PRIOR = (0.2, 0.06, 0.5, 0.1, 0.7, 0.1, 0.8, 0.1, 0.9, 0.1)  # rounded from chats and code of a small model
+UNLIKELY = 0.01  # below this no row is worth its cost
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options; lengths are in tokens.
+
+    nodes: largest tree, root included.  length: longest continuation drafted.
+    matches: most occurrences looked at per n-gram length. On CUDA the tree is a chain: the best match's continuation.
+    adaptive: draft as many nodes as pay, otherwise the largest tree. Any choice is lossless under the rule `match`.
+    """
+
+    max_ngram: int = 4
+    min_ngram: int = 1
+    nodes: int = 16
+    length: int = 15
+    matches: int = 4
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        check_range("min_ngram", self.min_ngram, 1, 32)
+        check_range("max_ngram", self.max_ngram, 1, 32)
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram: {self.min_ngram} is more than max_ngram={self.max_ngram}")
+        check_range("nodes", self.nodes, 2, MAX_NODES)
+        check_range("length", self.length, 1, MAX_NODES - 1)
+        check_range("matches", self.matches, 1, 1024)
+
+
+@dataclass
+class State:
+    """What the drafter remembers of a request. found: the matches of the last cycle, at `length` tokens."""
+
+    index: NgramIndex
+    acceptance: Acceptance
+    found: list[tuple[int, int]] = field(default_factory=list)
+    length: int = 0
+
+
+class PromptLookup(Drafter, DeviceDrafter, TreeProposer):
+    """Drafts copies of earlier text. It costs little, and it pays where the text repeats itself.
+
+    Example: after 1 2 3 9 1 2 4 1 2 with 2-grams, the tree is 2 -> 4 -> 1 -> 2 and 2 -> 3 -> 9 -> 1.
+    costs: of rows; by default the target's, measured.
+    """
+
+    name = "prompt_lookup"
+    config_type = Config
+    config: Config
+
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+        super().__init__(config, path, target)
+        self._resident = target.ops.resident  # its trees are chains, and its graphs choose the width
+        self.costs = adaptive_costs(config.adaptive, target, costs)
+        self.acceptance = Acceptance(PRIOR, weight=20, memory=200)  # of all requests
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def drafts_chains(self) -> bool:
+        config = self.config
+        return self._resident or (config.matches == 1 and config.min_ngram == config.max_ngram)
+
+    @property
+    def max_nodes(self) -> int:
+        return min(self.config.nodes, self.config.length + 1) if self._resident else self.config.nodes
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return cut_trees(self.propose(requests), self.costs, mean_prefix(requests)).trees
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+        return [self._grown(request) for request in requests]
+
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
+        for request in requests:
+            if request.drafter_state:
+                request.drafter_state.found = []
+
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        """Returns chains: the continuation of the longest match."""
+        return batch.lookup(ngrams=(self.config.min_ngram, LONGEST))
+
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        if self.costs is None:
+            return
+        for request, tokens in zip(requests, committed, strict=True):
+            state: State | None = request.drafter_state
+            if state is None:  # nothing was ever drafted for it
+                continue
+            matches = state.found
+            for token in tokens:
+                if not matches:
+                    break
+                branches = _branches(matches, request.tokens, state.length)
+                for kind, branch, _ in branches:
+                    state.acceptance.observe(kind, branch == token)
+                matches = next((rest for _, branch, rest in branches if branch == token), [])
+
+    def _grown(self, request: DraftRequest) -> ScoredTree:
+        """Returns the largest tree of a request, best node first."""
+        config, tokens = self.config, request.tokens
+        if request.drafter_state is None:
+            acceptance = Acceptance(self.acceptance, weight=8, memory=50)
+            request.drafter_state = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
+        state: State = request.drafter_state
+        state.index.extend(tokens)
+        state.found = state.index.matches(tokens, config.matches)
+        state.length = len(tokens)
+        rates = state.acceptance.rates()
+        least = 0.0 if self.costs is None else UNLIKELY
+        deepest = min(config.length, request.draft_limit)
+        drafted, parents, chances = [tokens[-1]], [-1], [1.0]
+        waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, chance, matches)
+        node = depth = number = 0
+        probability = 1.0
+        matches = state.found
+        while len(drafted) < config.nodes:
+            if depth < deepest:
+                for kind, token, rest in _branches(matches, tokens, state.length):
+                    number += 1  # breaks ties by order of arrival
+                    chance = rates[kind]
+                    heapq.heappush(waiting, (-probability * chance, number, node, depth + 1, token, chance, rest))
+            if not waiting or -waiting[0][0] < least:
+                break
+            probability, _, parent, depth, token, chance, matches = heapq.heappop(waiting)
+            probability = -probability
+            node = len(drafted)
+            drafted.append(token)
+            parents.append(parent)
+            chances.append(chance)
+        return ScoredTree(drafted, parents, chances)
+
+
+def _branches(
+    matches: list[tuple[int, int]], tokens: Sequence[int], count: int
+) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """Returns (kind, token, its matches one token further) of each token that follows a match in tokens[:count]."""
+    following: dict[int, list[tuple[int, int]]] = {}
+    for end, length in matches:
+        if end < count:
+            following.setdefault(tokens[end], []).append((end + 1, length + 1))
+    branches: list[tuple[int, int, list[tuple[int, int]]]] = []
+    for token, rest in following.items():
+        bits = min(LONGEST, rest[0][1] - 1).bit_length()
+        branches.append((2 * (bits - 1) + bool(branches), token, rest))
+    return branches
