@@ -71,7 +71,7 @@ class Checkpoint(ABC):
 
         Raises ValueError for a tensor without quantised blocks.
         """
-        raise ValueError(f"{self.source}: has no quantised blocks, so none of '{name}'")
+        raise ValueError(f"{self.source}: tensor '{name}' has no quantised blocks")
 
     @abstractmethod
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:

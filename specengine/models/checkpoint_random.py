@@ -66,7 +66,7 @@ class RandomCheckpoint(Checkpoint):
             out[begin - start : end - start] = values[begin - first : end - first]
 
     def _std(self, name: str, shape: tuple[int, ...]) -> float:
-        """The spread that keeps activations near 1 and logits near 2, so that softmax is neither flat nor one-hot."""
+        """Returns a spread for activations near 1 and logits near 2, so that softmax is neither flat nor one-hot."""
         if name.endswith(".bias"):
             return 0.05
         std = 1 / math.sqrt(shape[1])

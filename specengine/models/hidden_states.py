@@ -23,7 +23,7 @@ class HiddenStates:
         self.at_layers = at_layers
 
     def rows(self, picked: Sequence[int]) -> HiddenStates:
-        """The hidden states of some rows, copied when they are first read."""
+        """Returns the hidden states of some rows; each tensor is copied on its first use."""
         return _PickedRows(self, picked)
 
 
@@ -44,7 +44,7 @@ class _PickedRows(HiddenStates):
 
 
 def eagle3_layers(num_layers: int) -> tuple[int, int, int]:
-    """The low, middle and high layer of the target whose input EAGLE-3 reads (Li et al. 2025).
+    """Returns the low, middle and high layer of the target whose input EAGLE-3 reads (Li et al. 2025).
 
     Published checkpoints that name no layers were trained on these.
     """

@@ -123,7 +123,7 @@ class WeightLoader:
         return Projection((weight,), None)
 
     def _formats(self, names: tuple[str, ...]) -> list[str]:
-        """The format of each tensor of a projection: all are quantised, or all have one float type."""
+        """Chooses the format of each tensor of a projection: all are quantised, or all have one float type."""
         formats = [self._format(name) for name in names]
         floats = {form for form in formats if form in FLOAT_FORMATS}
         if not floats:

@@ -89,6 +89,6 @@ class Connection:
                 self.silent = True
                 raise
             if not got:
-                raise ConnectionError("the other end is gone")
+                raise ConnectionError("the other end is closed")
             view = view[got:]
         return data

@@ -65,7 +65,7 @@ class ParallelTransformer(Transformer):
 
     def new_cache(self, pages: int | None = None) -> KVCache:
         if pages is not None:
-            raise ValueError("pages: under tensor_parallel caches grow with the need, got a fixed number")
+            raise ValueError("pages: under tensor_parallel caches grow on demand, got a fixed number")
         return ParallelCache(self._group, self.config, self._bounds.config(0, self.config), self.cache_dtype)
 
     def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:

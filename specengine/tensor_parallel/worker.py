@@ -75,7 +75,7 @@ class Rank:
             for number in message.caches:
                 self._caches.pop(number, None)
         else:
-            raise TypeError(f"message: {type(message).__name__} is none for a rank")
+            raise TypeError(f"message: {type(message).__name__} is no message to a rank")
 
     def _gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         self._first.send(encode_rows(x))

@@ -37,7 +37,7 @@ STORES = ("disk", "memory", "none")
 
 
 @dataclass(frozen=True)
-class TrainRequest:
+class TrainJob:
     """The options of the command line; see its help."""
 
     drafter: str
@@ -66,19 +66,19 @@ class TrainRequest:
         objective_class(self.drafter)
 
 
-def train(request: TrainRequest) -> Outcome:
+def train(job: TrainJob) -> Outcome:
     """Makes missing data, trains and writes the drafter. Raises ValueError, OSError or MemoryError."""
-    _claim(request.out)
-    questions = read_questions(request.prompts) if request.prompts else None
-    model = load_model(request.target, device=request.device, dtype=request.dtype)
-    kind, options = objective_class(request.drafter)
+    _claim(job.out)
+    questions = read_questions(job.prompts) if job.prompts else None
+    model = load_model(job.target, device=job.device, dtype=job.dtype)
+    kind, options = objective_class(job.drafter)
     kind.check(model.config, options)
     with ProcessGroup.joined(model.target.device) as processes:
         if processes.device != model.target.device:  # every process has a GPU of its own
-            model = load_model(request.target, device="cuda", dtype=request.dtype)
+            model = load_model(job.target, device="cuda", dtype=job.dtype)
         with ProgressBars(processes.rank == 0) as bars:
-            corpus = _corpus(request, model, questions, processes, bars)
-            return _train(request, model, corpus, processes, bars)
+            corpus = _corpus(job, model, questions, processes, bars)
+            return _train(job, model, corpus, processes, bars)
 
 
 def _claim(out: Path) -> None:
@@ -95,7 +95,7 @@ def _claim(out: Path) -> None:
     if not (out / "training.jsonl").exists():
         for name in ("config.json", "model.safetensors"):
             if (out / name).exists():
-                raise ValueError(f"out: {out} has a {name} of something else; choose another folder")
+                raise ValueError(f"out: {out} has a {name} of another model; choose another folder")
 
 
 def outcome_line(outcome: Outcome, out: Path) -> str:
@@ -103,71 +103,69 @@ def outcome_line(outcome: Outcome, out: Path) -> str:
     done = f"step {outcome.step} of {outcome.steps}"
     if outcome.ended != "finished":
         why = "stopped" if outcome.ended == "stopped" else "the minutes are over"
-        return f"{why} after {done}; the same command goes on"
+        return f"{why} after {done}; the same command resumes"
     tau = f", held-out tau {outcome.held_out.tau:.2f}" if outcome.held_out else ""
     return f"finished, {done}{tau}; the best is in {out}"
 
 
 def _corpus(
-    request: TrainRequest,
+    job: TrainJob,
     model: LoadedModel,
     questions: list[list[str]] | None,
     processes: ProcessGroup,
     bars: ProgressBars,
 ) -> Corpus:
-    folder = request.data or request.out / "data"
+    folder = job.data or job.out / "data"
     if processes.rank == 0:
-        bars.begin("data", request.tokens)
-        write_dialogues(model, folder, request.tokens, request.dialogues, questions=questions, advance=bars.advance)
+        bars.begin("data", job.tokens)
+        write_dialogues(model, folder, job.tokens, job.dialogues, questions=questions, advance=bars.advance)
     processes.barrier()
-    shards = write_dialogues(model, folder, request.tokens, request.dialogues, questions=questions)
-    config = request.config
-    return Corpus(shards, config.held_out, config.seed, longest=request.longest, everything=request.everything)
+    shards = write_dialogues(model, folder, job.tokens, job.dialogues, questions=questions)
+    config = job.config
+    return Corpus(shards, config.held_out, config.seed, longest=job.longest, everything=job.everything)
 
 
-def _train(
-    request: TrainRequest, model: LoadedModel, corpus: Corpus, processes: ProcessGroup, bars: ProgressBars
-) -> Outcome:
-    config = request.config
-    start = request.start
-    smaller = 0 < request.vocabulary < model.config.vocab_size
-    vocabulary = corpus.frequent_tokens(request.vocabulary) if smaller else None
+def _train(job: TrainJob, model: LoadedModel, corpus: Corpus, processes: ProcessGroup, bars: ProgressBars) -> Outcome:
+    config = job.config
+    start = job.start
+    smaller = 0 < job.vocabulary < model.config.vocab_size
+    vocabulary = corpus.frequent_tokens(job.vocabulary) if smaller else None
     torch.manual_seed(config.seed)
-    objective = new_objective(request.drafter, load_target_weights(request.target, vocabulary, processes.device))
+    objective = new_objective(job.drafter, load_target_weights(job.target, vocabulary, processes.device))
     target = TargetPasses(model.target, objective.hidden_state_layers, objective.kv_layers)
     # metadata of the stored states: other keys would not find the folders of earlier runs
     about = {
-        "target": request.target,
+        "target": job.target,
         "taps": str(objective.hidden_state_layers),
         "layers": str(objective.kv_layers),
     }
-    folder = (request.data or request.out / "data") / "states" / _slug(about)
-    store = StateStore(target.of, folder if request.store == "disk" else None, about)
-    states = store.states if request.store != "none" else lambda number, dialogue: target.of(dialogue.tokens)
+    folder = (job.data or job.out / "data") / "states" / _slug(about)
+    store = StateStore(target.of, folder if job.store == "disk" else None, about)
+    states = store.states if job.store != "none" else lambda number, dialogue: target.of(dialogue.tokens)
     trainer = Trainer(
         LossPasses(objective, corpus, states, config, processes),
-        request.out,
+        job.out,
         about={
-            "drafter": request.drafter,
-            "target": request.target,
-            "vocabulary": request.vocabulary,
-            "start": str(request.start or ""),
+            "drafter": job.drafter,
+            "target": job.target,
+            "vocabulary": job.vocabulary,
+            "start": str(job.start or ""),
             "batch_tokens": config.batch_tokens,
             "seed": config.seed,
-            "everything": request.everything,
-            "longest": request.longest,
+            "everything": job.everything,
+            "longest": job.longest,
             "schedule": config.schedule,
-            "dtype": request.dtype,
+            "dtype": job.dtype,
             "processes": processes.size,
         },
         weights=None if start is None else lambda: warm_start_weights(start, objective, model.config),
-        publish=lambda report, tokens: _publish(request, model, objective, corpus, report, tokens),
+        publish=lambda report, tokens: _publish(job, model, objective, corpus, report, tokens),
         show=bars.show,
     )
     bars.begin("training", trainer.steps)
     outcome = trainer.run()
     if processes.rank == 0:
-        _picture(request.out)
+        _picture(job.out)
     return outcome
 
 
@@ -176,12 +174,12 @@ def _slug(about: dict[str, str]) -> str:
 
 
 def _publish(
-    request: TrainRequest, model: LoadedModel, objective: Objective, corpus: Corpus, report: LevelReport, tokens: int
+    job: TrainJob, model: LoadedModel, objective: Objective, corpus: Corpus, report: LevelReport, tokens: int
 ) -> None:
     config, tensors = objective.export()
-    card = model_card(request, corpus, report, tokens, shlex.join(["specengine", *sys.argv[1:]]))
+    card = model_card(job, corpus, report, tokens, shlex.join(["specengine", *sys.argv[1:]]))
     own = {FINGERPRINT: fingerprint(model.target), "trained_length": corpus.longest}
-    write_drafter(request.out, config | own, tensors, request.storage, card)
+    write_drafter(job.out, config | own, tensors, job.storage, card)
 
 
 def _picture(out: Path) -> None:

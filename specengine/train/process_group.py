@@ -47,7 +47,7 @@ class ProcessGroup:
         return x
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
+        """Returns whether the flag is set in any process."""
         return bool(self.all_reduce(torch.tensor(float(flag))) > 0)
 
     def barrier(self) -> None:

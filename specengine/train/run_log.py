@@ -12,13 +12,13 @@ from specengine.train.objectives.level_report import LevelReport
 
 
 def loss_entry(report: LevelReport) -> dict[str, Any]:
-    """Means per level: the loss, and the share of best guesses that are the target's token."""
+    """Averages per level: the loss, and the share of best guesses that are the target's token."""
     rows = report.rows.clamp(min=1)
     return {"loss": _rounded(report.loss / rows), "agreement": _rounded(report.agreed / rows)}
 
 
 def held_out_entry(report: LevelReport) -> dict[str, Any]:
-    """The loss_entry, and the acceptance that a cycle would have."""
+    """Extends loss_entry() by the acceptance that a cycle would have."""
     return loss_entry(report) | {
         "acceptance": _rounded(report.acceptance),
         "near_acceptance": _rounded(report.near_acceptance),

@@ -34,10 +34,10 @@ def load_state(folder: Path, argument: str = "out") -> dict[str, Any] | None:
         except Exception:
             continue  # torch.load reports a damaged file by any exception; the checkpoint before it may be whole
         if not isinstance(state, dict) or "about" not in state:
-            raise ValueError(f"{argument}: {path} is of something else than training here")
+            raise ValueError(f"{argument}: {path} is not a checkpoint of this training")
         return state
     if paths:
-        raise ValueError(f"{argument}: no checkpoint in {folder} can be read; remove it to start anew")
+        raise ValueError(f"{argument}: no checkpoint in {folder} can be read; remove the folder to start again")
     return None
 
 

@@ -154,13 +154,13 @@ class Trainer:
             self._save()
             raise MemoryError(
                 f"training: out of memory in step {self._step + 1} with passes of {self._config.rows} rows; "
-                f"go on from {self._saved} with fewer"
+                f"resume from {self._saved} with fewer"
             ) from error
         except Diverged as error:
             self._optimiser.zero_grad()
             self._save()
             raise Diverged(
-                f"training: {error} in step {self._step + 1}; go on from {self._saved} at a lower rate"
+                f"training: {error} in step {self._step + 1}; resume from {self._saved} at a lower rate"
             ) from None
         for options, share in zip(self._optimiser.param_groups, self._shares, strict=True):
             options["lr"] = self._rate * share * self._config.rate(self._step, self.steps)
@@ -203,7 +203,7 @@ class Trainer:
         try:
             self._objective.network.load_state_dict(self._weights())
         except RuntimeError as error:
-            raise ValueError(f"start: it is of another network: {error}") from error
+            raise ValueError(f"start: the weights are of another network: {error}") from error
 
     def _resume(self) -> None:
         state = load_state(self._folder)

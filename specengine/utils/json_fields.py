@@ -10,18 +10,16 @@ _REQUIRED: Any = object()
 
 
 class Fields:
-    """A mapping whose typed lookups raise a ValueError that names the source and the field."""
+    """A mapping with typed lookups. They raise ValueError, which names the source and the field."""
 
     def __init__(self, data: Any, where: str) -> None:
         if not isinstance(data, Mapping):
             raise ValueError(f"{where}: expected an object of fields, got {type(data).__name__}")
-        self.data, self.where = data, where
+        self.data = data
+        self.where = where
 
     def get(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
-        """Returns the field as `kind`. Absent and null fields return the default.
-
-        Raises ValueError for a required field that is missing and for another type.
-        """
+        """Returns the field as `kind`; an absent or null field returns the default."""
         value = self.data.get(name)
         if value is None:
             if default is _REQUIRED:
@@ -34,7 +32,7 @@ class Fields:
         return value
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Returns a field that is a token id, a list of them, or null, as a tuple."""
+        """Returns a field with a token id, a list of token ids, or null, as a tuple."""
         value = self.data.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if any(type(item) is not int for item in values):
@@ -42,11 +40,11 @@ class Fields:
         return tuple(values)
 
     def error(self, name: str, problem: str) -> ValueError:
-        """Makes the error of a field."""
+        """Makes a ValueError that names the source and the field."""
         return ValueError(f"{self.where}: field '{name}' {problem}")
 
     def build(self, factory: Callable[..., T], **values: Any) -> T:
-        """Calls a configuration class and adds the source to its ValueError."""
+        """Calls a configuration class; its ValueError gains the name of the source."""
         try:
             return factory(**values)
         except ValueError as error:

@@ -37,13 +37,13 @@ def test_messages_and_rows_arrive_whole_and_in_order(ends):
     thread.join()
 
 
-def test_an_end_that_is_gone_is_an_error(ends):
+def test_a_closed_end_is_an_error(ends):
     first, other = ends
     other.send(encode_message(Ready())[:-1])  # it ended within a message
     other.close()
-    with pytest.raises(ConnectionError, match="gone"):
+    with pytest.raises(ConnectionError, match="closed"):
         first.receive()
-    with pytest.raises(ConnectionError, match="gone"):
+    with pytest.raises(ConnectionError, match="closed"):
         first.receive_rows(1, 1)
     with pytest.raises(ConnectionError):
         first.send(encode_message(Ready()))

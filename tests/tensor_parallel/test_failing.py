@@ -89,7 +89,7 @@ def test_a_rank_that_hangs_while_a_long_message_is_sent_ends_the_request_too(oth
 
 def test_an_error_in_a_rank_is_raised_by_the_first_one(others):
     failing = engine()
-    with pytest.raises(RankFailed, match=r"rank 1 \(process \d+\) failed: TypeError: message: str is none"):
+    with pytest.raises(RankFailed, match=r"rank 1 \(process \d+\) failed: TypeError: message: str is no message"):
         for _ in range(100):
             with failing.model.target._group.broadcast("nonsense"):
                 time.sleep(0.1)

@@ -132,7 +132,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, target):
     before = (target / "config.json").read_bytes(), (target / "model.safetensors").read_bytes()
     given = ("--drafter=medusa,heads=2", "--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
     result = run("--out", target, *given)
-    assert result.exit_code == 2 and "has a config.json of something else" in result.output
+    assert result.exit_code == 2 and "has a config.json of another model" in result.output
     assert before == ((target / "config.json").read_bytes(), (target / "model.safetensors").read_bytes())
     (tmp_path / "file").write_text("")
     for place in ("file", "file/below"):
@@ -199,8 +199,8 @@ def test_wrong_arguments_are_named_before_anything_is_loaded(tmp_path, wrong, me
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ("fasteagle", "target: the inputs of three rising layers are read, 2 layers give (2, 1, -1)"),
-        ("eagle3", "target: the inputs of three rising layers are read, 2 layers give (2, 1, -1)"),
+        ("fasteagle", "target: the drafter reads three rising layers, 2 layers give (2, 1, -1)"),
+        ("eagle3", "target: the drafter reads three rising layers, 2 layers give (2, 1, -1)"),
         ("glide,layers=3", "drafter: layers: expected an integer from 1 to 2, got 3"),
         ("draft-model,layers=3", "drafter: layers: expected an integer from 1 to 2, got 3"),
     ],

@@ -166,5 +166,5 @@ def test_it_starts_with_as_much_of_the_target_as_asked_for():
 
 def test_a_target_with_too_few_layers_is_refused():
     config = replace(CONFIG, num_layers=4)
-    with pytest.raises(ValueError, match="target: the inputs of three rising layers are read, 4 layers"):
+    with pytest.raises(ValueError, match="target: the drafter reads three rising layers, 4 layers"):
         Eagle3Objective(target_weights(config=config), Options())

@@ -95,8 +95,12 @@ def test_another_seed_gives_another_network(tmp_path):
 @pytest.mark.parametrize(
     ("failure", "error", "message"),
     [
-        (float("nan"), Diverged, r"not a finite number in step 3; go on from .*checkpoint-00000002.pt at a lower rate"),
-        (torch.OutOfMemoryError("full"), MemoryError, r"out of memory in step 3 with passes of 96 rows; go on from "),
+        (
+            float("nan"),
+            Diverged,
+            r"not a finite number in step 3; resume from .*checkpoint-00000002.pt at a lower rate",
+        ),
+        (torch.OutOfMemoryError("full"), MemoryError, r"out of memory in step 3 with passes of 96 rows; resume from "),
         (RuntimeError("can't allocate memory"), MemoryError, r"out of memory in step 3"),
     ],
 )

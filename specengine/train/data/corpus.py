@@ -58,7 +58,7 @@ class Corpus:
         self.training = numbered[held_out:]
 
     def epoch(self, number: int) -> list[NumberedDialogue]:
-        """The training dialogues in the order of one epoch."""
+        """Returns the training dialogues in the order of one epoch."""
         order = list(self.training)
         random.Random(f"{self._seed} {number}").shuffle(order)
         return order
@@ -85,7 +85,7 @@ class Corpus:
         return torch.tensor(sorted(ranked[:count]), dtype=torch.int64)
 
     def _first(self, dialogue: Dialogue) -> int:
-        """The first row whose next token is learned."""
+        """Finds the first row whose next token is learned."""
         return 0 if self._everything else max(0, dialogue.answer - 1)
 
     def batch(

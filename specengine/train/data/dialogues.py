@@ -121,8 +121,8 @@ def _check_lengths(model: LoadedModel, questions: Sequence[Sequence[str]], confi
         most = model.config.max_position - len(turns) * config.answer_tokens
         if len(text) > most and (length := len(_tokenizer(model).encode(text))) > most:
             raise ValueError(
-                f"prompts: question {number} has {length} tokens, beside {len(turns)} x {config.answer_tokens} of an "
-                f"answer the target has room for {most}"
+                f"prompts: question {number} has {length} tokens; the target has room for {most} beside "
+                f"{len(turns)} answers of {config.answer_tokens} tokens"
             )
 
 

@@ -50,11 +50,11 @@ class Objective(ABC):
         return None
 
     def rate_of(self, name: str) -> float:
-        """The factor on the run's learning rate for a parameter of the network."""
+        """Returns the factor on the run's learning rate for a parameter of the network."""
         return 1.0
 
     def vocabulary_rows(self) -> list[str]:
-        """Names of the network's tensors that have a row per token of the drafter's vocabulary."""
+        """Lists the network's tensors that have a row per token of the drafter's vocabulary."""
         return [name for name in self.network.state_dict() if name.endswith("lm_head.weight")]
 
     def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ class SoftTargets:
         self._truth = wanted_ids[learnt] if hard else target.logits(batch.last[learnt]).float().softmax(-1)
 
     def first_row(self, levels: int) -> int:
-        """The first row of the batch with a guess to learn at one of `levels` levels."""
+        """Finds the first row of the batch with a guess to learn at one of `levels` levels."""
         return max(0, int(self.position.min()) - levels) if len(self.position) else 0
 
     def rows(self, level: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

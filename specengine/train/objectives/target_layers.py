@@ -43,9 +43,7 @@ def low_middle_high(config: ModelConfig) -> tuple[int, int, int]:
     """Returns eagle3_layers() of the target. Raises ValueError for a target with too few layers."""
     layers = eagle3_layers(config.num_layers)
     if list(layers) != sorted(set(layers)):
-        raise ValueError(
-            f"target: the inputs of three rising layers are read, {config.num_layers} layers give {layers}"
-        )
+        raise ValueError(f"target: the drafter reads three rising layers, {config.num_layers} layers give {layers}")
     return layers
 
 
