@@ -18,10 +18,7 @@ class Fields:
         self.data, self.where = data, where
 
     def get(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
-        """Returns the field as `kind`. Absent and null fields return the default.
-
-        Raises ValueError for a required field that is missing and for another type.
-        """
+        """The field as `kind`; absent and null both give the default."""
         value = self.data.get(name)
         if value is None:
             if default is _REQUIRED:
@@ -34,7 +31,7 @@ class Fields:
         return value
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Returns a field that is a token id, a list of them, or null, as a tuple."""
+        """A token id, a list of them, or null, as a tuple."""
         value = self.data.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if any(type(item) is not int for item in values):
@@ -42,11 +39,10 @@ class Fields:
         return tuple(values)
 
     def error(self, name: str, problem: str) -> ValueError:
-        """Makes the error of a field."""
         return ValueError(f"{self.where}: field '{name}' {problem}")
 
     def build(self, factory: Callable[..., T], **values: Any) -> T:
-        """Calls a configuration class and adds the source to its ValueError."""
+        """Call a configuration class; its ValueError gains the name of the source."""
         try:
             return factory(**values)
         except ValueError as error:
