@@ -34,7 +34,7 @@ def serve(
     allow_drafter: Annotated[list[str] | None, typer.Option(help="Drafter that requests may name; repeatable.")] = None,
     allow_rule: Annotated[list[str] | None, typer.Option(help="Rule that requests may name; repeatable.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help="Host name that requests may use; repeatable.")] = None,
-    max_batch_size: Annotated[int, typer.Option(help="Sequences that share a cycle.")] = 16,
+    max_batch_size: Annotated[int, typer.Option(help="Texts that share a batch; others wait.")] = 16,
     prefix_cache_mib: Annotated[int, typer.Option(help="Memory for cached prompt prefixes; 0 is off.")] = 256,
     max_body_bytes: Annotated[int, typer.Option(help="Size limit of a request's body.")] = 1 << 20,
     max_prompt_tokens: Annotated[int, typer.Option(help="Length limit of a prompt; 0: the model's context.")] = 0,

@@ -61,4 +61,4 @@ def train(
     given = {**locals(), "dialogues": DialogueConfig(seed, answer_tokens=answer_tokens)}
     given["config"] = TrainConfig(**{f.name: given[f.name] for f in fields(TrainConfig) if f.name in given})
     job = TrainJob(**{f.name: given[f.name] for f in fields(TrainJob) if f.name in given})
-    note(outcome_line(run(request), out))
+    note(outcome_line(run(job), out))

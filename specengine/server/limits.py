@@ -66,20 +66,9 @@ class LimitsMiddleware:
                 403, f"host: this server does not accept the name {host[:100]!r} (--allow-host)", code="host"
             )
         if self._key and _route_of(scope) not in OPEN_ROUTES:
-            self._check_key(headers, self._key)
+            _check_key(headers, self._key)
         if scope["method"] == "POST":
             self._check_body_headers(headers)
-
-    def _check_key(self, headers: Headers, key: bytes) -> None:
-        given = headers.get("authorization", "").encode("latin-1")
-        # The comparison of digests does not reveal the length of the key.
-        if not hmac.compare_digest(_digest(given), key):
-            raise ApiError(
-                401,
-                "api_key: missing or wrong; expected the header 'Authorization: Bearer KEY'",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
 
     def _check_body_headers(self, headers: Headers) -> None:
         # A browser lets pages of other sites send other media types without asking this server first.
@@ -139,6 +128,18 @@ def _route_of(scope: Scope) -> str:
     """Returns the path below the application's root, which a proxy such as Ray's may set."""
     path, root = scope["path"], scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
+
+
+def _check_key(headers: Headers, key: bytes) -> None:
+    given = headers.get("authorization", "").encode("latin-1")
+    # The comparison of digests does not reveal the length of the key.
+    if not hmac.compare_digest(_digest(given), key):
+        raise ApiError(
+            401,
+            "api_key: missing or wrong; expected the header 'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
 
 
 def _digest(text: bytes) -> bytes:
