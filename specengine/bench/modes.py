@@ -1,4 +1,4 @@
-"""What the command measures: kernels, perplexity, or a suite of drafters and rules."""
+"""Modes of the command: it measures kernels, perplexity, or a suite of drafters and rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `python -m specengine.bench`, their defaults, and how their texts are read."""
+"""Options of `python -m specengine.bench`, with their defaults and checks."""
 
 from __future__ import annotations
 

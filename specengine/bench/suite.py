@@ -40,7 +40,7 @@ _COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
 
 @dataclass(frozen=True)
 class Plan:
-    """Says what a suite measures.
+    """Lists the measurements of a suite.
 
     quality: whether to measure the quality of the text.  prefill: tokens of a prompt to time, None for no prompt.
     rows: numbers of rows of a pass to time, after `prefix` cached tokens.  memory: whether to measure peak memory.

@@ -1,4 +1,4 @@
-"""The benchmark: what it asks, what it counts, what it writes; never how fast."""
+"""The benchmark: questions, races, statistics, tables and files; no test depends on speed."""
 
 import json
 import os
@@ -174,13 +174,13 @@ def test_every_answer_is_that_of_the_base(tiny, temperature):
     runs = measure(tiny, contenders, QUESTIONS, params, settings, advance=lambda: calls.append(1))
     assert [(run.drafter, run.batch) for run in runs] == [(name, batch) for batch in (1, 2) for name in drafters]
     for run in runs:
-        # Three questions fill two batches of two by starting over, which asks the first one's two turns again.
+        # Two batches of two ask the first of three questions twice, which has two turns.
         assert list(run.identical.values()) == [True] * (5 if run.batch == 1 else 7)
         assert len(run.repetitions) == 2
     assert len(calls) == calls_of(QUESTIONS, settings, len(drafters))
     by_drafter = {run.drafter: run.median for run in runs if run.batch == 1}
     assert by_drafter["none"].tokens == by_drafter[drafters[0]].tokens
-    # Without drafts the answers would agree for no reason.
+    # Without drafts the answers would be equal in any case.
     assert by_drafter[drafters[0]].drafted and not by_drafter["none"].drafted
 
 
@@ -188,7 +188,7 @@ def test_a_drafter_that_changes_the_answers_is_found_out(tiny, monkeypatch):
     seen = []
 
     class Cheat(NoneDrafter):
-        """Tampers with every second request."""
+        """Changes the answer of every second request."""
 
         def draft(self, requests):
             for request in requests:
@@ -263,7 +263,7 @@ def test_a_level_is_accepted_or_not_once_the_one_above_was():
         CycleTrace(**chain, accepted=(1,), bonus=5),
         CycleTrace(**chain, accepted=(), bonus=5),
         CycleTrace((1, 2, 3), (-1, 0, 0), accepted=(2,), bonus=5),  # nothing was drafted below
-        CycleTrace(**chain, accepted=(1, 2), bonus=None),  # the end: whether the third was right is not known
+        CycleTrace(**chain, accepted=(1, 2), bonus=None),  # the end: the target did not judge the third token
     ]
     timings = SimpleNamespace(cycles=5, prefill_seconds=0.0, deliveries=[], seconds_by_phase=dict.fromkeys(PHASES, 0.0))
     output = SimpleNamespace(stats=timings, token_ids=[0] * 9, prompt_token_ids=[0], trace=trace)
@@ -321,7 +321,7 @@ def test_what_a_drafter_does_on_the_host_counts_where_cycles_run_on_the_device()
 
 def test_a_picture_has_peers_and_drafters_that_drafted_nothing(tmp_path):
     idle = RunStats(1.0, 0.5, dict.fromkeys(PHASES, 0.1), passes=10, cycles=10, tokens=10)
-    mute = RunStats(1.0, 0.5, tokens=10)  # a peer that does not say how many cycles it took
+    mute = RunStats(1.0, 0.5, tokens=10)  # a peer that reports no cycles
     done = [("none", idle, None), ("eagle3:a/b", stats_of(5.0), None), ("none", mute, "llama.cpp")]
     runs = [Run(name, 1, [stats], peer=peer, temperature=t) for t in (0.0, 1.0) for name, stats, peer in done]
     rows = run_dicts(runs)

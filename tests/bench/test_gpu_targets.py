@@ -1,4 +1,4 @@
-"""What the goals are compared with."""
+"""Goals of a GPU: values are read from the runs, and missing runs are no values."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def script():
     spec = importlib.util.spec_from_file_location("gpu_targets", ROOT / "bench" / "gpu_targets.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass looks its annotations up
+    sys.modules[spec.name] = module  # a dataclass reads its annotations there
     spec.loader.exec_module(module)
     return module
 
@@ -39,7 +39,7 @@ def test_cycles_shares_and_speeds_are_read_from_the_runs(script):
     assert values == {
         "plain decoding": 256,
         "pass of 60 nodes over pass of one": 1.05,
-        "cycle of a chain of 7, EAGLE-3's cost": 5.0,  # without what bends the logits
+        "cycle of a chain of 7, EAGLE-3's cost": 5.0,  # without the phase `bend`
         "cycle of a tree of 61 nodes, fasteagle's cost": 5.0,
         "cycle of a tree of 61 nodes, eagle3's cost": 7.0,
         "verification, compaction, expansion, greedy": 2.4,

@@ -1,4 +1,4 @@
-"""The kernels beside PyTorch: every case runs, both sides compute the same, and the numbers are what the clock says."""
+"""Kernels beside PyTorch: every case runs, both sides compute the same, and the numbers are those of the clock."""
 
 import json
 
@@ -44,12 +44,12 @@ KERNELS = {
     "silu_mul",
     "rope_cache",
 }
-# 8 bits and 4 bits against 8 bits of PyTorch
+# int8 and int4 are compared with 8 bits of PyTorch.
 ERRORS = {"tree_attention": 0.01, "linear": 0.01, "linear, int8": 0.03, "linear, int4": 0.15}
 
 
 class Clock:
-    """A timer that runs every call once and then says that each took 2 us longer than those timed before it."""
+    """Makes timers that run every call once; each timer reports 2 us more than the one before."""
 
     def __init__(self):
         self.made = self.calls = 0
@@ -79,7 +79,7 @@ def measure(place: torch.device, kernels: Kernels) -> None:
     assert {row["kernel"] for row in rows} == measured
     assert clock.made == sum(1 + max(1, len(row["us_by_variant"])) for row in rows) and clock.calls > clock.made
     for row in rows:
-        # both sides compute the same, in bfloat16 where the weights and caches are
+        # both sides compute the same, in bfloat16 if weights and caches are bfloat16
         assert row["error"] is None or row["error"] <= ERRORS.get(row["kernel"], 0.005), row
         # the first variant was timed first, PyTorch last
         variants = max(1, len(row["us_by_variant"]))

@@ -1,4 +1,4 @@
-"""How long readers wait, what a configuration takes of memory, and who drafted what of an answer."""
+"""Latency, peak memory, and the sources of the tokens of an answer."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def test_every_run_says_what_its_readers_waited_for(tiny):
         assert row["first_token_ms"] == pytest.approx(1e3 * sorted(stats.first_tokens)[1])
         waits = row["token_gap_ms"]
         assert 0 <= waits["p50"] <= waits["p95"] <= waits["p99"] == pytest.approx(1e3 * max(stats.gaps))
-        # What came with another token took no time: as many as were accepted.
+        # The gap is 0 for each accepted token, because it is delivered with another token.
         at_once = sum(gap == 0 for gap in stats.gaps)
         assert at_once == stats.tokens - stats.cycles and (at_once > 0) == (run.drafter != "none")
 
@@ -108,7 +108,7 @@ def test_memory_is_measured_once_per_configuration_in_a_process_of_its_own(tiny,
 
 
 def test_the_peak_is_that_of_the_other_process(tiny):
-    ballast = bytearray(b"x") * (3 << 28)  # of this process, which must not count
+    ballast = bytearray(b"x") * (3 << 28)  # memory of this process, which must not count
     peak = peak_memory(TINY, "float32", "prompt_lookup", "match", [[1, 2, 3]])
     assert 1 << 25 < peak < len(ballast)
     with pytest.raises(ValueError, match=r"memory: nonsense: .*nonsense"):
@@ -122,7 +122,7 @@ def test_memory_is_refused_where_the_cache_takes_all_of_it(tiny):
         run_suite(plan, device, QUESTIONS, SamplingParams())
 
 
-# ---- who drafted what
+# ---- sources of tokens
 
 
 def answer(tokens, trace):

@@ -1,4 +1,4 @@
-"""Classes of questions, perplexity, prompts and passes by themselves."""
+"""Classes of questions, perplexity, prefill, passes and linear layers."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def test_every_class_is_compared_with_the_base(tiny):
     assert [found["speedup"] for found in base.values()] == [1, 1]
     for name, found in lookup.items():
         assert found["speedup"] == pytest.approx(found["tokens_per_second"] / base[name]["tokens_per_second"])
-    # A batch of several classes counts for none of them; the last turn is asked of one question alone.
+    # A batch of several classes counts for none of them. Only one question has a last turn.
     assert {name: found["tokens"] for name, found in rows[2]["by_class"].items()} == {"chat": 5}
     console = Console(width=200)
     with console.capture() as capture:

@@ -1,4 +1,4 @@
-"""Other engines in the race: how they are measured, and what happens when they cannot run."""
+"""Peers: other engines run in the race, or are left out with a reason."""
 
 import importlib.util
 import json
@@ -51,7 +51,7 @@ def setup_for(model, tmp_path, source=None, weights="") -> Setup:
 
 
 class Echo(Peer):
-    """Answers with our own tokens, two at a time, slowly."""
+    """Answers slowly with tokens of specengine, two at a time."""
 
     def __init__(self, model, setup, mode="echo", delay=0.0):
         super().__init__(mode, "none", {"version": "1"}, setup)
@@ -69,7 +69,7 @@ class Echo(Peer):
 
 
 class Stubborn(Echo):
-    """Stops working at its third call."""
+    """Raises an error in its third call."""
 
     def answer(self, ids, params, stop):
         if len(self.asked) == 2:
@@ -94,7 +94,7 @@ def test_peers_do_the_same_work_and_their_rows_say_so(tiny, tmp_path):
         (None, "prompt_lookup", 2),
     ]
     assert len(calls) == calls_of(QUESTIONS, settings, 2, peers=1)
-    # Three turns twice, after the warm-up; the second turn's prompt holds the base's answer to the first.
+    # Three turns twice, after the warm-up. The prompt of the second turn holds the answer of plain decoding.
     assert len(peer.asked) == 1 + 6
     assert {limit for _, limit, _ in peer.asked} == {6} and peer.room == [len(ids) + 6 for ids, _, _ in peer.asked]
     rows = run_dicts(runs)
@@ -293,7 +293,7 @@ def test_llama_cpp_runs_the_same_file_in_several_formats(smollm2_path, tmp_path)
     params = SamplingParams(max_new_tokens=8, ignore_eos=True)
     base = specengine.Engine(model, drafter="none").generate(ids, params)
     for peer in peers:
-        for _ in range(2):  # the second time must not find the first one's work
+        for _ in range(2):  # the second call must not reuse the cache of the first
             peer.make_room([ids], params)
             (output,) = peer.generate([ids], params)
             assert peer.failed is None and output.token_ids == base.token_ids

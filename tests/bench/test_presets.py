@@ -1,4 +1,4 @@
-"""Presets: that every contender exists, and that what was published stands beside what was measured."""
+"""Presets: every contender opens, and published numbers are paired with measured ones."""
 
 import json
 
@@ -27,7 +27,7 @@ def row(drafter, rule="match", temperature=0.0, batch=1, speedup=1.0, tau=1.0, p
     return {"label": drafter, "peer": peer, **settings, "speedup": speedup, "tau": tau}
 
 
-# ---- what was published
+# ---- published numbers
 
 
 def test_efficiency_is_what_the_papers_figures_give():

@@ -1,4 +1,4 @@
-"""What CI reads of the compiler's report on the kernels."""
+"""The reader of the compiler's report on the kernels."""
 
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader

@@ -1,4 +1,4 @@
-"""`specengine report`: what is read of recorded results, what is refused, and that a page runs nothing of theirs."""
+"""`specengine report`: results are read or refused, and a page runs no code from them."""
 
 import json
 import os
@@ -22,7 +22,7 @@ EVIL = "<script>alert('x')</script>\"'&$\\frac{1}$\u0000\ud800"
 
 
 def result(**changes):
-    """Results of every kind of picture, as the benchmark writes them."""
+    """Returns results with data for every kind of picture, as the benchmark writes them."""
     run = {
         "peer": None,
         "drafter": "none",
@@ -58,7 +58,7 @@ def written(tmp_path, data, name="a.json"):
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and the text."""
+    """Collects tags with their attributes, and the text."""
 
     def __init__(self, text):
         super().__init__()

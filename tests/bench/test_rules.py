@@ -1,4 +1,4 @@
-"""`--rules`: what is raced, how texts are judged, and the sequential cascades against their definition."""
+"""`--rules`: contenders, quality of the text, and sequential cascades against their definition."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def bench(*arguments: str):
     return CliRunner().invoke(app, list(arguments))
 
 
-# ---- what is raced
+# ---- contenders
 
 
 def test_values_separated_by_slashes_are_a_rule_each():
@@ -102,12 +102,12 @@ def test_rules_that_nobody_serves_are_refused(tiny, rules, drafters, says):
         rule_contenders(rules, drafters, tiny.target)
 
 
-# ---- how texts are judged
+# ---- quality
 
 
 def test_agreement_ends_at_the_first_difference():
     assert agreement([[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 5]]) == 1
-    assert agreement([[1, 9, 3], [4, 5]], [[1, 2, 3], [4, 5]]) == 3 / 5  # what is equal again behind it does not count
+    assert agreement([[1, 9, 3], [4, 5]], [[1, 2, 3], [4, 5]]) == 3 / 5  # equal tokens after a difference do not count
     assert agreement([[1, 2], [4, 5, 6]], [[1, 2, 3, 3], [4, 5]]) == 4 / 6
 
 
@@ -137,7 +137,7 @@ def test_the_quality_of_every_run_is_judged_against_its_exact_rule(tiny):
     for rule in ("match", "rejection", "margin:theta=1"):
         assert found[rule]["agreement"] == 1 and found[rule]["relaxed"] == 0
         assert found[rule]["log_likelihood"] == found["match"]["log_likelihood"]
-    # The target's most likely tokens are most likely; what the first layer alone says is less so.
+    # The target's best tokens have the highest likelihood; tokens of its first layer alone have less.
     for rule in ("margin:theta=0.2", "cascade:chow,alpha=1"):
         assert found[rule]["relaxed"] > 0 and found[rule]["agreement"] < 1
     for rule in ("cascade:chow,alpha=1", "seq-cascade:alpha=1"):
@@ -168,11 +168,11 @@ def next_logits(model, ids):
 
 
 def test_token_cascade_says_what_its_definition_says(tiny, small):
-    """Step by step: the small model's best token where it is sure enough, else the target's."""
+    """Generates token by token: the small model's best token if it is sure enough, else the target's."""
     tops = [torch.softmax(next_logits(small, ids), -1).max().item() for ids in PROMPTS]
     alpha = round(1 - sorted(tops)[1], 4)
     engine = open_sequential(tiny, SELF, f"token-cascade:chow,alpha={alpha}", 4)
-    params = SamplingParams(max_new_tokens=25, ignore_eos=True)  # the last one allowed is always the target's
+    params = SamplingParams(max_new_tokens=25, ignore_eos=True)  # the target generates the last token
     from_small = 0
     for prompt, output in zip(PROMPTS, engine.generate(PROMPTS, params), strict=True):
         ids = list(prompt)
@@ -192,7 +192,7 @@ def test_sequential_cascades_take_the_shipped_draft_model(smollm2_path, kind):
     model = load_model(smollm2_path, device="cpu")
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     said = {}
-    for alpha in (0, 1):  # nothing is the draft model's, everything is
+    for alpha in (0, 1):  # no token is the draft model's; every token is
         engine = open_sequential(model, "draft-model,length=3", f"{kind}:chow,alpha={alpha}", 1)
         (said[alpha],) = (out.token_ids for out in engine.generate([model.tokenizer.encode("Once upon")], params))
     plain = Engine(model, drafter="none").generate(model.tokenizer.encode("Once upon"), params).token_ids

@@ -1,4 +1,4 @@
-"""Drafts whose acceptance is chosen: that it is what was chosen, and that the rest is the engine's own work."""
+"""Synthetic drafters: acceptance is as chosen, and the rest of a cycle is that of the engine."""
 
 import json
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def test_the_chance_of_a_token_is_its_depths(tiny):
     drafter = Synthetic.parse(CHAIN, tiny.target)
     shares = (drafter._bends[:, 1:] > 0).float().mean(0)
     assert shares.tolist() == pytest.approx(RATES, abs=4 * (0.25 / PERIOD) ** 0.5)
-    # independent of each other: a cycle's depths, and the same position at two depths
+    # Independent are the depths of a cycle, and one position at two depths.
     both = (drafter._bends[:, 1] > 0) & (drafter._bends[:, 2] > 0)
     assert both.float().mean().item() == pytest.approx(RATES[0] * RATES[1], abs=0.03)
     shifted = (drafter._bends[1:, 1] > 0) & (drafter._bends[:-1, 2] > 0)
@@ -53,7 +53,7 @@ def test_the_engine_accepts_what_was_chosen(tiny, options, temperature):
 
 
 def check_acceptance(drafter, output):
-    """Every cycle but the last accepts as many levels as was decided for its root's position."""
+    """Every cycle but the last accepts the levels that its root's position decides."""
     position, k = len(output.prompt_token_ids) - 1, drafter.config.k
     for cycle in output.trace[:-1]:
         assert len(cycle.tokens) <= drafter.max_nodes
@@ -88,7 +88,7 @@ def test_a_token_is_made_the_targets_choice_or_its_level_is_not(tiny):
             assert (drawn == tree.tokens[first]) == accepted and drawn != tree.tokens[second]
             logits[parent, [tree.tokens[first], tree.tokens[second]]] = 0
             before[parent, [tree.tokens[first], tree.tokens[second]]] = 0
-        assert torch.equal(logits, before)  # nothing else is touched
+        assert torch.equal(logits, before)  # all other logits stay
 
 
 def test_what_drafting_costs_has_the_published_shape(tiny, monkeypatch):
@@ -142,7 +142,7 @@ def test_numbers_after_the_colon_belong_to_the_synthetic_drafter():
     expected = ["none", "synthetic:0.81,0.80,k=10,cost=eagle3", "prompt_lookup,nodes=4", "synthetic:1"]
     assert split_drafters(text) == expected
     assert [is_synthetic(each) for each in expected] == [False, True, False, True]
-    assert split_drafters("prompt_lookup,0.5") == ["none", "prompt_lookup", "0.5"]  # which no drafter is called
+    assert split_drafters("prompt_lookup,0.5") == ["none", "prompt_lookup", "0.5"]  # no drafter has this name
 
 
 def test_other_drafters_get_the_ordinary_engine(tiny):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import specengine.api
 import specengine.bench.__main__ as bench
+import specengine.bench.modes
 import specengine.drafters.draft_model.small_model
 import specengine.engine.engine
 import specengine.tensor_parallel.loading
@@ -40,7 +41,7 @@ USES_LOAD_MODEL = (
         specengine.tensor_parallel.loading,
         specengine.drafters.draft_model.small_model,
     ),
-    *(bench, specengine.train.command),
+    *(specengine.bench.modes, specengine.train.command),
 )
 ALL = [Page(path) for path in (README, *PAGES)]
 MOST_TOKENS = 24  # of an answer

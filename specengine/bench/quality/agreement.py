@@ -66,7 +66,7 @@ def quality_rows(target: Transformer, runs: Sequence[Run], advance: Callable[[],
 
 
 def rules_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """Returns the rows of `run_dicts` with those of `quality_rows` as a table."""
+    """Returns the merged rows of `run_dicts` and `quality_rows` as a table."""
     out = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
     out.add_column("rule", overflow="fold", min_width=20)
     out.add_column("drafter", overflow="fold")

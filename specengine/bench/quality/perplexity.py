@@ -29,7 +29,8 @@ def token_logprobs(target: Transformer, ids: Sequence[int], first: int = 1) -> t
     logprobs = []
     for start in range(0, len(ids) - 1, _PASS_ROWS):
         rows = ids[start : min(start + _PASS_ROWS, len(ids) - 1)]
-        tree, batch = TreeBatch.chains([rows], target.device), kv.batch([pages], [start])
+        tree = TreeBatch.chains([rows], target.device)
+        batch = kv.batch([pages], [start])
         known = max(0, first - 1 - start)  # rows before `first`, whose logits are not needed
         if known >= len(rows):
             target.hidden(tree, kv, batch)

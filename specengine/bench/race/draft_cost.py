@@ -79,7 +79,8 @@ class DraftCost:
     def _place(self, batch: int) -> Place:
         """Returns the place of a batch size. The first call makes it, and no CUDA graph captures that call."""
         if batch not in self._places:
-            device, nodes = self.net.device, self.nodes
+            device = self.net.device
+            nodes = self.nodes
             roots = TreeBatch.of([DraftTree([0], [-1])] * (batch * nodes), device, masked=True)
             own = (
                 1 | 1 << torch.arange(nodes, device=device)
@@ -123,11 +124,13 @@ class FastEagle(DraftCost):
         # Three hidden states become one. Then that one and the embedding become one.
         extra = 5 * target.config.hidden_size**2
         super().__init__(target, FASTEAGLE_LAYERS, 1, extra, nodes=1, positions=1)
-        self.levels, self.k = levels, k
+        self.levels = levels
+        self.k = k
         self._expanders: dict[int, BackboneExpander] = {}
 
     def __call__(self, roots: torch.Tensor, lengths: torch.Tensor, mark: Mark = lambda phase: None) -> None:
-        batch, vocab = len(lengths), self.target.config.vocab_size
+        batch = len(lengths)
+        vocab = self.target.config.vocab_size
         if batch not in self._expanders:  # the first call, which no CUDA graph captures
             self._expanders[batch] = BackboneExpander(batch, self.levels, vocab, [self.k], device=self.net.device)
         hidden_states = self.hidden(roots, lengths, 0)

@@ -48,7 +48,9 @@ def latency_table(rows: Sequence[dict[str, Any]]) -> Table:
     for name in ("batch", "first token", *between, "floor", "memory"):
         out.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        waits, memory, floor = row["token_gap_ms"], row["peak_memory_bytes"], row["floor_fraction"]
+        waits = row["token_gap_ms"]
+        memory = row["peak_memory_bytes"]
+        floor = row["floor_fraction"]
         out.add_row(
             row["label"],
             str(row["batch"]),

@@ -89,7 +89,8 @@ def _parse(path: Path, number: int, line: str) -> Question:
         raise ValueError(
             f'{where}: "turns" must be a list of one or more non-empty strings, got {type(turns).__name__}'
         )
-    name, category = data.get("question_id", number), data.get("category") or path.stem
+    name = data.get("question_id", number)
+    category = data.get("category") or path.stem
     if not isinstance(name, str | int | float) or not isinstance(category, str | int | float):
         raise ValueError(f'{where}: "question_id" and "category" must be texts or numbers')
     return Question(str(name), tuple(turns), str(category))

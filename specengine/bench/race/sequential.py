@@ -1,6 +1,4 @@
-"""Cascades without speculation, in which the small model generates until it is unsure.
-
-Speculative cascades are compared with them.
+"""Cascades without speculation, the baselines of speculative cascades.
 
 `token-cascade:chow,alpha=A` takes a token of the draft model if its largest probability is at least 1 - A, else the
 token of the target. `seq-cascade:chow,alpha=A` keeps the draft model's answer if the mean log-probability of its tokens
@@ -30,7 +28,7 @@ class Config:
     """Holds the options of a sequential cascade.
 
     deferral: `chow` alone, because the other rules compare both models' distributions.
-    alpha: the probability below 1 that a token of the small model may lack; 0 keeps certain tokens only.
+    alpha: largest distance from 1 of the probability of a token that the small model keeps.
     """
 
     deferral: str = "chow"

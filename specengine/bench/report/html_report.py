@@ -193,7 +193,9 @@ def _side_by_side(preset: dict[str, Any]) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    gaps, memory, floor = row["token_gap_ms"], row["peak_memory_bytes"], row["floor_fraction"]
+    gaps = row["token_gap_ms"]
+    memory = row["peak_memory_bytes"]
+    floor = row["floor_fraction"]
     return [
         _label_with_rule(row),
         f"{row['temperature']:g}",

@@ -26,7 +26,7 @@ def drafters_figure(results: dict[str, Any]) -> Figure:
     height = max(3.4, 1.3 + 0.5 * max(map(len, lines)))
     figure = new_figure(15, 0.8 + height * len(lines), "Drafters", results)
     panels = figure.subplots(len(lines), 3, squeeze=False, width_ratios=(1.15, 1, 1))
-    looks: dict[str, dict[str, Any]] = {}  # by label, the same in every row
+    looks: dict[str, dict[str, Any]] = {}  # by label, the same style in every row
     for label in (row["label"] for row in results["runs"] if row["level_acceptance"]):
         looks.setdefault(label, style(len(looks)))
     for (temperature, batch), rows, (depths, gains, cycles) in zip(settings, lines, panels, strict=True):
@@ -48,7 +48,7 @@ def drafters_figure(results: dict[str, Any]) -> Figure:
 
 
 def _draw_depths(panel: Any, rows: list[dict[str, Any]], looks: dict[str, dict[str, Any]]) -> None:
-    """How often a level was accepted once the one above was."""
+    """Draws the share of levels that were accepted once the level above was."""
     for row in rows:
         found = zip(row["level_acceptance"], row["level_cycles"], range(1, DEPTHS + 1), strict=False)
         points = [(depth, share) for share, cycles, depth in found if cycles >= _CYCLES]
@@ -78,7 +78,8 @@ def _draw_gains(panel: Any, rows: list[dict[str, Any]], looks: dict[str, dict[st
 def _draw_cycles(panel: Any, rows: list[dict[str, Any]]) -> None:
     """Draws the phases of a cycle; a peer reports none."""
     timed = [(place, row["ms_per_cycle"]) for place, row in enumerate(rows) if row["ms_per_cycle"]]
-    places, ends = [place for place, _ in timed], [0.0] * len(timed)
+    places = [place for place, _ in timed]
+    ends = [0.0] * len(timed)
     for part, phases in _PHASES.items():
         spent = [sum(ms[phase] for phase in phases) for _, ms in timed]
         bars = panel.barh(places, spent, 0.6, left=ends, label=part, color=_PHASE_COLORS[part])

@@ -17,7 +17,8 @@ def rows_figure(results: dict[str, Any]) -> Figure | None:
     rows = sorted(results["rows"], key=lambda row: row["rows"])
     if len(rows) < 2:
         return None
-    counts, spent = [row["rows"] for row in rows], [row["ms"] for row in rows]
+    counts = [row["rows"] for row in rows]
+    spent = [row["ms"] for row in rows]
     figure = new_figure(8, 4.6, "One pass by its rows", results)
     panel = figure.subplots()
     panel.plot(counts, [spent[0] * count / counts[0] for count in counts], ":", color="gray", label="a pass per row")

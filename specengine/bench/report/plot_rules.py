@@ -76,10 +76,12 @@ def _draw(panel: Any, rows: list[dict[str, Any]], measure: str, number: int, fam
     name = family.partition(":")[0]
     lossless = name in RULES and RULES[name].lossless
     look = style(number) | ({"color": "black", "linestyle": "none"} if lossless else {})
-    speeds, values = [row["speedup"] for row in rows], [row[measure] for row in rows]
+    speeds = [row["speedup"] for row in rows]
+    values = [row[measure] for row in rows]
     panel.plot(speeds, values, label=family, markersize=5, alpha=0.8, **look)
     if len(rows) > 1 and not lossless:
         for row, up in ((rows[0], 4), (rows[-1], -9)):
-            at, font = (row["speedup"], row[measure]), {"fontsize": 7, "color": look["color"], "zorder": 5}
+            at = (row["speedup"], row[measure])
+            font = {"fontsize": 7, "color": look["color"], "zorder": 5}
             font["bbox"] = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}  # markers lie close
             panel.annotate(numbers(row["rule"]), at, xytext=(3, up), textcoords="offset points", **font)

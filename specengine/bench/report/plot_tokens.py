@@ -67,7 +67,8 @@ def _token(panel: Any, column: float, line: float, text: str, color: str | None)
 
 def _layout(pieces: list[list[str]]) -> list[tuple[int, int, str, str]]:
     """Returns column, line, text and source of each token that fits; a line break is shown and starts a new line."""
-    out, column, line = [], 0, 0
+    out = []
+    column, line = 0, 0
     for text, source in pieces:
         shown = printable(text.replace("\n", "\u21b5"))[:_COLUMNS] or "\u00b7"  # a token that ends inside a character
         if column + len(shown) > _COLUMNS:
