@@ -8,6 +8,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+pytestmark = pytest.mark.docs
+
 
 @pytest.fixture(scope="module")
 def script():

@@ -10,6 +10,8 @@ from tests.engine.exposition import parsed
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
+pytestmark = pytest.mark.docs
+
 
 @pytest.mark.model
 def test_the_service_of_the_readme_answers_and_counts(capsys):
