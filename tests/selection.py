@@ -17,9 +17,12 @@ SMALL = 3  # cases that a test may have without being cut
 
 
 def wide(values: Iterable[Any], quick: int = 1) -> list[Any]:
-    """The values of a parameter, all but the first `quick` of them marked as full."""
-    values = list(values)
-    return [*values[:quick], *(pytest.param(value, marks=pytest.mark.full) for value in values[quick:])]
+    """The values of a parameter, all but the first `quick` of them marked as full.
+
+    A tuple is a row of values for several parameters.
+    """
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=[] if number < quick else pytest.mark.full) for number, row in enumerate(rows)]
 
 
 def looped(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

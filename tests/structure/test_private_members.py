@@ -25,9 +25,9 @@ def foreign_accesses(module: Module, names: set[str]) -> Iterator[tuple[int, str
     def visit(node: ast.AST, own: Scope) -> Iterator[tuple[int, str, bool]]:
         if isinstance(node, ast.ClassDef):
             own = own | _private_members(node)
-        if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
-            if not _is_free(node.value, free):
-                yield node.lineno, ast.unparse(node), id(node) in called
+        private = isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own
+        if private and not _is_free(node.value, free):
+            yield node.lineno, ast.unparse(node), id(node) in called
         for child in ast.iter_child_nodes(node):
             yield from visit(child, own)
 
@@ -53,9 +53,8 @@ def _private_members(node: ast.ClassDef) -> Scope:
     for child in ast.walk(node):
         if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
             found.add(child.id)
-        elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
-            if isinstance(child.value, ast.Name) and child.value.id in OWN:
-                found.add(child.attr)
+        elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and ast.unparse(child.value) in OWN:
+            found.add(child.attr)
     return frozenset(filter(_is_private, found))
 
 
@@ -113,7 +112,7 @@ def test_a_use_of_a_foreign_private_member_is_noticed(tmp_path, code):
 OWN_MEMBERS = [
     "class A:\n    def f(self):\n        self._g()\n        super()._g()\n        self.point._replace(x=1)",
     "class A:\n    def _g(self): ...\n    def f(self, other):\n        other._g()",
-    "class A:\n    def __init__(self):\n        self._x = 1\n    def __eq__(self, other):\n        return self._x == other._x",
+    "class A:\n    def __init__(self):\n        self._x = 1\n    def __eq__(self, o):\n        return self._x == o._x",
     "class A:\n    @classmethod\n    def f(cls):\n        return cls._make()",
     "class A:\n    @staticmethod\n    def _make(): ...\nA._make()",
     "import torch\ntorch._assert(True)",
