@@ -23,7 +23,9 @@ class Backend:
         return tensor.to(self.device)
 
 
-CUDA_BACKENDS = [pytest.param("sim", marks=pytest.mark.sim), pytest.param("gpu", marks=pytest.mark.gpu)]
+CUDA_BACKENDS = [pytest.param("sim", marks=pytest.mark.sim)]
+if torch.cuda.is_available():
+    CUDA_BACKENDS.append(pytest.param("gpu", marks=pytest.mark.gpu))
 
 
 def cuda_backend_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:

@@ -11,6 +11,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 from specengine.hub.embedded_models import fetch_embedded
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
+from tests.selection import leave_to_full
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_full(items)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from specengine.bench.race.contenders import open_contender
 from specengine.bench.race.rule_sweep import exact_contender
 from specengine.bench.report.tables import preset_table
 from specengine.tensor_parallel.loading import load_model
+from tests.selection import wide
 
 TINY = "random:tiny-llama"
 SMALL = ("--model", TINY, "--limit", "1", "--max-new-tokens", "6", "--repetitions", "1")
@@ -119,7 +120,7 @@ def test_a_range_is_shown_as_one():
 # ---- the command
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", wide(PRESETS, 2))
 def test_every_preset_runs_on_random_weights(name, tmp_path):
     path = tmp_path / "out.json"
     narrow = ("--batch", "1,2") if name == "fasteagle-table3" else ()
@@ -156,7 +157,7 @@ def test_presets_that_cannot_be_measured_are_refused_in_one_line(arguments, says
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", wide(PRESETS, 2))
 def test_every_contender_of_a_preset_opens_on_the_models_at_hand(smollm2_path, name):
     model = load_model(str(smollm2_path))
     for drafter, rule in PRESETS[name].contenders("smollm2-135m"):

@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
 
+pytestmark = pytest.mark.docs
+
 
 @pytest.fixture(scope="module")
 def script():

@@ -8,6 +8,7 @@ from specengine.tensor_parallel.loading import load_model
 from tests.drafters.eagle_files import CONFIG, eagle1_state, eagle3_state, write_drafter
 from tests.engine.test_exactness import QUESTIONS, chats
 from tests.engines import ids
+from tests.selection import wide
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:drafter")]
 SIZES = {
@@ -53,7 +54,7 @@ def folders(tmp_path_factory):
     ],
     ids=["greedy", "sampled"],
 )
-@pytest.mark.parametrize("case, options", CASES.items(), ids=CASES)
+@pytest.mark.parametrize("case, options", wide(CASES.items(), 2), ids=CASES)
 def test_speculation_changes_no_token(model, folders, case, options, params):
     name, prompts = case.split(",")[0], chats(QUESTIONS[::8])
     spec = ",".join(part for part in (f"{name}:{folders[name]}", options) if part)

@@ -10,6 +10,7 @@ from specengine.hub.embedded_models import CHECKPOINTS
 from specengine.tensor_parallel.loading import load_model
 from tests.engine.test_exactness import QUESTIONS, chats
 from tests.engines import ids
+from tests.selection import wide
 
 pytestmark = pytest.mark.model
 TRAINED = ("fasteagle", "eagle3", "medusa", "glide", "draft-model")
@@ -31,6 +32,7 @@ TREES = {
     "ouroboros": ("adaptive=false,window=4,ngram=4,length=3", ""),
     "auto": ("adaptive=false", ""),
 }
+CASES = [row for name in TREES for row in wide((name, options) for options in TREES[name])]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +53,11 @@ GREEDY, SAMPLED = SamplingParams(max_new_tokens=24), SamplingParams(max_new_toke
     [
         pytest.param(1, GREEDY, id="1-greedy"),
         pytest.param(4, SAMPLED, id="4-sampled"),
-        pytest.param(1, SAMPLED, id="1-sampled", marks=pytest.mark.slow),
-        pytest.param(4, GREEDY, id="4-greedy", marks=pytest.mark.slow),
+        pytest.param(1, SAMPLED, id="1-sampled", marks=pytest.mark.full),
+        pytest.param(4, GREEDY, id="4-greedy", marks=pytest.mark.full),
     ],
 )
-@pytest.mark.parametrize("name, options", [(name, options) for name in TREES for options in TREES[name]])
+@pytest.mark.parametrize("name, options", CASES)
 def test_no_token_changes(model, plain, name, options, batch, params):
     key = params.temperature
     if key not in plain:
@@ -67,7 +69,7 @@ def test_no_token_changes(model, plain, name, options, batch, params):
         assert sum(output.stats.cycles for output in outputs) < sum(map(len, plain[key]))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", wide(DRAFTERS, 2))
 def test_it_was_trained_for_this_model(model, name):
     params = SamplingParams(max_new_tokens=96, ignore_eos=True)
     tokens = cycles = 0

@@ -10,6 +10,7 @@ from specengine import AsyncEngine, Engine, Overloaded, SamplingParams
 from specengine.tensor_parallel.loading import load_model
 from tests.engine.gated import collected, gated, run
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, oracle_engine, tiny_engine
+from tests.selection import wide
 
 PROMPTS = [
     [5, 9, 13, 5, 9],
@@ -276,7 +277,7 @@ def test_what_cannot_be_done_is_refused_by_name(call, message):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "eagle3", "auto"])
+@pytest.mark.parametrize("drafter", wide(["auto", "prompt_lookup", "eagle3"]))
 def test_the_real_model_says_the_same_to_many_with_stop_strings(smollm2_path, drafter):
     model = load_model(smollm2_path, device="cpu")
     chats = [[{"role": "user", "content": f"Count from {i} to {i + 9}, with commas."}] for i in range(1, 4)]

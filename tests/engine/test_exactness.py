@@ -10,6 +10,7 @@ import torch
 from specengine import _C, Engine, SamplingParams
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.tensor_parallel.loading import load_model
+from tests.selection import wide
 
 pytestmark = pytest.mark.model
 DATA = Path(__file__).parents[1] / "data"
@@ -23,7 +24,7 @@ SAMPLED = SamplingParams(max_new_tokens=128, temperature=0.8, top_p=0.95, seed=1
 DTYPES = ("float32", "auto", "int8", "bfloat16")  # auto: the file's own Q4_1 and Q8_0
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=wide(DTYPES, 2))
 def model(smollm2_path, request):
     return load_model(smollm2_path, device="cpu", dtype=request.param)
 
@@ -36,7 +37,7 @@ def engines(model):
 in_float32 = pytest.mark.parametrize("model", ["float32"], indirect=True)  # as transformers' record is
 
 
-@pytest.mark.parametrize("run", REFERENCE["runs"], ids=lambda run: run["text"][:24])
+@pytest.mark.parametrize("run", wide(REFERENCE["runs"], 3), ids=lambda run: run["text"][:24])
 @in_float32
 def test_greedy_tokens_are_those_recorded_from_transformers(engines, run):
     params = SamplingParams(max_new_tokens=len(run["output_ids"]), ignore_eos=True)
@@ -47,7 +48,7 @@ def test_greedy_tokens_are_those_recorded_from_transformers(engines, run):
             break
 
 
-@pytest.mark.parametrize("run", REFERENCE["runs"], ids=lambda run: run["text"][:24])
+@pytest.mark.parametrize("run", wide(REFERENCE["runs"], 3), ids=lambda run: run["text"][:24])
 @in_float32
 def test_logits_are_those_recorded_from_transformers(model, run):
     cache = model.target.new_cache()

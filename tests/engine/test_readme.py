@@ -11,6 +11,8 @@ from tests.engine.exposition import parsed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "service.md"
 
+pytestmark = pytest.mark.docs
+
 
 @pytest.mark.model
 def test_the_service_of_the_page_answers_and_counts(capsys):

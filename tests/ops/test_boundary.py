@@ -24,6 +24,7 @@ from tests.ops.arguments import (
     randn,
     tensors_of,
 )
+from tests.selection import looped
 
 CLASSES = {"Projection", "DecoderLayer", "Decoder"}
 NOT_OPS = CLASSES | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
@@ -74,7 +75,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     assert written and written <= only.get(op, outputs)
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_what_is_no_tensor_is_refused(op, name):
     for value in (3, "text", [1.0], object()):
         refuse(op, {**OPS[op](), name: value}, f"{name}: expected a tensor, got {type(value).__name__}")
@@ -100,7 +101,7 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
 }
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_a_wrong_dtype_is_refused(op, name):
     arguments = OPS[op]()
     taken = TAKEN.get((op.partition(" ")[0], name), [arguments[name].dtype])
@@ -111,7 +112,7 @@ def test_a_wrong_dtype_is_refused(op, name):
             refuse(op, {**arguments, name: arguments[name].to(dtype)}, f"{name}: expected dtype {expected}, got ")
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_a_wrong_number_of_dimensions_is_refused(op, name):
     arguments = OPS[op]()
     value = arguments[name]
@@ -142,7 +143,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
 }
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_a_wrong_size_is_refused_by_the_argument_or_the_one_it_disagrees_with(op, name):
     arguments = OPS[op]()
     for dim in range(arguments[name].ndim):
@@ -156,14 +157,14 @@ def test_a_wrong_size_is_refused_by_the_argument_or_the_one_it_disagrees_with(op
             refuse(op, {**arguments, name: larger}, f"({'|'.join(arguments)}): ")
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_a_strided_tensor_is_refused(op, name):
     arguments = OPS[op]()
     strided = torch.stack([arguments[name]] * 2, dim=-1)[..., 0]
     refuse(op, {**arguments, name: strided}, f"{name}: expected a contiguous tensor, got stride")
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_a_tensor_without_host_memory_is_refused(op, name):
     arguments = OPS[op]()
     refuse(op, {**arguments, name: arguments[name].to("meta")}, f"{name}: expected a tensor, got .*meta")
@@ -173,7 +174,7 @@ def test_a_tensor_without_host_memory_is_refused(op, name):
     refuse(op, {**arguments, name: fake}, f"{name}: expected a tensor, got ")
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_a_tensor_that_requires_grad_is_refused(op, name):
     arguments = OPS[op]()
     if arguments[name].is_floating_point():
@@ -183,7 +184,7 @@ def test_a_tensor_that_requires_grad_is_refused(op, name):
             call(op, {**arguments, name: wanting.detach()})
 
 
-@pytest.mark.parametrize("op, name", TENSORS)
+@looped("op, name", TENSORS)
 def test_a_read_only_array_is_refused(op, name):
     array = OPS[op]()[name].numpy()
     array.flags.writeable = False
@@ -321,7 +322,7 @@ VALUES = [
 
 
 @pytest.mark.usefixtures("instruction_set")
-@pytest.mark.parametrize("op, name, entry, value, message", VALUES)
+@looped("op, name, entry, value, message", VALUES)
 def test_a_value_out_of_range_is_refused(op, name, entry, value, message):
     arguments = OPS[op]()
     arguments[name][entry] = value
@@ -365,7 +366,7 @@ LINEAR_CHANGES = [
 
 
 @pytest.mark.usefixtures("instruction_set")
-@pytest.mark.parametrize(
+@looped(
     "op, changes, message",
     [
         ("pack_linear", {"first": -1}, "first: "),

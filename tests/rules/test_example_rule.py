@@ -25,6 +25,8 @@ from tests.ops.verifying import CPU, PARAMS, history_of, make_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/adding-your-own.md"
+pytestmark = pytest.mark.docs
+
 PROBABLE = [0.5, 0.3, 0.2]  # of tokens 0, 1, 2: 1 is near the best one at share = 0.5, 2 is not
 
 

@@ -18,6 +18,7 @@ from specengine.rules import parse_rule
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
 from tests.ops.test_verify_law import table_for
+from tests.selection import wide
 
 VOCAB = 5
 TRIALS, CALL = 1_000_000, 250_000
@@ -149,7 +150,7 @@ def test_the_first_three_tokens_follow_the_exact_law(family):
 
 
 @pytest.mark.statistics
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", wide(FAMILIES))
 def test_temperature_and_filters_shape_target_and_draft_alike(family):
     for rows in (*TARGET, *DRAFT):
         assert (probs(rows, SHAPED) == 0).any()

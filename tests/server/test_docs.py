@@ -13,6 +13,8 @@ from tests.server.servers import served
 
 PAGE = Page(ROOT / "docs" / "server.md")
 
+pytestmark = pytest.mark.docs
+
 
 def rows(head: str) -> list[list[str]]:
     """Returns the rows of the table whose head begins with `head`."""

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tests.selection import wide
+
 pytestmark = pytest.mark.sim
 
 # What the simulator says of each kernel of csrc/sim/planted.cu when its bug is switched on.
@@ -58,6 +60,9 @@ PLANTED = {
 OF_THE_LAUNCH = ("too_many_threads", "no_blocks", "too_many_rows_of_blocks", "too_much_shared_memory", "host_read")
 
 
+in_schedules = pytest.mark.parametrize("schedules", wide([range(3), range(20)]), ids=["three", "twenty"])
+
+
 def run_planted(simulated, name: str, *, broken: bool) -> torch.Tensor:
     # In the middle of larger ones: what lies beside the tensors is readable memory, so only the simulator objects.
     around = torch.arange(192, dtype=torch.float32), torch.zeros(192)
@@ -71,9 +76,10 @@ def probe(simulated, name: str, values: torch.Tensor, *shape: int, dtype=torch.i
     return out
 
 
+@in_schedules
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found_and_located_in_every_schedule(simulated, name):
-    for seed in range(20):
+def test_a_planted_bug_is_found_and_located_in_every_schedule(simulated, name, schedules):
+    for seed in schedules:
         simulated.set_schedule(seed)
         with pytest.raises(RuntimeError, match=PLANTED[name]) as error:
             run_planted(simulated, name, broken=True)
@@ -81,10 +87,11 @@ def test_a_planted_bug_is_found_and_located_in_every_schedule(simulated, name):
         assert re.match(f"simulator: planted: {place}", str(error.value)), error.value
 
 
+@in_schedules
 @pytest.mark.parametrize("name", PLANTED)
-def test_its_correct_twin_passes_in_every_schedule(simulated, name):
+def test_its_correct_twin_passes_in_every_schedule(simulated, name, schedules):
     results = []
-    for seed in range(20):
+    for seed in schedules:
         simulated.set_schedule(seed)
         results.append(run_planted(simulated, name, broken=False))
     assert all(torch.equal(result, results[0]) for result in results)
@@ -181,11 +188,12 @@ def test_votes_matches_and_reductions_see_the_lanes_of_the_mask(simulated, mask,
     assert (got[:, [lane for lane in range(32) if lane not in lanes]] == (-77 & 0xFFFFFFFF)).all()
 
 
-def test_lanes_that_went_apart_meet_among_themselves(simulated):
+@in_schedules
+def test_lanes_that_went_apart_meet_among_themselves(simulated, schedules):
     values = torch.arange(1, 33, dtype=torch.int32)
     even, odd = int(values[::2].sum()), int(values[1::2].sum())
     expected = [odd if lane % 2 else even * (8 if lane < 16 else 1) for lane in range(32)]
-    for seed in range(20):
+    for seed in schedules:
         simulated.set_schedule(seed)
         assert probe(simulated, "apart", values, 32).tolist() == expected
 
@@ -198,9 +206,10 @@ def test_barriers_that_vote_and_block_reductions_see_the_whole_block(simulated, 
     assert probe(simulated, "block_votes", values, 5, 96).tolist() == [[value] * 96 for value in expected]
 
 
-def test_atomics_lose_no_update(simulated):
+@in_schedules
+def test_atomics_lose_no_update(simulated, schedules):
     values = torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:120].int()
-    for seed in range(20):
+    for seed in schedules:
         simulated.set_schedule(seed)
         out = torch.zeros(12, dtype=torch.int32)
         out[2] = 10**6
@@ -214,8 +223,9 @@ def test_atomics_lose_no_update(simulated):
         assert out[10:].tolist() == [120, 40]
 
 
-def test_the_last_block_to_arrive_sees_what_all_have_written(simulated):
-    for seed in range(20):
+@in_schedules
+def test_the_last_block_to_arrive_sees_what_all_have_written(simulated, schedules):
+    for seed in schedules:
         simulated.set_schedule(seed)
         out = torch.zeros(9, dtype=torch.int32)
         simulated.probe("last_block", torch.arange(1, 8, dtype=torch.int32), out)
