@@ -168,7 +168,7 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
     def _inspire(self, state: RequestState, right: int, choices: Sequence[int]) -> None:
         """Makes phrases of the refused part of a sentence.
 
-        A phrase is the target's likeliest token behind a token of the sentence, and the next ones as long as the
+        A phrase begins with the target's likeliest token behind a token of the sentence. It goes on as long as the
         sentence has the same tokens.  right: accepted tokens of the sentence.
         """
         sentence = state.sentence
