@@ -104,7 +104,7 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
 
 
 def drafter_kind(name: str) -> type[Drafter]:
-    """The class of a drafter. Raises ValueError where none has this name."""
+    """Returns the class of a drafter. Raises ValueError for an unknown name."""
     key = name.replace("-", "_")
     if key not in DRAFTERS:
         raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {name!r}")

@@ -1,4 +1,4 @@
-"""A drafter under test whose drafts are looked at, while a drafter that knows the answer decides what is accepted."""
+"""Records the drafts of a drafter under test, while a drafter that knows the answer decides the acceptance."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 def plain_logits(model, tokens) -> torch.Tensor:
-    """What the model says after these tokens, float32 [V], from an empty cache."""
+    """Returns the model's logits behind these tokens, float32 [V], from an empty cache."""
     cache = model.new_cache()
     out = model.forward(TreeBatch.chains([tokens], CPU), cache, cache.batch([cache.allocate(len(tokens))], [0]))
     return out.scores[-1]
@@ -183,7 +183,7 @@ def test_every_distribution_is_the_models_own_at_its_node(options, sampled):
 
 
 def run_cycles(drafter, requests, cycles=6):
-    """Commits some of each tree and a bonus token, now and then one that was drafted; once what nobody drafted."""
+    """Commits some of each tree and a bonus token, which sometimes was drafted; once only tokens that were not."""
     for cycle in range(cycles):
         for number, (request, tree) in enumerate(zip(requests, drafter.draft(requests), strict=True)):
             path = path_to(tree, len(tree.tokens) - 1)

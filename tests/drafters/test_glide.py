@@ -330,7 +330,7 @@ def test_rows_that_are_not_passed_again_would_be_noticed(model, target_state, tm
 
 
 def test_every_level_is_accepted_where_the_drafter_is_right(model, tmp_path):
-    """A head of zeros drafts the lowest id, and the target is made to say nothing but the lowest."""
+    """A head of zeros drafts the lowest id, and logit biases make the target choose only that."""
     state = glide_state()
     state["lm_head.weight"].zero_()
     engine = Engine(model, drafter=f"glide:{write(tmp_path, state)},adaptive=false")

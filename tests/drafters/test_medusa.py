@@ -58,7 +58,7 @@ def drafter_of(folder, **options) -> Medusa:
 
 
 def dense_logits(state, target_state, tokens, head, blocks=1, prefix=""):
-    """What head `head` says before the root, the last of `tokens`."""
+    """Returns the logits of head `head` before the root, the last of `tokens`."""
     x = dense_target(target_state, TARGET, tokens).last[-2]
     for j in range(blocks):
         name = f"{prefix}{head}.{j}.linear"
@@ -132,7 +132,7 @@ def test_the_output_is_that_of_plain_decoding(tmp_path, options, batch, params):
 
 
 def test_every_level_is_accepted_where_the_heads_are_right(tmp_path):
-    """Heads of zeros draft the lowest ids, and the target is made to say nothing but the lowest."""
+    """Heads of zeros draft the lowest ids, and logit biases make the target choose only the lowest."""
     state = {name: torch.zeros_like(tensor) for name, tensor in heads_state().items()}
     engine = tiny_engine(f"medusa:{write(tmp_path, state)},adaptive=false")
     output = engine.generate([[5, 6]], SamplingParams(max_new_tokens=20, logit_bias={0: 1e4}))[0]

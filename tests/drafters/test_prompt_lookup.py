@@ -28,7 +28,7 @@ def draft(tokens, *, limit=100, **options):
 
 
 def say(drafter, request, tokens):
-    """Tree sizes while the target says `tokens`, one per cycle (what is accepted does not matter to the drafter)."""
+    """Returns tree sizes while the target commits `tokens`, one per cycle, whichever of them were drafted."""
     sizes = []
     for token in tokens:
         sizes.append(len(drafter.draft([request])[0].tokens))
@@ -116,7 +116,7 @@ PAIRS = [token for i in range(20) for token in (100 + i, 200 + i, 300 + i)]  # 1
 
 
 def kept_and_broken(kept, count, first):
-    """100 + i again, followed by 200 + i where `kept`, else by something new; what is new is always followed by new."""
+    """Repeats 100 + i, followed by 200 + i where `kept`, otherwise by new tokens; only new tokens follow new ones."""
     return [
         token
         for n in range(first, first + count)

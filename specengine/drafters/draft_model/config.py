@@ -23,10 +23,9 @@ class Config:
 
     length: tokens of the chain drafted.  tree: instead of a chain, the children of each node by level, as 3x2x1.
     replacement: siblings are drawn with replacement, where a rule wants them sampled.
-    noise: where the rule wants no samples, children are drawn as `match` would draw them from the draft model's
-    distribution at `noise` times the temperature, with the noise of the target's own draw. The worse the two models
-    agree, the less noise is best. With 0 the likeliest tokens are drafted at any temperature; that suits
-    `margin:strict`.
+    noise: where the rule wants no samples, children are drawn as `match` would draw from the draft model, at `noise`
+    times the temperature. The noise is that of the target's own draw. The worse the two models agree, the less noise
+    is best. With 0 the likeliest tokens are drafted at any temperature; that suits `margin:strict`.
     confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
     model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
     layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.

@@ -145,15 +145,18 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
             most = max(cycle, model.ops.prefill_rows // len(growing))
             self.small.catch_up([growth.request for growth in growing], states, most)
             runs = [growth.request.tokens[state.cached :] for growth, state in zip(growing, states, strict=True)]
-            rows, open_rows = TreeBatch.chains(runs, device), [[len(run) - 1] for run in runs]
+            rows = TreeBatch.chains(runs, device)
+            open_rows = [[len(run) - 1] for run in runs]
             starts = [state.cached for state in states]
         elif self._chain:
             runs = [growth.tokens[-1:] for growth in growing]
-            rows, open_rows = TreeBatch.chains(runs, device), [[0]] * len(runs)
+            rows = TreeBatch.chains(runs, device)
+            open_rows = [[0]] * len(runs)
             starts = [state.cached + len(state.ahead) for state in states]
         else:
             runs = [growth.tokens for growth in growing]
-            rows, open_rows = TreeBatch.of([growth.tree for growth in growing], device), [g.open for g in growing]
+            rows = TreeBatch.of([growth.tree for growth in growing], device)
+            open_rows = [growth.open for growth in growing]
             starts = [state.cached - 1 for state in states]  # from the root on
         cache = self.small.cache
         hidden_states = model.hidden(rows, cache, cache.batch([state.pages for state in states], starts))

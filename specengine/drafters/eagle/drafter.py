@@ -133,8 +133,8 @@ class Eagle(Drafter, ReadsPairs):
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         pairs = batch.drafter_state
         first, counts = pairs.first[: batch.size], pairs.counts[: batch.size]
-        table, read = batch.cache.block_table, pairs.rows(batch)
-        outputs = self._outputs(read, CacheBatch(table, first))
+        table = batch.cache.block_table
+        outputs = self._outputs(pairs.rows(batch), CacheBatch(table, first))
         expanded = Expanded(CacheBatch(table, first + counts - 1), self._own_bits, counts > 0)
         trees = self._candidates(outputs, expanded, self.config.levels)
         limits = torch.where(counts > 0, self.config.levels, 0)  # without a pair nothing is drafted
@@ -150,9 +150,9 @@ class Eagle(Drafter, ReadsPairs):
         begin = time.perf_counter()
         runs, picked, place = self.pairs.take_all_runs(requests)
         levels = min(self.config.levels, max(s.draft_limit for s in requests))
-        hidden_states, cos_sin = self.network.backbone_hidden_states(picked), self.network.cos_sin
+        hidden_states = self.network.backbone_hidden_states(picked)
         least = self._levels.least_gain(len(requests))
-        tokens, scores = draft(runs, hidden_states, place, self.pairs.pool, cos_sin, levels, least)
+        tokens, scores = draft(runs, hidden_states, place, self.pairs.pool, self.network.cos_sin, levels, least)
         self._levels.record(len(requests), (time.perf_counter() - begin) / len(tokens[0]))
         rare = 0.0 if self.sizing.costs is None else RARE
         return [
@@ -177,7 +177,8 @@ class Eagle(Drafter, ReadsPairs):
                     break
                 trees.beam = trees.beam[:, :width]
             above = above[:, : trees.beam.shape[1]]
-            first_node, rows = expanded.count, expanded.add(trees.opened, above)
+            first_node = expanded.count  # before the level is added
+            rows = expanded.add(trees.opened, above)
             beam = hidden_states.gather(1, above[..., None].expand(-1, -1, hidden_states.shape[2])).flatten(0, 1)
             outputs = self.network.forward(rows, beam, expanded.place, self.pairs.pool, first_node=first_node)
             hidden_states = outputs.fed.view(*trees.beam.shape, -1)

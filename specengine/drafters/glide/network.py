@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from specengine.cache.kv_cache import KVCache
@@ -17,6 +19,22 @@ from specengine.ops.layer import rotate
 from specengine.ops.weight import Projection
 
 BLOCK = 5  # the published block_size
+
+
+@dataclass(frozen=True)
+class SeenTarget:
+    """The part of the target's cache that each row sees, as operands of tree_attention.
+
+    Every row is a batch member of its own, and its own slot is the last of the target's that it sees.
+    cos, sin: of the rows' positions.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    block_table: torch.Tensor
+    lengths: torch.Tensor
+    row_start: torch.Tensor
+    ancestors: torch.Tensor
 
 
 class GlideNetwork:
@@ -79,7 +97,7 @@ class GlideNetwork:
         """Caches the rows' own keys and values; returns their states float32 [M, hidden], after the final norm."""
         c, ops, rows, count = self.config, self._ops, read.rows, len(read.rows.tokens)
         slots = (read.place.block_table, read.place.lengths, rows.row_start)
-        crossing = self._crossing(read)
+        seen = self._seen_target(read)
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(count, *shape, device=self.device)
@@ -99,7 +117,7 @@ class GlideNetwork:
             delta = ops.linear(attended.view(count, -1), layer.attention_out)
             if cross:
                 x += delta  # no norm before it
-                delta = self._read_target(x, i, *cross, *crossing)
+                delta = self._read_target(x, i, cross, seen)
             ops.rms_norm(x, delta, layer.mlp_norm, normed, c.rms_norm_eps)
             gated = empty(c.intermediate_size)
             ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
@@ -112,25 +130,26 @@ class GlideNetwork:
         c = self.config
         return (c.hidden_size,), (c.hidden_size,), (c.num_heads, c.head_dim), (c.num_heads, c.head_dim)
 
-    def _crossing(self, read: GlideRows) -> tuple[torch.Tensor, ...]:
-        """Returns cosines, sines, block table, lengths, row_start and bits for attention to the target's cache.
+    def _seen_target(self, read: GlideRows) -> SeenTarget:
+        cos, sin = self._target_rope.cos_sin
+        return SeenTarget(
+            cos=cos[read.positions],
+            sin=sin[read.positions],
+            block_table=read.place.block_table[read.owner],
+            lengths=(read.visible(self.block) - 1).clamp(min=0),
+            row_start=torch.arange(len(read.owner) + 1, dtype=torch.int32, device=self.device),
+            ancestors=(read.rows.depths[:, None] >= 0).int(),
+        )
 
-        Every row is a batch member of its own, and its own slot is the last of the target's that it sees.
-        """
-        turn = [table[read.positions] for table in self._target_rope.cos_sin]
-        starts = torch.arange(len(read.owner) + 1, dtype=torch.int32, device=self.device)
-        bits = (read.rows.depths[:, None] >= 0).int()
-        lengths = (read.visible(self.block) - 1).clamp(min=0)
-        return *turn, read.place.block_table[read.owner], lengths, starts, bits
-
-    def _read_target(self, x, layer: int, query: Projection, out: Projection, cos, sin, table, lengths, starts, bits):
+    def _read_target(self, x: torch.Tensor, layer: int, cross: list[Projection], seen: SeenTarget) -> torch.Tensor:
         """Returns what attention to the target's cache adds to x [M, hidden]; queries have the heads of the target."""
         t = self._target
         which = t.num_layers - self.config.num_layers + layer
-        q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), cos, sin)
-        read, cache = torch.empty_like(q), self.cache
-        place = (cache.k[which], cache.v[which], table, lengths, starts, bits)
-        self._ops.tree_attention(q, *place, read, t.head_dim**-0.5, self._reach)
+        query, out = cross
+        q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), seen.cos, seen.sin)
+        read = torch.empty_like(q)
+        place = (self.cache.k[which], self.cache.v[which], seen.block_table, seen.lengths, seen.row_start)
+        self._ops.tree_attention(q, *place, seen.ancestors, read, t.head_dim**-0.5, self._reach)
         return self._ops.linear(read.view(len(x), -1), out)
 
 

@@ -137,8 +137,8 @@ class Medusa(Drafter, HiddenStateReader, TreeProposer, NetworkDrafter, DeviceSta
         if known:
             columns = self._draft(stack_rows([requests[slot].drafter_state.row for slot in known]))
             for slot, tokens, chances in zip(known, *columns, strict=True):
-                tree, request = ScoredTree(tokens, self.candidates.parents.tolist(), chances), requests[slot]
-                trees[slot] = tree.rooted(request.tokens[-1], request.draft_limit)
+                tree = ScoredTree(tokens, self.candidates.parents.tolist(), chances)
+                trees[slot] = tree.rooted(requests[slot].tokens[-1], requests[slot].draft_limit)
         return self.sizing.calibrate(requests, trees)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:

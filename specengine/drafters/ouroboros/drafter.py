@@ -146,7 +146,8 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
 
     def _tree(self, request: DraftRequest, state: RequestState) -> DraftTree:
         """Returns the sentence and the suffixes behind it as a tree."""
-        tree, sentence = MergedPaths(request.tokens[-1]), state.sentence
+        tree = MergedPaths(request.tokens[-1])
+        sentence = state.sentence
         last = tree.add_path(0, sentence)[-1] if sentence else 0
         left = request.draft_limit - len(sentence)
         for phrase in state.pool.newest(sentence[-1], self.config.suffixes) if sentence else ():
@@ -167,10 +168,11 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
     def _inspire(self, state: RequestState, right: int, choices: Sequence[int]) -> None:
         """Makes phrases of the refused part of a sentence.
 
-        A phrase is the target's likeliest token behind a token of the sentence, and the next ones as long as the
+        A phrase begins with the target's likeliest token behind a token of the sentence. It goes on as long as the
         sentence has the same tokens.  right: accepted tokens of the sentence.
         """
-        sentence, length = state.sentence, self._ngram - 1
+        sentence = state.sentence
+        length = self._ngram - 1
         following = choices[1 : len(sentence) + 1]  # by the target, behind each token of the sentence
         for start in range(right, len(sentence) - length + 1):
             phrase = [*following[start : start + length]]

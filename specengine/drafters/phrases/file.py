@@ -51,7 +51,8 @@ def open_pool(path: str | Path, shape: tuple[int, int, int], target: Transformer
         parts = _read(path, target)
     except (SafetensorError, TypeError, ValueError, OSError) as error:  # TypeError: numpy has no bfloat16
         raise ValueError(f"pool: {path} cannot be used: {error}") from error
-    pool, phrases = PhrasePool(*shape), parts["phrases"]
+    pool = PhrasePool(*shape)
+    phrases = parts["phrases"]
     if phrases.shape[1] != pool.length:
         raise ValueError(f"pool: {path} has phrases of {phrases.shape[1]} tokens, expected {pool.length}")
     ends = parts["counts"].cumsum()

@@ -172,7 +172,8 @@ class Suffix(Drafter, TreeProposer, TokenizerChecker):
         self, state: State, source: int, text: SuffixAutomaton | TextCorpus, context: list[int], deepest: int
     ) -> ScoredTree:
         """Returns the tree of one source."""
-        config, rates = self.config, state.rates[source].rates()
+        config = self.config
+        rates = state.rates[source].rates()
         least = 0.0 if self.costs is None else UNLIKELY
         nodes, parents, kinds = text.continuations(context, config.nodes, deepest, config.branches, rates, least)
         tree = ScoredTree(nodes, parents, [1.0, *(rates[kind] for kind in kinds[1:])])
