@@ -14,7 +14,8 @@ from specengine.drafters.base import Drafter
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.row_tools import likeliest
-from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace
 from specengine.rules import Rule
 from specengine.rules.lossless import Match
 from specengine.utils.timers import HostClock
@@ -44,7 +45,7 @@ class Batch:
         )
         # numpy writes a few integers in a fraction of the time that a tensor takes
         self._texts, self._lengths = self.history.tokens.numpy(), self.history.length.numpy()
-        self.workspace = VerifyWorkspace(len(self.requests), vocab, weights=not isinstance(rule, Match))
+        self.workspace = VerifyWorkspace.empty(len(self.requests), vocab, weights=not isinstance(rule, Match))
         # Else the most likely token of every node is all there is to know of its logits.
         self.reads_logits = rule.reads_logits or any(s.params.reads_logits for s in requests)
         self.draft_logits: DraftLogits | None = None  # of the trees under way, where the rule wants them

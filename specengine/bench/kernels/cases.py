@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 
 from specengine import ops
-from specengine._C import PAGE_SIZE
+from specengine._C import PAGE_SIZE, KVCacheView
 from specengine.bench.kernels.case import Case, Kernels, Shapes, each, writing
 from specengine.bench.kernels.linears import linear_cases
 from specengine.bench.kernels.torch_kernels import rope_and_write, verify
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.expand_backbone import BackboneExpander
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
-from specengine.ops.verify_tree import SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.ops.verify_tree import VerifyWorkspace
 from specengine.types import SamplingParams
 
 
@@ -64,7 +65,7 @@ def _attention(s: Shapes, device: torch.device, kernels: Kernels, nodes: int, pr
     attention = ops.tree_attention
     ours = [
         writing(
-            *(out, attention.tree_attention, q, k[i], v[i], table, lengths, tree.row_start),
+            *(out, attention.tree_attention, q, KVCacheView(k[i], v[i], table, lengths, tree.row_start, 0)),
             *(tree.ancestors, out, scale, 0),
         )
         for i in range(count)
@@ -150,7 +151,7 @@ def _verify(s: Shapes, device: torch.device, params: SamplingParams) -> Case:
     history = TokenHistory(_ints([[1] * 64], device), _ints([64], device), _ints([32], device))
     host = SamplingTable.of([params], [0])
     table = SamplingTable(**{f.name: getattr(host, f.name).to(device) for f in fields(SamplingTable)})
-    workspace, depth = VerifyWorkspace(1, s.vocab, device=device, rows=nodes), nodes.bit_length()
+    workspace, depth = VerifyWorkspace.empty(1, s.vocab, device=device, rows=nodes), nodes.bit_length()
     ours = each(lambda x: ops.verify_tree.verify_tree(x, tree, table, history, workspace).path[0, :depth], logits)
     torchs = each(lambda x: verify(x, tree.tokens, tree.parents, params, depth), logits)
     how = f"T={params.temperature:g}" + (f", top-p {params.top_p:g}" if params.top_p < 1 else "")
@@ -189,10 +190,8 @@ def _rope_cache(s: Shapes, device: torch.device, kernels: Kernels, rows: int) ->
     k, v = (torch.zeros(shape, dtype=kernels.cache, device=device) for _ in range(2))
     table, lengths = torch.arange(pages, dtype=torch.int32, device=device)[None], _ints([prefix], device)
     q = torch.empty(rows, s.heads, s.head_dim, device=device)
-    ours = writing(
-        *(q, ops.layer.rope_cache, qkv, cos, sin, None, None, tree.depths, k, v, table, lengths, tree.row_start),
-        *(q, 1e-5),
-    )
+    cache = KVCacheView(k, v, table, lengths, tree.row_start, 0)
+    ours = writing(q, ops.layer.rope_cache, qkv, cos, sin, None, None, tree.depths, cache, q, 1e-5)
     keys, values = (torch.zeros(pages * PAGE_SIZE, s.kv_heads, s.head_dim, dtype=k.dtype, device=device) for _ in "kv")
     at = (prefix + tree.depths.long(), prefix + torch.arange(rows, device=device))
     nbytes = rows * (4 * width + 4 * s.heads * s.head_dim + 2 * 2 * s.kv_heads * s.head_dim + 4 * s.head_dim)

@@ -11,7 +11,7 @@ import torch
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.row_tools import likeliest, take_rows
-from specengine.ops.verify_tree import SamplingTable, TokenHistory
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
 
 if TYPE_CHECKING:
     from specengine.engine.request import Request

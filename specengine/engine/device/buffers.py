@@ -21,8 +21,9 @@ from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
-from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace
 from specengine.rules import Rule
 from specengine.types import SamplingParams
 from specengine.utils.timers import DeviceClock, HostClock
@@ -69,7 +70,7 @@ class DeviceBuffers:
             bias_tokens=zeros(MAX_BIASES),
             bias_values=zeros(MAX_BIASES, dtype=torch.float32),
         )
-        self.workspace = VerifyWorkspace(slots, vocab, rows=rows, device=device, weights=weights)
+        self.workspace = VerifyWorkspace.empty(slots, vocab, rows=rows, device=device, weights=weights)
         self.draft_logits, self.drafter_state = draft_logits, drafter_state
 
     def check_biases(self, params: SamplingParams) -> None:
