@@ -7,10 +7,10 @@
 #include "cuda/base/arch.cuh"
 #include "sim/module.h"
 
-namespace specengine::sim {
+namespace specengine {
 namespace {
 
-constexpr int kThreads = kPlantedThreads;
+constexpr int kThreads = sim::kPlantedThreads;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 __global__ void missing_barrier(const float* in, float* out, bool broken) {
@@ -213,8 +213,8 @@ __global__ void too_far_shift(const float* in, float* out, bool broken) {
   out[t] = (1u << by) != 0 ? in[t] : 0;
 }
 
-const PlantedKernels& kernels() {
-  static const PlantedKernels kernels = {
+const sim::PlantedKernels& kernels() {
+  static const sim::PlantedKernels kernels = {
       SPECENGINE_PLANTED(missing_barrier),      SPECENGINE_PLANTED(missing_second_barrier),
       SPECENGINE_PLANTED(missing_warp_barrier), SPECENGINE_PLANTED(warp_barrier_of_others),
       SPECENGINE_PLANTED(shuffle_as_barrier),   SPECENGINE_PLANTED(bytes_without_barrier),
@@ -232,7 +232,7 @@ const PlantedKernels& kernels() {
 
 }  // namespace
 
-void run_planted(const std::string& name, const TensorView& in, const TensorView& out, bool broken) {
+void sim::run_planted(const std::string& name, const TensorView& in, const TensorView& out, bool broken) {
   const auto call = [&](const LaunchConfig& config, PlantedKernel kernel) {
     launch(config, kernel, in.as<float>(), out.as<float>(), broken);
   };
@@ -254,4 +254,4 @@ void run_planted(const std::string& name, const TensorView& in, const TensorView
   throw std::out_of_range("name: there is no planted kernel " + name);
 }
 
-}  // namespace specengine::sim
+}  // namespace specengine

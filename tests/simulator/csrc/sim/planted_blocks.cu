@@ -3,10 +3,10 @@
 #include "cuda/base/arch.cuh"
 #include "sim/planted.h"
 
-namespace specengine::sim {
+namespace specengine {
 namespace {
 
-constexpr int kThreads = kPlantedThreads;
+constexpr int kThreads = sim::kPlantedThreads;
 
 __device__ void leave_part(const float* in, float* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = in[blockIdx.x + 1];
@@ -67,12 +67,12 @@ __global__ void endless_wait(const float*, float* out, bool broken) {
 
 }  // namespace
 
-const PlantedKernels& planted_block_kernels() {
-  static const PlantedKernels kernels = {
+const sim::PlantedKernels& sim::planted_block_kernels() {
+  static const sim::PlantedKernels kernels = {
       SPECENGINE_PLANTED(missing_fence), SPECENGINE_PLANTED(fence_of_another_thread), SPECENGINE_PLANTED(no_arrival),
       SPECENGINE_PLANTED(reads_ahead),   SPECENGINE_PLANTED(blocks_overlap),          SPECENGINE_PLANTED(endless_wait),
   };
   return kernels;
 }
 
-}  // namespace specengine::sim
+}  // namespace specengine

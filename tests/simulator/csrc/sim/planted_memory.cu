@@ -4,10 +4,10 @@
 #include "cuda/base/arch.cuh"
 #include "sim/planted.h"
 
-namespace specengine::sim {
+namespace specengine {
 namespace {
 
-constexpr int kThreads = kPlantedThreads;
+constexpr int kThreads = sim::kPlantedThreads;
 
 __global__ void uninitialised_read(const float* in, float* out, bool broken) {
   wait_for_previous_kernel();
@@ -107,8 +107,8 @@ __global__ void constant_load_of_own_output(const float* in, float* out, bool br
 
 }  // namespace
 
-const PlantedKernels& planted_memory_kernels() {
-  static const PlantedKernels kernels = {
+const sim::PlantedKernels& sim::planted_memory_kernels() {
+  static const sim::PlantedKernels kernels = {
       SPECENGINE_PLANTED(uninitialised_read),
       SPECENGINE_PLANTED(shared_overrun),
       SPECENGINE_PLANTED(dynamic_shared_overrun),
@@ -124,4 +124,4 @@ const PlantedKernels& planted_memory_kernels() {
   return kernels;
 }
 
-}  // namespace specengine::sim
+}  // namespace specengine
