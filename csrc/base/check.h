@@ -1,5 +1,5 @@
-// Argument checks that are the shape documentation: symbolic sizes bind at first use and are shared by all
-// tensors of a call, so `check(k, "k", {kFloat32}, {B, L, D})` both states and enforces the contract.
+// Argument checks that document shapes: a symbolic size binds at its first use and is shared by all tensors of a call,
+// so `check(k, "k", {kFloat32}, {B, L, D})` both states and enforces the contract.
 #pragma once
 #include <initializer_list>
 #include <sstream>
@@ -35,7 +35,7 @@ struct DimRef {
   DimRef(int64_t size) : fixed(size) {}
 };
 
-// Whether the CUDA kernels are to read tensors of a device; the simulator's build has nothing else.
+// Whether the CUDA kernels read tensors of this device; in the simulator's build they read all.
 inline bool for_cuda([[maybe_unused]] Device device) {
 #if defined(SPECENGINE_SIM)
   return true;
@@ -69,7 +69,7 @@ class Checker {
 #endif
   }
 
-  // For an argument that may be None.
+  // Checks an argument that may be None.
   void optional(const TensorView& t, const char* name, std::initializer_list<DType> dtypes,
                 std::initializer_list<DimRef> shape) {
     if (t.given()) (*this)(t, name, dtypes, shape);

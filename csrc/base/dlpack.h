@@ -1,4 +1,4 @@
-// The part of the DLPack ABI (version 1) that tensors cross by: https://dmlc.github.io/dlpack/latest/
+// The part of the DLPack ABI (version 1) through which tensors cross: https://dmlc.github.io/dlpack/latest/
 // Written out here so that the build needs neither torch nor another package. Field order is the ABI.
 #pragma once
 #include <cstdint>
@@ -29,13 +29,13 @@ struct Tensor {
   uint64_t byte_offset;
 };
 
-struct ManagedTensor {  // what an unversioned `__dlpack__()` capsule holds
+struct ManagedTensor {  // the content of an unversioned `__dlpack__()` capsule
   Tensor tensor;
   void* manager_ctx;
   void (*deleter)(ManagedTensor*);
 };
 
-// The exchange table a tensor type publishes as `__dlpack_c_exchange_api__`: borrowing a tensor costs one C call.
+// The exchange table that a tensor type publishes as `__dlpack_c_exchange_api__`: borrowing a tensor costs one C call.
 struct ExchangeApi {
   struct {
     uint32_t major, minor;

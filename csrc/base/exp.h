@@ -1,4 +1,4 @@
-// The exp of every backend: a polynomial, so that CPU and CUDA give the same bits (where multiply-adds are fused).
+// The exp of every backend: a polynomial, so that CPU and CUDA give the same bits if multiply-adds are fused.
 #pragma once
 #include <cmath>
 

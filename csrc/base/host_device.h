@@ -1,4 +1,4 @@
-// Functions that a CPU op and a kernel share.
+// Marks functions that CPU ops and CUDA kernels share.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,6 +1,6 @@
-// The CPU ops are compiled once per instruction set, each time in the namespace named SPECENGINE_ISA, and chosen
-// here at run time, so that one build runs on every machine of the architecture. Wide ops, whose arithmetic gains by
-// it, have an implementation for every set; the others for the portable one and AVX2.
+// The CPU ops are compiled once per instruction set, each time in the namespace SPECENGINE_ISA, and chosen here at run
+// time, so that one build runs on every machine of the architecture. Wide ops gain from wide registers and are compiled
+// for every set, the others for the portable one and AVX2.
 #pragma once
 #include <atomic>
 #include <stdexcept>
@@ -26,7 +26,7 @@ inline const char* name_of(Isa isa) {
   return "portable";
 }
 
-// Whether this build and this machine have it.
+// Whether this build and this machine have the instruction set.
 inline bool runs_here([[maybe_unused]] Isa isa) {
 #if defined(SPECENGINE_HAVE_X86)
   const auto has = [] {
@@ -60,7 +60,7 @@ inline Isa best_isa() {
   return best;
 }
 
-// Tests switch it to compare the implementations, maybe while another thread's op reads it without the GIL.
+// Atomic, because a test may switch it while another thread's op reads it without the GIL.
 inline std::atomic<Isa>& active_isa() {
   static std::atomic<Isa> isa = best_isa();
   return isa;
@@ -70,7 +70,7 @@ inline std::atomic<Isa>& active_isa() {
   namespace isa {                     \
   void run(const Op&);                \
   }
-#if defined(SPECENGINE_SIM)  // the simulator's module has no CPU ops, only what calls them
+#if defined(SPECENGINE_SIM)  // the simulator's module calls CPU ops but has none
 #define SPECENGINE_CPU_OP(Op) \
   inline void run_cpu(const Op&) { throw std::logic_error(#Op " has no CPU kernel in this build"); }
 #define SPECENGINE_WIDE_CPU_OP(Op) SPECENGINE_CPU_OP(Op)

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al., SC'11) as a pure function of (seed, position, index, stream): the one source of
-// randomness. Equal on CPU, CUDA and in the Python reference, so a seed fixes the text on all of them.
+// Philox4x32-10 (Salmon et al., SC'11) as a pure function of (seed, position, index, stream): the only source of random
+// numbers. CPU, CUDA and the Python reference get equal numbers, so a seed fixes the text on all of them.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 
 namespace specengine {
 
-// Streams salt the counter: draws used for different purposes must be independent, or the output is biased.
+// Streams salt the counter: draws for different purposes must be independent, else the output is biased.
 enum class NoiseStream : uint32_t { kBlock = 0, kToken = 1, kAccept = 2, kDraftBlock = 3, kDraftToken = 4 };
 
 struct Philox4 {
@@ -25,12 +25,13 @@ SPECENGINE_HOST_DEVICE inline Philox4 philox4x32(uint64_t key, uint32_t c0, uint
   return {{c0, c1, c2, c3}};
 }
 
-// 32 random bits for entry `index` of the token at absolute position `position`. salt: which of several draws there.
+// 32 random bits for entry `index` of the token at absolute position `position`. salt: numbers several draws
+// at one position.
 SPECENGINE_HOST_DEVICE inline uint32_t random_bits(uint64_t seed, uint32_t position, uint32_t index, NoiseStream stream,
                                                    uint32_t salt = 0) {
   const Philox4 four = philox4x32(seed, index >> 2, position, static_cast<uint32_t>(stream), salt);
   const uint32_t low = index & 1 ? four.v[1] : four.v[0], high = index & 1 ? four.v[3] : four.v[2];
-  return index & 2 ? high : low;  // an index known at run time only would send the four to memory
+  return index & 2 ? high : low;  // indexing v by a variable would send it to memory
 }
 
 }  // namespace specengine

@@ -60,4 +60,10 @@ struct TensorView {
   }
 };
 
+// A tensor argument that may be None.
+struct OptionalTensor : TensorView {
+  OptionalTensor() = default;
+  OptionalTensor(const TensorView& tensor) : TensorView(tensor) {}
+};
+
 }  // namespace specengine

@@ -37,7 +37,7 @@ class ThreadPool {
     try {
       for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
     } catch (const std::system_error&) {
-      // The system gives no more threads: the work is shared by those there are.
+      // The system gives no more threads: those that exist share the work.
     }
   }
 
@@ -68,12 +68,12 @@ class ThreadPool {
     if (sleeping_.load() > 0) wake_.notify_all();
     take_pieces(0);
     open_.store(false);
-    // A worker counts itself active before it looks at open_: zero here means nobody can touch this job again.
+    // A worker counts itself active before it looks at open_: at zero, no worker can touch this job again.
     for (int spins = 0; active_.load() != 0; ++spins) spins < kSpinRounds ? pause() : (void)sched_yield();
   }
 
  private:
-  // The pieces a thread begins with lie side by side: what it fetches ahead of one of them is what it needs next.
+  // The pieces that a thread begins with lie side by side, so its prefetches reach into the next piece.
   struct alignas(64) Share {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
@@ -142,7 +142,7 @@ std::mutex pool_mutex;       // held while a job runs: one job at a time
 ThreadPool* pool = nullptr;  // made at first use; leaked at exit, when its threads may already be gone
 std::atomic<int> wanted_threads{0};
 
-// The child of a fork has none of the threads: forget the pool (its memory is leaked) and start afresh.
+// The child of a fork has no worker threads: it forgets the pool, whose memory is leaked, and makes its own.
 void forget_pool_after_fork() {
   pool = nullptr;
   new (&pool_mutex) std::mutex();
@@ -154,7 +154,7 @@ int num_threads() {
   int n = wanted_threads.load();
   if (n != 0) return n;
   const int found = default_threads();
-  return wanted_threads.compare_exchange_strong(n, found) ? found : n;  // n: what another thread has set meanwhile
+  return wanted_threads.compare_exchange_strong(n, found) ? found : n;  // n: set by another thread meanwhile
 }
 
 void set_num_threads(int n) {

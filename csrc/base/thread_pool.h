@@ -1,13 +1,12 @@
-// Worker threads for the CPU ops. Each starts with its own range of small pieces and helps the others when it is done,
-// so a core that another process holds only slows down the pieces it took; results never depend on which thread did
-// what.
+// Worker threads for the CPU ops. Each starts with its own range of small pieces and then helps the others, so a core
+// that another process holds slows down only the pieces it took. Results never depend on which thread ran a piece.
 #pragma once
 #include <cstdint>
 
 namespace specengine {
 
-// Calls body(context, i) once for every i in [0, count), on the caller and the workers; returns when all are done.
-// body must not throw. A second caller at the same time runs its work alone, on its own thread.
+// Calls body(context, i) once for every i in [0, count), on the caller's thread and the workers; returns when all calls
+// have returned. body must not throw. A second caller at the same time runs its work alone, on its own thread.
 void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context);
 
 int num_threads();            // OMP_NUM_THREADS if set, else the cores this process may use

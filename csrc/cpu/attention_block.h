@@ -1,6 +1,7 @@
-// The arithmetic of attention over one block of 64 keys and values, shared by a few pairs of a row and a query head.
-// What a pair gets does not depend on the others: every sum is one chain of fused multiply-adds in a fixed order.
-// `static`, because GCC inlines what no other file can call; as comdat functions they cost a single row a tenth more.
+// The arithmetic of attention over one block of 64 keys and values, shared by a few pairs of a row and a query head. A
+// pair's result does not depend on the other pairs: every sum is one chain of fused multiply-adds in a fixed order.
+// `static`, because GCC inlines functions that no other file can call: as comdat functions they cost a single row a
+// tenth more.
 #pragma once
 #include <algorithm>
 #include <type_traits>

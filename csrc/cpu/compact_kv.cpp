@@ -1,4 +1,4 @@
-// One task owns one layer: within it, rows move in path order, which makes overlapping moves safe.
+// One task owns one layer and moves rows in path order, so overlapping moves are safe.
 #include "ops/compact_kv.h"
 
 #include <cstring>
@@ -25,8 +25,8 @@ void check_paths(const CompactKv& op) {
     if (last_page >= pages) fail("block_table: request ", b, " needs ", last_page + 1, " pages, has ", pages);
     for (int64_t p = length / kPageSize; p <= last_page; ++p) {
       const int32_t page = op.block_table.as<int32_t>()[b * pages + p];
-      if (page < 0 || page >= op.k.shape[1]) {
-        fail("block_table: page ", page, " of request ", b, " is not in 0 to ", op.k.shape[1] - 1);
+      if (page < 0 || page >= op.k_cache.shape[1]) {
+        fail("block_table: page ", page, " of request ", b, " is not in 0 to ", op.k_cache.shape[1] - 1);
       }
     }
   }
@@ -36,9 +36,9 @@ void check_paths(const CompactKv& op) {
 
 void run(const CompactKv& op) {
   check_paths(op);
-  const int64_t layers = op.k.shape[0], P = op.k.shape[1], K = op.k.shape[2], D = op.k.shape[4];
+  const int64_t layers = op.k_cache.shape[0], P = op.k_cache.shape[1], K = op.k_cache.shape[2], D = op.k_cache.shape[4];
   const int64_t B = op.lengths.shape[0], N = op.path.shape[1], max_pages = op.block_table.shape[1];
-  const int64_t row_bytes = D * (op.k.dtype == DType::kFloat32 ? 4 : 2), head_bytes = kPageSize * row_bytes;
+  const int64_t row_bytes = D * (op.k_cache.dtype == DType::kFloat32 ? 4 : 2), head_bytes = kPageSize * row_bytes;
   parallel_for(layers, [&](int64_t layer) {
     for (int64_t b = 0; b < B; ++b) {
       const int32_t* table = op.block_table.as<int32_t>() + b * max_pages;
@@ -50,7 +50,7 @@ void run(const CompactKv& op) {
       for (int64_t j = 0; j < op.path_length.as<int32_t>()[b]; ++j) {
         if (path[j] == j) continue;
         const int64_t from = row(length + path[j]), to = row(length + j);
-        for (const TensorView* cache : {&op.k, &op.v}) {
+        for (const TensorView* cache : {&op.k_cache, &op.v_cache}) {
           for (int64_t h = 0; h < K; ++h) {
             std::memcpy(cache->as<char>() + to + h * head_bytes, cache->as<char>() + from + h * head_bytes, row_bytes);
           }

@@ -1,6 +1,7 @@
-// Integer dot products of one block of a quantised weight with int8 rows: codes of a slice of the panel's columns (as
-// many as a register has lanes) times four columns of a row per step. All sums are exact, so every instruction set
-// gives the same integers.
+// Here a 4-bit or 8-bit weight becomes a number: integer dot products of one block of a quantised weight with int8
+// rows, then total() as float, which linear.cpp multiplies by the scales. A step multiplies the codes of a slice of the
+// panel's columns (as many as a register has lanes) by four columns of a row. All sums are exact, so every instruction
+// set gives the same integers.
 #pragma once
 #include <type_traits>
 
@@ -18,8 +19,8 @@ inline int32_t four_codes(const int8_t* p) {
   return four;
 }
 
-// GCC reorders the steps of a block and runs out of registers, which costs half the speed. This is no instruction: it
-// has a sum computed here.
+// GCC reorders the steps of a block and runs out of registers, which costs half the speed. This emits no instruction,
+// but GCC must have computed the sum here.
 template <typename Sum>
 void settle(Sum& sum) {
   if constexpr (!std::is_class_v<Sum>) asm volatile("" : "+x"(sum));
@@ -75,7 +76,7 @@ inline Bytes with_sign(Bytes x, Bytes b) { return _mm256_sign_epi8(x, b); }
 #endif
 #endif
 
-// What both kinds of codes share.
+// The layout that both kinds of codes share.
 template <int64_t kBlockBytes, int64_t kCodeBytes>
 struct CodesBase {
   static constexpr int64_t kBytes = kBlockBytes;
@@ -87,7 +88,7 @@ struct CodesBase {
 struct Codes8 : CodesBase<kQ8Bytes, kPanel * kBlock> {
   using Sum = Bytes;
 #if defined(SPECENGINE_DOT_BYTES)
-  // Unsigned codes are 128 too large, which total() takes back.
+  // Unsigned codes are 128 too large; total() subtracts that again.
   static Bytes load(const uint8_t* block, int group, int slice) {
     return flip_signs(load_bytes(block + group * kStep + slice * kSliceBytes));
   }

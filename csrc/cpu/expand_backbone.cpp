@@ -57,16 +57,16 @@ float log_sum_exp(const float* x, int64_t size, float highest) {
 int64_t level_stride(const ExpandBackbone& op) { return op.top_tokens.shape[2] * op.top_tokens.shape[3]; }
 
 void build_tree(const ExpandBackbone& op, int64_t b) {
-  const int64_t T = op.logits.shape[1], C = op.thresholds.shape[0], N = op.tokens.shape[1];
-  const int64_t stride = level_stride(op), words = op.ancestors.shape[2];
-  int32_t* tokens = op.tokens.as<int32_t>() + b * N;
-  int32_t* parents = op.parents.as<int32_t>() + b * N;
-  int32_t* depths = op.depths.as<int32_t>() + b * N;
-  float* scores = op.scores.as<float>() + b * N;
-  uint32_t* ancestors = op.ancestors.as<uint32_t>() + b * N * words;
+  const int64_t T = op.logits.shape[1], C = op.thresholds.shape[0], N = op.trees.tokens.shape[1];
+  const int64_t stride = level_stride(op), words = op.trees.ancestors.shape[2];
+  int32_t* tokens = op.trees.tokens.as<int32_t>() + b * N;
+  int32_t* parents = op.trees.parents.as<int32_t>() + b * N;
+  int32_t* depths = op.trees.depths.as<int32_t>() + b * N;
+  float* scores = op.trees.scores.as<float>() + b * N;
+  uint32_t* ancestors = op.trees.ancestors.as<uint32_t>() + b * N * words;
   std::fill(tokens, tokens + N, -1), std::fill(parents, parents + N, -1), std::fill(depths, depths + N, -1);
   std::fill(scores, scores + N, 0.0f), std::fill(ancestors, ancestors + N * words, 0u);
-  op.node_counts.as<int32_t>()[b] = 0;
+  op.trees.node_counts.as<int32_t>()[b] = 0;
   if (op.root.as<int32_t>()[b] < 0) return;
 
   tokens[0] = op.root.as<int32_t>()[b], depths[0] = 0, ancestors[0] = 1;
@@ -85,7 +85,7 @@ void build_tree(const ExpandBackbone& op, int64_t b) {
       ancestors[count * words + count / 32] |= 1u << (count % 32);
     }
   }
-  op.node_counts.as<int32_t>()[b] = count;
+  op.trees.node_counts.as<int32_t>()[b] = count;
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ void store_codes(int8_t* out, const i32x8 (&codes)[4]) {
 // One row of C floats to int8 with a scale per 32 columns, rounded to nearest even.
 void quantise_row(const float* x, int64_t columns, RowBlock* out) {
   constexpr int kVectors = kBlock / kLanes;
-  constexpr float kTiny = 1e-35f;  // entries up to this become 0: the inverse of such a scale may be infinite
+  constexpr float kTiny = 1e-35f;  // a block without larger entries becomes 0: the inverse of its scale may be infinite
   for (int64_t first = 0; first < columns; first += kBlock, ++out) {
     float padded[kBlock] = {};
     const float* block = x + first;
@@ -46,7 +46,7 @@ void quantise_row(const float* x, int64_t columns, RowBlock* out) {
       std::memcpy(padded, block, (columns - first) * sizeof(float));
       block = padded;
     }
-    i32x8 largest = {};  // of the magnitudes as integers, which order as the floats do, what is not finite above all
+    i32x8 largest = {};  // magnitude as an integer: they order as the floats do, non-finite ones above all
     for (int i = 0; i < kVectors; ++i) {
       i32x8 bits;
       std::memcpy(&bits, block + i * kLanes, sizeof(bits));
@@ -73,7 +73,8 @@ void quantise_row(const float* x, int64_t columns, RowBlock* out) {
   }
 }
 
-// Fills row m of an activation, through a buffer of the thread where it has to be quantised.
+// Fills row m of an activation. A row to be quantised goes through a buffer of the thread, which the first such row
+// allocates.
 template <typename Fill>
 void fill_activation(const TensorView& out, int64_t m, int64_t columns, const Fill& fill) {
   if (out.dtype != DType::kUInt8) return fill(out.as<float>() + m * columns);
@@ -99,10 +100,10 @@ void rotate(const float* head, const float* norm, float eps, const float* cos, c
 
 template <typename Cache>
 void rope_cache(const RopeCache& op) {
-  const int64_t M = op.q.shape[0], H = op.q.shape[1], K = op.cache.K, D = op.cache.D;
+  const int64_t M = op.q.shape[0], H = op.q.shape[1], K = op.cache.heads(), D = op.cache.dim();
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   parallel_for(M, [&](int64_t m) {
-    const int64_t b = sequence_of(row_start, m), length = op.cache.lengths.as<int32_t>()[b];
+    const int64_t b = request_of(row_start, m), length = op.cache.lengths.as<int32_t>()[b];
     const int64_t position = length + op.depths.as<int32_t>()[m],
                   slot = length + op.cache.first_node + m - row_start[b];
     const float* cos = op.cos.as<float>() + position * (D / 2);
@@ -115,9 +116,9 @@ void rope_cache(const RopeCache& op) {
     }
     for (int64_t h = 0; h < K; ++h) {
       const int64_t offset = op.cache.offset(b, slot, h);
-      rotate(row + (H + h) * D, k_norm, op.eps, cos, sin, D, op.cache.k.as<Cache>() + offset);
+      rotate(row + (H + h) * D, k_norm, op.eps, cos, sin, D, op.cache.k_cache.as<Cache>() + offset);
       const float* v = row + (H + K + h) * D;
-      for (int64_t i = 0; i < D; ++i) store1(op.cache.v.as<Cache>() + offset + i, v[i]);
+      for (int64_t i = 0; i < D; ++i) store1(op.cache.v_cache.as<Cache>() + offset + i, v[i]);
     }
   });
 }
@@ -166,7 +167,7 @@ void run(const QuantiseRows& op) {
 void run(const RopeCache& op) {
   op.cache.validate_rows(op.q.shape[0]);
   check_depths(op.cache, op.depths, op.cos.shape[0]);
-  with_float_type(op.cache.k.dtype, [&](auto zero) { rope_cache<decltype(zero)>(op); });
+  with_float_type(op.cache.k_cache.dtype, [&](auto zero) { rope_cache<decltype(zero)>(op); });
 }
 
 }  // namespace specengine::SPECENGINE_ISA

@@ -1,7 +1,7 @@
 // Skinny GEMM. One task owns a few panels (16 output columns each) for all rows; a tile of rows keeps its sums in
-// registers and walks C once. Every sum is one chain of fused multiply-adds in the order of C (of blocks of 32 columns
-// where the weight is quantised: integers are exact), whatever the number of rows: a row's result never depends on what
-// it was computed with.
+// registers and walks C once. Every sum is one chain of fused multiply-adds in the order of C, for any number of rows,
+// so a row's result never depends on the rows beside it. For a quantised weight the chain is over blocks of 32 columns,
+// whose integer sums are exact.
 #include "ops/linear.h"
 
 #include <atomic>
@@ -13,11 +13,11 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-// Bytes between what is multiplied and what is fetched. The hardware's own prefetch runs dry when several rows share a
-// weight: without this 8 rows cost 1.5 times as much as they need.
+// Bytes by which the prefetch runs ahead of the multiplication. The hardware's own prefetch runs dry when several rows
+// share a weight: without this, 8 rows cost 1.5 times as much.
 constexpr int64_t kAhead = 6144;
 
-// A kernel multiplies up to kRows rows by one panel; `Row` is what one step of x along the row means to it.
+// A kernel multiplies up to kRows rows by one panel; `Row` is its step along a row of x.
 
 template <typename Weight>
 struct FloatKernel {
@@ -102,8 +102,8 @@ void run_tile(int64_t rows, const typename Kernel::Row* x, int64_t row_size, con
   if constexpr (R > 1) run_tile<Kernel, R - 1>(rows, x, row_size, panel, out);
 }
 
-// What becomes of the 16 results of a row and panel, bias not added. Not a template parameter: the kernels would be
-// compiled twice.
+// Takes the 16 results of a row and panel, without bias. A function pointer and no template parameter, so that the
+// kernels are compiled once.
 template <typename Op>
 void take(const Op& op, int64_t row, int64_t column, float* result);
 
@@ -159,7 +159,7 @@ void add_bias(const TensorView& bias, int64_t first, int64_t columns, float* res
   for (int64_t i = 0; i < columns; ++i) result[i] += bias.as<float>()[first + i];
 }
 
-// Whether one of 16 results may have a larger key: most panels do not, and are passed over here.
+// Whether one of 16 results may have a larger key. Most panels have none and end here.
 bool may_exceed(const float* result, int64_t key) {
   int32_t bits = static_cast<int32_t>(key >> 32);
   bits = bits < 0 ? bits ^ INT32_MAX : bits;
@@ -187,7 +187,7 @@ void take(const LinearArgmax& op, int64_t row, int64_t column, float* result) {
   if (!may_exceed(result, seen)) return;
   int64_t best = kLeastKey;
   for (int64_t i = 0; i < columns; ++i) best = std::max(best, argmax_key(result[i], column + i));
-  // The maximum does not depend on the order in which the panels come.
+  // A maximum does not depend on the order of the panels.
   while (best > seen && !key.compare_exchange_weak(seen, best, std::memory_order_relaxed)) {
   }
 }

@@ -1,4 +1,4 @@
-// The loop whose turns the threads share.
+// A loop whose iterations the threads share.
 #pragma once
 #include <cstdint>
 

@@ -48,7 +48,7 @@ struct Candidates {
     }
   }
 
-  // The key of the last candidate that is kept beside the root.
+  // The lowest key that is kept beside the root.
   uint64_t lowest_kept(int64_t wanted) const {
     uint64_t keys[kMaxCandidates];
     int64_t found = 0;
@@ -57,7 +57,7 @@ struct Candidates {
     }
     if (found <= wanted) return 0;
     std::nth_element(keys, keys + wanted, keys + found, std::greater<>());
-    return keys[wanted] + 1;  // of the first one that is not kept, and no two are equal
+    return keys[wanted] + 1;  // one above the first dropped key; no two keys are equal
   }
 };
 

@@ -1,6 +1,6 @@
-// Eight float lanes with the same arithmetic in every op of one instruction set. The build sets
-// -ffp-contract=off, so a multiply-add is fused exactly where fmadd says so and nowhere else: results do not
-// depend on how the compiler unrolled a loop, which is what keeps a row's bits independent of its neighbours.
+// Eight float lanes with the same arithmetic in every op of one instruction set. The build sets -ffp-contract=off, so a
+// multiply-add is fused only where the source calls fmadd. Results then do not depend on how the compiler unrolls a
+// loop, and a row's bits not on its neighbours.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -71,12 +71,12 @@ inline float fmadd(float a, float b, float c) {
 #endif
 }
 
-// Sixteen lanes: one register of AVX-512, two of the others. Lane by lane the same arithmetic as eight.
+// Sixteen lanes: one register of AVX-512, two elsewhere. Each lane has the same arithmetic as in eight.
 #if defined(__AVX512F__)
 typedef float f32x16 __attribute__((vector_size(64)));
 inline f32x16 splat16(float x) { return _mm512_set1_ps(x); }
 inline f32x16 load16(const float* p) { return _mm512_loadu_ps(p); }
-// Masks of all lanes, because GCC 12 warns of an uninitialised operand inside the plain intrinsics.
+// Masks of all lanes, because GCC 12 warns about an uninitialised operand inside the plain intrinsics.
 inline f32x16 load16(const half* p) {
   return _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }

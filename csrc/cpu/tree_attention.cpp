@@ -1,8 +1,11 @@
 // One task owns a tile of rows (nodes) of one request and query heads that share a key/value head. It walks the cache
-// in blocks of 64 slots, one page of that head each, and shares every key and value among its (row, head) pairs. What a
-// row reduces is in the order of its *positions*, in blocks of 64: in the prefix and in chains a position is its slot;
-// a tree's scores are kept by slot until each row gathers those of its path. So a node reduces exactly as the same
-// token does in plain decoding or in prefill: equal bits whatever the tree, the batch or the number of threads.
+// in blocks of 64 slots, one page of that head each, and shares every key and value among its (row, head) pairs.
+//
+// A row reduces in the order of its *positions*, in blocks of 64. In the prefix and in chains a position is a slot; a
+// tree's scores are kept by slot until each row gathers those of its path. So a node gets the bits that the same token
+// gets in plain decoding or in prefill, for every tree, batch and number of threads.
+//
+// The op allocates the list of tiles, and each thread a scratch that grows with the largest tile.
 #include "ops/tree_attention.h"
 
 #include <vector>
@@ -22,7 +25,7 @@ struct Tile {
   int64_t b, first_row, rows, kv_head, first_head, heads;
 };
 
-struct Seen {  // of a block's 64 positions
+struct Seen {  // part of a block's 64 positions
   int begin, end;
 };
 
@@ -34,7 +37,7 @@ class Attention {
     const int64_t H = op.q.shape[1], start = op.cache.row_start.as<int32_t>()[tile.b];
     length_ = op.cache.lengths.as<int32_t>()[tile.b];
     first_node_ = op.cache.first_node + tile.first_row - start;
-    slots_ = length_ + first_node_ + tile.rows;  // no row of the tile sees more
+    slots_ = length_ + first_node_ + tile.rows;  // the most that a row of the tile sees
     chain_ = !op.ancestors.defined() || slots_ == length_ + 1;
     for (int64_t row = 0; row < tile.rows; ++row) {
       const int64_t depth = chain_ ? first_node_ + row : depth_of(tile.first_row + row);
@@ -58,17 +61,18 @@ class Attention {
     const int64_t gather = chain_ ? slots_ : length_ / kBlockSize * kBlockSize;  // slots before it are positions
     for (int64_t block = first; block < slots_; block += kBlockSize) {
       const int64_t offset = op_.cache.offset(tile_.b, block, tile_.kv_head);
-      const Cache* keys = op_.cache.k.template as<Cache>() + offset;
+      const Cache* keys = op_.cache.k_cache.template as<Cache>() + offset;
       const int count = static_cast<int>(std::min<int64_t>(kBlockSize, slots_ - block));
-      fetch(op_.cache.v.template as<Cache>() + offset, count);
+      fetch(op_.cache.v_cache.template as<Cache>() + offset, count);
       if (const int64_t next = block + kBlockSize; next < slots_) {
-        const Cache* next_keys = op_.cache.k.template as<Cache>() + op_.cache.offset(tile_.b, next, tile_.kv_head);
+        const Cache* next_keys =
+            op_.cache.k_cache.template as<Cache>() + op_.cache.offset(tile_.b, next, tile_.kv_head);
         fetch(next_keys, std::min<int64_t>(kBlockSize, slots_ - next));
       }
       transpose(keys, count, dim_, keys_);
       if (block < gather) {
         const Cache* values[kBlockSize];
-        for (int i = 0; i < kBlockSize; ++i) values[i] = op_.cache.v.template as<Cache>() + offset + i * dim_;
+        for (int i = 0; i < kBlockSize; ++i) values[i] = op_.cache.v_cache.template as<Cache>() + offset + i * dim_;
         consume_block(block, values);
       } else {
         for_runs(0, pairs_,
@@ -85,7 +89,7 @@ class Attention {
   }
 
  private:
-  // A pass of few rows finds the cache where the weights have pushed it: in memory.
+  // In a pass of few rows the weights have pushed the key/value cache out of the processor's caches.
   void fetch(const Cache* slots, int64_t count) const {
     const char* bytes = reinterpret_cast<const char*>(slots);
     const int64_t size = count * dim_ * static_cast<int64_t>(sizeof(Cache));
@@ -99,7 +103,7 @@ class Attention {
     return nodes - 1;
   }
 
-  // body(p, n) for runs of up to kRunPairs pairs, of nearly equal length.
+  // Calls body(p, n) for runs of up to kRunPairs pairs, of nearly equal length.
   template <typename Body>
   static void for_runs(int first, int count, const Body& body) {
     const int runs = (count + kRunPairs - 1) / kRunPairs;
@@ -114,12 +118,12 @@ class Attention {
     return {within(first_[row]), within(last_[row] + 1)};
   }
 
-  // Scores of pairs p, p + 1, ..., p + n - 1 with the first `count` of keys_.
+  // Scores pairs [p, p + n) with the first `count` keys.
   void score(int p, int n, int count, float* scores, int64_t stride) const {
     with_count(n, [&](auto pairs) { score_block<pairs.value>(q_ + p, keys_, count, dim_, op_.scale, scores, stride); });
   }
 
-  // A block whose positions are slots.
+  // Takes a block whose positions are slots.
   void consume_block(int64_t block, const Cache* const* values) {
     for_runs(0, pairs_, [&](int p, int n) {
       Seen range[kRunPairs];
@@ -135,11 +139,11 @@ class Attention {
     });
   }
 
-  // What a row sees from position `from` on: the rest of the prefix, then its path.
+  // Takes the positions of a row from `from` on: the rest of the prefix, then its path.
   void gather_path(int64_t row, int64_t from) {
     const int64_t words = op_.ancestors.shape[1];
     const uint32_t* bits = op_.ancestors.as<uint32_t>() + (tile_.first_row + row) * words;
-    int slot[kGatherSlots];  // less `from`, by position less `from`
+    int slot[kGatherSlots];  // slot - from of position - from
     int positions = static_cast<int>(length_ - from);
     for (int i = 0; i < positions; ++i) slot[i] = i;
     for (int64_t w = 0, prefix = length_ - from; w < words; ++w) {
@@ -153,7 +157,7 @@ class Attention {
       const int* slots = slot + (block - from);
       const Cache* values[kBlockSize];
       for (int i = range.begin; i < range.end; ++i) {
-        values[i] = op_.cache.v.template as<Cache>() + op_.cache.offset(tile_.b, from + slots[i], tile_.kv_head);
+        values[i] = op_.cache.v_cache.template as<Cache>() + op_.cache.offset(tile_.b, from + slots[i], tile_.kv_head);
       }
       for_runs(static_cast<int>(row * tile_.heads), static_cast<int>(tile_.heads), [&](int p, int n) {
         float scores[kRunPairs * kScores];
@@ -168,8 +172,8 @@ class Attention {
     }
   }
 
-  // The online softmax: takes a block's scores (overwritten) and values into the sums of n pairs. Scores and values
-  // that a row does not see are not read.
+  // The online softmax: adds a block's values, weighted by its scores (overwritten), to the sums of n pairs. Reads only
+  // scores and values that a row sees.
   void consume(int p, int n, float* scores, const Seen* seen, const Cache* const* values) {
     constexpr int kWidth = kLanesOf<Vector>;
     float change[kLanes] = {};
@@ -193,7 +197,7 @@ class Attention {
     }
     float rescale[kLanes];
     store8(rescale, exp8(load8(change)));
-    int begin = 0, end = kBlockSize;  // what all of them see
+    int begin = 0, end = kBlockSize;  // the positions that all pairs see
     for (int r = 0; r < n; ++r) {
       if (seen[r].begin < seen[r].end) total_[p + r] = fmadd(total_[p + r], rescale[r], sums_[r]);
       begin = std::max(begin, seen[r].begin), end = std::min(end, seen[r].end);
@@ -219,7 +223,7 @@ class Attention {
   int64_t dim_, length_, first_node_, slots_;
   int pairs_;
   bool chain_;
-  int64_t first_[kTaskPairs], last_[kTaskPairs];  // the positions a row sees
+  int64_t first_[kTaskPairs], last_[kTaskPairs];  // positions that a row sees
   const float* q_[kTaskPairs];
   float* out_[kTaskPairs];
   float highest_[kTaskPairs], total_[kTaskPairs], sums_[kRunPairs];
@@ -227,25 +231,25 @@ class Attention {
   float* by_slot_;  // [pairs][kGatherSlots]
 };
 
-// Tiles of nearly equal height; few rows are cut finer, and their heads too, to give every thread about two tasks.
+// Tiles of nearly equal height. Few rows are cut finer, and their heads too, so that every thread has about two tasks.
 std::vector<Tile> tiles_of(const TreeAttention& op) {
-  const int64_t H = op.q.shape[1], group = H / op.cache.K, enough = num_threads() > 1 ? 2 * num_threads() : 1;
+  const int64_t H = op.q.shape[1], group = H / op.cache.heads(), enough = num_threads() > 1 ? 2 * num_threads() : 1;
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   int64_t heads = std::min<int64_t>(group, kTaskPairs), height = kTaskPairs / heads;
   const auto tiles = [&](int64_t b) { return (row_start[b + 1] - row_start[b] + height - 1) / height; };
   const auto few = [&] {
     int64_t count = 0;
-    for (int64_t b = 0; b < op.cache.B; ++b) count += tiles(b);
-    return count * op.cache.K * ((group + heads - 1) / heads) < enough;
+    for (int64_t b = 0; b < op.cache.requests(); ++b) count += tiles(b);
+    return count * op.cache.heads() * ((group + heads - 1) / heads) < enough;
   };
   while (height > 1 && few()) height = (height + 1) / 2;
   while (heads > 1 && few()) heads = (heads + 1) / 2;
   std::vector<Tile> result;
-  for (int64_t b = 0; b < op.cache.B; ++b) {
+  for (int64_t b = 0; b < op.cache.requests(); ++b) {
     const int64_t rows = row_start[b + 1] - row_start[b], count = tiles(b);
     for (int64_t head = 0, end = 0; head < H; head = end) {
       end = std::min(head + heads, (head / group + 1) * group);
-      // The later rows of a chain see more: the longest tasks first, so that none is left alone at the end.
+      // The later rows of a chain see more: the longest tasks come first, so that none is left alone at the end.
       for (int64_t t = count - 1; t >= 0; --t) {
         const int64_t first = rows * t / count, last = rows * (t + 1) / count;
         result.push_back({b, row_start[b] + first, last - first, head / group, head, end - head});
@@ -270,7 +274,7 @@ void run(const TreeAttention& op) {
   if (op.out.dtype != DType::kFloat32) fail("out: expected dtype float32 on cpu, got ", name_of(op.out.dtype));
   op.cache.validate_rows(op.q.shape[0]);
   if (op.ancestors.defined()) check_ancestors(op.cache, op.ancestors);
-  with_float_type(op.cache.k.dtype, [&](auto zero) { tree_attention<decltype(zero)>(op); });
+  with_float_type(op.cache.k_cache.dtype, [&](auto zero) { tree_attention<decltype(zero)>(op); });
 }
 
 }  // namespace specengine::SPECENGINE_ISA

@@ -1,23 +1,25 @@
-// One task owns one request: it walks the tree from the root and samples only the nodes it visits.
+// One task owns one request: it walks the tree from the root and samples only the nodes that it visits. Acceptance of a
+// node is decided in rules/ (rules/walk.h calls the rule), random numbers come from base/philox.h.
 #include "ops/verify_tree.h"
 
+#include "cpu/check_trees.h"
 #include "cpu/parallel_for.h"
-#include "cpu/sampling.h"
-#include "cpu/sampling_checks.h"
+#include "cpu/thread_sampler.h"
 #include "rules/rules.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-constexpr int kNoDraft = -2;  // in place of a bonus token: kNoToken, and the drafter's scores are to blame
+constexpr int kNoDraft = -2;  // in place of a bonus token: as kNoToken, but the drafter's scores are no distribution
 
 void check_values(const VerifyTree& op) {
-  const int64_t M = op.tokens.shape[0], V = op.scores.shape[1], B = op.bonus.shape[0];
-  check_trees(op, V);
-  const int32_t* row_start = op.row_start.as<int32_t>();
+  const int64_t M = op.trees.tokens.shape[0], V = op.workspace.scores.shape[1], B = op.accepted.bonus.shape[0];
+  check_trees(op.trees, V);
+  const int32_t* row_start = op.trees.row_start.as<int32_t>();
   for (int64_t b = 0; b < B; ++b) {
     const int64_t nodes = row_start[b + 1] - row_start[b];
-    if (nodes > op.path.shape[1]) fail("path: ", op.path.shape[1], " columns cannot hold a path of ", nodes, " nodes");
+    if (nodes > op.accepted.path.shape[1])
+      fail("path: ", op.accepted.path.shape[1], " columns cannot hold a path of ", nodes, " nodes");
   }
   for (int64_t m = 0; op.drawn.defined() && m < M; ++m) {
     const int32_t token = op.drawn.as<int32_t>()[m];
@@ -29,34 +31,23 @@ void check_values(const VerifyTree& op) {
     const int32_t row = op.draft.rows.as<int32_t>()[m];
     if (row < -1 || row >= R) fail("draft_rows: entry ", m, " is ", row, ", expected -1 to ", R - 1);
   }
-  check_index(op.draft.index, "draft_index", op.draft.logits.shape[1]);
+  check_index(op.draft.token_index, "draft_index", op.draft.logits.shape[1]);
 }
 
 // Rule `block` is `traversal` of chains.
 void check_chains(const VerifyTree& op) {
-  const int32_t* row_start = op.row_start.as<int32_t>();
-  for (int64_t b = 0; b < op.bonus.shape[0]; ++b) {
+  const int32_t* row_start = op.trees.row_start.as<int32_t>();
+  for (int64_t b = 0; b < op.accepted.bonus.shape[0]; ++b) {
     for (int64_t node = 1; node < row_start[b + 1] - row_start[b]; ++node) {
-      if (op.parents.as<int32_t>()[row_start[b] + node] == node - 1) continue;
+      if (op.trees.parents.as<int32_t>()[row_start[b] + node] == node - 1) continue;
       fail("parents: rule block takes chains only, request ", b, " has a tree; rule traversal takes trees");
     }
   }
 }
 
-// The target's tokens are known: rule `match` needs nothing else.
-struct KnownTokens : DraftedTree {
-  const int32_t* known;
-  int node = 0;
-  bool load(int at, const Needs&) {
-    node = at;
-    return known[node] != kNoToken;
-  }
-  int drawn() const { return known[node]; }
-};
-
 template <typename Rule>
 Verdict verdict_of(const VerifyTree& op, const Rule& rule, const DraftedTree& tree, int64_t b) {
-  const int64_t V = op.scores.shape[1], first = op.row_start.as<int32_t>()[b];
+  const int64_t V = op.workspace.scores.shape[1], first = op.trees.row_start.as<int32_t>()[b];
   if (op.drawn.defined()) {
     KnownTokens known{tree, op.drawn.as<int32_t>() + first};
     return walk(Match{}, known);
@@ -65,15 +56,17 @@ Verdict verdict_of(const VerifyTree& op, const Rule& rule, const DraftedTree& tr
   const LogitRows logits{op.logits.as<float>() + first * V,
                          op.draft.logits.as<float>(),
                          drafted ? op.draft.rows.as<int32_t>() + first : nullptr,
-                         op.draft.index.as<int32_t>(),
+                         op.draft.token_index.as<int32_t>(),
                          V,
                          drafted ? op.draft.logits.shape[1] : 0,
                          op.draft.replacement};
-  Sampler sampler(op.sampling, op.history, b, V, op.scores.as<float>() + b * V, op.counts.as<int32_t>() + b * V);
-  uint64_t* weights = op.weights.defined() ? op.weights.as<uint64_t>() + b * kWeightPlanes * V : nullptr;
+  ThreadSampler sampler(op.trees.sampling, op.trees.history, b, V, op.workspace.scores.as<float>() + b * V,
+                        op.workspace.counts.as<int32_t>() + b * V);
+  uint64_t* weights =
+      op.workspace.weights.defined() ? op.workspace.weights.as<uint64_t>() + b * kWeightPlanes * V : nullptr;
   double values[kMaxNodes];
   int marks[kMaxNodes];
-  Rows<Sampler> rows(tree, logits, sampler, weights, values, marks);
+  Rows<ThreadSampler> rows(tree, logits, sampler, weights, values, marks);
   Verdict end = walk(rule, rows);
   if (end.token == kNoToken && Rule::needs.draft && drafted && logits.draft_rows[end.node] >= 0) {
     const float* row = logits.draft + logits.draft_rows[end.node] * logits.columns;
@@ -84,17 +77,17 @@ Verdict verdict_of(const VerifyTree& op, const Rule& rule, const DraftedTree& tr
 
 template <typename Rule>
 void verify(const VerifyTree& op, const Rule& rule, int64_t b) {
-  const int64_t N = op.path.shape[1];
-  const int32_t first = op.row_start.as<int32_t>()[b], nodes = op.row_start.as<int32_t>()[b + 1] - first;
-  const DraftedTree tree{op.tokens.as<int32_t>() + first, op.parents.as<int32_t>() + first, nodes};
+  const int64_t N = op.accepted.path.shape[1];
+  const int32_t first = op.trees.row_start.as<int32_t>()[b], nodes = op.trees.row_start.as<int32_t>()[b + 1] - first;
+  const DraftedTree tree{op.trees.tokens.as<int32_t>() + first, op.trees.parents.as<int32_t>() + first, nodes};
   const Verdict end = verdict_of(op, rule, tree, b);
   const int depth = tree.depth(end.node);
-  int32_t* path = op.path.as<int32_t>() + b * N;
+  int32_t* path = op.accepted.path.as<int32_t>() + b * N;
   std::fill(path, path + N, -1);
   for (int node = end.node, i = depth; i >= 0; --i, node = tree.parent(node)) path[i] = node;
-  // Without a token it is reported by run(): a task must not throw. The path's last entry says where it happened.
-  op.path_length.as<int32_t>()[b] = depth + 1, op.bonus.as<int32_t>()[b] = end.token;
-  op.relaxed.as<int32_t>()[b] = end.relaxed;
+  // A task must not throw: run() reports a walk without a token. The path's last entry is the node.
+  op.accepted.path_length.as<int32_t>()[b] = depth + 1, op.accepted.bonus.as<int32_t>()[b] = end.token;
+  op.accepted.relaxed.as<int32_t>()[b] = end.relaxed;
 }
 
 }  // namespace
@@ -102,15 +95,16 @@ void verify(const VerifyTree& op, const Rule& rule, int64_t b) {
 void run(const VerifyTree& op) {
   check_values(op);
   if (op.rule == "block") check_chains(op);
-  const int64_t B = op.bonus.shape[0];
+  const int64_t B = op.accepted.bonus.shape[0];
   with_rule(op.rule, op.options, [&](auto rule) { parallel_for(B, [&](int64_t b) { verify(op, rule, b); }); });
   for (int64_t b = 0; b < B; ++b) {
-    const int32_t bonus = op.bonus.as<int32_t>()[b];
+    const int32_t bonus = op.accepted.bonus.as<int32_t>()[b];
     if (bonus >= 0) continue;
-    const int32_t last = op.path_length.as<int32_t>()[b] - 1;
-    const int32_t row = op.row_start.as<int32_t>()[b] + op.path.as<int32_t>()[b * op.path.shape[1] + last];
+    const int32_t last = op.accepted.path_length.as<int32_t>()[b] - 1;
+    const int32_t row =
+        op.trees.row_start.as<int32_t>()[b] + op.accepted.path.as<int32_t>()[b * op.accepted.path.shape[1] + last];
     const auto refuse = [&](const char* name, int32_t at, const char* so) {
-      fail(name, ": row ", at, " (request ", b, ", position ", op.history.length.as<int32_t>()[b] + last,
+      fail(name, ": row ", at, " (request ", b, ", position ", op.trees.history.length.as<int32_t>()[b] + last,
            ") has NaN or infinite scores, so ", so);
     };
     if (bonus == kNoDraft) {

@@ -1,23 +1,21 @@
 // Acceptance on the device: appends each request's accepted tokens and bonus token to its history, cuts the run where
-// the request ends inside it, and writes what the host wants to know.
+// the request ends inside it, and writes a record for the host.
 #pragma once
 #include "base/check.h"
 #include "ops/kv_cache.h"
+#include "ops/verify_tree.h"
 
 namespace specengine {
 
 constexpr int kRecordHead = 4;  // numbers in front of the path
 
-// A request ends with an end-of-text token (unless it ignores them) or at final_length; it is idle from then on.
-// Idle requests are left alone (path_length 0). A root row without a distribution (bonus -1) ends the request, and
-// nothing of its run is kept.
+// A request ends with an end-of-text token (unless it ignores them) or at final_length; from then on it is idle. An
+// idle request stays as it is and gets path_length 0. A root row without a distribution (bonus -1) ends the request
+// without any of the run's tokens.
 struct CommitTokens {
   TensorView tokens;          // [B * N] int32, of the trees
   TensorView parents;         // [B * N] int32
-  TensorView path;            // [B, N] int32
-  TensorView path_length;     // [B] int32; written: cut to the tokens kept
-  TensorView bonus;           // [B] int32
-  TensorView relaxed;         // [B] int32
+  AcceptedPaths accepted;     // path_length is written: cut to the tokens kept
   TensorView eos;             // [E] int32, end-of-text tokens
   TensorView ignores_eos;     // [B] int32
   TensorView final_length;    // [B] int32
@@ -30,13 +28,10 @@ struct CommitTokens {
   Device validate() const {
     Checker check;
     Dim B{"B"}, N{"N"}, M{"B * N"}, T{"T"}, E{"E"};
-    check(path, "path", {DType::kInt32}, {B, N});
+    accepted.validate(check, B, N);
     M.value = B * N, M.bound_by = "path";
     check(tokens, "tokens", {DType::kInt32}, {M});
     check(parents, "parents", {DType::kInt32}, {M});
-    check(path_length, "path_length", {DType::kInt32}, {B});
-    check(bonus, "bonus", {DType::kInt32}, {B});
-    check(relaxed, "relaxed", {DType::kInt32}, {B});
     check(eos, "eos", {DType::kInt32}, {E});
     check(ignores_eos, "ignores_eos", {DType::kInt32}, {B});
     check(final_length, "final_length", {DType::kInt32}, {B});

@@ -7,10 +7,10 @@
 namespace specengine {
 
 // Slot lengths[b] + path[b, j] becomes slot lengths[b] + j for j < path_length[b]. Path entries ascend, so a row is
-// always read before it is overwritten. The caller advances lengths afterwards.
+// read before it is overwritten. The caller advances lengths afterwards.
 struct CompactKv {
-  TensorView k;            // [layers, P, K, 64, D] float32 | bfloat16 | float16, written
-  TensorView v;            // as k, written
+  TensorView k_cache;      // [layers, P, K, 64, D] float32 | bfloat16 | float16, written
+  TensorView v_cache;      // as k_cache, written
   TensorView block_table;  // [B, max_pages] int32
   TensorView lengths;      // [B] int32
   TensorView path;         // [B, N] int32, ascending node indices
@@ -19,8 +19,8 @@ struct CompactKv {
   Device validate() const {
     Checker check;
     Dim layers{"layers"}, P{"P"}, K{"K"}, D{"D"}, B{"B"}, max_pages{"max_pages"}, N{"N"};
-    check(k, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, K, kPageSize, D});
-    check(v, "v_cache", {k.dtype}, {layers, P, K, kPageSize, D});
+    check(k_cache, "k_cache", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {layers, P, K, kPageSize, D});
+    check(v_cache, "v_cache", {k_cache.dtype}, {layers, P, K, kPageSize, D});
     check(block_table, "block_table", {DType::kInt32}, {B, max_pages});
     check(lengths, "lengths", {DType::kInt32}, {B});
     check(path, "path", {DType::kInt32}, {B, N});

@@ -1,5 +1,5 @@
-// Prompt lookup on the device: each request's draft is a chain, what followed its last tokens where they occurred
-// before.
+// Prompt lookup on the device: each request's draft is a chain, the tokens that followed an earlier occurrence of its
+// last tokens.
 #pragma once
 #include "base/check.h"
 #include "ops/kv_cache.h"
@@ -7,10 +7,10 @@
 namespace specengine {
 
 // The tree of request b lies in rows [b * N, (b + 1) * N): the root, then the chain, then padding (token -1, parent
-// -1, depth -1, no ancestor bits). The occurrence with the longest match counts (at least min_ngram tokens, compared up
-// to max_ngram), of equals the newest; behind the history's end the draft goes on with itself, as a loop does. A chain
-// is no longer than what the request may still commit besides the bonus token. An idle request is padding altogether.
-// N = 1 is plain decoding.
+// -1, depth -1, no ancestor bits). The longest match wins (at least min_ngram tokens, compared up to max_ngram), of
+// equals the newest. Behind the history's end the draft repeats itself, as a loop does. A chain is at most as long as
+// the tokens that the request may still commit besides the bonus token. An idle request is all padding. N = 1 is plain
+// decoding.
 struct DraftLookup {
   TensorView history;         // [B, T] int32, committed tokens, the root last
   TensorView history_length;  // [B] int32, root included

@@ -1,11 +1,11 @@
-// Draws the children of nodes from the drafter's logits, shaped by the sampling parameters as the target's are, with
-// noise of a stream of its own: an acceptance test or a residual that shared it would bias the output.
+// Draws the children of nodes from the drafter's logits. The sampling parameters shape them as they shape the target's.
+// The noise is a stream of its own: an acceptance test or a residual that shared it would bias the output.
 //
-// That noise depends on the root's position and the node, so that what an earlier cycle drafted for the same position,
-// and perhaps refused, says nothing about what is drafted now.
+// That noise depends on the root's position and the node, so a draw is independent of the tokens that an earlier cycle
+// drafted, and perhaps refused, for the same position.
 //
-// Rule `match` emits the target's own draws whatever is drafted, so nothing is biased by children drawn with the noise
-// of these; the more alike the two distributions are, the more often they are the same tokens.
+// Rule `match` emits the target's own draws for every draft, so with `as_match` children may be drawn with the noise of
+// those draws. The more alike the two distributions are, the more often drafted and drawn tokens are equal.
 //
 // CUDA refuses nothing: a row whose request is negative or idle, whose node is not among the tree's first 256, or
 // whose scores are no distribution gives no siblings.
@@ -14,19 +14,20 @@
 
 namespace specengine {
 
-struct DrawSiblings : SampledTrees {
-  TensorView logits;    // [R, C] float32
-  TensorView requests;  // [R] int32: whose row it is
-  TensorView nodes;     // [R] int32: the node within that request whose children are drawn
-  TensorView index;     // [V] int32 or None; see DraftLogits
+struct DrawSiblings {
+  TensorView logits;     // [R, C] float32
+  TensorView requests;   // [R] int32: the row's request
+  TensorView nodes;      // [R] int32: the node within that request whose children are drawn
+  OptionalTensor index;  // [V] int32; see DraftLogits
+  SampledTrees trees;
 
-  TensorView drawn;    // [R, K] int32, written: siblings in the order they were drawn; -1: nothing is left to draw
+  TensorView drawn;    // [R, K] int32, written: siblings in the order of drawing; -1: no token is left to draw
   TensorView scores;   // [R, V] float32, workspace; CUDA: all zero before and after
   TensorView counts;   // [R, V] int32, workspace: all zero before and after
   TensorView weights;  // [R, V] int64, workspace
 
   bool replacement;  // whether a sibling may be drawn again
-  bool as_match;     // whether with the noise of rule `match`; no sibling is drawn again then
+  bool as_match;     // whether to draw with the noise of rule `match`; then no sibling is drawn again
 
   Device validate() const {
     Checker check;
@@ -39,7 +40,7 @@ struct DrawSiblings : SampledTrees {
     check(weights, "weights", {DType::kInt64}, {R, V});
     check.optional(index, "index", {DType::kInt32}, {V});
     if (!index.defined() && C != V) fail("logits: expected V=", V.value, " columns without an index, got ", C.value);
-    SampledTrees::validate(check, M, B);
+    trees.validate(check, M, B);
     check(drawn, "drawn", {DType::kInt32}, {R, K});
     if (V < 1) fail("scores: expected at least one column");
     if (K < 1) fail("drawn: expected at least one column");

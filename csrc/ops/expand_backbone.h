@@ -6,26 +6,41 @@
 
 namespace specengine {
 
-constexpr int kVocabularyPart = 8192;     // tokens whose best ones a block of the CUDA kernel finds
+constexpr int kVocabularyPart = 8192;     // tokens that a block of the CUDA kernel reads
 constexpr int kMaxVocabularyParts = 128;  // of the CUDA kernel
+
+// Trees of B requests, N nodes each.
+struct BackboneTrees {
+  static constexpr char kRecord[] = "BackboneTrees";
+  TensorView tokens;     // [B, N] int32; N >= 1 + T * max(widths)
+  TensorView parents;    // [B, N] int32; -1 for the root
+  TensorView depths;     // [B, N] int32
+  TensorView scores;     // [B, N] float32: cumulative log-probability, root 0
+  TensorView ancestors;  // [B, N, W] int32 bits; W = ceil(N / 32)
+  // [B] int32; entries past it are padding: -1 (tokens, parents, depths) and 0 (scores, ancestors).
+  // The CPU refuses logits with NaN or +infinity, or all -infinite. CUDA writes -1, and everything is padding.
+  TensorView node_counts;
+
+  void validate(Checker& check, Dim& B, Dim& N) const {
+    check(tokens, "tokens", {DType::kInt32}, {B, N});
+    check(parents, "parents", {DType::kInt32}, {B, N});
+    check(depths, "depths", {DType::kInt32}, {B, N});
+    check(scores, "scores", {DType::kFloat32}, {B, N});
+    check(ancestors, "ancestors", {DType::kInt32}, {B, N, (N + 31) / 32});
+    check(node_counts, "node_counts", {DType::kInt32}, {B});
+  }
+};
 
 // Level t proposes its `width` most likely tokens as children of the backbone node of level t - 1 (level 0: of the
 // root); the most likely one is the next backbone node, its siblings are leaves. width = widths[number of thresholds
 // below the level's highest probability]: no thresholds is FastEagle's constant k, CAPE has 0.3/0.6/0.8 and 8/6/4/2.
-// An idle request, whose root is -1, has no nodes and its logits are not read.
+// An idle request, whose root is -1, gets no nodes; its logits are not read.
 struct ExpandBackbone {
   TensorView logits;      // [B, T, V] float32
   TensorView root;        // [B] int32, last committed token
   TensorView thresholds;  // [C] float32, ascending
   TensorView widths;      // [C + 1] int32
-  TensorView tokens;      // [B, N] int32, written; N >= 1 + T * max(widths)
-  TensorView parents;     // [B, N] int32, written; -1 for the root
-  TensorView depths;      // [B, N] int32, written
-  TensorView scores;      // [B, N] float32, written: cumulative log-probability, root 0
-  TensorView ancestors;   // [B, N, W] int32 bits, written; W = ceil(N / 32)
-  // [B] int32, written; entries past it are padding: -1 (tokens, parents, depths) and 0 (scores, ancestors).
-  // Logits with NaN or +infinity, or all -infinite, are refused; on CUDA, which cannot: -1, and everything is padding.
-  TensorView node_counts;
+  BackboneTrees trees;    // written
   TensorView top_tokens;  // [B, T, S, max(widths)] int32, workspace; S = ceil(V / kVocabularyPart)
   TensorView top_scores;  // [B, T, S, max(widths)] float32, workspace
   TensorView sums;        // [B, T, S] float32, workspace
@@ -38,12 +53,7 @@ struct ExpandBackbone {
     check(root, "root", {DType::kInt32}, {B});
     check(thresholds, "thresholds", {DType::kFloat32}, {C});
     check(widths, "widths", {DType::kInt32}, {C + 1});
-    check(tokens, "tokens", {DType::kInt32}, {B, N});
-    check(parents, "parents", {DType::kInt32}, {B, N});
-    check(depths, "depths", {DType::kInt32}, {B, N});
-    check(scores, "scores", {DType::kFloat32}, {B, N});
-    check(ancestors, "ancestors", {DType::kInt32}, {B, N, (N + 31) / 32});
-    check(node_counts, "node_counts", {DType::kInt32}, {B});
+    trees.validate(check, B, N);
     const int64_t parts = (V + kVocabularyPart - 1) / kVocabularyPart;
     check(top_tokens, "top_tokens", {DType::kInt32}, {B, T, parts, k});
     check(top_scores, "top_scores", {DType::kFloat32}, {B, T, parts, k});

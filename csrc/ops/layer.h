@@ -7,8 +7,8 @@
 
 namespace specengine {
 
-// Rows for the linear layer that follows: on the CPU float32 [M, C], or quantised (RowBlock) where that is what its
-// weight multiplies; on CUDA [M, C] in its weight's dtype.
+// Rows for the linear layer that follows: on the CPU float32 [M, C], or quantised (RowBlock) if its weight is; on CUDA
+// [M, C] in its weight's dtype.
 inline void check_activation(Checker& check, const TensorView& out, Dim& M, const DimRef& columns) {
   if (check.for_cuda()) {
     return check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, columns});
@@ -18,12 +18,12 @@ inline void check_activation(Checker& check, const TensorView& out, Dim& M, cons
   check(out, "out", {DType::kFloat32, DType::kUInt8}, {M, columns});
 }
 
-// residual += delta (where given); out = residual / sqrt(mean(residual^2) + eps) * weight, row by row.
+// residual += delta (if given); out = residual / sqrt(mean(residual^2) + eps) * weight, row by row.
 struct RmsNorm {
-  TensorView residual;  // [M, C] float32, written where delta is given
-  TensorView delta;     // [M, C] float32, optional
-  TensorView weight;    // [C] float32
-  TensorView out;       // [M, C], see check_activation; written
+  TensorView residual;   // [M, C] float32, written if delta is given
+  OptionalTensor delta;  // [M, C] float32
+  TensorView weight;     // [C] float32
+  TensorView out;        // [M, C], see check_activation; written
   float eps;
 
   Device validate() const {
@@ -52,10 +52,10 @@ struct SiluMul {
   }
 };
 
-// Host-readable tensors only; after validate_rows.
+// Checks positions. Host-readable tensors only; after validate_rows.
 inline void check_depths(const KvCacheView& cache, const TensorView& depths, int64_t positions) {
   const int32_t* row_start = cache.row_start.as<int32_t>();
-  for (int64_t b = 0; b < cache.B; ++b) {
+  for (int64_t b = 0; b < cache.requests(); ++b) {
     const int64_t length = cache.lengths.as<int32_t>()[b];
     for (int64_t m = row_start[b]; m < row_start[b + 1]; ++m) {
       const int64_t depth = depths.as<int32_t>()[m];
@@ -74,30 +74,30 @@ constexpr int64_t kMaxHeadDim = 256;  // of the CUDA kernels
 // (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
 // CUDA: a row of depth -1, or behind the last request's rows, is padding: its q becomes 0, the cache stays as it is.
 struct RopeCache {
-  TensorView qkv;     // [M, (H + 2K) * D] float32
-  TensorView cos;     // [T, D/2] float32, T positions
-  TensorView sin;     // [T, D/2] float32
-  TensorView q_norm;  // [D] float32, optional
-  TensorView k_norm;  // [D] float32, optional
-  TensorView depths;  // [M] int32, root 0
-  KvCacheView cache;  // one layer, written
-  TensorView q;       // [M, H, D] float32, written
+  TensorView qkv;         // [M, (H + 2K) * D] float32
+  TensorView cos;         // [T, D/2] float32, T positions
+  TensorView sin;         // [T, D/2] float32
+  OptionalTensor q_norm;  // [D] float32
+  OptionalTensor k_norm;  // [D] float32
+  TensorView depths;      // [M] int32, root 0
+  KvCacheView cache;      // one layer, written
+  TensorView q;           // [M, H, D] float32, written
   float eps;
 
   Device validate() const {
     Checker check;
     Dim M{"M"}, H{"H"}, T{"T"}, half{"D/2"};
     const Device device = cache.validate(check);
-    check(q, "q", {DType::kFloat32}, {M, H, cache.D});
-    check(qkv, "qkv", {DType::kFloat32}, {M, (H + 2 * cache.K) * cache.D});
+    check(q, "q", {DType::kFloat32}, {M, H, cache.dim()});
+    check(qkv, "qkv", {DType::kFloat32}, {M, (H + 2 * cache.heads()) * cache.dim()});
     check(cos, "cos", {DType::kFloat32}, {T, half});
     check(sin, "sin", {DType::kFloat32}, {T, half});
-    if (half * 2 != cache.D) fail("cos: expected D/2=", cache.D / 2, " columns, got ", half.value);
-    check.optional(q_norm, "q_norm", {DType::kFloat32}, {cache.D});
-    check.optional(k_norm, "k_norm", {DType::kFloat32}, {cache.D});
+    if (half * 2 != cache.dim()) fail("cos: expected D/2=", cache.dim() / 2, " columns, got ", half.value);
+    check.optional(q_norm, "q_norm", {DType::kFloat32}, {cache.dim()});
+    check.optional(k_norm, "k_norm", {DType::kFloat32}, {cache.dim()});
     check(depths, "depths", {DType::kInt32}, {M});
-    if (check.for_cuda() && cache.D > kMaxHeadDim) {
-      fail("k_cache: head dim ", cache.D, ", at most ", kMaxHeadDim, " is supported on cuda");
+    if (check.for_cuda() && cache.dim() > kMaxHeadDim) {
+      fail("k_cache: head dim ", cache.dim(), ", at most ", kMaxHeadDim, " is supported on cuda");
     }
     return device;
   }

@@ -1,6 +1,6 @@
-// out[M, N] = x[M, C] @ weight[N, C]^T + bias[N], weight packed as ops/weight.h says. A float weight multiplies float32
-// rows; a quantised one multiplies rows quantised to int8, block by block of 32 columns, with one scale per row and
-// block. On CUDA the rows have the weight's dtype.
+// out[M, N] = x[M, C] @ weight[N, C]^T + bias[N], weight packed as in ops/packed_weight.h. A float weight multiplies
+// float32 rows; a quantised one multiplies rows quantised to int8, block by block of 32 columns, with one scale per row
+// and block. On CUDA the rows have the weight's dtype.
 #pragma once
 #include <cstring>
 #include <iterator>
@@ -8,14 +8,14 @@
 #include "base/check.h"
 #include "base/isa.h"
 #include "base/philox.h"
-#include "ops/weight.h"
+#include "ops/packed_weight.h"
 
 namespace specengine {
 
 // 32 columns of a quantised row; a row of C columns is C / 32 of them, the last one padded with zeros.
 struct RowBlock {
   int8_t code[kBlock];  // -127..127: x = scale * code
-  float scale;          // NaN where x has an entry that is not finite
+  float scale;          // NaN if x has an entry that is not finite
   float sum;            // scale * code_sum
   int32_t code_sum;
 };
@@ -34,16 +34,16 @@ struct QuantiseRows {
   }
 };
 
-// What a block of the CUDA kernel owns: rows of the weight, and warps that share its columns. Variants of equally many
-// warps add in the same order: they give the same bits.
+// A block of the CUDA kernel owns rows of the weight; its warps share their columns. Variants with equally many warps
+// add in the same order and give the same bits.
 struct LinearVariant {
   int rows, warps;
 };
 constexpr LinearVariant kLinearVariants[] = {{16, 8}, {16, 4}, {16, 16}, {32, 8}, {32, 4}, {64, 8}};
 
-// Checks what is multiplied, `rows` of the weight included. variant: 0 (the first one) or a place in kLinearVariants
-// from 1 on; the CPU has one way.
-// x is float32 [M, C], or uint8 [M, ceil(C / 32), 44] for a quantised weight; on CUDA [M, C] in the weight's dtype.
+// Checks the factors of a product and the `rows` of its weight. variant: a place in kLinearVariants from 1 on, or 0 for
+// the first one; always 0 on the CPU. x is float32 [M, C], or uint8 [M, ceil(C / 32), 44] for a quantised weight; on
+// CUDA [M, C] in the weight's dtype.
 inline void check_product(Checker& check, const TensorView& x, const TensorView& weight, int64_t rows, int64_t variant,
                           Dim& M) {
   Dim C{"C"};
@@ -69,12 +69,12 @@ inline void check_product(Checker& check, const TensorView& x, const TensorView&
 }
 
 struct Linear {
-  TensorView x;       // see check_product
-  TensorView weight;  // any format; on CUDA [rows, C] as it is
-  TensorView bias;    // [N] float32, optional
-  TensorView out;     // [M, N] float32; columns [first, first + rows) are written
+  TensorView x;         // see check_product
+  TensorView weight;    // any format; on CUDA [rows, C] as it is
+  OptionalTensor bias;  // [N] float32
+  TensorView out;       // [M, N] float32; columns [first, first + rows) are written
   int64_t first;
-  int64_t rows;  // of the weight: one fused projection may consist of weights of several formats
+  int64_t rows;  // of this weight: a fused projection may consist of weights of several formats
   int64_t variant = 0;
 
   Device validate() const {
@@ -90,15 +90,14 @@ struct Linear {
   }
 };
 
-// The largest entry of each row of the same product, without storing the product: greedy verification of a tree needs
-// no more.
+// The largest entry of each row of the same product, without storing the product: enough for greedy verification.
 struct LinearArgmax {
-  TensorView x;       // see check_product
-  TensorView weight;  // any format; on CUDA [rows, C] as it is
-  TensorView bias;    // [N] float32, optional
-  TensorView ids;   // [M] int32, written: the lowest index of the largest entry; -1 if an entry is NaN or that infinite
-  TensorView keys;  // [M] int64, workspace
-  int64_t rows;     // N
+  TensorView x;         // see check_product
+  TensorView weight;    // any format; on CUDA [rows, C] as it is
+  OptionalTensor bias;  // [N] float32
+  TensorView ids;       // [M] int32, written: the lowest index of the largest entry; -1 if any is NaN or it is infinite
+  TensorView keys;      // [M] int64, workspace
+  int64_t rows;         // N
   int64_t variant = 0;
 
   Device validate() const {

@@ -1,5 +1,5 @@
-// The trees of a batch with what shapes the distributions of their nodes: the sampling parameters, and the tokens that
-// penalties count.
+// The trees of a batch with everything that shapes the distributions of their nodes: the sampling parameters and the
+// tokens that penalties count.
 #pragma once
 #include "base/check.h"
 
@@ -7,6 +7,7 @@ namespace specengine {
 
 // One entry per request.
 struct SamplingTable {
+  static constexpr char kRecord[] = "SamplingTable";
   TensorView temperature;         // [B] float32; 0: the most likely token
   TensorView top_k;               // [B] int32; 0: off
   TensorView top_p;               // [B] float32, in (0, 1]; 1: off
@@ -37,6 +38,7 @@ struct SamplingTable {
 
 // Committed tokens, the root last. Penalties count them and the tokens on a node's path.
 struct TokenHistory {
+  static constexpr char kRecord[] = "TokenHistory";
   TensorView tokens;         // [B, T] int32
   TensorView length;         // [B] int32, >= 1; the root's absolute position is length - 1
   TensorView prompt_length;  // [B] int32; frequency and presence count only tokens after the prompt
@@ -49,8 +51,9 @@ struct TokenHistory {
   }
 };
 
-// What the ops that sample have in common.
+// The common arguments of the ops that sample.
 struct SampledTrees {
+  static constexpr char kRecord[] = "SampledTrees";
   TensorView tokens;     // [M] int32; tokens of the nodes, row_start[b] is the root of request b
   TensorView parents;    // [M] int32, node index within the request, an earlier one; -1 for the root
   TensorView row_start;  // [B + 1] int32

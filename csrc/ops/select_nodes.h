@@ -1,8 +1,8 @@
 // Cuts scored candidates to a tree of N nodes: the rerank of EAGLE-2 and -3, any tree of a drafter to a fixed width.
 #pragma once
 #include "base/check.h"
+#include "base/draw_arithmetic.h"
 #include "base/isa.h"
-#include "base/sampling.h"
 #include "ops/kv_cache.h"
 
 namespace specengine {
@@ -17,16 +17,16 @@ struct SelectNodes {
   TensorView parents;  // [B, M] int32, an earlier candidate; -1 for the root, which is candidate 0
   TensorView depths;   // [B, M] int32, of the root 0; -1: there is no candidate
   TensorView scores;   // [B, M] float32
-  // [B] int32, deepest depth to keep; negative: the request is idle, has no nodes and its candidates are not read. One
-  // without a candidate 0 has none either.
+  // [B] int32, deepest depth to keep; negative: the request is idle, gets no nodes, and its candidates are not read. A
+  // request without candidate 0 gets no nodes either.
   TensorView limits;
   TensorView out_tokens;   // [B, N] int32, written
   TensorView out_parents;  // [B, N] int32, written: nodes; -1 for the root
   TensorView out_depths;   // [B, N] int32, written
-  TensorView kept;         // [B, N] int32, written: the candidate that each node was
+  TensorView kept;         // [B, N] int32, written: each node's candidate
   TensorView ancestors;    // [B, N, W] int32 bits, written; W = ceil(N / 32)
-  // [B] int32, written; entries past it are padding: -1, and 0 for ancestors. What is no such tree is refused. On CUDA,
-  // which cannot: -1 and padding where a score is NaN, else a candidate without a kept parent is dropped.
+  // [B] int32, written; entries past it are padding: -1, and 0 for ancestors. The CPU refuses candidates that are no
+  // such tree. CUDA writes -1 and padding if a score is NaN, and else drops a candidate without a kept parent.
   TensorView node_counts;
 
   Device validate() const {
@@ -49,7 +49,7 @@ struct SelectNodes {
   }
 };
 
-// Orders candidates as they are kept: a larger score, then a lower index. No two are equal, and none is 0.
+// Orders candidates by preference: a larger score, then a lower index. No two keys are equal, and none is 0.
 constexpr int kIndexBits = 11, kSelectionBits = 32 + kIndexBits;
 static_assert(kMaxCandidates == 1 << kIndexBits);
 SPECENGINE_HOST_DEVICE inline uint64_t selection_key(float score, int candidate) {

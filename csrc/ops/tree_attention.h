@@ -6,11 +6,11 @@
 
 namespace specengine {
 
-// Host-readable tensors only; after validate_rows.
+// Checks the bits of every row. Host-readable tensors only; after validate_rows.
 inline void check_ancestors(const KvCacheView& cache, const TensorView& ancestors) {
   const int32_t* row_start = cache.row_start.as<int32_t>();
   const int64_t words = ancestors.shape[1];
-  for (int64_t b = 0; b < cache.B; ++b) {
+  for (int64_t b = 0; b < cache.requests(); ++b) {
     const int64_t nodes = cache.first_node + row_start[b + 1] - row_start[b];
     if (nodes > kMaxNodes)
       fail("row_start: request ", b, " has ", nodes, " nodes, at most ", kMaxNodes, " are supported");
@@ -35,26 +35,27 @@ inline void check_ancestors(const KvCacheView& cache, const TensorView& ancestor
 // without any ancestor bit is padding and becomes zeros; its cache slot is never read. A float32 cache is always
 // strict.
 struct TreeAttention {
-  TensorView q;          // [M, H, D] float32
-  KvCacheView cache;     // one layer; the nodes' own rows are already written (slot = prefix length + node index)
-  TensorView ancestors;  // [M, W] int32, bit j of word w: node 32w + j is on the row's path (itself included);
-                         // None: every request's rows are a chain (causal mask), of any length
-  TensorView out;        // [M, H, D] float32, written; CUDA: or bfloat16 | float16
+  TensorView q;              // [M, H, D] float32
+  KvCacheView cache;         // one layer; the nodes' own rows are already written (slot = prefix length + node index)
+  OptionalTensor ancestors;  // [M, W] int32, bit j of word w: node 32w + j is on the row's path (itself included);
+                             // None: every request's rows are a chain (causal mask), of any length
+  TensorView out;            // [M, H, D] float32, written; CUDA: or bfloat16 | float16
   float scale;
-  int64_t window;        // a key is visible while query position - key position < window; 0: no window
-  bool strict;           // a row's bits depend on its own path only, as always on the CPU
-  TensorView workspace;  // [n] float32, overwritten, at least workspace_floats() where that is not 0; None elsewhere
+  int64_t window;            // a key is visible if query position - key position < window; 0: no window
+  bool strict;               // a row's bits depend on its own path only, as always on the CPU
+  OptionalTensor workspace;  // [n] float32, overwritten, n >= workspace_floats(); None if that is 0
 
   Device validate() const {
     Checker check;
     Dim M{"M"}, H{"H"}, W{"W"}, n{"n"};
     const Device device = cache.validate(check);
-    check(q, "q", {DType::kFloat32}, {M, H, cache.D});
-    check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, H, cache.D});
+    check(q, "q", {DType::kFloat32}, {M, H, cache.dim()});
+    check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, H, cache.dim()});
     check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
     check.optional(workspace, "workspace", {DType::kFloat32}, {n});
-    if (cache.K < 1 || H < 1 || H % cache.K != 0) fail("q: H=", H.value, " heads are no multiple of K=", cache.K);
-    if (H / cache.K > kMaxGroup) fail("q: at most ", kMaxGroup, " query heads per key/value head are supported");
+    if (cache.heads() < 1 || H < 1 || H % cache.heads() != 0)
+      fail("q: H=", H.value, " heads are no multiple of K=", cache.heads());
+    if (H / cache.heads() > kMaxGroup) fail("q: at most ", kMaxGroup, " query heads per key/value head are supported");
     if (window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", window);
     return device;
   }

@@ -1,7 +1,7 @@
 // Rule `cascade` (speculative cascades, Narasimhan et al. 2024, arXiv 2405.19261): rule `rejection` for a mixture of
-// target and draft distribution in the target's place. Where the deferral rule trusts the drafter its distribution is
-// kept (chow, diff, opt, bild), or the tokens that it is trusted with are (token_v1 to v3). Decisions are made from the
-// distributions without temperature and filters, mixing is of those with them.
+// target and draft distribution in the target's place. If the deferral rule trusts the drafter, the mixture is the
+// drafter's distribution (chow, diff, opt, bild) or has the drafter's probability for trusted tokens (token_v1 to v3).
+// Decisions read the distributions without temperature and filters; the mixture is made of those with them.
 // Lossy; needs sampled children. The bonus token behind a node without a draft distribution is the target's.
 #pragma once
 #include "rules/rejection.h"
@@ -42,7 +42,7 @@ struct Cascade {
       case Deferral::kDiff:
         return keep(draft_top >= target_top - alpha);
       case Deferral::kOpt: {
-        const double distance = rows.distance();  // 0: there is nothing to choose, and alpha may be infinite
+        const double distance = rows.distance();  // 0: the two are equal, and alpha may be infinite
         return keep(distance > 0 && draft_top >= target_top - product(alpha, distance));
       }
       case Deferral::kBild:

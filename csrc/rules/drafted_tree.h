@@ -1,4 +1,4 @@
-// One request's tree as a rule sees it: node 0 is the root, every other node's parent is an earlier one.
+// One request's tree for a rule: node 0 is the root, every other node's parent is an earlier node.
 #pragma once
 #include "base/host_device.h"
 
@@ -18,7 +18,7 @@ struct DraftedTree {
     return above;
   }
 
-  // -1: there is none.
+  // These return -1 if there is no such node.
   SPECENGINE_HOST_DEVICE int first_child(int node) const { return child_from(node, node + 1); }
   SPECENGINE_HOST_DEVICE int next_sibling(int node) const { return child_from(parents[node], node + 1); }
   SPECENGINE_HOST_DEVICE int child_with(int node, int wanted) const {

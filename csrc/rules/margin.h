@@ -1,9 +1,9 @@
-// Rule `margin` (MARS): where the target's two best tokens are close, either will do.
-// Close: z2 / z1 > theta for the two largest scores before temperature and filters, both positive: the ratio means
-// nothing for others. Lossy; needs nothing of the drafter.
-//   strict          Algorithm 1 of the paper: follow the best token, or the second where they are close; else emit the
+// Rule `margin` (MARS): if the target's two best tokens are close, the rule accepts either.
+// Close: z2 / z1 > theta for the two largest scores before temperature and filters, both positive; the ratio has no
+// meaning for other scores. Lossy; needs nothing of the drafter.
+//   strict          Algorithm 1 of the paper: follow the best token, or the second if they are close; else emit the
 //                   best. It never samples. theta = 1 is greedy decoding, so it equals `match` at temperature 0.
-//   lossless base   Follow one of the two where they are close and the tree has it, else rule `match`. theta = 1 is
+//   lossless base   Follow one of the two if they are close and the tree has it, else rule `match`. theta = 1 is
 //                   `match` bit for bit.
 #pragma once
 #include "rules/walk.h"

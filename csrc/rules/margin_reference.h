@@ -1,8 +1,8 @@
-// Rule `margin` in mode `reference`: what the public implementation of MARS does, so that it can be compared.
-// Temperature 0: `match`, without any margin. Above: where the two best tokens after temperature and filters are close,
-// the first child that is one of them is followed; else children are tried in order with min(1, target / draft), and a
-// refused one loses only its own draft probability. That is not lossless for children that were not sampled from the
-// draft distribution, and no theta makes it so: this mode has no neutral parameter. Negative scores count as close.
+// Rule `margin` in mode `reference`: a copy of the public implementation of MARS, for comparisons.
+// Temperature 0: `match`, without any margin. Above 0: if the two best tokens after temperature and filters are close,
+// the rule follows the first child that is one of them. Else it tries children in order with min(1, target / draft),
+// and a refused one loses only its own draft probability. That is lossless only for children sampled from the draft
+// distribution. No theta makes this mode neutral. Negative scores count as close.
 // Needs draft probabilities.
 #pragma once
 #include "rules/walk.h"

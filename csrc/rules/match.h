@@ -1,7 +1,19 @@
 // Rule `match`: draw the target's own token at the node and follow it if the tree has it as a child.
 // Guarantee: the output is the target's, token for token, for every proposal: the drawn token depends on the seed and
 // the position alone, never on the tree. Needs nothing of the drafter.
+//
+// Match::step decides on both devices, but what surrounds it differs:
+//   CPU   cpu/verify_tree.cpp walks from the root (rules/walk.h) and draws at the nodes it visits
+//   (cpu/thread_sampler.h) CUDA  cuda/sampling/verify_tree.cu draws at every node (cuda/sampling/shaped_row.cuh), then
+//   decides at every node
+//         with KnownTokens, then follows the decisions from the root
+// The random numbers of a draw are Philox numbers (base/philox.h) keyed by seed, position and token, in the two levels
+// of base/draw_arithmetic.h.
 #pragma once
+#include <cstdint>
+
+#include "base/draw_arithmetic.h"
+#include "rules/drafted_tree.h"
 #include "rules/walk.h"
 
 namespace specengine {
@@ -14,6 +26,18 @@ struct Match {
     const int drawn = rows.drawn();
     return {rows.child_with(node, drawn), drawn};
   }
+};
+
+// The rows of a tree whose target tokens were drawn before; all that `match` asks of rows.
+struct KnownTokens : DraftedTree {
+  const int* known;  // kNoToken: the node's scores are no distribution
+  int node = 0;
+
+  SPECENGINE_HOST_DEVICE bool load(int at, const Needs&) {
+    node = at;
+    return known[node] != kNoToken;
+  }
+  SPECENGINE_HOST_DEVICE int drawn() const { return known[node]; }
 };
 
 }  // namespace specengine

@@ -1,9 +1,8 @@
 // Rule `rejection` (speculative sampling; SpecInfer's and Sequoia's trees): a child is followed with probability
-// min(1, target / draft); a refused one leaves norm(max(target - draft, 0)) for its siblings and the bonus token, and
-// leaves the draft distribution where siblings were drawn without replacement. A child without a draft distribution is
-// a certain proposal: refused, it leaves the target's distribution without it.
-// Guarantee: the output has the target's distribution. Needs children sampled from the draft distribution, or
-// deterministic ones without any.
+// min(1, target / draft); a refused one leaves norm(max(target - draft, 0)) for its siblings and the bonus token. If
+// siblings were drawn without replacement, its token leaves the draft distribution. A child without a draft
+// distribution is a certain proposal: refused, its token leaves the target's distribution. Guarantee: the output has
+// the target's distribution. Needs children sampled from the draft distribution, or deterministic ones without any.
 //
 // Rule `lossy` (lenience, Leviathan et al. appendix A.5): min(1, target / ((1 - alpha) draft)), and
 // norm(max(target / beta - draft, 0)) is left. Lossy; alpha = 0 with beta = 1 is `rejection` bit for bit.
@@ -12,7 +11,8 @@
 
 namespace specengine {
 
-// Tries the children of the loaded node in turn. exact_prob(token): the target's, by which a child is no relaxed one.
+// Tries the children of the loaded node in turn. exact_prob(token): the probability by which the exact rule would judge
+// a child; a child that only this rule accepts counts as relaxed.
 template <typename Rows, typename ExactProb>
 SPECENGINE_HOST_DEVICE Step reject_in_turn(Rows& rows, int node, const ExactProb& exact_prob, double lenience = 1,
                                            double scale = 1) {

@@ -1,8 +1,8 @@
-// What a rule sees of one request: its tree, and the distributions at the node loaded last.
+// A rule's view of one request: its tree, and the distributions at the node loaded last.
 //
-// A distribution is a row of integer weights, so that sums have no order and CPU and CUDA decide alike. The loops over
-// the vocabulary are those of a Sampler: one thread on the CPU, a block on CUDA, whose threads all run the rule and all
-// get the same answers. A Sampler has
+// A distribution is a row of integer weights: the order of a sum does not matter, so CPU and CUDA decide alike. A
+// Sampler runs the loops over the vocabulary: one thread on the CPU (cpu/thread_sampler.h), a block on CUDA
+// (cuda/sampling/block_sampler.cuh), whose threads all run the rule and get the same answers. A Sampler has
 //   load(logits, index, tree, node, needs, untempered)  shapes a row; false: it is no distribution. untempered: where
 //                                                its weights without temperature and filters go, if they are needed.
 //   draw()  leaders()  temperature()  allows(token)  entropy()  untempered_total()  top_token()    of that row
@@ -12,7 +12,7 @@
 //   uniform(node)                                the number that decides on a node
 //   draw_by_weight(weights)                      a token, with the noise of draw()
 #pragma once
-#include "base/sampling.h"
+#include "base/draw_arithmetic.h"
 #include "rules/drafted_tree.h"
 #include "rules/walk.h"
 
@@ -44,7 +44,7 @@ class Rows : public DraftedTree {
                               double* values, int* marks)
       : DraftedTree(tree), logits_(logits), sampler_(sampler), weights_(weights), values_(values), marks_(marks) {}
 
-  // False where the scores are no distribution; the walk then ends.
+  // Loads a node; false if its scores are no distribution, which ends the walk.
   SPECENGINE_HOST_DEVICE bool load(int node, const Needs& needs) {
     loaded_ = node, changed_ = false;
     has_draft_ = needs.draft && logits_.draft != nullptr && logits_.draft_rows[node] >= 0;
@@ -62,7 +62,7 @@ class Rows : public DraftedTree {
   }
   SPECENGINE_HOST_DEVICE int loaded() const { return loaded_; }
 
-  // Of the target's row as the sampling parameters shape it.
+  // These read the target's row as the sampling parameters shape it.
   SPECENGINE_HOST_DEVICE int drawn() const { return sampler_.draw(); }
   SPECENGINE_HOST_DEVICE Leaders leaders() const { return sampler_.leaders(); }
   SPECENGINE_HOST_DEVICE float temperature() const { return sampler_.temperature(); }
@@ -73,7 +73,7 @@ class Rows : public DraftedTree {
     return share(sampler_.weight(token), processed_total_);
   }
 
-  // Of the two distributions as the rule has left them.
+  // These read the two distributions as the rule has left them.
   SPECENGINE_HOST_DEVICE double target_prob(int token) const { return share(target()[token], target_total_); }
   SPECENGINE_HOST_DEVICE bool has_draft() const { return has_draft_; }
   SPECENGINE_HOST_DEVICE double draft_prob(int token) const {  // a child drawn from no distribution is certain
@@ -82,7 +82,7 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE bool changed() const { return changed_; }
   SPECENGINE_HOST_DEVICE int residual() { return changed_ ? sampler_.draw_by_weight(target()) : sampler_.draw(); }
 
-  // Without temperature and filters.
+  // These read the distributions without temperature and filters.
   SPECENGINE_HOST_DEVICE double untempered_target_prob(int token) const {
     return share(untempered_target()[token], untempered_target_total_);
   }
@@ -93,14 +93,14 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE double untempered_draft_top() const { return share(kOne, untempered_draft_total_); }
   SPECENGINE_HOST_DEVICE int draft_top_token() const { return draft_top_token_; }
 
-  // Whether the coin of a node falls within a probability.
+  // Whether the node's uniform number is at most a probability.
   SPECENGINE_HOST_DEVICE bool accepts(int node, double probability) const {
     return sampler_.uniform(node) <= probability;
   }
 
   // Takes a refused child's token: target becomes norm(max(scale * target - draft, 0)), and the draft distribution
-  // loses the token where siblings were drawn without replacement. Returns the mass before normalising; where it is 0
-  // the target stays as it was, for nothing will be drawn from it.
+  // loses the token where siblings were drawn without replacement. Returns the mass before normalising; if it is 0
+  // the target stays as it was, because no token will be drawn from it.
   SPECENGINE_HOST_DEVICE double reject(int token, double scale) {
     changed_ = true;
     if (!has_draft_) {  // the draft distribution is the token
@@ -125,7 +125,7 @@ class Rows : public DraftedTree {
     return static_cast<double>(mass) / kUnit * most;
   }
 
-  // Takes so much probability from one token of the target, at most all of it, and renormalises.
+  // Lowers the probability of one token of the target, at most to 0, and renormalises.
   SPECENGINE_HOST_DEVICE void lower(int token, double by) {
     const double left = target_prob(token) - by;
     const uint64_t weight = left > 0 ? static_cast<uint64_t>(left * static_cast<double>(target_total_)) : 0;
@@ -176,7 +176,7 @@ class Rows : public DraftedTree {
   static constexpr double kUnit = 0x1p61;              // of weights that were probabilities: all together fit 63 bits
   static constexpr uint64_t kOne = uint64_t{1} << 40;  // the weight of the best score
 
-  // Of one pointer, which a thread can keep in a register through a walk.
+  // Four planes behind one pointer, which a thread can keep in a register through a walk.
   SPECENGINE_HOST_DEVICE uint64_t* target() const { return weights_; }
   SPECENGINE_HOST_DEVICE uint64_t* draft() const { return weights_ + logits_.vocab; }
   SPECENGINE_HOST_DEVICE uint64_t* untempered_target() const { return weights_ + 2 * logits_.vocab; }
@@ -204,7 +204,7 @@ class Rows : public DraftedTree {
   bool has_draft_ = false, changed_ = false;
 };
 
-// The token that a row of weights gives, -1 where all are 0: two levels of noise as in every draw.
+// Draws a token from a row of weights; -1 if all are 0. Two levels of noise, as in every draw.
 template <typename Sampler>
 SPECENGINE_HOST_DEVICE int draw_by_weight(const Sampler& sampler, const uint64_t* weights, int64_t vocab, uint64_t seed,
                                           uint32_t position, NoiseStream blocks, NoiseStream tokens,

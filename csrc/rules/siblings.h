@@ -4,10 +4,10 @@
 
 namespace specengine {
 
-constexpr int kUnsound = -2;  // in place of a first sibling: the scores are no distribution
+constexpr int kUnsound = -2;  // written in place of the first sibling: the scores are no distribution
 
-// count siblings of the row that `sampler` holds; without replacement a drawn token's weight becomes 0.
-// as_match: the first is what rule `match` draws from the row, each other one what it would draw without those before.
+// Draws `count` siblings from the sampler's row; without replacement a drawn token's weight becomes 0. as_match: the
+// first is the token that rule `match` draws from the row, each further one its draw without the siblings before.
 template <typename Sampler>
 SPECENGINE_HOST_DEVICE void draw_siblings(const Sampler& sampler, uint64_t* weights, int node, int count,
                                           bool replacement, bool as_match, int32_t* drawn) {

@@ -1,5 +1,5 @@
-// Rule `typical` (Medusa): follow the longest path whose every token the target finds typical,
-// target_prob > min(epsilon, delta * exp(-entropy)), or draws itself. Ties: the likelier path, then the first.
+// Rule `typical` (Medusa): follow the longest path of tokens that are typical of the target,
+// target_prob > min(epsilon, delta * exp(-entropy)), or that it draws itself. Ties: the likelier path, then the first.
 // Lossy; epsilon = 1 with delta = 1e9 is `match` bit for bit. Needs nothing of the drafter.
 #pragma once
 #include "rules/walk.h"

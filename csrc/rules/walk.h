@@ -1,14 +1,14 @@
-// The one tree walk, from the root down; a rule says at each node where it goes.
+// The tree walk, from the root down; at each node a rule decides where it goes.
 //
-// A rule is a small functor. `needs` says what it asks of a node; `step(rows, node)` is its decision there, with the
-// distributions of that node loaded in `rows` (rules/rows.h). A rule that does not go from the root down has
-// `verdict(rows)` instead.
+// A rule is a small functor. `needs` lists the distributions that it reads at a node; `step(rows, node)` is its
+// decision there, with those distributions loaded in `rows` (rules/rows.h). A rule that does not walk from the root
+// down has `verdict(rows)` instead.
 #pragma once
-#include "base/sampling.h"
+#include "base/draw_arithmetic.h"
 
 namespace specengine {
 
-// What a rule may ask of a node beside the target's own draw.
+// The values that a rule may read at a node besides the target's own draw.
 struct Needs {
   bool weights = false;     // the target's distribution as weights
   bool draft = false;       // and the one its children were drafted from
@@ -16,14 +16,14 @@ struct Needs {
   bool leaders = false;     // the two largest scores of the target, before temperature and filters
 };
 
-// Where the walk goes from a node: a child to follow, or -1 and the bonus token that ends the walk.
+// The walk's step from a node: a child to follow, or -1 and the bonus token that ends the walk.
 struct Step {
   int child;
   int token;
   bool relaxed = false;  // whether the exact rule would have refused the child
 };
 
-// How a walk ended: the last accepted node (its ancestors are the path) and the bonus token; kNoToken: the scores of
+// The end of a walk: the last accepted node (its ancestors are the path) and the bonus token; kNoToken: the scores of
 // that node are no distribution.
 struct Verdict {
   int node = 0;
@@ -36,7 +36,7 @@ SPECENGINE_HOST_DEVICE Verdict walk(const Rule& rule, Rows& rows) {
   if constexpr (requires { rule.verdict(rows); }) {
     return rule.verdict(rows);
   } else {
-    constexpr Needs needs = Rule::needs;  // of its own: a static member has no address on a device
+    constexpr Needs needs = Rule::needs;  // a copy: a static member has no address on a device
     Verdict end;
     while (rows.load(end.node, needs)) {
       const Step step = rule.step(rows, end.node);

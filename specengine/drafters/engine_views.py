@@ -10,7 +10,8 @@ from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.prefix_cache import Sharing
 from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.commit_tokens import Limits
-from specengine.ops.verify_tree import Accepted, TokenHistory
+from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.verify_tree import Accepted
 from specengine.types import CycleTrace, SamplingParams, SourceStats
 
 

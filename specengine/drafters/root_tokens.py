@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specengine.ops.verify_tree import TokenHistory
+from specengine.ops.sampling_table import TokenHistory
 
 
 def root_tokens(history: TokenHistory) -> torch.Tensor:

@@ -15,7 +15,8 @@ from specengine.engine.cycle import Cycle
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.row_tools import likeliest
-from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace
 from specengine.rules import Rule
 from specengine.rules.lossless import Match
 from specengine.utils.timers import HostClock
@@ -33,7 +34,7 @@ class Batch:
         # numpy writes a few integers in a fraction of the time that a tensor takes
         self._texts, self._lengths = self.history.tokens.numpy(), self.history.length.numpy()
         vocab, weights = cycle.target.config.vocab_size, not isinstance(cycle.rule, Match)
-        self.workspace = VerifyWorkspace(len(self.requests), vocab, weights=weights)
+        self.workspace = VerifyWorkspace.empty(len(self.requests), vocab, weights=weights)
         self.reads_logits = cycle.rule.reads_logits or any(r.params.reads_logits for r in requests)
         self.draft_logits: DraftLogits | None = None
 

@@ -10,7 +10,8 @@ from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.models.hidden_states import HiddenStates
-from specengine.ops.verify_tree import Accepted, SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace
 from specengine.rules import Rule
 
 

@@ -1,7 +1,7 @@
-"""The native ops, each beside its pure-PyTorch reference, and the one place that chooses between them.
+"""The native ops, each beside its PyTorch reference, and the choice between them.
 
 `native` runs the CPU kernels of specengine._C, `cuda_ops()` the CUDA kernels. `reference` runs the same calls in
-PyTorch on any device: the tests compare the others with it.
+PyTorch on any device; the tests compare the others with it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import torch
 from specengine import _C
 from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
 from specengine.ops.autotune import LinearChoices
-from specengine.ops.decoder import LayerOps, Pass
+from specengine.ops.decoder import Pass
+from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
 
 
 @dataclass(frozen=True)
 class Ops:
-    """What a target pass and a cycle are made of; a field has the signature of the function or class of its name.
+    """The ops of a target pass and of a cycle; a field has the signature of the function or class of its name.
 
-    formats: of weights.  dequantised: what blocks of a file are held as where `formats` has none for them.
-    prefill_rows: of one prefill pass: enough to be bound by arithmetic, few enough for caches and workspaces.
-    layer: what a decoder layer is made of, for drafters that are put together otherwise.
-    resident: whether a cycle's state lives on the device and the host reads what was committed behind it.
-    strict: whether a row's bits do not depend on the rows beside it, in prefill, plain decoding and trees of any shape.
+    formats: of weights.  dequantised: the format of a file's blocks that `formats` does not cover.
+    prefill_rows: rows of one prefill pass: enough to be bound by arithmetic, few enough for caches and workspaces.
+    layer: the ops of a decoder layer, for drafters with layers of their own.
+    resident: whether a cycle's state lives on the device; the host then reads committed tokens later.
+    strict: whether a row's bits are independent of the rows beside it, in prefill, plain decoding and all trees.
     """
 
     formats: tuple[str, ...]
@@ -41,7 +42,7 @@ class Ops:
     layer: LayerOps
     linear: Callable[..., torch.Tensor]
     linear_argmax: Callable[..., torch.Tensor]
-    tune: Callable[..., None] | None  # measures how to multiply by a layer: not while a graph is captured
+    tune: Callable[..., None] | None  # measures the products by a layer; not while a graph is captured
     verify_tree: Callable[..., verify_tree.Accepted]
     compact_kv: Callable[..., None]
 
@@ -93,7 +94,7 @@ reference = Ops(
     empty_weight=weight.empty_weight_reference,
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
-    decoder=partial(decoder.LayerwiseDecoder, _reference_layer),
+    decoder=partial(LayerwiseDecoder, _reference_layer),
     layer=_reference_layer,
     linear=linear.linear_reference,
     linear_argmax=linear.linear_argmax_reference,
@@ -104,7 +105,7 @@ reference = Ops(
 
 
 def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
-    """The CUDA kernels; Ops says what strict promises."""
+    """The CUDA kernels; Ops explains strict."""
     choices = LinearChoices(device, strict=strict)
     product = partial(linear.linear_cuda, choices=choices)
     layer_ops = LayerOps(
@@ -125,7 +126,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         empty_weight=weight.empty_weight_reference,
         pack_linear=weight.pack_linear_reference,
         pack_blocks=None,
-        decoder=partial(decoder.LayerwiseDecoder, layer_ops),
+        decoder=partial(LayerwiseDecoder, layer_ops),
         layer=layer_ops,
         linear=product,
         linear_argmax=partial(linear.linear_argmax_cuda, choices=choices),
@@ -136,7 +137,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
 
 
 def ops_for(device: torch.device, strict: bool = False) -> Ops:
-    """The ops that serve tensors on `device`; the CPU's are always strict. Raises ValueError where there are none."""
+    """The ops for tensors on `device`; the CPU's are always strict. Raises ValueError if the build has none."""
     if device.type == "cpu":
         return native
     if not _C.cuda_architectures:

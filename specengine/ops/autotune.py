@@ -1,7 +1,7 @@
-"""How CUDA multiplies by a weight: the variant of the kernel, or torch's product, that was fastest when measured here.
+"""Chooses how CUDA multiplies by a weight: by the kernel's variant or torch's product that measured fastest.
 
-Measured for a few numbers of rows once per shape, kept in a file for the next process. Choosing only looks up, so it
-may happen while a CUDA graph is captured; measuring may not.
+Each shape is measured once for a few numbers of rows, and a file keeps the results for the next process. Choosing only
+looks up, so it may happen while a CUDA graph is captured; measuring may not.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from specengine.utils.build_info import build_info
 from specengine.utils.cuda_graphs import capture_graph
 from specengine.utils.measurement_cache import measurement_path, read_measurement, write_measurement
 
-ROWS = (1, 8, 16, 32, 64)  # measured; others are treated as the next larger one
+ROWS = (1, 8, 16, 32, 64)  # measured; other numbers of rows use the next larger one
 DEFAULT = 0
 LIBRARY_NAME = "library"
-VARIANTS = {f"{rows}x{warps}": i for i, (rows, warps) in enumerate(_C.LINEAR_VARIANTS, 1)}  # as files name them
+VARIANTS = {f"{rows}x{warps}": i for i, (rows, warps) in enumerate(_C.LINEAR_VARIANTS, 1)}  # names in files
 WAYS = {**VARIANTS, LIBRARY_NAME: LIBRARY}
 ROUNDS = 5
 
-Seconds = Callable[[int, int], float]  # of a product by (rows, way)
-Timer = Callable[[torch.Tensor], Seconds]  # makes it for a weight
+Seconds = Callable[[int, int], float]  # the time of a product, by rows and way
+Timer = Callable[[torch.Tensor], Seconds]  # makes one for a weight
 
 
 class LinearChoices:
     """The choices of one device.
 
-    strict: a row's bits do not depend on the number of rows: never the library, and for a shape only variants of as
-    many warps as the one that is fastest for a single row, which add in the same order.
-    timer: measures products by a weight; without one (the default without CUDA) everything is the default variant.
+    strict: a row's bits do not depend on the number of rows. The choices exclude the library; for a shape they are
+    variants with as many warps as the fastest one for a single row, because these add in the same order.
+    timer: measures products by a weight. Without one (the default without CUDA) every choice is the default variant.
     """
 
     def __init__(self, device: torch.device, *, strict: bool = False, timer: Timer | None = None) -> None:
@@ -45,7 +45,7 @@ class LinearChoices:
         self._timer = timer or (_CudaTimer if device.type == "cuda" else None)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._path = measurement_path("linear", name)
-        core = os.stat(_C.__file__).st_mtime_ns  # kernels change without a new version while one works on them
+        core = os.stat(_C.__file__).st_mtime_ns  # a development build changes kernels without a new version
         self._key = {"device": name, "version": build_info()["version"], "torch": torch.__version__, "core": core}
         self._lock = threading.Lock()
         self._seconds: dict[str, dict[str, dict[str, float]]] = {}  # by weight, rows and way
@@ -53,13 +53,13 @@ class LinearChoices:
         self._add(_checked(read_measurement(self._path, self._key)))
 
     def choose(self, weight: torch.Tensor, rows: int) -> int:
-        """How to multiply `rows` rows by this weight [N, C]: a variant of the kernel, or LIBRARY."""
+        """The way to multiply `rows` rows by this weight [N, C]: a variant of the kernel, or LIBRARY."""
         if rows > ROWS[-1] and not self.strict:
             return LIBRARY
         return self._chosen.get((_name_of(weight), _measured_rows(rows)), DEFAULT)
 
     def tune(self, layer: Projection, rows: Iterable[int] = ROWS) -> None:
-        """Measures what is not known yet about products of so many rows; no-op without a timer."""
+        """Measures products with these numbers of rows that are not known yet; does nothing without a timer."""
         if self._timer is None:
             return
         wanted = dict.fromkeys(map(_measured_rows, [1, *rows] if self.strict else rows))
@@ -72,7 +72,7 @@ class LinearChoices:
                     write_measurement(self._path, self._key, {"seconds": self._seconds})
 
     def report(self) -> dict[str, Any]:
-        """What was chosen on which device, as plain JSON values: by weight and number of rows."""
+        """The choices on this device, as plain JSON values: by weight and number of rows."""
         names = {way: name for name, way in WAYS.items()}
         chosen: dict[str, dict[str, str]] = {}
         for (weight, rows), way in sorted(self._chosen.items()):
@@ -101,7 +101,7 @@ def _fastest(seconds: dict[str, float], ways: Iterable[str]) -> str:
 
 
 def _in_the_order_of(variant: str) -> list[str]:
-    """The variants that add in the same order: those of as many warps."""
+    """The variants that add in the same order as this one: those with as many warps."""
     return [name for name in VARIANTS if name.partition("x")[2] == variant.partition("x")[2]]
 
 
@@ -114,7 +114,7 @@ def _measured_rows(rows: int) -> int:
 
 
 def _checked(data: dict[str, Any] | None) -> dict[str, dict[str, dict[str, float]]]:
-    """The seconds in a file if they are what this writes, else none."""
+    """The seconds in a file, if they have the form that this module writes; else none."""
     seconds: Any = data.get("seconds") if data else None
     try:
         tables = [table for by_rows in seconds.values() for table in by_rows.values()]
@@ -127,7 +127,7 @@ def _checked(data: dict[str, Any] | None) -> dict[str, dict[str, dict[str, float
 class _CudaTimer:
     """Times products by CUDA events around a graph of them, each by another copy of the weight.
 
-    The copies are more than the level-2 cache holds, where memory allows, and the graph keeps the host out of it.
+    If memory allows, the copies exceed the level-2 cache. The graph keeps the host's time out of the result.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance on the device: accepted tokens become history, and the host gets a record of the cycle.
+"""Acceptance on the device: appends accepted tokens to the histories and writes a record of the cycle for the host.
 
 Shapes: B requests, N nodes per tree, T columns of the history, E end-of-text tokens.
 """
@@ -11,15 +11,19 @@ import torch
 
 from specengine import _C
 from specengine.draft_trees.tree import TreeBatch
-from specengine.ops.verify_tree import Accepted, TokenHistory
+from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.verify_tree import Accepted
 
 RECORD_HEAD = 4  # numbers in front of the path
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a request. eos: int32 [E].  ignores_eos: int32 [B].  final_length: int32 [B], of the history.
-    active: int32 [B], 0 once it ended."""
+    """The conditions that end a request.
+
+    eos: int32 [E].  ignores_eos: int32 [B].  final_length: int32 [B], of the history.  active: int32 [B], 0 once the
+    request ended.
+    """
 
     eos: torch.Tensor
     ignores_eos: torch.Tensor
@@ -28,7 +32,7 @@ class Limits:
 
 
 def record_width(nodes: int) -> int:
-    """Columns of a record: kept, path length, bonus token, relaxed; path, tokens and parents of the tree."""
+    """Columns of a record: tokens kept, path length, bonus token, relaxed; path, tokens and parents of the tree."""
     return RECORD_HEAD + 3 * nodes
 
 
@@ -39,8 +43,16 @@ def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, li
     record: int32 [B, record_width(N)].
     """
     _C.commit_tokens(
-        *(tree.tokens, tree.parents, accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed),
-        *(limits.eos, limits.ignores_eos, limits.final_length, history.tokens, history.length, limits.active, record),
+        tree.tokens,
+        tree.parents,
+        accepted.paths(),
+        limits.eos,
+        limits.ignores_eos,
+        limits.final_length,
+        history.tokens,
+        history.length,
+        limits.active,
+        record,
     )
 
 

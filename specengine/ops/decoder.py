@@ -1,4 +1,4 @@
-"""One pass of all decoder layers: one native call on the CPU, elsewhere the same ops one by one.
+"""One pass of all decoder layers in one native call, on the CPU; layerwise_decoder.py has the pass op by op.
 
 Shapes: M rows of a TreeBatch, B requests, H query heads, K key/value heads, D head dim.
 """
@@ -12,12 +12,11 @@ from typing import Any, Protocol
 import torch
 
 from specengine import _C
-from specengine.models.config import ModelConfig
 from specengine.ops.weight import Projection, Weight
 
 
 class Rows(Protocol):
-    """What a pass reads of a TreeBatch."""
+    """The part of a TreeBatch that a pass reads."""
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -32,7 +31,29 @@ class Rows(Protocol):
     def ancestors(self) -> torch.Tensor | None: ...
 
 
-Pass = Callable[..., Any]  # a Decoder's call: a tensor, but None where only the cache is written
+class DecoderSizes(Protocol):
+    """The sizes of a model's layers; a ModelConfig has them."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+Pass = Callable[..., Any]  # a Decoder's call: returns a tensor, or None if only the cache is written
 
 
 @dataclass(frozen=True)
@@ -60,14 +81,15 @@ class Layer:
 class Decoder:
     """The layers of a model on the CPU.
 
-    hidden_state_layers: rising numbers of layers whose input is wanted of every pass; the number of layers: the last one's output.
-    first_columns: of rows that every pass is given for q, k and v of the first layer, which has no norm of its own; 0:
-    they are made of the rows that enter. Raises ValueError for others.
+    hidden_state_layers: rising numbers of the layers whose input every pass writes; the number of layers stands for the
+    last one's output.  first_columns: columns of first_inputs, from which the first layer makes q, k and v; such a
+    layer has no norm of its own. 0: it makes them from the rows that enter. Raises ValueError for sizes that do not
+    fit.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DecoderSizes,
         embedding: Weight | None,
         layers: Sequence[Layer],
         final_norm: torch.Tensor,
@@ -77,7 +99,7 @@ class Decoder:
         self._hidden = config.hidden_size
         self.native = _C.Decoder(
             embedding=None if embedding is None else embedding.data,
-            layers=tuple(_native_layer(layer) for layer in layers),  # kept alive by the core, which borrows the tensors
+            layers=tuple(_native_layer(layer) for layer in layers),
             final_norm=final_norm,
             hidden=config.hidden_size,
             heads=config.num_heads,
@@ -104,129 +126,32 @@ class Decoder:
         first_node: int = 0,
         only_cache: bool = False,
     ) -> torch.Tensor | None:
-        """HiddenStates float32 [M, hidden], after the final norm; keys and values of row r go to slot length + node index.
+        """Hidden states float32 [M, hidden] after the final norm; keys and values of a row go to slot length + node
+        index.
 
         k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D].  block_table: int32 [B, max_pages].  lengths: int32 [B].
-        cos, sin: [positions, D/2].  at_layers: float32 [M, hidden_state_layers, hidden], written where there are hidden_state_layers.
-        inputs: float32 [M, hidden], the rows that enter the first layer instead of the tokens' embeddings.
-        first_inputs: float32 [M, first_columns], of a decoder that has them.  first_node: the rows are nodes from this
-        number on, and passes before wrote keys and values of the nodes before.  only_cache: nothing else is written.
-        Raises ValueError where a slot has no page or a position no row in cos.
+        cos, sin: [positions, D/2].  at_layers: float32 [M, hidden_state_layers, hidden], written; None if there are
+        none. inputs: float32 [M, hidden], the rows that enter the first layer in place of the tokens' embeddings.
+        first_inputs: float32 [M, first_columns], if the decoder has first_columns.  first_node: the rows are nodes from
+        this number on; earlier passes wrote keys and values of the nodes before.  only_cache: writes nothing else.
+        Raises ValueError if a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)
         hidden_states = None if only_cache else torch.empty(rows, self._hidden)
         _C.decoder_pass(
-            *(
-                self.native,
-                tree.tokens if inputs is None else None,
-                inputs,
-                first_inputs,
-                tree.depths,
-                tree.ancestors,
-                k_cache,
-                v_cache,
-                block_table,
-                lengths,
-            ),
-            *(tree.row_start, cos, sin, hidden_states, at_layers),
+            self.native,
+            tree.tokens if inputs is None else None,
+            inputs,
+            first_inputs,
+            tree.depths,
+            tree.ancestors,
+            _C.KVCacheView(k_cache, v_cache, block_table, lengths, tree.row_start, first_node),
+            cos,
+            sin,
+            hidden_states,
+            at_layers,
             torch.empty(self.native.workspace_bytes(rows), dtype=torch.uint8),
-            first_node,
         )
-        return hidden_states
-
-
-@dataclass(frozen=True)
-class LayerOps:
-    """What a layer is made of; each field has the signature of the function of its name in specengine.ops.
-
-    rounds: rows between two ops are of the type of the weight that reads them, else float32.
-    """
-
-    gather_rows: Callable[..., None]
-    rms_norm: Callable[..., None]
-    linear: Callable[..., torch.Tensor]
-    rope_cache: Callable[..., None]
-    tree_attention: Callable[..., None]
-    silu_mul: Callable[..., None]
-    rounds: bool
-
-
-class LayerwiseDecoder:
-    """The layers of a model, op by op, on any device: a captured graph has no use for one call per pass."""
-
-    def __init__(
-        self,
-        ops: LayerOps,
-        config: ModelConfig,
-        embedding: Weight | None,
-        layers: Sequence[Layer],
-        final_norm: torch.Tensor,
-        hidden_state_layers: Sequence[int] = (),
-        first_columns: int = 0,
-    ) -> None:
-        self.ops, self.config, self.hidden_state_layers = ops, config, tuple(hidden_state_layers)
-        self.embedding, self.layers, self.final_norm = embedding, layers, final_norm
-
-    def __call__(
-        self,
-        tree: Rows,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        block_table: torch.Tensor,
-        lengths: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        at_layers: torch.Tensor | None = None,
-        inputs: torch.Tensor | None = None,
-        first_inputs: torch.Tensor | None = None,
-        first_node: int = 0,
-        only_cache: bool = False,
-    ) -> torch.Tensor | None:
-        """As Decoder; the caller answers for slots and positions."""
-        c, ops, rows = self.config, self.ops, len(tree.tokens)
-
-        def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
-            dtype = reader.weights[0].data.dtype if reader and ops.rounds else torch.float32
-            return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
-
-        residual, q, delta = empty(rows, c.hidden_size), empty(rows, c.num_heads, c.head_dim), None
-        if inputs is None:
-            ops.gather_rows(self.embedding, tree.tokens, residual)
-        else:
-            residual.copy_(inputs)
-        place = (block_table, lengths, tree.row_start)
-
-        def tap(number: int) -> None:
-            if at_layers is not None and number in self.hidden_state_layers:
-                at_layers[:, self.hidden_state_layers.index(number)] = residual
-
-        for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):
-            if layer.attention_norm is None:
-                normed = residual if first_inputs is None else first_inputs
-            else:
-                normed = empty(rows, c.hidden_size, reader=layer.qkv)
-                ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
-            if not only_cache:
-                tap(number)
-            qkv = ops.linear(normed, layer.qkv)
-            norms = (layer.q_norm, layer.k_norm)
-            ops.rope_cache(qkv, cos, sin, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps, first_node)
-            if only_cache and number == len(self.layers) - 1:
-                return None
-            attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
-            ops.tree_attention(
-                *(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window),
-                first_node=first_node,
-            )
-            delta = ops.linear(attended.view(rows, -1), layer.attention_out)
-            normed = empty(rows, c.hidden_size, reader=layer.gate_up)
-            ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
-            gated = empty(rows, c.intermediate_size, reader=layer.down)
-            ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
-            delta = ops.linear(gated, layer.down)
-        hidden_states = empty(rows, c.hidden_size)
-        ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)
-        tap(len(self.layers))
         return hidden_states
 
 
@@ -245,5 +170,5 @@ def _native_layer(layer: Layer) -> _C.DecoderLayer:
 
 
 def native_projection(layer: Projection) -> _C.Projection:
-    """As the core takes it, which borrows the weights."""
+    """The projection as the core takes it; the core borrows the weights and keeps them alive."""
     return _C.Projection(tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights), layer.bias)

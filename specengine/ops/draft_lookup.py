@@ -1,4 +1,4 @@
-"""Prompt lookup on the device: a chain per request, what followed its last tokens where they occurred before.
+"""Prompt lookup on the device: a chain per request, the tokens that followed an earlier occurrence of its last tokens.
 
 Shapes: B requests, N nodes per tree, T columns of the history.
 """
@@ -12,18 +12,17 @@ from specengine.draft_trees.tree import TreeBatch
 
 
 def draft_lookup(history, history_length, final_length, active, row_start, nodes: int, ngrams: tuple[int, int]):
-    """TreeBatch of N = `nodes` rows per request: the root, a drafted chain, padding. N = 1 drafts nothing.
+    """Drafts a TreeBatch of N = `nodes` rows per request: the root, a drafted chain, padding. N = 1 drafts nothing.
 
     history: int32 [B, T], the root last.  history_length, final_length (where the request ends), active (0: idle):
-    int32 [B].  row_start: int32 [B + 1], multiples of N.  ngrams: least and most tokens that are compared.
-    The longest match counts, of equals the newest; behind the end of the text the draft goes on with itself.
-    Saxena 2023.
+    int32 [B].  row_start: int32 [B + 1], multiples of N.  ngrams: the fewest and the most tokens that are compared.
+    The longest match wins, of equals the newest; behind the end of the text the draft repeats itself (Saxena 2023).
     """
     rows, device = len(active) * nodes, history.device
     tokens, parents, depths = (torch.empty(rows, dtype=torch.int32, device=device) for _ in range(3))
     ancestors = torch.empty(rows, -(-nodes // 32), dtype=torch.int32, device=device)
-    place = (history, history_length, final_length, active, tokens, parents, depths, ancestors)
-    _C.draft_lookup(*place, *ngrams)
+    least, most = ngrams
+    _C.draft_lookup(history, history_length, final_length, active, tokens, parents, depths, ancestors, least, most)
     return TreeBatch(tokens, parents, depths, row_start, ancestors, nodes)
 
 

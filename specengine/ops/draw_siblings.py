@@ -11,7 +11,8 @@ from specengine import _C
 from specengine.draft_trees.tree import TreeBatch
 from specengine.ops import noise
 from specengine.ops.row_tools import zero_rows
-from specengine.ops.verify_tree import SamplingTable, TokenHistory, target_probs_reference
+from specengine.ops.sampling_table import SamplingTable, TokenHistory, sampled_trees
+from specengine.ops.target_distribution import target_probs_reference
 
 
 def draw_siblings(
@@ -26,20 +27,24 @@ def draw_siblings(
     index: torch.Tensor | None = None,
     as_match: bool = False,
 ) -> torch.Tensor:
-    """Tokens int32 [R, K], in the order they were drawn; -1 where a distribution has no further token.
+    """Draws children: tokens int32 [R, K] in the order of drawing; -1 if a distribution has no further token.
 
-    logits: float32 [R, C], row r for the children of node nodes[r] of request requests[r] (int32 [R] each), shaped by
-    the sampling parameters as the target's rows are.  tree: as far as it has grown.  count: K.  replacement: whether a
-    token may be drawn twice.  index: int32 [V], see DraftLogits. The noise is keyed by (seed, position of the root,
-    node, sibling, token) in a stream of its own; as_match: it is what the rule `match` draws the target's tokens with,
-    so that the first sibling is the one which it would draw from such logits of the target, and each other one what it
-    would draw without those before. Raises ValueError for NaN or infinite scores, and for as_match with replacement.
+    logits: float32 [R, C], row r for the children of node nodes[r] of request requests[r] (int32 [R] each); the
+    sampling parameters shape them as they shape the target's rows.  tree: as far as it has grown.  count: K.
+    replacement: whether a token may be drawn twice.  index: int32 [V], see DraftLogits.
+    The noise is keyed by (seed, position of the root, node, sibling, token), in a stream of its own.
+    as_match: uses the noise of rule `match` instead. The first sibling is then the token that `match` would draw from
+    such logits of the target, and each further one the token it would draw without the siblings before.
+    Raises ValueError for NaN or infinite scores, and for as_match with replacement.
     """
     rows, vocab, device = len(logits), logits.shape[1] if index is None else len(index), logits.device
     drawn = torch.empty(rows, count, dtype=torch.int32, device=device)
     _C.draw_siblings(
-        *(logits, requests, nodes, index, tree.tokens, tree.parents, tree.row_start),
-        *(params.columns(), history.columns()),
+        logits,
+        requests,
+        nodes,
+        index,
+        sampled_trees(tree, params, history),
         drawn,
         zero_rows(rows, vocab, device).view(torch.float32),
         zero_rows(rows, vocab, device),

@@ -1,4 +1,4 @@
-"""Backbone expansion: logits of all draft levels -> the comb-shaped tree of FastEagle and CAPE."""
+"""Backbone expansion: makes the comb-shaped tree of FastEagle and CAPE from the logits of all draft levels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from specengine._C import VOCABULARY_PART
 
 @dataclass(frozen=True)
 class BackboneTrees:
-    """tokens, parents, depths: int32 [B, N].  scores: float32 [B, N].  ancestors: int32 bits [B, N, W].
-    node_counts: int32 [B]; past it tokens, parents and depths are -1, the rest 0."""
+    """Expanded trees.
+
+    tokens, parents, depths: int32 [B, N].  scores: float32 [B, N].  ancestors: int32 bits [B, N, W].
+    node_counts: int32 [B]; past it tokens, parents and depths are -1, the rest 0.
+    """
 
     tokens: torch.Tensor
     parents: torch.Tensor
@@ -41,8 +44,11 @@ class BackboneTrees:
 
 
 class BackboneExpander:
-    """expand_backbone for one shape: outputs, workspace and settings are allocated here, and a call copies nothing from
-    the host, so that it can be captured in a CUDA graph. Every call writes the same `trees`."""
+    """expand_backbone for one shape. Every call writes the same `trees`.
+
+    Outputs, workspace and settings are allocated here. A call copies nothing from the host, so that a CUDA graph can
+    hold it.
+    """
 
     def __init__(
         self,
@@ -55,7 +61,10 @@ class BackboneExpander:
     ) -> None:
         widest, parts = max(widths, default=0), -(-vocab // VOCABULARY_PART)
         best = (batch, levels, parts, widest)
-        self.trees = BackboneTrees.empty(batch, 1 + levels * widest, device)
+        self.trees = trees = BackboneTrees.empty(batch, 1 + levels * widest, device)
+        self._written = _C.BackboneTrees(
+            trees.tokens, trees.parents, trees.depths, trees.scores, trees.ancestors, trees.node_counts
+        )
         self._settings = (
             torch.tensor(list(thresholds), dtype=torch.float32, device=device),
             torch.tensor(list(widths), dtype=torch.int32, device=device),
@@ -68,12 +77,8 @@ class BackboneExpander:
         )
 
     def __call__(self, logits: torch.Tensor, root: torch.Tensor) -> BackboneTrees:
-        trees = self.trees
-        _C.expand_backbone(
-            *(logits, root, *self._settings, trees.tokens, trees.parents, trees.depths, trees.scores),
-            *(trees.ancestors, trees.node_counts, *self._workspace),
-        )
-        return trees
+        _C.expand_backbone(logits, root, *self._settings, self._written, *self._workspace)
+        return self.trees
 
 
 def expand_backbone(

@@ -9,50 +9,31 @@ import torch
 import torch.nn.functional as F
 
 from specengine import _C
-from specengine._C import PAGE_SIZE
+from specengine._C import PAGE_SIZE, KVCacheView
 
 
 def rms_norm(residual, delta, weight, out, eps: float) -> None:
     """residual[M, C] += delta (where given); out[M, C] = residual / sqrt(mean(residual^2) + eps) * weight[C].
 
-    out: what the next linear layer multiplies: float32 or quantised rows on the CPU, its weight's dtype on CUDA.
+    out: rows for the next linear layer: float32 or quantised on the CPU, the layer's weight dtype on CUDA.
     """
     _C.rms_norm(residual, delta, weight, out, eps)
 
 
 def silu_mul(gate_up, out) -> None:
-    """out[M, I] = silu(gate) * up for gate_up [M, 2I] = [gate | up], float32; out as of rms_norm."""
+    """out[M, I] = silu(gate) * up for gate_up [M, 2I] = [gate | up], float32; out: as for rms_norm."""
     _C.silu_mul(gate_up, out)
 
 
-def rope_cache(
-    qkv,
-    cos,
-    sin,
-    q_norm,
-    k_norm,
-    depths,
-    k_cache,
-    v_cache,
-    block_table,
-    lengths,
-    row_start,
-    q,
-    eps: float,
-    first_node=0,
-) -> None:
+def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
 
-    first_node: the rows are nodes from this number on; passes before wrote keys and values of the nodes before.
-
     cos, sin: [T, D/2].  q_norm, k_norm: [D] RMSNorm weights before the rotation (Qwen3) or None.  depths: int32 [M].
-    k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D].  q: [M, H, D], written.
-    Raises ValueError where a slot has no page or a position no row in cos. CUDA cannot; there a row of depth -1, or
-    behind the last request's rows, is padding: its q becomes 0 and the cache stays as it is.
+    cache: one layer.  q: [M, H, D], written.
+    Raises ValueError if a slot has no page or a position no row in cos. CUDA does not: there a row of depth -1, or
+    behind the last request's rows, is padding; its q becomes 0 and the cache stays as it is.
     """
-    _C.rope_cache(
-        qkv, cos, sin, q_norm, k_norm, depths, k_cache, v_cache, block_table, lengths, row_start, q, eps, first_node
-    )
+    _C.rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache, q, eps)
 
 
 def rms_norm_reference(residual, delta, weight, out, eps: float) -> None:
@@ -66,22 +47,8 @@ def silu_mul_reference(gate_up, out) -> None:
     out.copy_(F.silu(gate) * up)
 
 
-def rope_cache_reference(
-    qkv,
-    cos,
-    sin,
-    q_norm,
-    k_norm,
-    depths,
-    k_cache,
-    v_cache,
-    block_table,
-    lengths,
-    row_start,
-    q,
-    eps: float,
-    first_node=0,
-) -> None:
+def rope_cache_reference(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
+    k_cache, v_cache, block_table, lengths, row_start, first_node = cache
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     request, node = rows_of(row_start, rows)
@@ -113,7 +80,7 @@ def _rotate(x: torch.Tensor, norm, cos: torch.Tensor, sin: torch.Tensor, eps: fl
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """FairLock heads x [M, H, D] to the positions of cos and sin [M, D/2]; component j is paired with j + D/2."""
+    """Rotates heads x [M, H, D] to the positions of cos and sin [M, D/2]; component j is paired with j + D/2."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,4 +1,4 @@
-"""Linear layers over prepared weights (ops/weight.py).
+"""Linear layers over packed weights (ops/weight.py).
 
 Shapes: M rows, C input columns, N output columns. On the CPU a quantised weight multiplies rows quantised to int8 in
 blocks of 32 columns; integers are exact, so a row's bits do not depend on M, on the threads or on how an instruction
@@ -18,7 +18,8 @@ from specengine.ops.weight import Projection
 if TYPE_CHECKING:
     from specengine.ops.autotune import LinearChoices
 
-LIBRARY = -1  # instead of a variant of the kernel: torch's own product
+CPU_VARIANT = 0  # the CPU has one kernel, CUDA several
+LIBRARY = -1  # in place of a variant of the CUDA kernel: torch's own product
 
 
 def quantise_rows(x: torch.Tensor) -> torch.Tensor:
@@ -32,7 +33,7 @@ def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     """x[M, C] @ weight^T + bias, float32 [M, N]; a row's bits do not depend on M."""
     out, first, rows = torch.empty(x.shape[0], layer.rows), 0, _rows_for(x, layer)
     for weight in layer.weights:
-        _C.linear(rows, weight.data, layer.bias, out, first, weight.rows)
+        _C.linear(rows, weight.data, layer.bias, out, first, weight.rows, CPU_VARIANT)
         first += weight.rows
     return out
 
@@ -44,7 +45,7 @@ def linear_argmax(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     """
     (weight,) = layer.weights
     ids, keys = torch.empty(x.shape[0], dtype=torch.int32), torch.empty(x.shape[0], dtype=torch.int64)
-    _C.linear_argmax(_rows_for(x, layer), weight.data, layer.bias, ids, keys, weight.rows)
+    _C.linear_argmax(_rows_for(x, layer), weight.data, layer.bias, ids, keys, weight.rows, CPU_VARIANT)
     return ids
 
 
@@ -53,7 +54,7 @@ def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
 
 
 def linear_cuda(x: torch.Tensor, layer: Projection, choices: LinearChoices) -> torch.Tensor:
-    """x[M, C] @ weight^T + bias, float32 [M, N], x rounded to the weights' dtype; `choices` says how.
+    """x[M, C] @ weight^T + bias, float32 [M, N], with x rounded to the weights' dtype, in the way that `choices` chose.
 
     The layer's weights are floats [N, C]. A row's bits do not depend on M if the choices are strict.
     """
@@ -80,7 +81,7 @@ def multiply(x, weight, bias, out, first: int, variant: int) -> None:
 
 
 def linear_argmax_cuda(x: torch.Tensor, layer: Projection, choices: LinearChoices) -> torch.Tensor:
-    """linear_argmax of linear_cuda, which is stored only where the library multiplies."""
+    """linear_argmax of linear_cuda's product, which is stored only if the library multiplies."""
     (weight,) = layer.weights
     variant = choices.choose(weight.data, x.shape[0])
     if variant == LIBRARY:
@@ -100,5 +101,5 @@ def linear_argmax_reference(x: torch.Tensor, layer: Projection) -> torch.Tensor:
 
 
 def _finite_argmax(scores: torch.Tensor) -> torch.Tensor:
-    top, ids = scores.max(dim=1)  # torch takes the lowest index of equal maxima, and a NaN for the largest
-    return ids.masked_fill(~top.isfinite(), -1).int()  # which a captured graph can hold
+    top, ids = scores.max(dim=1)  # torch takes the lowest index of equal maxima and ranks NaN highest
+    return ids.masked_fill(~top.isfinite(), -1).int()  # without a sync, so that a graph can capture it

@@ -1,8 +1,8 @@
 """The keyed noise of sampling, in numpy: the reference of csrc/base/philox.h and of the two-level draw.
 
 Every (seed, position) fixes one Gumbel number per block of 64 tokens and one per token. The drawn token is
-argmax(log weight + noise): first over blocks, by their total weight, then inside the block. By the chain rule that is
-an exact draw, and it needs V / 64 + 64 numbers instead of V.
+argmax(log weight + noise): first over blocks, by their total weight, then inside the block. By the chain rule the draw
+is exact, and it needs V / 64 + 64 numbers instead of V.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from specengine._C import NOISE_BLOCK
 
 TARGET_STREAMS = BLOCK_STREAM, TOKEN_STREAM = 0, 1
-DRAFT_STREAMS = 3, 4  # of blocks and tokens, too
+DRAFT_STREAMS = 3, 4  # of blocks and tokens
 
 
 def philox4x32(key: int, counter: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Causal attention of one request's new rows over its gathered cache, in PyTorch: prefill on CUDA.
 
-flash-attn (the optional extra `flash`) serves long runs where it is installed and the cache is of a half type;
-everything else goes through torch's scaled_dot_product_attention, whose own flash kernel takes half types without a
-window.
+flash-attn (the optional extra `flash`) serves long runs if it is installed and the cache has a half type. Everything
+else goes through torch's scaled_dot_product_attention, whose own flash kernel takes half types without a window.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ try:
 except ImportError:
     flash_attn_func = None
 
-FLASH_ROWS = 64  # fewer rows than this gain nothing from it
+FLASH_ROWS = 64  # fewer rows gain nothing from flash-attn
 
 
 def causal_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int
 ) -> torch.Tensor:
-    """float32 [n, H, D]: row i sees keys up to index S - n + i, at most window - 1 back where window > 0.
+    """Attends: float32 [n, H, D]; row i sees keys up to index S - n + i, at most window - 1 back if window > 0.
 
-    q: float32 [n, H, D].  keys, values: [S, K, D], the last n of them the rows' own.
+    q: float32 [n, H, D].  keys, values: [S, K, D]; the last n are the rows' own.
     """
     if _flash_serves(q, keys):
         reach = (window - 1 if window > 0 else -1, 0)
@@ -31,7 +30,9 @@ def causal_attention(
         return flash_attn_func(*batch, softmax_scale=scale, causal=True, window_size=reach)[0].float()
     rows, slots = q.shape[0], keys.shape[0]
     if _is_half(keys) and window == 0:
-        from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler: two seconds of every start
+        from torch.nn.attention.bias import (
+            causal_lower_right,
+        )  # imported late: it loads torch's compiler, which takes two seconds
 
         keys, values = (x.transpose(0, 1)[None] for x in (keys, values))
         rounded = q.to(keys.dtype).transpose(0, 1)[None]

@@ -1,7 +1,7 @@
-"""What a drafter that runs between two cycles asks of rows of logits and hidden states.
+"""Small operations on rows of logits and hidden states, for drafters that run between two cycles.
 
-On the CPU numpy answers, in the calling thread: torch would wake a second pool of threads, which go on spinning on the
-cores that the next pass needs. That made a draft several times slower.
+On the CPU numpy computes them in the calling thread. torch would wake a second pool of threads, which keep spinning on
+the cores that the next pass needs; that made a draft several times slower.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def likeliest(logits: torch.Tensor, count: int) -> list[list[int]]:
-    """The `count` most likely tokens of each row [R, V], of equals the lower one first, which topk does not promise."""
+    """The `count` most likely tokens of each row [R, V], of equals the lower one first; topk does not promise that."""
     left = _array(logits)
     if count > 1:
         left = left.copy() if isinstance(left, np.ndarray) else left.clone()

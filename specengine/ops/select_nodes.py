@@ -1,4 +1,7 @@
-"""Scored candidates -> a tree of so many nodes: the rerank of EAGLE-2 and -3, a drafter's tree cut to a fixed width."""
+"""Cuts scored candidates to a tree of N nodes: the rerank of EAGLE-2 and -3, and a drafter's tree cut to a fixed width.
+
+draft_trees/ has the policy, which chooses N; this op applies it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from specengine import _C
 
 @dataclass(frozen=True)
 class SelectedTrees:
-    """tokens, parents, depths: int32 [B, N].  kept: int32 [B, N], the candidate that each node was.
-    ancestors: int32 bits [B, N, W].  node_counts: int32 [B]; past it ancestors are 0, the rest -1."""
+    """Selected trees.
+
+    tokens, parents, depths: int32 [B, N].  kept: int32 [B, N], each node's candidate.  ancestors: int32 bits [B, N, W].
+    node_counts: int32 [B]; past it ancestors are 0, the rest -1.
+    """
 
     tokens: torch.Tensor
     parents: torch.Tensor
@@ -41,20 +47,30 @@ def select_nodes(
     limits: torch.Tensor,
     trees: SelectedTrees,
 ) -> SelectedTrees:
-    """Writes `trees`: of each request's candidates the root and the N - 1 others with the highest scores, ties to the
-    lower index, in the order of the candidates (EAGLE-2 sec. 4.2).
+    """Writes to `trees` each request's root and the N - 1 candidates with the highest scores (EAGLE-2 sec. 4.2).
+
+    Ties go to the lower index. Nodes stay in the order of the candidates.
 
     tokens, parents (an earlier candidate; candidate 0 is the root with parent -1), depths (root 0; -1: no candidate):
     int32 [B, M].  scores: float32 [B, M], cumulative log-probabilities; candidates of -inf are kept last.
     limits: int32 [B], the deepest depth to keep; negative: the request is idle and gets no nodes.
-    Nothing is allocated, so that a call can be captured in a CUDA graph.
-    Raises ValueError for what is no such tree: NaN, a child that scores above its parent, a parent that is no earlier
-    candidate, a depth that is not one below its parent's. On CUDA NaN gives a node count of -1 and no nodes, and of
-    other such trees the candidates without a kept parent are dropped.
+    The call allocates nothing, so that a CUDA graph can hold it.
+    Raises ValueError for NaN, a child that scores above its parent, a parent that is no earlier candidate, and a depth
+    other than one below its parent's. On CUDA NaN gives a node count of -1 and no nodes; in other invalid trees the
+    candidates without a kept parent are dropped.
     """
     _C.select_nodes(
-        *(tokens, parents, depths, scores, limits, trees.tokens, trees.parents, trees.depths),
-        *(trees.kept, trees.ancestors, trees.node_counts),
+        tokens,
+        parents,
+        depths,
+        scores,
+        limits,
+        trees.tokens,
+        trees.parents,
+        trees.depths,
+        trees.kept,
+        trees.ancestors,
+        trees.node_counts,
     )
     return trees
 
@@ -67,7 +83,7 @@ def select_nodes_reference(
     limits: torch.Tensor,
     nodes: int,
 ) -> SelectedTrees:
-    """As select_nodes does on CUDA, whatever it is given."""
+    """select_nodes as on CUDA, for invalid trees too."""
     batch = len(limits)
     trees = SelectedTrees.empty(batch, nodes, tokens.device)
     for b in range(batch):

@@ -8,63 +8,34 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
-from specengine._C import PAGE_SIZE
+from specengine._C import PAGE_SIZE, KVCacheView
 from specengine.ops.layer import rows_of
 from specengine.ops.prefill_attention import causal_attention, masked_attention
 
 
-def tree_attention(
-    q,
-    k_cache,
-    v_cache,
-    block_table,
-    lengths,
-    row_start,
-    ancestors,
-    out,
-    scale: float,
-    window: int,
-    strict: bool = False,
-    first_node: int = 0,
-) -> None:
+def tree_attention(q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
-    q: float32 [M, H, D].  k_cache, v_cache: one layer, [pages, K, PAGE_SIZE, D], float32, bfloat16 or float16.
-    block_table: int32 [B, max_pages].  lengths: int32 [B].  row_start: int32 [B + 1].
-    ancestors: int32 bits [M, W], bit j set where node j is on the row's path; None: every request is a chain.
-    window: keys at most window - 1 positions back are visible; 0: all.
+    q: float32 [M, H, D].  cache: one layer, float32, bfloat16 or float16.
+    ancestors: int32 bits [M, W], bit j set if node j is on the row's path; None: every request is a chain.
+    window: a key is visible at most window - 1 positions back; 0: always.
     Example: the tree 0 -> 1, 0 -> 2, 2 -> 3 has the bits 0b0001, 0b0011, 0b0101, 0b1101.
-    first_node: the rows are nodes from this number on, whose keys and values lie behind those of the nodes before.
-    strict: a row's bits depend on its own path only, not on the tree or the batch. So they do on the CPU and with a
-    float32 cache in any case.
-    CUDA: out may also be bfloat16 or float16, a row without ancestor bits is padding and becomes zeros, and None
-    raises ValueError, as does a head dim that is no multiple of 8 or above 256.
+    strict: a row's bits depend on its own path only, neither on the tree nor on the batch. The CPU and a float32 cache
+    are always strict.
+    On CUDA out may also be bfloat16 or float16, and a row without ancestor bits is padding and becomes zeros. CUDA
+    raises ValueError for ancestors None and for a head dim above 256 or not a multiple of 8. Its workspace is allocated
+    here.
     """
-    arguments = (q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale, window, strict)
-    workspace = q.new_empty(_C.tree_attention_workspace(*arguments))
-    _C.tree_attention(*arguments, workspace, first_node)
+    workspace = q.new_empty(_C.tree_attention_workspace(q, cache, ancestors, out, scale, window, strict, None))
+    _C.tree_attention(q, cache, ancestors, out, scale, window, strict, workspace)
 
 
-def tree_attention_cuda(
-    q,
-    k_cache,
-    v_cache,
-    block_table,
-    lengths,
-    row_start,
-    ancestors,
-    out,
-    scale: float,
-    window: int,
-    strict: bool = False,
-    first_node: int = 0,
-) -> None:
-    """tree_attention of CUDA: chains without bits, which are prefill, go through PyTorch's attention unless strict."""
-    place = (q, k_cache, v_cache, block_table, lengths, row_start)
+def tree_attention_cuda(q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False) -> None:
+    """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict."""
     if ancestors is None and not strict:
-        return tree_attention_reference(*place, None, out, scale, window, first_node)
-    ancestors = chain_bits(row_start, q.shape[0], first_node) if ancestors is None else ancestors
-    return tree_attention(*place, ancestors, out, scale, window, strict, first_node)
+        return tree_attention_reference(q, cache, None, out, scale, window)
+    bits = chain_bits(cache.row_start, q.shape[0], cache.first_node) if ancestors is None else ancestors
+    return tree_attention(q, cache, bits, out, scale, window, strict)
 
 
 def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch.Tensor:
@@ -75,9 +46,8 @@ def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch
     return torch.where(bits == 32, -1, (1 << bits.clamp(max=31)) - 1).int()
 
 
-def tree_attention_reference(
-    q, k_cache, v_cache, block_table, lengths, row_start, ancestors, out, scale: float, window: int, first_node: int = 0
-) -> None:
+def tree_attention_reference(q, cache: KVCacheView, ancestors, out, scale: float, window: int) -> None:
+    k_cache, v_cache, block_table, lengths, row_start, first_node = cache
     starts = row_start.tolist()
     for b, length in enumerate(lengths.tolist()):
         rows, nodes = slice(starts[b], starts[b + 1]), first_node + starts[b + 1] - starts[b]

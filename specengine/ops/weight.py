@@ -1,8 +1,8 @@
-"""Weights as the linear layers read them, prepared once at load.
+"""Weights in the packed form that the linear layers read, made once at load.
 
-A weight [N, C] is held in panels of 16 rows: floats as [ceil(N / 16), C, 16], the quantised formats in blocks of 32
-columns as uint8 [ceil(N / 16), ceil(C / 32), bytes] (csrc/ops/weight.h has the layout). CUDA reads floats [N, C] as
-they are.
+The core holds a weight [N, C] in panels of 16 rows: floats as [ceil(N / 16), C, 16], the quantised formats in blocks of
+32 columns as uint8 [ceil(N / 16), ceil(C / 32), bytes]. csrc/ops/packed_weight.h has the layout, csrc/cpu/dot_codes.h
+turns codes into numbers. CUDA reads floats [N, C] without packing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from specengine import _C
 
 FLOAT_FORMATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BLOCK_BYTES = {"q8": _C.Q8_BYTES, "q4": _C.Q4_BYTES, "q4_min": _C.Q4_MIN_BYTES}  # of 16 x 32 weights
-# What a GGUF block type is held as: codes and scales are kept where the kernels have them.
+# The format of each GGUF block type whose codes and scales the kernels read.
 PACKED_BLOCKS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "Q4_K": "q4_min"}
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A prepared weight. data: see above.  rows: N.  format: one of FLOAT_FORMATS or BLOCK_BYTES."""
+    """A packed weight. data: in the form above.  rows: N.  format: one of FLOAT_FORMATS or BLOCK_BYTES."""
 
     data: torch.Tensor
     rows: int
@@ -52,7 +52,7 @@ def empty_weight(rows: int, columns: int, format: str, device: torch.device) -> 
     """Room for a weight [rows, columns], to be filled by pack_linear or pack_blocks."""
     panels = -(-rows // _C.PANEL)
     if format in BLOCK_BYTES:
-        # Zeros: the rows past N and the padded columns are multiplied too.
+        # Zeros, because the kernels multiply the rows past N and the padded columns too.
         data = torch.zeros(panels, -(-columns // _C.BLOCK), BLOCK_BYTES[format], dtype=torch.uint8, device=device)
     else:
         data = torch.empty(panels, columns, _C.PANEL, dtype=FLOAT_FORMATS[format], device=device)
@@ -61,28 +61,29 @@ def empty_weight(rows: int, columns: int, format: str, device: torch.device) -> 
 
 
 def pack_linear(rows: torch.Tensor, weight: Weight, first: int) -> None:
-    """Writes rows [R, C] (float32, bfloat16, float16) to rows [first, first + R) of a weight, quantising them if it is.
+    """Writes rows [R, C] (float32, bfloat16, float16) to rows [first, first + R) of a weight in the weight's format.
 
-    q8 keeps codes of absmax / 127 per row and block, q4_min of (maximum - minimum) / 15, zero always within.
+    The step of a row's codes in a block is absmax / 127 for q8 and (maximum - minimum) / 15 for q4_min, where the range
+    always includes zero.
     """
     _C.pack_linear(rows, weight.data, first)
 
 
 def pack_blocks(rows: torch.Tensor, weight: Weight, first: int, kind: str) -> None:
-    """Writes rows of a GGUF file with codes and scales kept: uint8 [R, row_bytes], of a type in PACKED_BLOCKS."""
+    """Writes rows of a GGUF file, uint8 [R, row_bytes] of a type in PACKED_BLOCKS; codes and scales stay."""
     _C.pack_blocks(rows, weight.data, first, kind)
 
 
 def gather_rows(weight: Weight, ids: torch.Tensor, out: torch.Tensor) -> None:
     """out[M, C] = rows `ids` (int32 [M]) of a weight.
 
-    Raises ValueError for an id out of range on the CPU; on CUDA it gives zeros, as -1 does for padding.
+    On the CPU raises ValueError for an id out of range. On CUDA such an id gives zeros; -1 stands for padding.
     """
     _C.gather_rows(weight.data, ids, out)
 
 
 def empty_weight_reference(rows: int, columns: int, format: str, device: torch.device) -> Weight:
-    """The reference keeps a weight as it is: [N, C], floats only."""
+    """Room for a weight that stays [N, C], floats only."""
     if format not in FLOAT_FORMATS:
         raise ValueError(f"format: {format} has no reference, expected one of {', '.join(FLOAT_FORMATS)}")
     return Weight(torch.empty(rows, columns, dtype=FLOAT_FORMATS[format], device=device), rows, format)

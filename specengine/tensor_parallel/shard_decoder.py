@@ -9,7 +9,8 @@ import torch
 
 from specengine.models.config import ModelConfig
 from specengine.ops import Ops
-from specengine.ops.decoder import Layer, LayerwiseDecoder
+from specengine.ops.decoder import Layer
+from specengine.ops.layerwise_decoder import LayerwiseDecoder
 from specengine.ops.weight import Projection
 from specengine.tensor_parallel.shards import ShardedProjection
 

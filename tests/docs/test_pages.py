@@ -134,7 +134,8 @@ def test_what_is_wrong_on_a_page_is_noticed(tmp_path):
     page = Page(tmp_path / "wrong.md")
     page.path.write_text(
         "# Wrong\n\n[here](wrong.md#wrong) [there](wrong.md#right) [nowhere](none.md) [web](https://example.org)\n\n"
-        "`csrc/none.cpp` `csrc/bindings.cpp` `depth=7`\n\n## Options\n\n| option | default | meaning |\n|---|---|---|\n"
+        "`csrc/none.cpp` `csrc/bindings/module.cpp` `depth=7`\n\n"
+        "## Options\n\n| option | default | meaning |\n|---|---|---|\n"
         "| `a` | (empty) | one \\| other |\n\n<!-- not run: too long -->\n```bash\n`depth=8`\n```\n"
     )
     assert dead_links(page) == ["wrong.md#right", "none.md"]

@@ -5,21 +5,19 @@ An op that takes floats as well as quantised blocks has a case of each; the word
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from specengine import _C
-from specengine.ops.verify_tree import SamplingTable
 from tests.ops.cases import ancestor_bits, comb, depths_of, make_cache, randn
 from tests.ops.verifying import PARAMS, make_batch
 
 Arguments = dict[str, Any]
 
 TREES, LENGTHS = [comb(5), comb(3)], [61, 2]
-PLACE = ("k_cache", "v_cache", "block_table", "lengths", "row_start")
+PLACE = _C.KVCacheView._fields
 
 
 def ints(*values: Any) -> torch.Tensor:
@@ -63,7 +61,7 @@ def quantise_rows() -> Arguments:
 
 
 def linear() -> Arguments:
-    part = {"first": 4, "rows": 20}
+    part = {"first": 4, "rows": 20, "variant": 0}
     return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(30), "out": torch.zeros(3, 30), **part}
 
 
@@ -72,7 +70,7 @@ def linear_quantised() -> Arguments:
 
 
 def linear_argmax() -> Arguments:
-    out = {"ids": ints(-7, -7, -7), "keys": torch.zeros(3, dtype=torch.int64), "rows": 20}
+    out = {"ids": ints(-7, -7, -7), "keys": torch.zeros(3, dtype=torch.int64), "rows": 20, "variant": 0}
     return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(20), **out}
 
 
@@ -98,13 +96,13 @@ def silu_mul_quantised() -> Arguments:
 
 
 def rope_cache() -> Arguments:
-    cache = dict(zip(PLACE, make_cache(TREES, LENGTHS, 2, 8, torch.float32).place(), strict=True))
+    cache = make_cache(TREES, LENGTHS, 2, 8, torch.float32).view()._asdict()
     tables = {"cos": randn(90, 4), "sin": randn(90, 4), "q_norm": randn(8), "k_norm": randn(8)}
     return {"qkv": randn(8, 64), **tables, "depths": depths_of(TREES), **cache, "q": torch.zeros(8, 4, 8), "eps": 1e-5}
 
 
 def tree_attention() -> Arguments:
-    cache = dict(zip(PLACE, make_cache(TREES, LENGTHS, 2, 8, torch.float32).place(), strict=True))
+    cache = make_cache(TREES, LENGTHS, 2, 8, torch.float32).view()._asdict()
     rest = {"ancestors": ancestor_bits(TREES), "out": torch.zeros(8, 4, 8), "scale": 0.3, "window": 0}
     return {"q": randn(8, 4, 8), **cache, **rest, "strict": False, "workspace": torch.zeros(4)}
 
@@ -137,8 +135,8 @@ def decoder() -> Arguments:
 
 def decoder_pass() -> Arguments:
     native = _C.Decoder(**decoder())
-    layers = [make_cache(TREES, LENGTHS, 2, 8, torch.float32).place() for _ in range(2)]
-    (k, v, *place), (other_k, other_v, *_) = layers
+    first, second = (make_cache(TREES, LENGTHS, 2, 8, torch.float32).view() for _ in range(2))
+    k, v = torch.stack([first.k_cache, second.k_cache]), torch.stack([first.v_cache, second.v_cache])
     return {
         "decoder": native,
         "tokens": ints(*range(8)),
@@ -146,10 +144,10 @@ def decoder_pass() -> Arguments:
         "first_inputs": None,
         "depths": depths_of(TREES),
         "ancestors": ancestor_bits(TREES),
-        **dict(zip(PLACE, (torch.stack([k, other_k]), torch.stack([v, other_v]), *place), strict=True)),
+        **first._replace(k_cache=k, v_cache=v)._asdict(),
         "cos": randn(90, 4),
         "sin": randn(90, 4),
-        "features": torch.zeros(8, 6),
+        "hidden_states": torch.zeros(8, 6),
         "at_layers": torch.zeros(8, 2, 6),
         "workspace": torch.zeros(native.workspace_bytes(8), dtype=torch.uint8),
     }
@@ -172,19 +170,19 @@ def draft_backbone() -> Arguments:
         "decoder": _C.Decoder(**{**decoder(), **changes}),
         "embedding": randn(2, 6, 16),
         "embedding_norm": randn(6),
-        "feature_norm": randn(6),
-        "fuse": None,
+        "hidden_state_norm": randn(6),
+        "fuse": _C.Projection((), (), None),
         "before_residual": False,
         "feed_back": False,
         "head": projection(20, 6, 7),
         "vocabulary": torch.arange(20, dtype=torch.int32),
         "tokens": ints(*range(8)),
-        "features": randn(8, 6, seed=5),
+        "hidden_states": randn(8, 6, seed=5),
         **{name: passed[name] for name in PLACE if name != "row_start"},
         "row_start": ints(0, 5, 8),
         "cos": randn(96, 4),
         "sin": randn(96, 4),
-        "least": 0.0,
+        "min_level_gain": 0.0,
         "children": torch.zeros(2, 3, 2, dtype=torch.int32),
         "scores": torch.zeros(2, 3, 2),
         "levels": ints(0, 0),
@@ -193,7 +191,7 @@ def draft_backbone() -> Arguments:
 
 def draft_backbone_fused() -> Arguments:
     """Its hidden states are made of ten columns."""
-    return {**draft_backbone(), "fuse": projection(6, 10, 9), "features": randn(8, 10, seed=5)}
+    return {**draft_backbone(), "fuse": projection(6, 10, 9), "hidden_states": randn(8, 10, seed=5)}
 
 
 def expand_backbone() -> Arguments:
@@ -316,18 +314,46 @@ OPTIONAL = {
 }
 
 
-SAMPLING = {  # arguments that cross as tuples, of members named here so that each can be spoiled
-    "sampling": [field.name for field in fields(SamplingTable)],
-    "history": ["history", "history_length", "prompt_length"],
+# The names under which a record's fields stand in the arguments, so that each can be spoiled.
+HISTORY = ("history", "history_length", "prompt_length")
+DRAFT = ("draft_logits", "draft_rows", "draft_index", "replacement")
+NETWORK = ("decoder", "embedding", "embedding_norm", "hidden_state_norm", "fuse")
+NETWORK += ("before_residual", "feed_back", "head", "vocabulary")
+
+
+def _record(kind: Callable[..., Any], names: Sequence[str]) -> Callable[[Arguments], Any]:
+    return lambda arguments: kind(*(arguments.pop(name) for name in names))
+
+
+def _trees(arguments: Arguments) -> _C.SampledTrees:
+    tree = [arguments.pop(name) for name in ("tokens", "parents", "row_start")]
+    sampling = _record(_C.SamplingTable, _C.SamplingTable._fields)(arguments)
+    return _C.SampledTrees(*tree, sampling, _record(_C.TokenHistory, HISTORY)(arguments))
+
+
+CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
+RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's arguments
+    "rope_cache": CACHE,
+    "tree_attention": CACHE,
+    "decoder_pass": CACHE,
+    "draft_backbone": {**CACHE, "network": _record(_C.BackboneNetwork, NETWORK)},
+    "expand_backbone": {"trees": _record(_C.BackboneTrees, _C.BackboneTrees._fields)},
+    "verify_tree": {
+        "trees": _trees,
+        "draft": _record(_C.DraftLogits, DRAFT),
+        "accepted": _record(_C.AcceptedPaths, _C.AcceptedPaths._fields),
+        "workspace": _record(_C.VerifyWorkspace, _C.VerifyWorkspace._fields),
+    },
+    "draw_siblings": {"trees": _trees},
 }
 
 
 def call(op: str, arguments: Arguments) -> None:
-    if "bias_start" in arguments:
-        tuples = {name: tuple(arguments[member] for member in members) for name, members in SAMPLING.items()}
-        members = {member for group in SAMPLING.values() for member in group}
-        arguments = {name: value for name, value in arguments.items() if name not in members} | tuples
-    getattr(_C, op.partition(" ")[0])(**arguments)
+    name = op.partition(" ")[0]
+    arguments = dict(arguments)
+    for record, make in RECORDS.get(name, {}).items():
+        arguments[record] = make(arguments)
+    getattr(_C, name)(**arguments)
 
 
 def tensors_of(arguments: Arguments) -> dict[str, torch.Tensor]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
-from specengine._C import PAGE_SIZE
+from specengine._C import PAGE_SIZE, KVCacheView
 from specengine.ops.tree_attention import gather_slots
 
 NODE_COUNTS = (1, 2, 31, 32, 33, 63, 64, 65, 256)
@@ -73,9 +73,9 @@ class Cache:
     lengths: torch.Tensor
     row_start: torch.Tensor
 
-    def place(self) -> tuple[torch.Tensor, ...]:
-        """The five cache arguments of the ops, in order."""
-        return self.k, self.v, self.block_table, self.lengths, self.row_start
+    def view(self, first_node: int = 0) -> KVCacheView:
+        """The cache as the ops take it."""
+        return KVCacheView(self.k, self.v, self.block_table, self.lengths, self.row_start, first_node)
 
     def rows(self, b: int, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first slots of request b, [slots, K, D]."""
@@ -115,6 +115,11 @@ def make_cache(
             write_slots(cache, block_table[b], content)
     starts = torch.tensor([0, *(len(tree) for tree in trees)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return Cache(k, v, block_table, torch.tensor(list(lengths), dtype=torch.int32), starts)
+
+
+def view_on(put: Callable[[torch.Tensor], torch.Tensor], view: KVCacheView) -> KVCacheView:
+    """The view with every tensor put elsewhere."""
+    return KVCacheView(*(put(x) if isinstance(x, torch.Tensor) else x for x in view))
 
 
 def randn(*shape: int, seed: int = 1) -> torch.Tensor:

@@ -26,8 +26,10 @@ from tests.ops.arguments import (
 )
 from tests.selection import looped
 
-CLASSES = {"Projection", "DecoderLayer", "Decoder"}
-NOT_OPS = CLASSES | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
+CLASSES = {"Projection", "DecoderLayer", "Decoder", "BackboneNetwork"}
+RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
+RECORDS |= {"VerifyWorkspace", "BackboneTrees"}
+NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 NOT_OPS |= {"PhrasePool", "SuffixAutomaton", "TextCorpus", "sort_suffixes"}  # see tests/pools
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
@@ -57,15 +59,15 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     written = {name for name, value in before.items() if not torch.allclose(value, arguments[name], equal_nan=True)}
     outputs = {"packed", "out", "residual", "q", "k_cache", "v_cache", "tokens", "parents", "depths", "scores"}
     outputs |= {"ancestors", "node_counts", "top_tokens", "top_scores", "path", "path_length", "bonus"}
-    outputs |= {"keys", "features", "workspace"}
+    outputs |= {"keys", "hidden_states", "workspace"}
     only = {
         "tree_attention": {"out"},
         "verify_tree": {"path", "path_length", "bonus", "scores"},
         "verify_tree drawn": {"path", "path_length", "bonus", "relaxed"},
         "verify_tree sampled": {"path", "path_length", "bonus", "relaxed", "scores", "weights"},
         "draw_siblings": {"drawn", "scores", "weights"},
-        "decoder_pass": {"k_cache", "v_cache", "features", "at_layers", "workspace"},
-        "decoder_pass fed": {"k_cache", "v_cache", "features", "at_layers", "workspace"},
+        "decoder_pass": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
+        "decoder_pass fed": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
         "draft_backbone": {"k_cache", "v_cache", "children", "scores", "levels"},
         "draft_backbone fused": {"k_cache", "v_cache", "children", "scores", "levels"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
@@ -439,9 +441,8 @@ def test_arguments_that_do_not_fit_together_are_refused(op, changes, message):
 )
 def test_trees_too_large_for_their_masks_are_refused(nodes, words, message):
     cache = make_cache([comb(nodes)], [3], 1, 8, torch.float32)
-    names = ("k_cache", "v_cache", "block_table", "lengths", "row_start")
     masks = ancestor_bits([comb(nodes)], 9)[:, :words].contiguous()
-    arguments = OPS["tree_attention"]() | dict(zip(names, cache.place(), strict=True)) | {"ancestors": masks}
+    arguments = OPS["tree_attention"]() | cache.view()._asdict() | {"ancestors": masks}
     refuse("tree_attention", {**arguments, "q": randn(nodes, 1, 8), "out": randn(nodes, 1, 8)}, message)
 
 

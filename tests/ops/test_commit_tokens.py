@@ -7,7 +7,8 @@ import torch
 
 from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.commit_tokens import Limits, commit_tokens, commit_tokens_reference, record_width
-from specengine.ops.verify_tree import Accepted, TokenHistory
+from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.verify_tree import Accepted
 from tests.ops.cases import path_to, random_tree
 
 EOS = 3
@@ -96,7 +97,7 @@ def test_idle_requests_are_left_alone(cuda_backend):
     assert torch.equal(history.tokens[[0, 2]], before[[0, 2]]) and not torch.equal(history.tokens[1], before[1])
 
 
-def test_a_walk_without_a_token_ends_its_sequence_and_keeps_nothing(cuda_backend):
+def test_a_walk_without_a_token_ends_its_request_and_keeps_nothing(cuda_backend):
     arguments = make(3, 6, 8, room=50)
     arguments[1].bonus[1] = -1
     _, accepted, _, limits, record = check(cuda_backend, arguments)

@@ -24,7 +24,7 @@ batches = st.lists(
 
 def attend(cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None) -> torch.Tensor:
     out = torch.full_like(q, torch.nan)
-    tree_attention(q, *cache.place(), ancestors, out, 0.3, 0)
+    tree_attention(q, cache.view(), ancestors, out, 0.3, 0)
     return out
 
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from specengine import _C
+from specengine._C import KVCacheView
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.models.config import ModelConfig
 from specengine.ops import native, reference
-from specengine.ops.decoder import Decoder, Layer, LayerwiseDecoder
+from specengine.ops.decoder import Decoder, Layer
 from specengine.ops.layer import rms_norm, rope_cache, silu_mul
+from specengine.ops.layerwise_decoder import LayerwiseDecoder
 from specengine.ops.linear import Projection, linear
 from specengine.ops.tree_attention import tree_attention
 from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows
@@ -128,14 +130,14 @@ def step_by_step(
     normed, delta = torch.empty_like(residual), None
     q, attended = torch.empty(rows, c.num_heads, c.head_dim), torch.empty(rows, c.num_heads, c.head_dim)
     gated = torch.empty(rows, c.intermediate_size)
-    place = (block_table, lengths, tree.row_start)
     for layer, keys, values in zip(model.layers, k_cache, v_cache, strict=True):
         rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
         states.append(residual.clone())
         norms = (layer.q_norm, layer.k_norm)
         qkv = linear(normed, layer.qkv)
-        rope_cache(qkv, *model.rope, *norms, tree.depths, keys, values, *place, q, c.rms_norm_eps)
-        tree_attention(q, keys, values, *place, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
+        cache = KVCacheView(keys, values, block_table, lengths, tree.row_start, 0)
+        rope_cache(qkv, *model.rope, *norms, tree.depths, cache, q, c.rms_norm_eps)
+        tree_attention(q, cache, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
         delta = linear(attended.view(rows, -1), layer.attention_out)
         rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
         silu_mul(linear(normed, layer.gate_up), gated)
@@ -202,7 +204,7 @@ def test_a_pass_is_its_ops_one_by_one_to_the_bit(form, options):
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("hidden_state_layers", [(0,), (3,), (1, 2), (0, 1, 2, 3)])
-def test_taps_are_the_residual_stream_before_the_layers_asked_for(form, hidden_state_layers):
+def test_at_layers_is_the_residual_stream_before_the_layers_asked_for(form, hidden_state_layers):
     model, tree, states = Model(form), tree_batch(TREES), []
     expected = step_by_step(model, tree, *model.caches(TREES, LENGTHS), states)
     decoder = Decoder(model.config, model.embedding, model.layers, model.final_norm, hidden_state_layers)
@@ -329,7 +331,7 @@ def test_a_node_has_the_bits_of_its_token_in_plain_decoding(form):
 
 
 @pytest.mark.parametrize("form", ["float32", "q8", "q4_min"])
-def test_a_sequence_has_its_bits_alone_and_in_a_batch(form):
+def test_a_request_has_its_bits_alone_and_in_a_batch(form):
     model, tree = Model(form), tree_batch(TREES)
     hidden_states = model.native(tree, *model.caches(TREES, LENGTHS), *model.rope)
     for b, parents in enumerate(TREES):
@@ -357,7 +359,7 @@ def test_instruction_sets_agree_as_far_as_their_arithmetic_does(form):
             assert torch.equal(results[wide], results[narrow])
 
 
-def test_an_empty_batch_has_no_features():
+def test_an_empty_batch_has_no_hidden_states():
     model = Model("q8")
     k, v, *_ = model.caches([[-1]], [0])
     table, lengths = torch.empty(0, 1, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
@@ -371,7 +373,7 @@ def test_the_workspace_grows_with_the_rows_and_is_what_the_pass_asks_for():
     assert sizes[0] == 0 and sizes == sorted(set(sizes))
 
 
-def test_features_that_are_not_finite_stay_with_their_sequence():
+def test_hidden_states_that_are_not_finite_stay_with_their_request():
     model, trees = Model("q8"), [chain(4), chain(4)]
     tree, caches = tree_batch(trees), model.caches(trees, [10, 10])
     clean = model.native(tree, *model.caches(trees, [10, 10]), *model.rope)

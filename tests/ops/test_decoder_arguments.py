@@ -107,7 +107,7 @@ def test_only_the_first_layer_may_do_without_a_norm():
         _C.Decoder(**{**decoder(), "layers": layers})
 
 
-def test_a_decoder_without_taps_has_nowhere_to_write_them():
+def test_a_decoder_without_hidden_state_layers_writes_none():
     arguments = OPS["decoder_pass"]()
     plain = _C.Decoder(**{**decoder(), "hidden_state_layers": ()})
     call("decoder_pass", {**arguments, "decoder": plain, "at_layers": None})
@@ -122,7 +122,7 @@ def test_a_decoder_keeps_its_weights_alive():
     expected = OPS["decoder_pass"]()
     for case in (arguments, expected):
         call("decoder_pass", case)
-    assert torch.equal(arguments["features"], expected["features"]) and len(filler) == 200
+    assert torch.equal(arguments["hidden_states"], expected["hidden_states"]) and len(filler) == 200
 
 
 def test_a_first_layer_that_is_given_its_rows_has_no_norm_and_needs_them():

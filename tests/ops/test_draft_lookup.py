@@ -57,7 +57,7 @@ def test_random_histories_give_the_reference_s_chains(cuda_backend, nodes, ngram
     assert nodes == 1 or any(len(c) > 1 for c in chains)
 
 
-def test_a_chain_ends_where_the_sequence_will(cuda_backend):
+def test_a_chain_ends_where_the_request_will(cuda_backend):
     row = [1, 2, 3, 4, 5, 6, 1]
     for left in (1, 2, 3, 50):  # tokens it may still commit, the bonus token among them
         tree, chains = lookup(cuda_backend, [row], [len(row) + left], [1], 8)

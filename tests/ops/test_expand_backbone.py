@@ -132,7 +132,7 @@ def test_masked_tokens_are_allowed_as_long_as_a_level_has_one_left(backend):
     assert check(backend, logits, [1]).tokens.tolist() == [[5, 7, PART + 3]]
 
 
-def test_an_idle_sequence_gets_no_nodes_and_its_logits_are_not_read(backend):
+def test_an_idle_request_gets_no_nodes_and_its_logits_are_not_read(backend):
     logits, root = randn(3, 2, 50), torch.tensor([4, -1, 0], dtype=torch.int32)
     logits[1] = torch.nan
     trees = check(backend, logits, [3], root=root)

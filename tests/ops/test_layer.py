@@ -44,7 +44,7 @@ def run_rope(op, trees, lengths, heads, kv_heads, dim, dtype, *, norm=True, qkv=
     qkv = randn(rows, (heads + 2 * kv_heads) * dim, seed=3) if qkv is None else qkv
     norms = (randn(dim, seed=4), randn(dim, seed=5)) if norm else (None, None)
     q = torch.full((rows, heads, dim), torch.nan)
-    op(qkv, *rope_tables(600, dim), *norms, depths_of(trees), *cache.place(), q, EPS)
+    op(qkv, *rope_tables(600, dim), *norms, depths_of(trees), cache.view(), q, EPS)
     return q, cache.k, cache.v
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specengine._C import KVCacheView
 from specengine.ops.layer import (
     rms_norm,
     rms_norm_reference,
@@ -24,6 +25,7 @@ from tests.ops.cases import (
     randn,
     random_tree,
     star,
+    view_on,
 )
 
 EPS = 1e-5
@@ -161,24 +163,31 @@ def rope_arguments(trees, lengths, heads, kv_heads, dim, dtype, norms=(True, Tru
     q_norm, k_norm = (randn(dim, seed=4 + i) if norm else None for i, norm in enumerate(norms))
     qkv = randn(rows, (heads + 2 * kv_heads) * dim, seed=3)
     positions = int(depths_of(trees).max()) + max(lengths) + 1
-    return [qkv, *rope_tables(positions, dim), q_norm, k_norm, depths_of(trees), *cache.place()]
+    return [qkv, *rope_tables(positions, dim), q_norm, k_norm, depths_of(trees), cache.view()]
+
+
+def put_copies(backend, arguments):
+    *tensors, view = arguments
+    there = [None if x is None else backend.put(x.clone()) for x in tensors]
+    return [*there, view_on(lambda x: backend.put(x.clone()), view)]
 
 
 def roped(backend, arguments, heads, dim):
     """(q, k_cache, v_cache) after rope_cache on the backend."""
-    there = [None if x is None else backend.put(x.clone()) for x in arguments]
+    there = put_copies(backend, arguments)
     q = backend.put(torch.full((len(arguments[0]), heads, dim), POISON))
     rope_cache(*there, q, EPS)
-    return q.cpu(), there[6].cpu(), there[7].cpu()
+    return q.cpu(), there[6].k_cache.cpu(), there[6].v_cache.cpu()
 
 
 def check_rope(backend, arguments, heads, dim):
     q, k, v = roped(backend, arguments, heads, dim)
-    expected_q, expected = torch.empty(q.shape, dtype=torch.double), double(list(arguments))
-    rope_cache_reference(*expected, expected_q, EPS)
+    expected_q, (*tensors, view) = torch.empty(q.shape, dtype=torch.double), arguments
+    expected = KVCacheView(*double(list(view[:-1])), view.first_node)
+    rope_cache_reference(*double(tensors), expected, expected_q, EPS)
     assert_close(q, expected_q)
-    assert_close(k, expected[6])
-    assert torch.equal(v.nan_to_num(POISON), expected[7].to(v.dtype).nan_to_num(POISON))
+    assert_close(k, expected.k_cache)
+    assert torch.equal(v.nan_to_num(POISON), expected.v_cache.to(v.dtype).nan_to_num(POISON))
     return q, k, v
 
 
@@ -201,20 +210,21 @@ def test_rope_cache_writes_the_later_nodes_where_the_whole_tree_has_them(cuda_ba
     trees, lengths = [comb(20), chain(5), random_tree(9)], [70, 0, 62]
     arguments = rope_arguments(trees, lengths, 4, 2, 16, torch.float32)
     whole = roped(cuda_backend, arguments, 4, 16)
-    rows, starts = later_rows(arguments[-1], first_node)
-    later = [arguments[0][rows], *arguments[1:5], arguments[5][rows], *arguments[6:-1], starts]
-    there = [None if x is None else cuda_backend.put(x.clone()) for x in later]
-    for side, full in zip((6, 7), whole[1:], strict=True):
-        there[side] = cuda_backend.put(full.clone())
+    view = arguments[6]
+    rows, starts = later_rows(view.row_start, first_node)
+    written = [full.clone() for full in whole[1:]]
+    for side in written:
         for b, (begin, end) in enumerate(zip(starts.tolist(), starts.tolist()[1:], strict=False)):
             for node in range(first_node, first_node + end - begin):
                 slot = lengths[b] + node
-                there[side][int(arguments[8][b, slot // 64]), :, slot % 64] = POISON
+                side[int(view.block_table[b, slot // 64]), :, slot % 64] = POISON
+    later = KVCacheView(*written, view.block_table, view.lengths, starts, first_node)
+    there = put_copies(cuda_backend, [arguments[0][rows], *arguments[1:5], arguments[5][rows], later])
     q = cuda_backend.put(torch.full((len(rows), 4, 16), POISON))
-    rope_cache(*there, q, EPS, first_node)
+    rope_cache(*there, q, EPS)
     assert torch.equal(q.cpu(), whole[0][rows])
-    for side, full in zip((6, 7), whole[1:], strict=True):
-        assert torch.equal(there[side].cpu().nan_to_num(POISON), full.nan_to_num(POISON))
+    for side, full in zip(there[6][:2], whole[1:], strict=True):
+        assert torch.equal(side.cpu().nan_to_num(POISON), full.nan_to_num(POISON))
 
 
 @pytest.mark.parametrize("length", PREFIX_LENGTHS)
@@ -223,7 +233,7 @@ def test_rope_cache_writes_the_right_slots_at_page_edges(cuda_backend, length):
     check_rope(cuda_backend, rope_arguments(trees, [length], 2, 1, 8, torch.bfloat16), 2, 8)
 
 
-def test_rope_cache_finds_the_sequence_of_every_row_among_many(cuda_backend):
+def test_rope_cache_finds_the_request_of_every_row_among_many(cuda_backend):
     trees, lengths = [chain(1 + b % 3) for b in range(70)], [b % 5 for b in range(70)]
     arguments = rope_arguments(trees, lengths, 1, 1, 8, torch.float32)
     check_rope(cuda_backend, arguments, 1, 8)
@@ -233,7 +243,7 @@ def test_rope_cache_finds_the_sequence_of_every_row_among_many(cuda_backend):
 def test_padding_rows_become_zeros_and_leave_the_cache_alone(cuda_backend, dtype):
     trees, lengths = [chain(5), star(5), chain(5)], [60, 0, 7]
     arguments = rope_arguments(trees, lengths, 4, 2, 16, dtype)
-    depths, row_start = arguments[5], arguments[10]
+    depths, row_start = arguments[5], arguments[6].row_start
     depths[3:5], depths[9], row_start[3] = -1, -1, 13  # the last two rows belong to no request
     arguments[0][13:] = torch.nan
     q, _, _ = check_rope(cuda_backend, arguments, 4, 16)
@@ -251,14 +261,12 @@ def test_a_node_is_rotated_to_the_same_bits_as_its_token_in_plain_decoding(cuda_
     decoded, keys, _ = roped(cuda_backend, alone, 4, dim)
     assert torch.equal(q, decoded)
     for row, at in enumerate(lengths):
-        slot, page = length + row, int(arguments[8][0, (length + row) // 64])
-        other = int(alone[8][row, at // 64])
+        slot, page = length + row, int(arguments[6].block_table[0, (length + row) // 64])
+        other = int(alone[6].block_table[row, at // 64])
         assert torch.equal(k[page, :, slot % 64], keys[other, :, at % 64])
 
 
 def test_heads_too_wide_for_the_kernel_are_refused(cuda_backend):
-    arguments = [
-        None if x is None else cuda_backend.put(x) for x in rope_arguments([[-1]], [0], 1, 1, 258, torch.float32)
-    ]
+    arguments = put_copies(cuda_backend, rope_arguments([[-1]], [0], 1, 1, 258, torch.float32))
     with pytest.raises(ValueError, match=r"^k_cache: head dim 258, at most 256"):
         rope_cache(*arguments, cuda_backend.put(torch.zeros(1, 1, 258)), EPS)

@@ -9,7 +9,8 @@ from scipy import stats
 
 from specengine.draft_trees.tree import TreeBatch
 from specengine.ops import noise
-from specengine.ops.verify_tree import SamplingTable, TokenHistory, verify_tree
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.verify_tree import verify_tree
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
 

@@ -202,7 +202,7 @@ def test_what_is_too_deep_takes_no_place(backend):
     assert trees.node_counts.tolist() == [1, 4, 4, 4]
 
 
-def test_an_idle_sequence_gets_no_nodes_and_its_candidates_are_not_read(backend):
+def test_an_idle_request_gets_no_nodes_and_its_candidates_are_not_read(backend):
     candidates = Candidates.of([[-1, 0, 0]] * 3, [[0, -1, -2]] * 3, [5, -1, 5])
     candidates.scores[1], candidates.parents[1], candidates.depths[1] = NAN, 99, 99
     trees = check(backend, candidates, 3)
@@ -210,7 +210,7 @@ def test_an_idle_sequence_gets_no_nodes_and_its_candidates_are_not_read(backend)
     assert trees.tokens[1].tolist() == trees.kept[1].tolist() == [-1] * 3 and not trees.ancestors[1].any()
 
 
-def test_a_sequence_without_candidates_gets_no_nodes(backend):
+def test_a_request_without_candidates_gets_no_nodes(backend):
     nothing = Candidates.of([[None] * 4], [[NAN] * 4], [5])
     assert check(backend, nothing, 3).node_counts.tolist() == [0]
 

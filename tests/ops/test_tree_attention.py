@@ -33,7 +33,7 @@ def attend(
     cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None, window: int = 0, op=tree_attention
 ) -> torch.Tensor:
     out = torch.full_like(q, torch.nan)
-    op(q, *cache.place(), ancestors, out, q.shape[-1] ** -0.5, window)
+    op(q, cache.view(), ancestors, out, q.shape[-1] ** -0.5, window)
     return out
 
 
@@ -247,10 +247,10 @@ def test_the_later_nodes_alone_have_the_bits_of_the_whole_tree(first_node, windo
     whole = attend(cache, q, ancestors, window)
     rows, cache.row_start = later_rows(cache.row_start, first_node)
     out, expected = (torch.full_like(q[rows], torch.nan) for _ in range(2))
-    arguments = (q[rows], *cache.place(), ancestors[rows])
-    tree_attention(*arguments, out, 0.25, window, first_node=first_node)
+    arguments = (q[rows], cache.view(first_node), ancestors[rows])
+    tree_attention(*arguments, out, 0.25, window)
     assert torch.equal(out, whole[rows])
-    tree_attention_reference(*arguments, expected, 0.25, window, first_node)
+    tree_attention_reference(*arguments, expected, 0.25, window)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
 
 
@@ -262,7 +262,7 @@ def test_a_chain_behind_earlier_nodes_needs_no_bits():
     rows, cache.row_start = later_rows(cache.row_start, 6)
     for op in (tree_attention, tree_attention_reference):
         out = torch.full_like(q[rows], torch.nan)
-        op(q[rows], *cache.place(), None, out, 0.25, 0, first_node=6)
+        op(q[rows], cache.view(first_node=6), None, out, 0.25, 0)
         torch.testing.assert_close(out, whole[rows], rtol=1e-4, atol=2e-5)
 
 
@@ -271,4 +271,4 @@ def test_no_more_earlier_nodes_are_taken_than_a_tree_may_have():
     for first_node in (-1, 256):
         with pytest.raises(ValueError, match=f"^first_node: expected 0 to 255 nodes, got {first_node}"):
             q = queries(cache, 4)
-            tree_attention(q, *cache.place(), ancestor_bits([[-1]]), q.clone(), 0.25, 0, first_node=first_node)
+            tree_attention(q, cache.view(first_node), ancestor_bits([[-1]]), q.clone(), 0.25, 0)

@@ -1,12 +1,13 @@
 """tree_attention's CUDA kernels, simulated and on a GPU, against softmax attention over each node's path in float64.
 
-GraphBatch that no node may read hold NaN, and so do outputs and workspaces before each run.
+Slots that no node may read hold NaN, and so do outputs and workspaces before each run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from tests.ops.cases import (
     randn,
     random_tree,
     star,
+    view_on,
 )
 from tests.ops.conftest import Backend
 
@@ -63,15 +65,23 @@ class Problem:
     ancestors: torch.Tensor
     rows: list[tuple[int, int] | None]  # (request, node), None for padding
 
-    def arguments(self, backend: Backend, strict=False, window=0, out_dtype=torch.float32) -> tuple:
-        poison = torch.full_like(self.q, torch.nan, dtype=out_dtype)
-        tensors = (backend.put(t) for t in (self.q, *self.cache.place(), self.ancestors, poison))
-        return (*tensors, self.q.shape[-1] ** -0.5, window, strict)
+    def arguments(
+        self, backend: Backend, strict=False, window=0, out_dtype=torch.float32, first_node=0
+    ) -> dict[str, Any]:
+        return {
+            "q": backend.put(self.q),
+            "cache": view_on(backend.put, self.cache.view(first_node)),
+            "ancestors": backend.put(self.ancestors),
+            "out": backend.put(torch.full_like(self.q, torch.nan, dtype=out_dtype)),
+            "scale": self.q.shape[-1] ** -0.5,
+            "window": window,
+            "strict": strict,
+        }
 
     def run(self, *args, **options) -> torch.Tensor:
         arguments = self.arguments(*args, **options)
-        module.tree_attention(*arguments)
-        return arguments[7].cpu()
+        module.tree_attention(**arguments)
+        return arguments["out"].cpu()
 
     def expected(self, window=0) -> torch.Tensor:
         out = torch.zeros(self.q.shape, dtype=torch.float64)
@@ -298,21 +308,19 @@ def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, 
 @pytest.mark.parametrize(
     "dim, changes, message",
     [
-        (16, {6: None}, "ancestors: expected the bits of every row on cuda, got None"),
+        (16, {"ancestors": None}, "ancestors: expected the bits of every row on cuda, got None"),
         (20, {}, "k_cache: expected a head dim that is a multiple of 8, at most 256, on cuda, got D=20"),
         (264, {}, "k_cache: expected a head dim"),
-        (16, {11: torch.zeros(100)}, r"workspace: expected at least \d+ floats, got 100"),
-        (16, {11: None}, r"workspace: expected at least \d+ floats, got 0"),
-        (16, {0: torch.zeros(9 * 4 * 16 + 1)[1:].view(9, 4, 16)}, "q: expected memory aligned to 16 bytes"),
+        (16, {"workspace": torch.zeros(100)}, r"workspace: expected at least \d+ floats, got 100"),
+        (16, {"workspace": None}, r"workspace: expected at least \d+ floats, got 0"),
+        (16, {"q": torch.zeros(9 * 4 * 16 + 1)[1:].view(9, 4, 16)}, "q: expected memory aligned to 16 bytes"),
     ],
 )
 def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, message):
-    arguments = [*problem([comb(9)], [900], dim=dim).arguments(cuda_backend), torch.zeros(100_000)]
-    for index, value in changes.items():
-        arguments[index] = value
+    arguments = problem([comb(9)], [900], dim=dim).arguments(cuda_backend)
     with pytest.raises(ValueError, match=f"^{message}"):
-        module._C.tree_attention(*arguments)
-    assert arguments[7].isnan().all()
+        module._C.tree_attention(**{**arguments, "workspace": torch.zeros(100_000), **changes})
+    assert arguments["out"].isnan().all()
 
 
 @all_kernels
@@ -325,9 +333,7 @@ def test_the_later_nodes_alone_are_those_of_the_whole_tree(cuda_backend, first_n
         expected, whole = case.expected(), case.run(cuda_backend, strict)
         rows, case.cache.row_start = later_rows(case.cache.row_start, first_node)
         case.q, case.ancestors = case.q[rows], case.ancestors[rows]
-        arguments = case.arguments(cuda_backend, strict)
-        module.tree_attention(*arguments, first_node=first_node)
-        out = arguments[7].cpu()
+        out = case.run(cuda_backend, strict, first_node=first_node)
         assert close(out, expected[rows], TOLERANCE[torch.float32 if strict else dtype])
         assert (out[[case.rows[row] is None for row in rows]] == 0).all()
         if strict or dtype == torch.float32:
@@ -339,10 +345,12 @@ def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_back
     splits = []
     for pages in (2, 4, 32, 96, 224, 3200):
         case.cache.block_table = torch.zeros(1, pages, dtype=torch.int32)
-        splits.append(module._C.tree_attention_workspace(*case.arguments(cuda_backend, True)) // (2 * (8 + 2)))
+        arguments = case.arguments(cuda_backend, True)
+        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None) // (2 * (8 + 2)))
     assert splits == [0, 2, 16, 32, 48, 106]
 
 
 def test_the_cpu_needs_no_workspace():
     case = problem([comb(9)], [900])
-    assert _C.tree_attention_workspace(*case.arguments(Backend("cpu", torch.device("cpu")))) == 0
+    arguments = case.arguments(Backend("cpu", torch.device("cpu")))
+    assert _C.tree_attention_workspace(**arguments, workspace=None) == 0

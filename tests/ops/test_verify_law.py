@@ -12,7 +12,9 @@ import torch
 from scipy import stats
 
 from specengine.draft_trees.tree import TreeBatch
-from specengine.ops.verify_tree import SamplingTable, TokenHistory, target_probs_reference, verify_tree
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.target_distribution import target_probs_reference
+from specengine.ops.verify_tree import verify_tree
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
 from tests.ops.verifying import CPU
@@ -53,8 +55,8 @@ def table_for(params: SamplingParams, trials: int) -> SamplingTable:
 
 
 def entries(table: SamplingTable, keep: torch.Tensor) -> SamplingTable:
-    per_sequence = {n: v[keep].contiguous() for n, v in vars(table).items() if not n.startswith("bias")}
-    return replace(table, bias_start=table.bias_start[: int(keep.sum()) + 1].clone(), **per_sequence)
+    per_request = {n: v[keep].contiguous() for n, v in vars(table).items() if not n.startswith("bias")}
+    return replace(table, bias_start=table.bias_start[: int(keep.sum()) + 1].clone(), **per_request)
 
 
 def verify_all(logits, parents: list[int], tokens, table: SamplingTable, history):

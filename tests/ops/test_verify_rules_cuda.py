@@ -10,7 +10,8 @@ import torch
 
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
-from specengine.ops.verify_tree import Accepted, SamplingTable, VerifyWorkspace, verify_tree
+from specengine.ops.sampling_table import SamplingTable
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree
 from specengine.rules import parse_rule
 from tests.backends import cpu_kernels
 from tests.ops.cases import chain, comb, randn, random_tree
@@ -112,7 +113,7 @@ def random_case(seed: int, cases: int, vocab: int, only_chains: bool) -> Case:
 
 def run(backend, case: Case, rule) -> Accepted:
     requests, vocab = len(case.batch.params.seed), case.batch.logits.shape[1]
-    workspace = VerifyWorkspace(requests, vocab, device=backend.device, weights=True)
+    workspace = VerifyWorkspace.empty(requests, vocab, device=backend.device, weights=True)
     workspace.weights.fill_(-77)
     draft = case.draft.to(backend.device)
     accepted = verify_tree(*case.batch.to(backend.device).arguments(), workspace, rule, draft)

@@ -5,9 +5,9 @@ import torch
 
 from specengine import _C
 from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.ops.sampling_table import SamplingTable
 from specengine.ops.verify_tree import (
     Accepted,
-    SamplingTable,
     VerifyWorkspace,
     verify_tree,
     verify_tree_on_host,
@@ -25,7 +25,7 @@ def equal(a: Accepted, b: Accepted) -> bool:
 
 
 def check(batch: Batch) -> Accepted:
-    workspace = VerifyWorkspace(len(batch.params.seed), batch.logits.shape[1])
+    workspace = VerifyWorkspace.empty(len(batch.params.seed), batch.logits.shape[1])
     accepted = verify_tree(*batch.arguments(), workspace)
     assert equal(accepted, verify_tree_reference(*batch.arguments()))
     assert not workspace.counts.any()
@@ -146,7 +146,7 @@ def test_masked_scores_are_never_drawn():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_scores_without_a_distribution_are_refused_where_the_walk_meets_them(bad, temperature):
     batch = make_batch([chain(4), comb(9)], [SamplingParams(temperature=temperature, top_k=1)] * 2, 20, seed=2)
-    workspace = VerifyWorkspace(2, 20)
+    workspace = VerifyWorkspace.empty(2, 20)
     reached = verify_tree(*batch.arguments(), workspace)
     visited = set(reached.path[1, : int(reached.path_length[1])].tolist())
     for node in range(9):
@@ -179,7 +179,7 @@ def test_an_empty_batch_is_accepted():
 
 def test_a_reused_workspace_and_any_number_of_threads_give_the_same():
     batch = make_batch([random_tree(30, b) for b in range(17)], list(PARAMS.values()), 130, seed=4)
-    workspace = VerifyWorkspace(17, 130)
+    workspace = VerifyWorkspace.empty(17, 130)
     expected = verify_tree(*batch.arguments())
     for threads in (1, 2, 3):
         _C.set_num_threads(threads)
@@ -191,7 +191,7 @@ def test_a_reused_workspace_and_any_number_of_threads_give_the_same():
 def test_tokens_that_are_known_give_the_walk_of_their_logits(shape):
     batch = make_batch([shape(n) for n in (1, 2, 33, 70)], [SamplingParams()] * 4, 40, seed=6)
     expected = verify_tree(*batch.arguments())
-    drawn, workspace = batch.logits.argmax(dim=1).int(), VerifyWorkspace(4, 40)
+    drawn, workspace = batch.logits.argmax(dim=1).int(), VerifyWorkspace.empty(4, 40)
     for verify in (verify_tree, verify_tree_on_host):
         assert equal(verify(drawn, *batch.arguments()[1:], workspace), expected)
     assert expected.path_length.max() > 1
@@ -199,7 +199,7 @@ def test_tokens_that_are_known_give_the_walk_of_their_logits(shape):
 
 def test_a_row_without_a_token_is_refused_where_the_walk_meets_it():
     batch = make_batch([chain(4), comb(9)], [SamplingParams()] * 2, 20, seed=2)
-    workspace, drawn = VerifyWorkspace(2, 20), batch.logits.argmax(dim=1).int()
+    workspace, drawn = VerifyWorkspace.empty(2, 20), batch.logits.argmax(dim=1).int()
     reached = verify_tree(drawn, *batch.arguments()[1:], workspace)
     visited = reached.path[1, : int(reached.path_length[1])].tolist()
     assert 1 < len(visited) < 9

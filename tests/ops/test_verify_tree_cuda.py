@@ -11,7 +11,8 @@ import torch
 from specengine import _C
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops import verify_tree as module
-from specengine.ops.verify_tree import Accepted, SamplingTable, VerifyWorkspace, verify_tree, verify_tree_reference
+from specengine.ops.sampling_table import SamplingTable
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree, verify_tree_reference
 from specengine.types import SamplingParams
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
 from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, to_device
@@ -27,7 +28,7 @@ def on_cpu(batch: Batch) -> Accepted:
 
 def workspace_for(backend, batch: Batch) -> VerifyWorkspace:
     rows, vocab = batch.logits.shape
-    workspace = VerifyWorkspace(len(batch.params.seed), vocab, device=backend.device, rows=rows)
+    workspace = VerifyWorkspace.empty(len(batch.params.seed), vocab, device=backend.device, rows=rows)
     workspace.row_states.fill_(-77)
     return workspace
 
@@ -273,7 +274,7 @@ def test_more_nodes_than_a_tree_may_have_and_a_missing_workspace_are_refused(cud
     with pytest.raises(ValueError, match=r"^path: expected at most 256 columns"):
         run(cuda_backend, Batch(batch.logits, wide, batch.params, batch.history))
     with pytest.raises(ValueError, match=r"^row_states: expected a tensor"):
-        run(cuda_backend, batch, VerifyWorkspace(1, 8, device=cuda_backend.device))
+        run(cuda_backend, batch, VerifyWorkspace.empty(1, 8, device=cuda_backend.device))
 
 
 @pytest.mark.sim

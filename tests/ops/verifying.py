@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.ops.verify_tree import SamplingTable, TokenHistory
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.types import SamplingParams
 from tests.ops.cases import Parents, randn
 

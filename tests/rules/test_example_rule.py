@@ -17,7 +17,8 @@ import torch
 
 from specengine import SamplingParams, rules
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.ops.verify_tree import SamplingTable, verify_tree
+from specengine.ops.sampling_table import SamplingTable
+from specengine.ops.verify_tree import verify_tree
 from specengine.rules import Rule, parse_rule
 from tests.backends import use_core
 from tests.engines import tiny_engine
@@ -60,7 +61,9 @@ def build(csrc: Path, folder: Path) -> Path:
         run(compiler, *options, "-c", str(source), "-o", str(folder / f"{source.stem}.o"))
         return str(folder / f"{source.stem}.o")
 
-    sources = [path for part in (".", "base", "cpu") for path in sorted((csrc / part).glob("*.cpp"))]
+    parts = ("bindings", "base", "cpu", "cpu/passes", "drafting")
+    pools = {"pools.cpp", "phrase_pool.cpp", "suffix_automaton.cpp", "text_corpus.cpp"}  # not among the ops
+    sources = [path for part in parts for path in sorted((csrc / part).glob("*.cpp")) if path.name not in pools]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources))
     run(compiler, "-shared", "-pthread", *objects, "-o", str(folder / "_example.so"))

@@ -13,7 +13,8 @@ from scipy import stats
 
 from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
-from specengine.ops.verify_tree import TokenHistory, verify_tree
+from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.verify_tree import verify_tree
 from specengine.rules import parse_rule
 from specengine.types import SamplingParams
 from tests.ops.cases import randn

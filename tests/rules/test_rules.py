@@ -8,7 +8,8 @@ import torch
 from specengine import SamplingParams
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
-from specengine.ops.verify_tree import TokenHistory, verify_tree
+from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.verify_tree import verify_tree
 from specengine.rules import RULES, Wants, parse_rule
 from specengine.rules.cascade import Bild, Cascade, Lossy
 from specengine.rules.lossless import Match, Rejection

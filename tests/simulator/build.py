@@ -1,4 +1,4 @@
-"""Builds and imports `_sim`, the CUDA kernels on the execution simulator (csrc/sim)."""
+"""Builds and imports `_sim`, the CUDA kernels on the execution simulator (tests/simulator/csrc/sim)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def simulator() -> ModuleType:
-    """The module, brought up to date with the sources first. Raises RuntimeError with the compiler's words."""
+    """Brings the module up to date with the sources and imports it. Raises RuntimeError with the compiler's message."""
     folder = _build_folder()
     with FileLock(folder / "lock"):
         _build(folder)
@@ -33,7 +33,7 @@ def simulator() -> ModuleType:
 
 
 def _build_folder() -> Path:
-    """One per clone, compiler and Python; in the user's cache where the clone cannot be written."""
+    """A folder per clone, compiler and Python, in the user's cache if the clone cannot be written."""
     what = [ROOT, sys.executable, sys.version, pybind11.__version__, _compiler()]
     name = "sim-" + hashlib.sha256(repr(what).encode()).hexdigest()[:12]
     for parent in (ROOT / "build", Path("~/.cache/specengine").expanduser()):

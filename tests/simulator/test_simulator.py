@@ -10,7 +10,7 @@ from tests.selection import wide
 
 pytestmark = pytest.mark.sim
 
-# What the simulator says of each kernel of csrc/sim/planted.cu when its bug is switched on.
+# The simulator's message about each planted kernel (csrc/sim/planted.h) when its bug is switched on.
 PLANTED = {
     "missing_barrier": r"race: read of 4 bytes|uninitialised shared memory",
     "missing_second_barrier": r"race: (read|write) of 4 bytes of shared memory at byte \d+ of rows",

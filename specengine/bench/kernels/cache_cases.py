@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from specengine import ops
-from specengine._C import PAGE_SIZE
+from specengine._C import PAGE_SIZE, KVCacheView
 from specengine.bench.kernels import torch_reference
 from specengine.bench.kernels.case import Case, binary_tree, call_each, int_tensor, returning
 from specengine.bench.kernels.shapes import Kernels, Shapes
@@ -31,12 +31,12 @@ def attention_case(s: Shapes, device: torch.device, kernels: Kernels, nodes: int
     scale = s.head_dim**-0.5
     attention = ops.tree_attention
 
-    def our_attention(pages: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        keys, values = pages
-        attention.tree_attention(q, keys, values, table, lengths, tree.row_start, tree.ancestors, out, scale, 0)
+    def our_attention(cache: KVCacheView) -> torch.Tensor:
+        attention.tree_attention(q, cache, tree.ancestors, out, scale, 0)
         return out
 
-    ours = call_each(our_attention, [(k[i], v[i]) for i in range(count)])
+    views = [KVCacheView(k[i], v[i], table, lengths, tree.row_start, 0) for i in range(count)]
+    ours = call_each(our_attention, views)
 
     # Query heads that share a key head become rows of it, so that PyTorch does not repeat keys.
     folded = q.view(nodes, s.kv_heads, group, -1).permute(1, 2, 0, 3).reshape(1, s.kv_heads, group * nodes, -1)
@@ -99,9 +99,10 @@ def rope_cache_case(s: Shapes, device: torch.device, kernels: Kernels, rows: int
     table = torch.arange(pages, dtype=torch.int32, device=device)[None]
     lengths = int_tensor([prefix], device)
     q = torch.empty(rows, s.heads, s.head_dim, device=device)
+    cache = KVCacheView(k, v, table, lengths, tree.row_start, 0)
 
     def our_rope() -> torch.Tensor:
-        ops.layer.rope_cache(qkv, cos, sin, None, None, tree.depths, k, v, table, lengths, tree.row_start, q, 1e-5)
+        ops.layer.rope_cache(qkv, cos, sin, None, None, tree.depths, cache, q, 1e-5)
         return q
 
     keys, values = (torch.zeros(pages * PAGE_SIZE, s.kv_heads, s.head_dim, dtype=k.dtype, device=device) for _ in "kv")

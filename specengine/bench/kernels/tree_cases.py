@@ -11,8 +11,9 @@ from specengine.bench.kernels import torch_reference
 from specengine.bench.kernels.case import Case, binary_tree, call_each, int_tensor, returning
 from specengine.bench.kernels.shapes import Shapes
 from specengine.ops.expand_backbone import BackboneExpander
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
-from specengine.ops.verify_tree import SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.ops.verify_tree import VerifyWorkspace
 from specengine.types import SamplingParams
 
 
@@ -61,7 +62,7 @@ def verify_case(s: Shapes, device: torch.device, params: SamplingParams) -> Case
     history = TokenHistory(int_tensor([[1] * 64], device), int_tensor([64], device), int_tensor([32], device))
     host = SamplingTable.of([params], [0])
     table = SamplingTable(**{f.name: getattr(host, f.name).to(device) for f in fields(SamplingTable)})
-    workspace = VerifyWorkspace(1, s.vocab, device=device, rows=nodes)
+    workspace = VerifyWorkspace.empty(1, s.vocab, device=device, rows=nodes)
     depth = nodes.bit_length()
     ours = call_each(lambda x: ops.verify_tree.verify_tree(x, tree, table, history, workspace).path[0, :depth], logits)
     torchs = call_each(lambda x: torch_reference.verify(x, tree.tokens, tree.parents, params, depth), logits)

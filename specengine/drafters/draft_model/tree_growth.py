@@ -11,7 +11,7 @@ from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.row_tools import likeliest, take_rows
-from specengine.ops.verify_tree import SamplingTable, TokenHistory
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
 
 
 @dataclass

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specengine._C import KVCacheView
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.page_pool import page_bytes
 from specengine.drafters.glide.rows import GlideRows
@@ -109,11 +110,11 @@ class GlideNetwork:
         ops.gather_rows(self._embedding, tokens, x)
         delta = None
         for i, (layer, cross) in enumerate(zip(self._layers, self._cross, strict=True)):
-            keys, values, norms = self._pool.k[i], self._pool.v[i], (layer.q_norm, layer.k_norm)
+            cache, norms = KVCacheView(self._pool.k[i], self._pool.v[i], *slots, 0), (layer.q_norm, layer.k_norm)
             ops.rms_norm(x, delta, layer.attention_norm, normed, c.rms_norm_eps)
             qkv = ops.linear(normed, layer.qkv)
-            ops.rope_cache(qkv, *self._rope.cos_sin, *norms, rows.depths, keys, values, *slots, q, c.rms_norm_eps)
-            ops.tree_attention(q, keys, values, *slots, rows.ancestors, attended, c.head_dim**-0.5, layer.window)
+            ops.rope_cache(qkv, *self._rope.cos_sin, *norms, rows.depths, cache, q, c.rms_norm_eps)
+            ops.tree_attention(q, cache, rows.ancestors, attended, c.head_dim**-0.5, layer.window)
             delta = ops.linear(attended.view(count, -1), layer.attention_out)
             if cross:
                 x += delta  # no norm before it
@@ -148,8 +149,9 @@ class GlideNetwork:
         query, out = cross
         q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), seen.cos, seen.sin)
         read = torch.empty_like(q)
-        place = (self.cache.k[which], self.cache.v[which], seen.block_table, seen.lengths, seen.row_start)
-        self._ops.tree_attention(q, *place, seen.ancestors, read, t.head_dim**-0.5, self._reach)
+        k, v = self.cache.k[which], self.cache.v[which]
+        cache = KVCacheView(k, v, seen.block_table, seen.lengths, seen.row_start, 0)
+        self._ops.tree_attention(q, cache, seen.ancestors, read, t.head_dim**-0.5, self._reach)
         return self._ops.linear(read.view(len(x), -1), out)
 
 

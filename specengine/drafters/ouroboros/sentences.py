@@ -19,7 +19,7 @@ from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.models.transformer import Transformer
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.row_tools import take_rows
-from specengine.ops.verify_tree import SamplingTable, TokenHistory
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
 
 
 @dataclass

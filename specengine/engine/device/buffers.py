@@ -14,7 +14,8 @@ from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import DraftLogits
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import Limits
-from specengine.ops.verify_tree import SamplingTable, TokenHistory, VerifyWorkspace
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.verify_tree import VerifyWorkspace
 from specengine.types import SamplingParams
 
 MAX_BIASES = 1024  # entries of logit_bias of all requests of a batch
@@ -68,7 +69,7 @@ class DeviceBuffers:
             bias_tokens=zeros(MAX_BIASES),
             bias_values=zeros(MAX_BIASES, dtype=torch.float32),
         )
-        self.workspace = VerifyWorkspace(slots, sizes.vocab, rows=sizes.rows, device=device, weights=weights)
+        self.workspace = VerifyWorkspace.empty(slots, sizes.vocab, rows=sizes.rows, device=device, weights=weights)
         self.draft_logits, self.drafter_state = draft_logits, drafter_state
 
     def check_biases(self, params: SamplingParams) -> None:

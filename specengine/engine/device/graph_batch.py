@@ -16,8 +16,9 @@ from specengine.engine.device.buffers import DeviceBuffers
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
+from specengine.ops.sampling_table import SamplingTable
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
-from specengine.ops.verify_tree import Accepted, SamplingTable
+from specengine.ops.verify_tree import Accepted
 from specengine.rules import Rule
 from specengine.utils.timers import DeviceClock, HostClock
 

@@ -4,14 +4,16 @@ if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   message(FATAL_ERROR "the simulator needs g++, whose instrumentation it relies on; CMAKE_CXX_COMPILER names another")
 endif()
 file(GLOB SIM_SOURCES CONFIGURE_DEPENDS tests/simulator/csrc/sim/*.cpp)
-file(GLOB KERNEL_SOURCES CONFIGURE_DEPENDS csrc/cuda/*.cu tests/simulator/csrc/sim/*.cu)
-file(GLOB TABLE_SOURCES CONFIGURE_DEPENDS csrc/*.cpp csrc/base/*.cpp tests/simulator/csrc/law/*.cpp)
+file(GLOB_RECURSE KERNEL_SOURCES CONFIGURE_DEPENDS csrc/cuda/*.cu tests/simulator/csrc/sim/*.cu)
+file(GLOB BINDING_SOURCES CONFIGURE_DEPENDS csrc/bindings/*.cpp)
+file(GLOB TABLE_SOURCES CONFIGURE_DEPENDS csrc/base/*.cpp csrc/cpu/passes/*.cpp csrc/drafting/*.cpp tests/simulator/csrc/law/*.cpp)
+list(APPEND TABLE_SOURCES ${BINDING_SOURCES})
 set_source_files_properties(${KERNEL_SOURCES} PROPERTIES
   LANGUAGE CXX
   # Accesses stay as the source has them: nothing is joined to wider ones or made a built-in.
   COMPILE_OPTIONS "-fsanitize=thread,alignment,bounds,shift-exponent,integer-divide-by-zero;--param=tsan-instrument-func-entry-exit=0;--param=tsan-distinguish-volatile=1;-fno-tree-vectorize;-fno-store-merging;-fno-optimize-sibling-calls;-fno-builtin-memcpy;-fno-builtin-memmove;-fno-builtin-memset;-Wno-unknown-pragmas")
 # Bindings run once per op: compiling them faster counts for more.
-set_source_files_properties(csrc/bindings.cpp tests/simulator/csrc/sim/module.cpp PROPERTIES COMPILE_OPTIONS -O0)
+set_source_files_properties(${BINDING_SOURCES} tests/simulator/csrc/sim/module.cpp PROPERTIES COMPILE_OPTIONS -O0)
 
 # In this order: where an inline function is compiled in several, the linker keeps the first, and the simulator's own
 # must not be instrumented, the kernels' must.

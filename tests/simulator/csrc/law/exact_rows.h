@@ -1,5 +1,5 @@
-// Rows in double precision whose coins and draws are forks: a rule that walks over them once per way to decide every
-// fork has told its exact law.
+// Rows in double precision whose coins and draws are forks. A rule that walks over them once per combination of
+// branches yields its exact law.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@ namespace specengine {
 
 using Probs = std::vector<double>;
 
-// The forks of one run, and after it those of the next, until all ways have been gone.
+// The forks of one run after the other, until every combination of branches has been taken.
 class Forks {
  public:
   // The branch that this run takes; chances sum to 1, and a branch of chance 0 is never taken.
@@ -47,14 +47,14 @@ class Forks {
   double probability_ = 1;
 };
 
-// A token's score is so much more than its log-probability: some are positive, some are not.
+// A token's score is its log-probability plus this, so that some scores are positive and some are not.
 constexpr double kScoreShift = 2;
 
 // The interface of Rows, at temperature 1 and without filters.
 class ExactRows : public DraftedTree {
  public:
-  // target, draft: of every node; an empty draft: the node's children were drawn from no distribution.
-  // residual_kept: leaves the target as it is when a child is refused, for tests that must notice.
+  // target, draft: the distributions of every node; an empty draft: the node's children were drawn from no
+  // distribution. residual_kept: a planted bug, for negative controls: a refused child leaves the target as it is.
   ExactRows(const DraftedTree& tree, const std::vector<Probs>& target, const std::vector<Probs>& draft,
             bool replacement, bool residual_kept, Forks& forks)
       : DraftedTree(tree),

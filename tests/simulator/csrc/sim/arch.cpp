@@ -1,4 +1,4 @@
-#include "cuda/arch.cuh"
+#include "cuda/base/arch.cuh"
 
 #include <cstring>
 #include <numeric>

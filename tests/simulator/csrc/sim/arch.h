@@ -1,5 +1,5 @@
-// Host twins of cuda/arch.cuh, which says what each function does. An asynchronous copy moves its bytes when it is
-// waited for, so that a kernel that does not wait finds nothing there.
+// Host twins of the functions in cuda/base/arch.cuh. An asynchronous copy moves its bytes at the wait, so a kernel that
+// forgets the wait finds nothing there.
 #pragma once
 #include <source_location>
 

@@ -18,7 +18,7 @@ uint32_t epoch = 1, first_epoch_of_block = 1;
 
 namespace {
 
-// Lanes that wait for each other. Every lane brings the address of its own arguments; who comes last handles them all.
+// Lanes that wait for each other. Every lane brings the address of its own arguments; the last lane handles them all.
 struct Rendezvous {
   const char* name;
   unsigned mask, arrived;
@@ -61,7 +61,7 @@ void make_ready(Thread& thread) {
   ready[ready_count++] = thread.id;
 }
 
-// Lets somebody else run; returns when this thread is ready again and drawn.
+// Lets another thread run; returns when this thread is ready again and chosen.
 void suspend(Fibre& from) {
   if (ready_count == 0) return from.switch_to(scheduler);
   const uint32_t drawn = random_below(static_cast<uint32_t>(ready_count));
@@ -172,7 +172,7 @@ bool run_block(uint3 index, void (*body)(void*), void* params) {
 
 std::string text_of_finding() { return failure; }
 
-// The frames of all threads are simply left: kernels own nothing that would have to be given back.
+// Leaves the frames of all threads: kernels own nothing that must be freed.
 void finding(const std::string& text, const Site& site) {
   in_kernel = false;
   failed = true, failure = name_of_thread(current->id) + ": " + text + text_of(site);
@@ -218,7 +218,7 @@ void collective(const char* name, unsigned mask, void* arguments, Complete compl
   Rendezvous* r = nullptr;
   for (int i = 0; i < warp.open; ++i) {
     Rendezvous& open = warp.meetings[i];
-    if (!(open.mask >> me.lane & 1) || !(open.arrived & mask)) continue;  // they do not wait for each other
+    if (!(open.mask >> me.lane & 1) || !(open.arrived & mask)) continue;  // the two do not wait for each other
     if (open.mask != mask || !same_text(open.name, name) ||
         (complete != end_warp_barrier && !same_place(open.where, where))) {
       finding(std::string(name) + " with mask " + text_of_mask(mask) + " while lane " +

@@ -1,5 +1,5 @@
 // The threads of the block that runs now. Blocks run one after the other, threads of a block one at a time until they
-// exit or wait for others; who goes on is drawn at random from a seed.
+// exit or wait for others; a seeded random number chooses the next one.
 #pragma once
 #include <source_location>
 #include <string>
@@ -28,7 +28,7 @@ struct Thread {
   bool exited;
   bool waited_for_previous;       // see wait_for_previous_kernel()
   uint32_t steps;                 // memory accesses since it last waited
-  const char* waits_at;           // what it waits at, nullptr: nothing
+  const char* waits_at;           // name of the barrier or collective; nullptr: it does not wait
   std::source_location where;     // of that
   std::vector<AsyncCopy> copies;  // not yet performed
   std::vector<size_t> groups;     // how many of them each committed group has
@@ -53,7 +53,7 @@ class Pause {
   const bool before_;
 };
 
-// Runs all threads to their end. False: there was a finding, which says what it is.
+// Runs all threads to their end. False: there was a finding; text_of_finding() returns it.
 bool run_block(uint3 index, void (*body)(void*), void* params);
 std::string text_of_finding();
 

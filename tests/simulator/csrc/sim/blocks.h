@@ -1,5 +1,5 @@
-// Order between the blocks of a launch, of which there is none but this: a thread's atomic operation that follows its
-// __threadfence releases what came before the fence, to every block that later operates on the same address.
+// The only order between the blocks of a launch: a thread's atomic operation after its __threadfence releases all
+// accesses before the fence, to every block that later operates on the same address.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -28,7 +28,7 @@ class BlockOrder {
   Conflict conflict(const Place& p, Access access, const Accessor& me) const {
     Moment m = p.writes.of_another_block(me);
     if (!ordered(m, me)) return {"has written", Access::kWrite, m.thread, m.epoch};
-    // Operations on one address follow each other: who has made one comes after those before it.
+    // Operations on one address are ordered: a block that made one comes after all earlier ones.
     m = p.atomics.of_another_block(me);
     if (!is_atomic(access) && !p.atomics.of_this_block(me) && !ordered(m, me)) {
       return {"has changed atomically", Access::kAtomic, m.thread, m.epoch};
@@ -40,7 +40,7 @@ class BlockOrder {
 
   bool of_this_launch(const Accesses& a) const { return a.lanes != 0 && a.epoch >= launch_start_; }
 
-  // The how-manieth block of the launch was running then.
+  // The number of the block that ran at that epoch.
   size_t block_at(uint32_t epoch) const {
     return static_cast<size_t>(std::upper_bound(starts_.begin(), starts_.end(), epoch) - starts_.begin()) - 1;
   }

@@ -1,5 +1,5 @@
-// The device language for a host compiler, under CUDA's own names: what cuda/device.cuh takes from nvcc elsewhere. The
-// functions do what CUDA documents and report what it leaves undefined.
+// The device language for a host compiler, under CUDA's own names, in place of nvcc's for cuda/base/device.cuh. The
+// functions behave as CUDA documents and report behaviour that it leaves undefined.
 #pragma once
 #include "sim/launch.h"
 #include "sim/math.h"

@@ -7,7 +7,7 @@
 
 namespace specengine::sim {
 
-// Saves the registers a call must preserve and the stack pointer, then takes over those of the other fibre.
+// Saves the stack pointer and the registers that a call must preserve, then loads the other fibre's.
 extern "C" void specengine_sim_switch(void** save, void* next);
 
 #if defined(__x86_64__)
@@ -100,7 +100,7 @@ void Fibre::start_at(void (*entry)()) {
 void Fibre::switch_to(Fibre& next) { swapcontext(&context_, &next.context_); }
 #endif
 
-// With a page below it that must not be touched: a stack overflow ends the process instead of another thread's values.
+// With a guard page below: a stack overflow ends the process instead of overwriting another thread's values.
 char* Fibre::map_stack() {
   const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   void* memory = mmap(nullptr, guard + kStackBytes, PROT_READ | PROT_WRITE,

@@ -11,14 +11,14 @@ namespace specengine::sim {
 
 class Fibre {
  public:
-  Fibre() = default;  // of the stack that runs now: what the first switch away from it saves
+  Fibre() = default;  // the stack that runs now; the first switch away saves its state
   Fibre(const Fibre&) = delete;
   Fibre& operator=(const Fibre&) = delete;
 
   bool owns(uintptr_t address) const { return address - reinterpret_cast<uintptr_t>(stack_) < kStackBytes; }
   // The next switch to this fibre calls entry, which never returns. Its stack is mapped the first time and kept.
   void start_at(void (*entry)());
-  void switch_to(Fibre& next);  // returns when somebody switches back
+  void switch_to(Fibre& next);  // returns when another fibre switches back
 
  private:
   static constexpr size_t kStackBytes = 128 * 1024;

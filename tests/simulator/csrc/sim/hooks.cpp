@@ -1,5 +1,5 @@
-// What the compiler and the linker make the kernels call: before every access, where behaviour would be undefined,
-// and for memcpy and its like. A volatile access counts as an atomic one, as CUDA treats it.
+// The functions that the compiler and the linker make the kernels call: before every access, before undefined
+// behaviour, and for memcpy and its like. A volatile access counts as atomic, as CUDA treats it.
 #include <cstring>
 
 #include "sim/block.h"
@@ -55,7 +55,7 @@ void* __wrap_memset(void* to, int value, size_t bytes) {
   return __real_memset(to, value, bytes);
 }
 
-// With what GCC passes begins the place in the source.
+// GCC's argument begins with the place in the source.
 struct SourceLocation {
   const char* file;
   uint32_t line, column;

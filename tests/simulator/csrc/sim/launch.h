@@ -1,4 +1,4 @@
-// The simulator's side of cuda/device.cuh: launching, the shape of a launch, shared memory.
+// The simulator's side of cuda/base/device.cuh: launching, the shape of a launch, shared memory.
 #pragma once
 #include <cstddef>
 #include <cstring>
@@ -42,7 +42,7 @@ void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, siz
               const std::vector<const void*>& written);
 std::string name_of_block(size_t nth);  // to run
 
-// A pointer to what is not const; of a struct, whatever looks like a pointer.
+// Collects pointers to non-const data; in a struct, every word that looks like a pointer.
 template <typename Param>
 void add_written(std::vector<const void*>& written, const Param& param) {
   if constexpr (std::is_pointer_v<Param>) {
@@ -85,7 +85,7 @@ inline bool& programmatic_launch() {
 
 }  // namespace specengine
 
-// The array is aligned as its type asks and no better, as nvcc may place it.
+// The array has its type's alignment and no more, as nvcc may place it.
 #define SPECENGINE_SHARED(type, name, count)                                                                    \
   struct name##_memory {                                                                                        \
     type value[count];                                                                                          \

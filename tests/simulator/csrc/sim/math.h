@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-// The overloads CUDA has and no others: what is ambiguous for nvcc is ambiguous here.
+// CUDA's overloads and no others: a call that is ambiguous for nvcc is ambiguous here.
 #define SPECENGINE_SIM_MIN_MAX(type, a_type, b_type)                                                  \
   inline type min(a_type a, b_type b) {                                                               \
     return static_cast<type>(a) < static_cast<type>(b) ? static_cast<type>(a) : static_cast<type>(b); \

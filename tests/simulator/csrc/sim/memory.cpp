@@ -16,7 +16,7 @@ struct Range {
   bool writable;
 };
 
-// More accesses between two waits than a kernel makes that gets anywhere.
+// More accesses between two waits than any kernel makes that ends.
 constexpr uint32_t kMostSteps = 1u << 26;
 
 struct Unsettled {

@@ -2,8 +2,9 @@
 // -fsanitize=thread, with hooks.cpp in place of its run-time library), so that they need no wrappers.
 //
 // A thread may use its own stack, the launch's parameters, this module's constants and variables, every tensor that
-// the running op has checked, and the block's shared memory: there only inside one declared array, and only what was
-// written before. Accesses that conflict must be ordered, in shared memory and in the tensors the launch may write.
+// the running op has checked, and the block's shared memory. There an access stays inside one declared array and reads
+// only bytes that were written before. Accesses that conflict must be ordered, in shared memory and in the tensors the
+// launch may write.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +18,9 @@
 namespace specengine::sim {
 
 // Tensors: tensors.cpp.
-void begin_op();  // forgets the tensors of the one before on this thread
+void begin_op();  // forgets the tensors of this thread's previous op
 void note_tensor(const TensorView& tensor, const char* name);
-const char* read_by_host();  // a tensor that the op's launcher has read, which a GPU's memory does not allow
+const char* read_by_host();  // a tensor that the op's launcher has read: on a GPU that would fail
 void check_host_read(const void* place);
 bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site);  // false: none has these bytes
 void check_never_written(const void* place, size_t bytes, const Site& site);     // by this launch, so far
@@ -32,7 +33,7 @@ void begin_block_of_tensors();
 // Shared memory: shared.cpp.
 bool is_shared(uintptr_t at);
 void touch_shared(uintptr_t at, size_t bytes, Access access, const Site& site);
-// An asynchronous copy writes from its start, and nobody may touch the place before its end.
+// An asynchronous copy writes from its start on; no thread may touch the place before its end.
 void start_copy(const void* to, size_t bytes, const Site& site);
 void finish_copy(const void* to, size_t bytes, const Site& site);
 void begin_shared(size_t dynamic_bytes);
@@ -41,8 +42,8 @@ void begin_shared(size_t dynamic_bytes);
 // everything else here by the simulator, inside a Pause.
 void check(const void* place, size_t bytes, Access access, const Site& site);
 void touch_memory(uintptr_t at, size_t bytes, Access access, const Site& site);
-// A race. Two threads that write the same do no harm: of a write that conflicts with another one it is known only when
-// it has been made, at the thread's next access or wait, which settles it.
+// A race. Two threads that write the same value do no harm. Whether a conflicting write does is known only after it was
+// made, so the thread's next access or wait settles it.
 void race(const Conflict& conflict, const char* between, uintptr_t at, size_t bytes, Access access, const Site& site,
           const std::string& place);
 extern bool unsettled_write;

@@ -3,7 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "base/tensor_caster.h"
+#include "bindings/tensor_caster.h"
 #include "law/rule_law.h"
 #include "sim/block.h"
 #include "sim/launch.h"

@@ -1,4 +1,4 @@
-// What the simulator's module has beside the ops: its switches, and kernels for its own tests, called by name.
+// The simulator's own functions in its module: its switches, and kernels for its tests, called by name.
 #pragma once
 #include <string>
 
@@ -12,9 +12,9 @@ namespace specengine::sim {
 
 void add_to(pybind11::module_& module);
 
-// planted.cu: kernels with one bug each, which `broken` switches on.
+// planted.h: kernels with one bug each, which `broken` switches on.
 void run_planted(const std::string& name, const TensorView& in, const TensorView& out, bool broken);
-// probes.cu: one function of the device language each.
+// probes.cu: kernels with one function of the device language each.
 void run_probe(const std::string& name, const TensorView& in, const TensorView& out);
 
 }  // namespace specengine::sim

@@ -1,16 +1,16 @@
-// Kernels that do something simple in a correct way or, with `broken`, with the one bug they are named after. A block
-// of 64 threads: in [64] float, out [64] float.
+// Planted bugs of barriers, lanes and waits, and the launches of all planted kernels.
+#include "sim/planted.h"
+
 #include <cstring>
-#include <map>
 #include <stdexcept>
 
-#include "cuda/arch.cuh"
+#include "cuda/base/arch.cuh"
 #include "sim/module.h"
 
 namespace specengine {
 namespace {
 
-constexpr int kThreads = 64;
+constexpr int kThreads = sim::kPlantedThreads;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 __global__ void missing_barrier(const float* in, float* out, bool broken) {
@@ -120,94 +120,6 @@ __global__ void global_without_barrier(const float* in, float* out, bool broken)
   out[t] = next;
 }
 
-__global__ void uninitialised_read(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  SPECENGINE_SHARED(float, rows, kThreads);
-  const int t = threadIdx.x;
-  if (!broken || t != 40) rows[t] = in[t];
-  __syncthreads();
-  out[t] = rows[t];
-}
-
-__global__ void shared_overrun(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  SPECENGINE_SHARED(float, rows, kThreads);
-  SPECENGINE_SHARED(float, next, kThreads);
-  float* const to = rows;
-  const int t = threadIdx.x;
-  next[t] = 0;
-  to[t] = in[t];
-  if (broken && t == 63) to[t + 1] = 1;
-  __syncthreads();
-  out[t] = rows[t] + next[t];
-}
-
-__global__ void dynamic_shared_overrun(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  SPECENGINE_DYNAMIC_SHARED(float, rows);
-  const int t = threadIdx.x;
-  rows[t + (broken ? 1 : 0)] = in[t];
-  __syncthreads();
-  out[t] = broken ? 0 : rows[t];
-}
-
-__global__ void global_overrun(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  const int t = threadIdx.x;
-  out[t] = in[t];
-  if (broken && t == 63) out[t + 1] = 0;
-}
-
-__global__ void global_read_overrun(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  const int t = threadIdx.x;
-  out[t] = in[t];
-  if (broken && t == 0) out[t] = in[-1];
-}
-
-__global__ void copy_overrun(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  if (threadIdx.x == 0) memcpy(out, in, sizeof(float) * (kThreads + (broken ? 1 : 0)));
-}
-
-__global__ void wild_address(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  const int t = threadIdx.x;
-  out[t] = in[t + (broken ? int64_t{1} << 40 : 0)];
-}
-
-__global__ void array_overrun(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  const int t = threadIdx.x;
-  float own[4] = {1, 2, 3, 4};
-  own[t % 4] = in[t];
-  out[t] = own[t % 4 + (broken ? 4 : 0)];
-}
-
-__global__ void misaligned_vector(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  const int t = threadIdx.x;
-  if (t >= 16) return;
-  const float4 v = *reinterpret_cast<const float4*>(in + 4 * t + (broken ? 1 : 0));
-  out[4 * t] = v.x, out[4 * t + 1] = v.y, out[4 * t + 2] = v.z, out[4 * t + 3] = v.w;
-}
-
-template <typename Array>
-__device__ void through_shared(Array& rows, const float* in, float* out) {
-  const int t = threadIdx.x;
-  rows[t] = in[t];
-  __syncthreads();
-  if (t >= 16) return;
-  *reinterpret_cast<float4*>(out + 4 * t) = *reinterpret_cast<const float4*>(&rows[4 * t]);
-}
-
-__global__ void misaligned_shared_vector(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  SPECENGINE_SHARED(float, any, kThreads);
-  SPECENGINE_SHARED(alignas(16) float, aligned, kThreads);
-  broken ? through_shared(any, in, out) : through_shared(aligned, in, out);
-}
-
 __global__ void divergent_barrier(const float* in, float* out, bool broken) {
   wait_for_previous_kernel();
   const int t = threadIdx.x;
@@ -301,121 +213,30 @@ __global__ void too_far_shift(const float* in, float* out, bool broken) {
   out[t] = (1u << by) != 0 ? in[t] : 0;
 }
 
-// Kernels of two blocks of 64 threads; what a sum of theirs is made of lies in out[0], out[1], the sum in out[2], the
-// number of blocks that have arrived in out[3].
-__device__ void leave_part(const float* in, float* out) {
-  if (threadIdx.x == 0) out[blockIdx.x] = in[blockIdx.x + 1];
+const sim::PlantedKernels& kernels() {
+  static const sim::PlantedKernels kernels = {
+      SPECENGINE_PLANTED(missing_barrier),      SPECENGINE_PLANTED(missing_second_barrier),
+      SPECENGINE_PLANTED(missing_warp_barrier), SPECENGINE_PLANTED(warp_barrier_of_others),
+      SPECENGINE_PLANTED(shuffle_as_barrier),   SPECENGINE_PLANTED(bytes_without_barrier),
+      SPECENGINE_PLANTED(unprotected_sum),      SPECENGINE_PLANTED(sum_read_too_early),
+      SPECENGINE_PLANTED(different_writes),     SPECENGINE_PLANTED(global_without_barrier),
+      SPECENGINE_PLANTED(divergent_barrier),    SPECENGINE_PLANTED(barrier_against_shuffle),
+      SPECENGINE_PLANTED(absent_lane),          SPECENGINE_PLANTED(mask_without_caller),
+      SPECENGINE_PLANTED(different_masks),      SPECENGINE_PLANTED(lane_outside_mask),
+      SPECENGINE_PLANTED(forgotten_wait),       SPECENGINE_PLANTED(wait_for_too_few),
+      SPECENGINE_PLANTED(wait_without_barrier), SPECENGINE_PLANTED(forgotten_previous_kernel),
+      SPECENGINE_PLANTED(too_far_shift),
+  };
+  return kernels;
 }
-__device__ bool arrive(float* out) {
-  SPECENGINE_SHARED(bool, last, 1);
-  if (threadIdx.x == 0) last[0] = atomicAdd(&out[3], 1.0f) != 0;
-  __syncthreads();
-  return last[0];
-}
-__device__ void finish(float* out) {
-  if (threadIdx.x == 1) out[2] = out[0] + out[1], out[3] = 0;
-}
-
-__global__ void missing_fence(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  leave_part(in, out);
-  if (!broken) __threadfence();
-  if (arrive(out)) finish(out);
-}
-
-__global__ void fence_of_another_thread(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  if (threadIdx.x == 40) out[blockIdx.x] = in[blockIdx.x + 1];
-  if (!broken) __syncthreads();
-  __threadfence();
-  if (arrive(out)) finish(out);
-}
-
-__global__ void no_arrival(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  leave_part(in, out);
-  __threadfence();
-  if (broken) __syncthreads();
-  if (broken || arrive(out)) finish(out);
-}
-
-__global__ void reads_ahead(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  if (broken && threadIdx.x == 7 && blockIdx.x == 0) out[5] = out[1];
-  leave_part(in, out);
-  __threadfence();
-  if (arrive(out)) finish(out);
-}
-
-__global__ void blocks_overlap(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  if (blockIdx.x > 0 && !broken) return;
-  out[threadIdx.x] = in[threadIdx.x] + blockIdx.x;
-}
-
-__global__ void constant_load_of_own_output(const float* in, float* out, bool broken) {
-  wait_for_previous_kernel();
-  const int t = threadIdx.x;
-  out[t] = in[t];
-  __syncthreads();
-  if (t == 0) out[0] = __uint_as_float(load_streaming(broken ? out : in).x);
-}
-
-__global__ void endless_wait(const float*, float* out, bool broken) {
-  wait_for_previous_kernel();
-  const volatile float* const other = out;
-  while (broken && *other == 0) {
-  }
-}
-
-using Kernel = void (*)(const float*, float*, bool);
-#define SPECENGINE_PLANTED(name) {#name, name}
-const std::map<std::string, Kernel> kKernels = {
-    SPECENGINE_PLANTED(missing_barrier),
-    SPECENGINE_PLANTED(missing_second_barrier),
-    SPECENGINE_PLANTED(missing_warp_barrier),
-    SPECENGINE_PLANTED(warp_barrier_of_others),
-    SPECENGINE_PLANTED(shuffle_as_barrier),
-    SPECENGINE_PLANTED(bytes_without_barrier),
-    SPECENGINE_PLANTED(unprotected_sum),
-    SPECENGINE_PLANTED(sum_read_too_early),
-    SPECENGINE_PLANTED(different_writes),
-    SPECENGINE_PLANTED(global_without_barrier),
-    SPECENGINE_PLANTED(uninitialised_read),
-    SPECENGINE_PLANTED(shared_overrun),
-    SPECENGINE_PLANTED(dynamic_shared_overrun),
-    SPECENGINE_PLANTED(global_overrun),
-    SPECENGINE_PLANTED(global_read_overrun),
-    SPECENGINE_PLANTED(copy_overrun),
-    SPECENGINE_PLANTED(wild_address),
-    SPECENGINE_PLANTED(array_overrun),
-    SPECENGINE_PLANTED(misaligned_vector),
-    SPECENGINE_PLANTED(misaligned_shared_vector),
-    SPECENGINE_PLANTED(divergent_barrier),
-    SPECENGINE_PLANTED(barrier_against_shuffle),
-    SPECENGINE_PLANTED(absent_lane),
-    SPECENGINE_PLANTED(mask_without_caller),
-    SPECENGINE_PLANTED(different_masks),
-    SPECENGINE_PLANTED(lane_outside_mask),
-    SPECENGINE_PLANTED(forgotten_wait),
-    SPECENGINE_PLANTED(wait_for_too_few),
-    SPECENGINE_PLANTED(wait_without_barrier),
-    SPECENGINE_PLANTED(forgotten_previous_kernel),
-    SPECENGINE_PLANTED(too_far_shift),
-    SPECENGINE_PLANTED(constant_load_of_own_output),
-};
-const std::map<std::string, Kernel> kKernelsOfTwoBlocks = {
-    SPECENGINE_PLANTED(missing_fence), SPECENGINE_PLANTED(fence_of_another_thread), SPECENGINE_PLANTED(no_arrival),
-    SPECENGINE_PLANTED(reads_ahead),   SPECENGINE_PLANTED(blocks_overlap),          SPECENGINE_PLANTED(endless_wait),
-};
 
 }  // namespace
 
 void sim::run_planted(const std::string& name, const TensorView& in, const TensorView& out, bool broken) {
-  const auto call = [&](const LaunchConfig& config, Kernel kernel) {
+  const auto call = [&](const LaunchConfig& config, PlantedKernel kernel) {
     launch(config, kernel, in.as<float>(), out.as<float>(), broken);
   };
-  const Kernel copy = kKernels.at("global_overrun");
+  const PlantedKernel copy = planted_memory_kernels().at("global_overrun");
   const unsigned size = broken;
   if (name == "too_many_threads") return call({"planted", 1, kThreads + size * 1024, 0, nullptr}, copy);
   if (name == "no_blocks") return call({"planted", 1 - size, kThreads, 0, nullptr}, copy);
@@ -424,9 +245,13 @@ void sim::run_planted(const std::string& name, const TensorView& in, const Tenso
   if (name == "too_much_shared_memory")
     return call({"planted", 1, kThreads, 200 * 1024 + size * 28 * 1024, nullptr}, copy);
   if (name == "host_read") return call({"planted", 1 + (broken && in.as<float>()[0] < 0), kThreads, 0, nullptr}, copy);
-  const bool two = kKernelsOfTwoBlocks.count(name) != 0;
-  call({"planted", two ? 2u : 1u, kThreads, sizeof(float) * kThreads, nullptr},
-       (two ? kKernelsOfTwoBlocks : kKernels).at(name));
+  for (const PlantedKernels* table : {&kernels(), &planted_memory_kernels(), &planted_block_kernels()}) {
+    const auto found = table->find(name);
+    if (found == table->end()) continue;
+    const unsigned blocks = table == &planted_block_kernels() ? 2 : 1;
+    return call({"planted", blocks, kThreads, sizeof(float) * kThreads, nullptr}, found->second);
+  }
+  throw std::out_of_range("name: there is no planted kernel " + name);
 }
 
 }  // namespace specengine

@@ -2,8 +2,8 @@
 // said at each; all are int32 or float32.
 #include <map>
 
-#include "cuda/arch.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/base/arch.cuh"
+#include "cuda/base/reduce.cuh"
 #include "sim/module.h"
 
 namespace specengine {

@@ -1,6 +1,6 @@
-// What the simulator remembers of a place in memory, and whether two accesses to it are ordered. Inside a block they
-// are by __syncthreads between all threads, by __syncwarp between the lanes of a warp that it names, and by nothing
-// else (CUDA gives shuffles and votes no memory ordering). Between blocks: see blocks.h.
+// The simulator's record of a place in memory, and whether two accesses to it are ordered. Inside a block only two
+// calls order accesses: __syncthreads those of all threads, __syncwarp those of the lanes that it names. Shuffles and
+// votes have no memory ordering in CUDA. Between blocks: see blocks.h.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -13,11 +13,11 @@ constexpr int kLanes = 32;
 enum class Access { kRead, kWrite, kAtomic, kAtomicInitialise };  // the last does not care what was there
 constexpr bool is_atomic(Access access) { return access == Access::kAtomic || access == Access::kAtomicInitialise; }
 
-// Who has synchronised with whom inside a warp. The clock counts __syncwarps.
+// Which lanes of a warp have synchronised with each other. The clock counts __syncwarps.
 struct WarpOrder {
   uint32_t clock = 1;
   uint32_t all = 0;                    // the last one that named every lane
-  uint32_t seen[kLanes][kLanes] = {};  // [a][b]: what a has seen of b's clock, where lanes synchronised apart
+  uint32_t seen[kLanes][kLanes] = {};  // [a][b]: b's clock at its last barrier with a, if lanes synchronised apart
 
   void synchronise(unsigned mask, unsigned alive) {
     ++clock;
@@ -110,7 +110,7 @@ struct Place {
   void record(Access access, const Accessor& me) {
     if (access == Access::kRead) return reads.add(me);
     if (is_atomic(access)) return atomics.add(me);
-    // What comes after this write comes after all that came before it.
+    // An access after this write is also after all accesses before it.
     reads = atomics = writes = {};
     writes.add(me);
   }

@@ -22,7 +22,7 @@ unsigned launches;
 
 enum class Copy { kNone, kStart, kFinish };
 
-// Aligned as asked and no better, so that whoever needs more is found out.
+// With the requested alignment and no more, so that a kernel that needs more is found.
 size_t new_array(size_t bytes, size_t alignment, const char* name) {
   size_t begin = (arena_used + kRedZone + alignment - 1) / alignment * alignment;
   if (begin % (2 * alignment) == 0) begin += alignment;

@@ -10,7 +10,8 @@
 namespace specengine::sim {
 namespace {
 
-// Of places for the words of tensors a launch may write: mapped, not used. What does not fit is not checked for races.
+// Bytes of places for the words of tensors that a launch may write, mapped but unused. Words past them are not checked
+// for races.
 constexpr size_t kMostWords = size_t{1} << 20, kWordsToKeep = size_t{1} << 18;
 
 struct Tensor {

@@ -8,7 +8,7 @@
 
 namespace specengine::sim {
 
-// Where something was done: a line of the source, or an instruction, whose line is found when it is asked for.
+// The place of an action: a line of the source, or an instruction, whose line is looked up on demand.
 struct Site {
   Site(const std::source_location& where) : where(&where) {}
   Site(const void* instruction) : instruction(instruction) {}
@@ -19,7 +19,7 @@ struct Site {
 std::string text_of(uint3 index);
 std::string text_of(const std::source_location& where);
 std::string text_of_mask(unsigned lanes);
-// " at file:line", with the lines it was inlined to; empty where the machine has no addr2line.
+// " at file:line", with the lines it was inlined to; empty if the machine has no addr2line.
 std::string text_of(const Site& site);
 
 inline bool same_text(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }

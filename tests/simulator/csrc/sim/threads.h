@@ -12,7 +12,7 @@ namespace specengine::sim {
 
 using Where = std::source_location;
 
-// What a lane brings to a collective, and what it gets.
+// A lane's argument of a collective, and its result.
 template <typename T>
 struct Exchange {
   T value;
@@ -123,7 +123,7 @@ inline unsigned ballot(const char* name, unsigned mask, bool predicate, const Wh
       where);
 }
 
-// Reads, replaces and returns what was there; nothing comes between. `initialises`: does not care what was there.
+// Reads and replaces a value atomically and returns the old one. `initialises`: ignores the old value.
 template <typename T, typename Update>
 [[gnu::no_sanitize_thread]] T atomic(T* place, const Update& update, bool initialises = false) {
   check(place, sizeof(T), initialises ? Access::kAtomicInitialise : Access::kAtomic, Site(__builtin_return_address(0)));

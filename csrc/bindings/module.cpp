@@ -1,0 +1,78 @@
+// The op table: every op on one page, in the order of a cycle. An op's arguments are the members of its struct in ops/.
+#include "bindings/bind.h"
+#include "bindings/machine.h"
+#include "bindings/pools.h"
+#include "ops/commit_tokens.h"
+#include "ops/compact_kv.h"
+#include "ops/decoder.h"
+#include "ops/draft_backbone.h"
+#include "ops/draft_lookup.h"
+#include "ops/draw_siblings.h"
+#include "ops/expand_backbone.h"
+#include "ops/layer.h"
+#include "ops/linear.h"
+#include "ops/select_nodes.h"
+#include "ops/tree_attention.h"
+#include "ops/verify_tree.h"
+#if defined(SPECENGINE_SIM)
+#include "sim/module.h"
+#endif
+
+using namespace specengine;
+
+PYBIND11_MODULE(SPECENGINE_MODULE, m) {
+  // records: structs of tensors that several ops take
+  add_record<KvCacheView>(m);
+  add_record<SamplingTable>(m);
+  add_record<TokenHistory>(m);
+  add_record<SampledTrees>(m);
+  add_record<DraftLogits>(m);
+  add_record<AcceptedPaths>(m);
+  add_record<VerifyWorkspace>(m);
+  add_record<BackboneTrees>(m);
+
+  // weights
+  bind_op<PackLinear>(m, "pack_linear");
+  bind_op<PackBlocks>(m, "pack_blocks");
+
+  // target forward
+  bind_op<GatherRows>(m, "gather_rows");
+  bind_op<QuantiseRows>(m, "quantise_rows");
+  bind_op<Linear>(m, "linear");
+  bind_op<LinearArgmax>(m, "linear_argmax");
+  bind_op<RmsNorm>(m, "rms_norm");
+  bind_op<SiluMul>(m, "silu_mul");
+  bind_op<RopeCache>(m, "rope_cache");
+  bind_op<TreeAttention>(m, "tree_attention");
+  bind_workspace<TreeAttention>(m, "tree_attention_workspace", "tree_attention");
+  bind_class<Projection>(m, "Projection");
+  bind_class<DecoderLayer>(m, "DecoderLayer");
+  bind_class<Decoder>(m, "Decoder").def("workspace_bytes", &Decoder::workspace_bytes, pybind11::arg("rows"));
+  bind_op<DecoderPass>(m, "decoder_pass");
+
+  // draft
+  bind_op<ExpandBackbone>(m, "expand_backbone");
+  bind_class<BackboneNetwork>(m, "BackboneNetwork");
+  bind_op<DraftBackbone>(m, "draft_backbone");
+  bind_op<SelectNodes>(m, "select_nodes");
+  bind_op<DrawSiblings>(m, "draw_siblings");
+  bind_op<DraftLookup>(m, "draft_lookup");
+
+  // verify and accept
+  bind_op<VerifyTree>(m, "verify_tree");
+  bind_op<CommitTokens>(m, "commit_tokens");
+
+  // compact
+  bind_op<CompactKv>(m, "compact_kv");
+
+#if !defined(SPECENGINE_OPS_ONLY)  // a second module in one process must not register the pools' classes again
+  // token pools of drafters without weights, on the host
+  add_pools(m);
+#endif
+
+  // the build and the machine
+  add_machine(m);
+#if defined(SPECENGINE_SIM)
+  sim::add_to(m);
+#endif
+}

@@ -1,0 +1,219 @@
+#include "ops/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/passes/workspace.h"
+#include "ops/layer.h"
+#include "ops/tree_attention.h"
+
+namespace specengine {
+namespace {
+
+struct Activations {
+  TensorView residual, delta, qkv, q, attended, gate_up;
+  TensorView attention_in, out_in, mlp_in, down_in;  // inputs of the projections, quantised if their weights are
+
+  Activations(const Decoder& d, size_t number, int64_t M, Workspace& space)
+      : Activations(d, d.layers[number], d.qkv_columns(number), M, space) {}
+
+ private:
+  Activations(const Decoder& d, const DecoderLayer& layer, int64_t qkv_columns, int64_t M, Workspace& space)
+      : residual(space.floats({M, d.hidden})),
+        delta(space.floats({M, d.hidden})),
+        qkv(space.floats({M, (d.heads + 2 * d.kv_heads) * d.head_dim})),
+        q(space.floats({M, d.heads, d.head_dim})),
+        attended(space.floats({M, d.heads * d.head_dim})),
+        gate_up(space.floats({M, 2 * d.intermediate})),
+        attention_in(space.rows(M, qkv_columns, layer.qkv)),
+        out_in(layer.attention_out.quantised() ? space.rows(M, d.heads * d.head_dim, layer.attention_out) : attended),
+        mlp_in(space.rows(M, d.hidden, layer.gate_up)),
+        down_in(space.rows(M, d.intermediate, layer.down)) {}
+};
+
+// Checks values that the ops of every layer check again: at this point nothing is written.
+void check_values(const DecoderPass& op) {
+  const KvCacheView cache = op.cache.layer(0);
+  if (op.tokens.defined()) check_ids(op.tokens, "tokens", op.decoder->embedding.shape[0] * kPanel);
+  cache.validate_rows(op.depths.shape[0]);
+  check_depths(cache, op.depths, op.cos.shape[0]);
+  if (op.ancestors.defined()) check_ancestors(cache, op.ancestors);
+}
+
+void check_size(const char* name, int64_t size) {
+  constexpr int64_t kMost = 1 << 24;  // products of two sizes stay far from overflow
+  if (size < 1 || size > kMost) fail(name, ": expected 1 to ", kMost, ", got ", size);
+}
+
+}  // namespace
+
+void project(const TensorView& x, const Projection& projection, const TensorView& out) {
+  int64_t first = 0;
+  for (size_t i = 0; i < projection.weights.size(); ++i) {
+    run_cpu(Linear{x, projection.weights[i], projection.bias, out, first, projection.rows[i]});
+    first += projection.rows[i];
+  }
+}
+
+void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns) {
+  if (p.weights.empty() || p.weights.size() != p.rows.size()) fail(name, ": expected one row count per weight");
+  for (size_t i = 0; i < p.weights.size(); ++i) {
+    Dim P{"P"}, C{"C", columns, "the sizes"};
+    check_weight(check, p.weights[i], name, P, C);
+    if (p.rows[i] < 1 || (p.rows[i] - 1) / kPanel + 1 != P) {
+      fail(name, ": ", p.rows[i], " rows do not match ", P.value, " panels of 16");
+    }
+    if ((p.weights[i].dtype == DType::kUInt8) != p.quantised()) fail(name, ": quantised and float weights are mixed");
+  }
+  if (p.total_rows() != rows) fail(name, ": expected ", rows, " rows, got ", p.total_rows());
+  check.optional(p.bias, (std::string(name) + " bias").c_str(), {DType::kFloat32}, {rows});
+}
+
+void Decoder::validate() const {
+  check_size("hidden", hidden);
+  check_size("heads", heads);
+  check_size("kv_heads", kv_heads);
+  check_size("head_dim", head_dim);
+  check_size("intermediate", intermediate);
+  if (head_dim % 2 != 0) fail("head_dim: expected an even number, got ", head_dim);
+  if (heads % kv_heads != 0) fail("heads: ", heads, " heads are no multiple of kv_heads=", kv_heads);
+  if (heads / kv_heads > TreeAttention::kMaxGroup) {
+    fail("heads: at most ", TreeAttention::kMaxGroup, " query heads per key/value head are supported");
+  }
+  if (layers.empty()) fail("layers: expected at least one");
+  if (first_columns != 0) check_size("first_columns", first_columns);
+  for (size_t i = 0; i < hidden_state_layers.size(); ++i) {
+    if (hidden_state_layers[i] < 0 || hidden_state_layers[i] > static_cast<int64_t>(layers.size()) ||
+        (i > 0 && hidden_state_layers[i] <= hidden_state_layers[i - 1])) {
+      fail("hidden_state_layers: expected rising numbers from 0 to ", layers.size(), ", got ", hidden_state_layers[i]);
+    }
+  }
+  Checker check;
+  Dim P{"P"}, columns{"C", hidden, "hidden"};
+  if (embedding.given()) check_weight(check, embedding, "embedding", P, columns);
+  check(final_norm, "final_norm", {DType::kFloat32}, {columns});
+  for (size_t i = 0; i < layers.size(); ++i) {
+    try {
+      if (i > 0 && !layers[i].attention_norm.given()) fail("attention_norm: only the first layer may do without");
+      if (i == 0 && first_columns > 0 && layers[i].attention_norm.given()) {
+        fail("attention_norm: expected None where the first layer is given its rows");
+      }
+      validate_layer(check, layers[i], qkv_columns(i));
+    } catch (const std::invalid_argument& error) {
+      fail("layers: layer ", i, ": ", error.what());
+    }
+  }
+  if (check.device() != Device::kCpu) fail("final_norm: expected a tensor on cpu, got ", name_of(check.device()));
+}
+
+void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t qkv_columns) const {
+  Dim columns{"C", hidden, "hidden"};
+  check.optional(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
+  check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
+  check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {head_dim});
+  check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {head_dim});
+  check_projection(check, layer.qkv, "qkv", (heads + 2 * kv_heads) * head_dim, qkv_columns);
+  check_projection(check, layer.attention_out, "attention_out", hidden, heads * head_dim);
+  check_projection(check, layer.gate_up, "gate_up", 2 * intermediate, hidden);
+  check_projection(check, layer.down, "down", hidden, intermediate);
+  if (layer.window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", layer.window);
+}
+
+int64_t Decoder::workspace_bytes(int64_t rows) const {
+  int64_t most = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Workspace space(nullptr);
+    Activations(*this, i, rows, space);
+    most = std::max(most, space.used());
+  }
+  return most;
+}
+
+Device DecoderPass::validate() const {
+  Checker check;
+  const Decoder& d = *decoder;
+  const int64_t layers = static_cast<int64_t>(d.layers.size());
+  Dim M{"M"}, W{"W"}, T{"T"}, bytes{"bytes"};
+  check.optional(tokens, "tokens", {DType::kInt32}, {M});
+  check.optional(inputs, "inputs", {DType::kFloat32}, {M, d.hidden});
+  check(depths, "depths", {DType::kInt32}, {M});
+  if (!tokens.defined() && !inputs.defined())
+    fail(d.embedding.defined() ? "tokens" : "inputs", ": expected a tensor, got None");
+  if (tokens.defined() && inputs.defined()) fail("inputs: expected None beside tokens");
+  if (tokens.defined() && !d.embedding.defined()) fail("tokens: this decoder has no embedding");
+  check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
+  cache.validate(check, layers, d.kv_heads, d.head_dim);
+  check(cos, "cos", {DType::kFloat32}, {T, d.head_dim / 2});
+  check(sin, "sin", {DType::kFloat32}, {T, d.head_dim / 2});
+  if (d.first_columns == 0 && first_inputs.defined()) fail("first_inputs: this decoder's first layer reads its rows");
+  if (d.first_columns > 0) check(first_inputs, "first_inputs", {DType::kFloat32}, {M, d.first_columns});
+  if (hidden_states.defined() || at_layers.defined())
+    check(hidden_states, "hidden_states", {DType::kFloat32}, {M, d.hidden});
+  if (d.hidden_state_layers.empty() && at_layers.defined()) fail("at_layers: this decoder has no hidden_state_layers");
+  if (!d.hidden_state_layers.empty() && hidden_states.defined())
+    check(at_layers, "at_layers", {DType::kFloat32}, {M, static_cast<int64_t>(d.hidden_state_layers.size()), d.hidden});
+  check(workspace, "workspace", {DType::kUInt8}, {bytes});
+  if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
+  return check.device();
+}
+
+void copy_rows(const TensorView& from, const TensorView& to) {
+  std::copy_n(from.as<float>(), from.numel(), to.as<float>());
+}
+
+// Writes the residual stream before a layer to at_layers if the decoder lists that layer.
+void write_at_layer(const DecoderPass& op, const TensorView& residual, int64_t layer) {
+  const std::vector<int64_t>& hidden_state_layers = op.decoder->hidden_state_layers;
+  const auto found = std::find(hidden_state_layers.begin(), hidden_state_layers.end(), layer);
+  if (found == hidden_state_layers.end()) return;
+  const int64_t C = op.decoder->hidden, stride = static_cast<int64_t>(hidden_state_layers.size()) * C;
+  const float* from = residual.as<float>();
+  float* to = op.at_layers.as<float>() + (found - hidden_state_layers.begin()) * C;
+  for (int64_t m = 0; m < residual.shape[0]; ++m) std::copy_n(from + m * C, C, to + m * stride);
+}
+
+void run_cpu(const DecoderPass& op) {
+  check_values(op);
+  const Decoder& d = *op.decoder;
+  const int64_t M = op.depths.shape[0];
+  TensorView delta;  // the last block's addition to the residual; none yet
+  Workspace first(op.workspace.as<uint8_t>());
+  const TensorView residual = first.floats({M, d.hidden});  // residual and delta lie at the same place for every layer
+  if (op.tokens.defined()) {
+    run_cpu(GatherRows{d.embedding, op.tokens, residual});
+  } else {
+    copy_rows(op.inputs, residual);
+  }
+  for (size_t i = 0; i < d.layers.size(); ++i) {
+    const DecoderLayer& layer = d.layers[i];
+    Workspace space(op.workspace.as<uint8_t>());
+    const Activations a(d, i, M, space);
+    const KvCacheView cache = op.cache.layer(static_cast<int64_t>(i));
+    if (layer.attention_norm.defined()) {
+      run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, a.attention_in, d.eps});
+    } else {
+      const TensorView& from = d.first_columns > 0 ? op.first_inputs : a.residual;
+      layer.qkv.quantised() ? run_cpu(QuantiseRows{from, a.attention_in}) : copy_rows(from, a.attention_in);
+    }
+    if (op.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
+    project(a.attention_in, layer.qkv, a.qkv);
+    run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
+    if (!op.hidden_states.defined() && i + 1 == d.layers.size()) return;
+    TensorView heads = a.attended;
+    heads.ndim = 3, heads.shape[1] = d.heads, heads.shape[2] = d.head_dim, heads.strides[1] = d.head_dim,
+    heads.strides[2] = 1;
+    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.head_dim)));
+    run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, scale, layer.window, true, {}});
+    if (layer.attention_out.quantised()) run_cpu(QuantiseRows{a.attended, a.out_in});
+    project(a.out_in, layer.attention_out, a.delta);
+    run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, a.mlp_in, d.eps});
+    project(a.mlp_in, layer.gate_up, a.gate_up);
+    run_cpu(SiluMul{a.gate_up, a.down_in});
+    project(a.down_in, layer.down, a.delta);
+    delta = a.delta;
+  }
+  run_cpu(RmsNorm{residual, delta, d.final_norm, op.hidden_states, d.eps});
+  write_at_layer(op, residual, static_cast<int64_t>(d.layers.size()));
+}
+
+}  // namespace specengine

@@ -1,0 +1,123 @@
+// Rotary positions and the cache write. A warp owns one head of one row (query, key or value); a lane owns every 32nd
+// pair (i, i + D/2) of it, in registers.
+#include <type_traits>
+
+#include "cuda/base/four_columns.cuh"
+#include "cuda/base/reduce.cuh"
+#include "ops/layer.h"
+
+namespace specengine {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kPairs = kMaxHeadDim / 2 / kWarp;
+
+struct Rope {
+  const float *qkv, *cos, *sin, *q_norm, *k_norm;
+  const int *depths, *block_table, *lengths, *row_start;
+  float* q;
+  int heads, kv_heads, dim, batch, max_pages, first_node;
+  float eps;
+};
+
+// The request of a row, `batch` if it has none: lanes count the requests that end before it.
+__device__ inline int request_of_row(const int* row_start, int batch, int row) {
+  int before = 0;
+  for (int b = threadIdx.x % kWarp; b < batch; b += kWarp) before += row_start[b + 1] <= row;
+  return warp_reduce<Sum>(before);
+}
+
+template <typename Cache>
+__global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cache* k, Cache* v) {
+  wait_for_previous_kernel();
+  const int lane = threadIdx.x % kWarp, head = blockIdx.y * kWarps + threadIdx.x / kWarp, row = blockIdx.x;
+  if (head >= op.heads + 2 * op.kv_heads) return;
+  const bool is_query = head < op.heads, is_value = head >= op.heads + op.kv_heads;
+  const int half = op.dim / 2;
+  const float* from = op.qkv + (static_cast<int64_t>(row) * (op.heads + 2 * op.kv_heads) + head) * op.dim;
+  float a[kPairs], b[kPairs];
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    const int i = lane + j * kWarp;
+    a[j] = i < half ? from[i] : 0.0f, b[j] = i < half ? from[i + half] : 0.0f;
+  }
+  const int depth = op.depths[row], request = request_of_row(op.row_start, op.batch, row);
+  const bool padding = depth < 0 || request == op.batch;
+  if (padding && !is_query) return;
+
+  const float* norm = is_query ? op.q_norm : is_value ? nullptr : op.k_norm;
+  if (norm != nullptr) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) sum = fmaf(a[j], a[j], fmaf(b[j], b[j], sum));
+    const float scale = 1.0f / sqrtf(warp_reduce<Sum>(sum) / static_cast<float>(op.dim) + op.eps);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = lane + j * kWarp;
+      if (i < half) a[j] *= scale * norm[i], b[j] *= scale * norm[i + half];
+    }
+  }
+  const int length = padding ? 0 : op.lengths[request];
+  int64_t page = 0;
+  const int slot = is_query ? 0 : length + op.first_node + row - op.row_start[request];
+  if (!is_query) page = op.block_table[static_cast<int64_t>(request) * op.max_pages + slot / kPageSize];
+  if (!padding && !is_value) {
+    const int64_t table = static_cast<int64_t>(length + depth) * half;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = lane + j * kWarp;
+      if (i >= half) break;
+      const float c = op.cos[table + i], s = op.sin[table + i], x = a[j];
+      a[j] = x * c - b[j] * s, b[j] = b[j] * c + x * s;
+    }
+  }
+
+  const auto store = [&](auto* to) {
+    using To = std::remove_pointer_t<decltype(to)>;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = lane + j * kWarp;
+      if (i < half) to[i] = from_float<To>(a[j]), to[i + half] = from_float<To>(b[j]);
+    }
+  };
+  if (is_query) {
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) a[j] = padding ? 0.0f : a[j], b[j] = padding ? 0.0f : b[j];
+    return store(op.q + (static_cast<int64_t>(row) * op.heads + head) * op.dim);
+  }
+  const int kv_head = (head - op.heads) % op.kv_heads;
+  store((is_value ? v : k) + ((page * op.kv_heads + kv_head) * kPageSize + slot % kPageSize) * op.dim);
+}
+
+}  // namespace
+
+void run_cuda(const RopeCache& op) {
+  if (op.qkv.numel() == 0) return;
+  const DeviceGuard guard(op.q.device_id);
+  const int heads = static_cast<int>(op.q.shape[1]), kv_heads = static_cast<int>(op.cache.heads());
+  const Rope rope{op.qkv.as<float>(),
+                  op.cos.as<float>(),
+                  op.sin.as<float>(),
+                  op.q_norm.as<float>(),
+                  op.k_norm.as<float>(),
+                  op.depths.as<int>(),
+                  op.cache.block_table.as<int>(),
+                  op.cache.lengths.as<int>(),
+                  op.cache.row_start.as<int>(),
+                  op.q.as<float>(),
+                  heads,
+                  kv_heads,
+                  static_cast<int>(op.cache.dim()),
+                  static_cast<int>(op.cache.requests()),
+                  static_cast<int>(op.cache.block_table.shape[1]),
+                  static_cast<int>(op.cache.first_node),
+                  op.eps};
+  const dim3 grid(static_cast<unsigned>(op.q.shape[0]), (heads + 2 * kv_heads + kWarps - 1) / kWarps);
+  with_float_type(op.cache.k_cache.dtype, [&](auto zero) {
+    using Cache = decltype(zero);
+    launch({"rope_cache", grid, kWarps * kWarp, 0, op.q.stream}, rope_cache_kernel<Cache>, rope,
+           op.cache.k_cache.as<Cache>(), op.cache.v_cache.as<Cache>());
+  });
+}
+
+}  // namespace specengine

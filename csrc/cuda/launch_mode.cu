@@ -1,9 +1,0 @@
-#include "ops/launch_mode.h"
-
-#include "cuda/device.cuh"
-
-namespace specengine {
-
-void set_programmatic_launch(bool enabled) { programmatic_launch() = enabled; }
-
-}  // namespace specengine

@@ -1,0 +1,91 @@
+// A block owns a row; a thread owns every kThreads-th group of four columns and keeps the first kHeld groups in
+// registers between the two passes. The order of the sum depends on the number of columns alone.
+#include <algorithm>
+
+#include "cuda/base/four_columns.cuh"
+#include "cuda/base/reduce.cuh"
+#include "ops/layer.h"
+
+namespace specengine {
+namespace {
+
+constexpr int kMostThreads = 1024;
+constexpr int kHeld = 4;
+
+template <typename Out, bool kAligned>
+__global__ void __launch_bounds__(kMostThreads)
+    rms_norm_kernel(float* residual, const float* delta, const float* weight, Out* out, int columns, float eps) {
+  SPECENGINE_SHARED(float, scratch, kWarp);
+  wait_for_previous_kernel();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
+  const int step = 4 * blockDim.x;
+  float sum = 0;
+  const auto add = [&](int c, float4& x, const float4& d) {
+    if (delta != nullptr) {
+      x = {x.x + d.x, x.y + d.y, x.z + d.z, x.w + d.w};
+      store_four<kAligned>(residual + first + c, x, columns - c);
+    }
+    sum = fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, fmaf(x.w, x.w, sum))));
+  };
+  float4 held[kHeld] = {}, other[kHeld] = {};  // all loads come before the first store, which could alias them
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int c = 4 * threadIdx.x + i * step;
+    if (c < columns) held[i] = load_four<kAligned>(residual + first + c, columns - c);
+    if (c < columns && delta != nullptr) other[i] = load_four<kAligned>(delta + first + c, columns - c);
+  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int c = 4 * threadIdx.x + i * step;
+    if (c < columns) add(c, held[i], other[i]);
+    if (c < columns) other[i] = load_four<kAligned>(weight + c, columns - c);  // needs no result of the reduction
+  }
+  for (int c = 4 * threadIdx.x + kHeld * step; c < columns; c += step) {
+    float4 x = load_four<kAligned>(residual + first + c, columns - c), d{};
+    if (delta != nullptr) d = load_four<kAligned>(delta + first + c, columns - c);
+    add(c, x, d);
+  }
+
+  const float scale = 1.0f / sqrtf(block_reduce<Sum>(sum, scratch) / static_cast<float>(columns) + eps);
+  const auto put = [&](int c, const float4& x, const float4& w) {
+    const float4 y = {x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z, x.w * scale * w.w};
+    store_four<kAligned>(out + first + c, y, columns - c);
+  };
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int c = 4 * threadIdx.x + i * step;
+    if (c < columns) put(c, held[i], other[i]);
+  }
+  for (int c = 4 * threadIdx.x + kHeld * step; c < columns; c += step) {
+    put(c, load_four<kAligned>(residual + first + c, columns - c), load_four<kAligned>(weight + c, columns - c));
+  }
+}
+
+// Few warps make the reduction short; many warps let longer rows fit in registers.
+int threads_for(int columns) {
+  const int fours = (columns + 3) / 4;
+  const int wanted = std::max(std::min(fours, 256), (fours + kHeld - 1) / kHeld);
+  return std::min((wanted + kWarp - 1) / kWarp * kWarp, kMostThreads);
+}
+
+template <typename Out, bool kAligned>
+void launch_for(const RmsNorm& op) {
+  const int columns = static_cast<int>(op.residual.shape[1]);
+  launch({"rms_norm", static_cast<unsigned>(op.residual.shape[0]), threads_for(columns), 0, op.residual.stream},
+         rms_norm_kernel<Out, kAligned>, op.residual.as<float>(), op.delta.as<float>(), op.weight.as<float>(),
+         op.out.as<Out>(), columns, op.eps);
+}
+
+}  // namespace
+
+void run_cuda(const RmsNorm& op) {
+  if (op.residual.numel() == 0) return;
+  const DeviceGuard guard(op.residual.device_id);
+  const bool aligned = rows_are_aligned(op.residual.shape[1], {&op.residual, &op.delta, &op.weight, &op.out});
+  with_float_type(op.out.dtype, [&](auto zero) {
+    using Out = decltype(zero);
+    aligned ? launch_for<Out, true>(op) : launch_for<Out, false>(op);
+  });
+}
+
+}  // namespace specengine

@@ -1,0 +1,44 @@
+// The gate of the MLP. A thread owns four columns of a row's output.
+#include "cuda/base/four_columns.cuh"
+#include "ops/layer.h"
+
+namespace specengine {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ inline float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
+template <typename Out, bool kAligned>
+__global__ void __launch_bounds__(kThreads) silu_mul_kernel(const float* gate_up, Out* out, int columns) {
+  wait_for_previous_kernel();
+  const int64_t row = blockIdx.x;
+  const int c = 4 * (blockIdx.y * kThreads + threadIdx.x), count = columns - c;
+  if (count <= 0) return;
+  const float4 gate = load_four<kAligned>(gate_up + row * 2 * columns + c, count);
+  const float4 up = load_four<kAligned>(gate_up + row * 2 * columns + columns + c, count);
+  const float4 y = {gated(gate.x, up.x), gated(gate.y, up.y), gated(gate.z, up.z), gated(gate.w, up.w)};
+  store_four<kAligned>(out + row * columns + c, y, count);
+}
+
+template <typename Out, bool kAligned>
+void launch_for(const SiluMul& op) {
+  const int columns = static_cast<int>(op.out.shape[1]);
+  const dim3 grid(static_cast<unsigned>(op.out.shape[0]), (columns + 4 * kThreads - 1) / (4 * kThreads));
+  launch({"silu_mul", grid, kThreads, 0, op.out.stream}, silu_mul_kernel<Out, kAligned>, op.gate_up.as<float>(),
+         op.out.as<Out>(), columns);
+}
+
+}  // namespace
+
+void run_cuda(const SiluMul& op) {
+  if (op.out.numel() == 0) return;
+  const DeviceGuard guard(op.out.device_id);
+  const bool aligned = rows_are_aligned(op.out.shape[1], {&op.gate_up, &op.out});
+  with_float_type(op.out.dtype, [&](auto zero) {
+    using Out = decltype(zero);
+    aligned ? launch_for<Out, true>(op) : launch_for<Out, false>(op);
+  });
+}
+
+}  // namespace specengine

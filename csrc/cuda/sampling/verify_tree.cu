@@ -1,0 +1,210 @@
+// Rule `match`; verify_rules.cu has the others. Four launches, or the last one alone if the tokens are known:
+//   mark    A few blocks own a request: they make its counts and biases dense in the workspaces.
+//   filter  A block owns a row with top-k, top-p or min-p and finds which of its tokens they keep.
+//   draw    A block owns a slice of a row: the target's token at EVERY node, so that no row waits for another's choice.
+//   The
+//           noise is keyed by (seed, position, token): base/draw_arithmetic.h over base/philox.h, as on the CPU.
+//   finish  A thread owns a node: it merges the slices, and Match::step (rules/match.h) decides which child to follow.
+//   One
+//           thread follows these decisions from the root. The workspaces become zero again.
+// Floor: the logits once, 4 * M * V bytes. Filters read their rows up to seven times more (from L2), by one block each;
+// penalties and biases add 4 bytes each per token for the requests that have them.
+#include "ops/verify_tree.h"
+
+#include <algorithm>
+
+#include "cuda/base/arch.cuh"
+#include "cuda/sampling/filters.cuh"
+#include "cuda/sampling/requests.cuh"
+#include "cuda/sampling/verify_rules.cuh"
+#include "rules/match.h"
+
+namespace specengine {
+namespace {
+
+constexpr int kThreads = static_cast<int>(kMaxNodes), kDrawThreads = 256;
+static_assert(kDrawThreads >= kMaxNodes && kFilterThreads >= kMaxNodes, "a thread reads one node above a row");
+
+struct Arguments {
+  const float* logits;  // nullptr: `drawn` is given
+  const int *drawn, *tokens, *parents, *row_start;
+  RequestTable table;
+  int *path, *path_length, *bonus, *relaxed;
+  float* biases;
+  int* counts;
+  RowState* row_states;
+  int requests, columns;
+  bool aligned;
+
+  __device__ int nodes(int b) const { return min(row_start[b + 1] - row_start[b], columns); }
+  __device__ bool idle(int b) const { return nodes(b) < 1 || tokens[row_start[b]] == kNoToken; }
+  __device__ DenseShaping dense(int b) const {
+    const int64_t row = static_cast<int64_t>(b) * table.vocab;
+    return {biases + row, counts + row};
+  }
+  // Blocks (b, 0) to (b, gridDim.y - 1) own a request.
+  __device__ int first_of_request() const { return blockIdx.y * blockDim.x + threadIdx.x; }
+  __device__ int step_of_request() const { return gridDim.y * blockDim.x; }
+};
+
+__global__ void __launch_bounds__(kThreads) mark_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  const int b = blockIdx.x;
+  if (op.idle(b)) return;
+  op.table.mark(b, op.dense(b), op.first_of_request(), op.step_of_request());
+}
+
+// The request of the block's row; -1 where the row is padding.
+__device__ int request_of_row(const Arguments& op) {
+  const int index = blockIdx.x, thread = threadIdx.x;
+  if (op.tokens[index] == kNoToken) return -1;
+  int b = 0;  // requests that end before this row
+  for (int i = thread; i - thread < op.requests; i += blockDim.x) {
+    b += __syncthreads_count(i < op.requests && op.row_start[i + 1] <= index);
+  }
+  return b < op.requests && index - op.row_start[b] < op.nodes(b) ? b : -1;
+}
+
+// The block's row, of request b.
+__device__ Row row_of(const Arguments& op, int b) {
+  SPECENGINE_SHARED(int, parents, kMaxNodes);
+  SPECENGINE_SHARED(int, path, kMaxNodes);
+  SPECENGINE_SHARED(unsigned, path_bits, kPathBits / 32);
+  SPECENGINE_SHARED(int, depth, 1);
+  const int index = blockIdx.x, thread = threadIdx.x, first = op.row_start[b], node = index - first;
+  Row row = op.table.row(b, op.dense(b));
+  if (thread <= node) parents[thread] = op.parents[first + thread];
+  if (thread < kPathBits / 32) path_bits[thread] = 0;
+  __syncthreads();
+  if (thread == 0) {
+    int above = 0;
+    for (int n = node; n > 0; n = parents[n], ++above) {
+      if (row.counts == nullptr) continue;
+      const int token = op.tokens[first + n];
+      path[above] = token;
+      path_bits[token % kPathBits / 32] |= 1u << (token % 32);
+    }
+    depth[0] = above;
+  }
+  __syncthreads();
+
+  row.logits = op.logits + static_cast<int64_t>(index) * row.vocab;
+  row.path = path, row.path_bits = path_bits, row.depth = depth[0], row.aligned = op.aligned;
+  row.position = static_cast<uint32_t>(op.table.history_length[b] + row.depth);
+  return row;
+}
+
+__global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(unsigned, low, kBins);
+  SPECENGINE_SHARED(unsigned, high, kBins);
+  SPECENGINE_SHARED(uint64_t, sums, kWarp);
+  SPECENGINE_SHARED(uint64_t, found, 3);
+  SPECENGINE_SHARED(float, maxima, kWarp);
+  const int b = request_of_row(op);
+  if (b < 0 || !op.table.filters(b)) return;
+  Row row = row_of(op, b);
+  filter(row, op.table.top_k[b], op.table.top_p[b], op.table.min_p[b], {low, high, sums, found}, maxima);
+  if (threadIdx.x != 0) return;
+  RowState& state = op.row_states[blockIdx.x];
+  state.threshold = row.threshold, state.last = row.last, state.top = row.top, state.min_p = row.min_p;
+}
+
+__global__ void __launch_bounds__(kDrawThreads, 3) draw_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(Candidate, best, kWarp);
+  const int b = request_of_row(op);
+  if (b < 0) return;
+  Row row = row_of(op, b);
+  RowState& state = op.row_states[blockIdx.x];
+  if (op.table.filters(b)) {
+    row.filtered = true;
+    row.threshold = state.threshold, row.last = state.last, row.top = state.top, row.min_p = state.min_p;
+  }
+  const int strips = (row.vocab + kStrip - 1) / kStrip, share = (strips + gridDim.y - 1) / gridDim.y * kStrip;
+  const int begin = min(static_cast<int>(blockIdx.y) * share, row.vocab);
+  const Candidate winner = draw(row, begin, min(begin + share, row.vocab), best);
+  if (threadIdx.x == 0) state.candidates[blockIdx.y] = winner;
+}
+
+__global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slices) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(int, tokens, kMaxNodes);
+  SPECENGINE_SHARED(int, parents, kMaxNodes);
+  SPECENGINE_SHARED(int, drawn, kMaxNodes);
+  SPECENGINE_SHARED(int, followed, kMaxNodes);
+  SPECENGINE_SHARED(int, path, kMaxNodes);
+  SPECENGINE_SHARED(int, length, 1);
+  const int b = blockIdx.x, first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
+  const bool idle = op.idle(b);
+  if (op.logits != nullptr && !idle) {
+    op.table.clear(b, op.dense(b), op.first_of_request(), op.step_of_request());
+  }
+  if (blockIdx.y != 0) return;
+  if (node < nodes) tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
+  __syncthreads();
+  if (node < nodes && tokens[node] != kNoToken) {
+    Candidate best = nothing();
+    if (op.logits == nullptr) {
+      best.token = op.drawn[first + node];
+    } else {
+      for (int i = 0; i < slices; ++i) best = better(best, op.row_states[first + node].candidates[i]);
+    }
+    drawn[node] = static_cast<int>(best.token);
+    KnownTokens known{{tokens, parents, nodes}, drawn};
+    followed[node] = known.load(node, {}) ? Match{}.step(known, node).child : -1;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int count = 0, bonus = kNoToken;
+    for (int at = idle ? -1 : 0; at >= 0; at = followed[at]) path[count++] = at, bonus = drawn[at];
+    length[0] = count, op.path_length[b] = count, op.bonus[b] = bonus, op.relaxed[b] = 0;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < op.columns; i += blockDim.x) {
+    op.path[static_cast<int64_t>(b) * op.columns + i] = i < length[0] ? path[i] : -1;
+  }
+}
+
+Arguments arguments_of(const VerifyTree& op) {
+  Arguments a{};
+  a.logits = op.logits.as<float>(), a.drawn = op.drawn.as<int>();
+  a.tokens = op.trees.tokens.as<int>(), a.parents = op.trees.parents.as<int>(),
+  a.row_start = op.trees.row_start.as<int>();
+  a.table = RequestTable(op.trees.sampling, op.trees.history, op.workspace.scores.shape[1]);
+  a.path = op.accepted.path.as<int>(), a.path_length = op.accepted.path_length.as<int>(),
+  a.bonus = op.accepted.bonus.as<int>();
+  a.relaxed = op.accepted.relaxed.as<int>();
+  a.biases = op.workspace.scores.as<float>(), a.counts = op.workspace.counts.as<int>(),
+  a.row_states = op.workspace.row_states.as<RowState>();
+  a.requests = static_cast<int>(op.accepted.bonus.shape[0]), a.columns = static_cast<int>(op.accepted.path.shape[1]);
+  a.aligned = a.table.vocab % 4 == 0 && at_16_bytes(a.logits) && at_16_bytes(a.biases) && at_16_bytes(a.counts);
+  return a;
+}
+
+}  // namespace
+
+void run_cuda(const VerifyTree& op) {
+  const int64_t M = op.trees.tokens.shape[0], B = op.accepted.bonus.shape[0], N = op.accepted.path.shape[1],
+                V = op.workspace.scores.shape[1];
+  if (B == 0) return;
+  if (N > kMaxNodes) fail("path: expected at most ", kMaxNodes, " columns, got ", N);
+  const DeviceGuard guard(op.trees.tokens.device_id);
+  if (op.rule != "match") return verify_by_rule(op);
+  if (op.logits.defined() && !op.workspace.row_states.defined()) fail("row_states: expected a tensor, got None");
+  const Arguments arguments = arguments_of(op);
+  void* stream = op.trees.tokens.stream;
+  int64_t parts = 1, slices = 1;
+  if (op.logits.defined() && M > 0) {
+    parts = std::clamp<int64_t>(op.trees.history.tokens.shape[1] / 2048, 1, 32);
+    const int64_t strips = (V + kStrip - 1) / kStrip;
+    slices = std::clamp<int64_t>(4 * multiprocessors(op.trees.tokens.device_id) / M, 1,
+                                 std::min<int64_t>(strips, kMaxSlices));
+    launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, mark_kernel, arguments);
+    launch({"verify_tree", dim3(M), kFilterThreads, 0, stream}, filter_kernel, arguments);
+    launch({"verify_tree", dim3(M, slices), kDrawThreads, 0, stream}, draw_kernel, arguments);
+  }
+  launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, finish_kernel, arguments, slices);
+}
+
+}  // namespace specengine

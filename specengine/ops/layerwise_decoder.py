@@ -1,0 +1,107 @@
+"""One pass of all decoder layers op by op, on any device: a captured graph gains nothing from one call per pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specengine._C import KVCacheView
+from specengine.ops.decoder import DecoderSizes, Layer, Rows
+from specengine.ops.weight import Projection, Weight
+
+
+@dataclass(frozen=True)
+class LayerOps:
+    """The ops of a layer; each field has the signature of the function of its name in specengine.ops.
+
+    rounds: rows between two ops have the dtype of the weight that reads them, else float32.
+    """
+
+    gather_rows: Callable[..., None]
+    rms_norm: Callable[..., None]
+    linear: Callable[..., torch.Tensor]
+    rope_cache: Callable[..., None]
+    tree_attention: Callable[..., None]
+    silu_mul: Callable[..., None]
+    rounds: bool
+
+
+class LayerwiseDecoder:
+    """The layers of a model as Decoder takes them, over the ops of any device."""
+
+    def __init__(
+        self,
+        ops: LayerOps,
+        config: DecoderSizes,
+        embedding: Weight | None,
+        layers: Sequence[Layer],
+        final_norm: torch.Tensor,
+        hidden_state_layers: Sequence[int] = (),
+        first_columns: int = 0,
+    ) -> None:
+        self.ops = ops
+        self.config = config
+        self.hidden_state_layers = tuple(hidden_state_layers)
+        self.embedding = embedding
+        self.layers = layers
+        self.final_norm = final_norm
+
+    def __call__(
+        self,
+        tree: Rows,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        lengths: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        at_layers: torch.Tensor | None = None,
+        inputs: torch.Tensor | None = None,
+        first_inputs: torch.Tensor | None = None,
+        first_node: int = 0,
+        only_cache: bool = False,
+    ) -> torch.Tensor | None:
+        """As Decoder; the caller answers for slots and positions."""
+        c, ops, rows = self.config, self.ops, len(tree.tokens)
+
+        def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
+            dtype = reader.weights[0].data.dtype if reader and ops.rounds else torch.float32
+            return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
+
+        residual, q, delta = empty(rows, c.hidden_size), empty(rows, c.num_heads, c.head_dim), None
+        if inputs is None:
+            ops.gather_rows(self.embedding, tree.tokens, residual)
+        else:
+            residual.copy_(inputs)
+
+        def write_at_layer(number: int) -> None:
+            if at_layers is not None and number in self.hidden_state_layers:
+                at_layers[:, self.hidden_state_layers.index(number)] = residual
+
+        for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):
+            if layer.attention_norm is None:
+                normed = residual if first_inputs is None else first_inputs
+            else:
+                normed = empty(rows, c.hidden_size, reader=layer.qkv)
+                ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+            if not only_cache:
+                write_at_layer(number)
+            qkv = ops.linear(normed, layer.qkv)
+            cache = KVCacheView(keys, values, block_table, lengths, tree.row_start, first_node)
+            ops.rope_cache(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths, cache, q, c.rms_norm_eps)
+            if only_cache and number == len(self.layers) - 1:
+                return None
+            attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
+            ops.tree_attention(q, cache, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
+            delta = ops.linear(attended.view(rows, -1), layer.attention_out)
+            normed = empty(rows, c.hidden_size, reader=layer.gate_up)
+            ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
+            gated = empty(rows, c.intermediate_size, reader=layer.down)
+            ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
+            delta = ops.linear(gated, layer.down)
+        hidden_states = empty(rows, c.hidden_size)
+        ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)
+        write_at_layer(len(self.layers))
+        return hidden_states

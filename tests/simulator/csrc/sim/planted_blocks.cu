@@ -1,0 +1,78 @@
+// Planted bugs between two blocks: the parts of a sum lie in out[0] and out[1], the sum in out[2], the number of blocks
+// that have arrived in out[3].
+#include "cuda/base/arch.cuh"
+#include "sim/planted.h"
+
+namespace specengine {
+namespace {
+
+constexpr int kThreads = sim::kPlantedThreads;
+
+__device__ void leave_part(const float* in, float* out) {
+  if (threadIdx.x == 0) out[blockIdx.x] = in[blockIdx.x + 1];
+}
+__device__ bool arrive(float* out) {
+  SPECENGINE_SHARED(bool, last, 1);
+  if (threadIdx.x == 0) last[0] = atomicAdd(&out[3], 1.0f) != 0;
+  __syncthreads();
+  return last[0];
+}
+__device__ void finish(float* out) {
+  if (threadIdx.x == 1) out[2] = out[0] + out[1], out[3] = 0;
+}
+
+__global__ void missing_fence(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  leave_part(in, out);
+  if (!broken) __threadfence();
+  if (arrive(out)) finish(out);
+}
+
+__global__ void fence_of_another_thread(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  if (threadIdx.x == 40) out[blockIdx.x] = in[blockIdx.x + 1];
+  if (!broken) __syncthreads();
+  __threadfence();
+  if (arrive(out)) finish(out);
+}
+
+__global__ void no_arrival(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  leave_part(in, out);
+  __threadfence();
+  if (broken) __syncthreads();
+  if (broken || arrive(out)) finish(out);
+}
+
+__global__ void reads_ahead(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  if (broken && threadIdx.x == 7 && blockIdx.x == 0) out[5] = out[1];
+  leave_part(in, out);
+  __threadfence();
+  if (arrive(out)) finish(out);
+}
+
+__global__ void blocks_overlap(const float* in, float* out, bool broken) {
+  wait_for_previous_kernel();
+  if (blockIdx.x > 0 && !broken) return;
+  out[threadIdx.x] = in[threadIdx.x] + blockIdx.x;
+}
+
+__global__ void endless_wait(const float*, float* out, bool broken) {
+  wait_for_previous_kernel();
+  const volatile float* const other = out;
+  while (broken && *other == 0) {
+  }
+}
+
+}  // namespace
+
+const sim::PlantedKernels& sim::planted_block_kernels() {
+  static const sim::PlantedKernels kernels = {
+      SPECENGINE_PLANTED(missing_fence), SPECENGINE_PLANTED(fence_of_another_thread), SPECENGINE_PLANTED(no_arrival),
+      SPECENGINE_PLANTED(reads_ahead),   SPECENGINE_PLANTED(blocks_overlap),          SPECENGINE_PLANTED(endless_wait),
+  };
+  return kernels;
+}
+
+}  // namespace specengine
