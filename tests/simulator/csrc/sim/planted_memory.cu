@@ -105,23 +105,23 @@ __global__ void constant_load_of_own_output(const float* in, float* out, bool br
   if (t == 0) out[0] = __uint_as_float(load_streaming(broken ? out : in).x);
 }
 
+// Not local to a function: the guard of such a variable is an atomic that the hooks do not have.
+const sim::PlantedKernels kKernels = {
+    SPECENGINE_PLANTED(uninitialised_read),
+    SPECENGINE_PLANTED(shared_overrun),
+    SPECENGINE_PLANTED(dynamic_shared_overrun),
+    SPECENGINE_PLANTED(global_overrun),
+    SPECENGINE_PLANTED(global_read_overrun),
+    SPECENGINE_PLANTED(copy_overrun),
+    SPECENGINE_PLANTED(wild_address),
+    SPECENGINE_PLANTED(array_overrun),
+    SPECENGINE_PLANTED(misaligned_vector),
+    SPECENGINE_PLANTED(misaligned_shared_vector),
+    SPECENGINE_PLANTED(constant_load_of_own_output),
+};
+
 }  // namespace
 
-const sim::PlantedKernels& sim::planted_memory_kernels() {
-  static const sim::PlantedKernels kernels = {
-      SPECENGINE_PLANTED(uninitialised_read),
-      SPECENGINE_PLANTED(shared_overrun),
-      SPECENGINE_PLANTED(dynamic_shared_overrun),
-      SPECENGINE_PLANTED(global_overrun),
-      SPECENGINE_PLANTED(global_read_overrun),
-      SPECENGINE_PLANTED(copy_overrun),
-      SPECENGINE_PLANTED(wild_address),
-      SPECENGINE_PLANTED(array_overrun),
-      SPECENGINE_PLANTED(misaligned_vector),
-      SPECENGINE_PLANTED(misaligned_shared_vector),
-      SPECENGINE_PLANTED(constant_load_of_own_output),
-  };
-  return kernels;
-}
+const sim::PlantedKernels& sim::planted_memory_kernels() { return kKernels; }
 
 }  // namespace specengine
