@@ -131,6 +131,7 @@ def test_the_text_is_long_and_mixed():
     assert 1200 <= len(text.split()) <= 1500 and "def " in text and '"' in text and "1,204" in text
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_the_command_prints_perplexity(smollm2_path, tmp_path):
     path = tmp_path / "out.json"

@@ -248,6 +248,7 @@ def test_transformers_stops_where_we_do(folder, tmp_path, position):
     assert peer.failed is None and len(output.token_ids) == 12
 
 
+@pytest.mark.full
 @needs_transformers
 def test_a_static_cache_says_the_same_and_grows_with_the_conversation(folder, tmp_path):
     model = load_model(str(folder))

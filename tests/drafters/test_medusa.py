@@ -216,6 +216,7 @@ def model(smollm2_path):
     return load_model(smollm2_path, device="cpu")
 
 
+@pytest.mark.full
 @pytest.mark.model
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", [1, 4])

@@ -69,7 +69,7 @@ def test_no_token_changes(model, plain, name, options, batch, params):
         assert sum(output.stats.cycles for output in outputs) < sum(map(len, plain[key]))
 
 
-@pytest.mark.parametrize("name", wide(DRAFTERS, 2))
+@pytest.mark.parametrize("name", wide(DRAFTERS))
 def test_it_was_trained_for_this_model(model, name):
     params = SamplingParams(max_new_tokens=96, ignore_eos=True)
     tokens = cycles = 0
@@ -78,6 +78,7 @@ def test_it_was_trained_for_this_model(model, name):
     assert tokens / cycles > 1.25  # weights that do not fit are hardly ever right: 1.0
 
 
+@pytest.mark.full
 def test_the_corpus_is_of_what_this_model_says(model):
     params = SamplingParams(max_new_tokens=96, ignore_eos=True)
     cycles = {}

@@ -143,7 +143,7 @@ def p_value(spec: str, counts: np.ndarray, params: SamplingParams = PLAIN) -> fl
 
 
 @pytest.mark.statistics
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", wide(FAMILIES, 3))
 def test_the_first_three_tokens_follow_the_exact_law(family):
     counts = counted(*FAMILIES[family], TRIALS)
     assert (counts[:, VOCAB].sum() > 0) and (counts[:, :, :VOCAB].sum() > 0), "refusals and bonus tokens must occur"
@@ -174,7 +174,7 @@ def test_the_cuda_ops_follow_the_exact_law(cuda_backend, family):
 
 
 @pytest.mark.statistics
-@pytest.mark.parametrize("family", ["chain", "distinct siblings", "block", "traversal", "cascade"])
+@pytest.mark.parametrize("family", wide(["chain", "distinct siblings", "block", "traversal", "cascade"], 2))
 def test_the_test_rejects_draft_logits_that_are_off_by_a_temperature(family):
     assert p_value(FAMILIES[family][0], counted(*FAMILIES[family], 250_000, draft_scale=0.7)) < 1e-9
 

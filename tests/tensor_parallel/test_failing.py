@@ -175,6 +175,7 @@ def test_a_fork_leaves_the_ranks_alone_which_take_no_module_of_the_working_direc
     assert kept.generate([7], LONG).token_ids == Engine(tiny_model(), drafter="none").generate([7], LONG).token_ids
 
 
+@pytest.mark.full
 def test_kills_at_random_points_end_cleanly():
     """Two kills; bench/rank_kills.py runs many."""
     expected = ids(Engine(tiny_model(), drafter="none").generate(PROMPTS, LONG))

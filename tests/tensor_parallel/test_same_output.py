@@ -183,6 +183,7 @@ def check_real(path, dtype, size, tokens, drafters=("none", "auto,adaptive=false
             assert ids(Engine(models[1], drafter=drafter).generate(CHATS, params)) == plain
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_the_real_model_gives_the_same_text(smollm2_path):
     check_real(smollm2_path, "auto", size=2, tokens=8, drafters=["auto,adaptive=false"])  # 3 key/value heads: 1 and 2
