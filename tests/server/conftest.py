@@ -20,12 +20,13 @@ def pytest_pycollect_makemodule(module_path, parent):
 @pytest.fixture
 def slow(monkeypatch):
     """Slows down every cycle, so that a text outlasts its client."""
-    from specengine.engine.engine import Engine
 
-    cycle = Engine._cycle
+    from specengine.engine.cycle import Cycle
+
+    cycle = Cycle.run
 
     def slowly(self, batch):
         time.sleep(0.02)
         return cycle(self, batch)
 
-    monkeypatch.setattr(Engine, "_cycle", slowly)
+    monkeypatch.setattr(Cycle, "run", slowly)

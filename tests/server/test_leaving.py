@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from specengine.engine.engine import Engine
+from specengine.engine.cycle import Cycle
 from tests.server.servers import LONG, chat, chat_folder, command, metrics, served, settled, streaming, total, until
 
 
@@ -85,7 +85,7 @@ def test_a_deadline_ends_a_text_where_it_is(slow):
 
 @pytest.mark.parametrize("when", [0, 5])
 def test_a_pass_that_fails_is_an_error_of_its_requests_alone(monkeypatch, when):
-    cycle, failing = Engine._cycle, [False]
+    cycle, failing = Cycle.run, [False]
 
     def sometimes(self, batch):
         if failing[0] and all(len(s.tokens) - s.prompt_length >= when for s in batch.requests):
@@ -93,7 +93,7 @@ def test_a_pass_that_fails_is_an_error_of_its_requests_alone(monkeypatch, when):
             raise RuntimeError("the planted failure")
         return cycle(self, batch)
 
-    monkeypatch.setattr(Engine, "_cycle", sometimes)
+    monkeypatch.setattr(Cycle, "run", sometimes)
     with served() as address:
         for stream in (False, True):
             failing[0] = True
