@@ -12,13 +12,12 @@ from typing import Any
 import numpy
 import torch
 
-import specengine
-from specengine.utils.build_info import cpu_name
+from specengine.utils.build_info import __version__, build_info, cpu_name
 
 
 def machine() -> dict[str, Any]:
     """Returns CPU model, usable cores, bytes of memory, operating system, GPU, threads and instruction set."""
-    build = specengine.build_info()
+    build = build_info()
     return {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -33,17 +32,17 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Returns the versions of the engine and its dependencies."""
     return {
-        "specengine": specengine.__version__,
+        "specengine": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "compiler": specengine.build_info()["compiler"],
+        "compiler": build_info()["compiler"],
     }
 
 
 def commit() -> str | None:
     """Returns the git commit of the source tree, `-dirty` if tracked files differ; None for an installed package."""
-    root = Path(specengine.__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     # A virtual environment inside another repository must not report the commit of that repository.
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
         return None

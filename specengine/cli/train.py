@@ -53,10 +53,11 @@ def train(
 
     Ctrl-C stops after the current step; the same command resumes. Under torchrun all processes train together.
     """
-    from specengine.train.command import TrainJob, outcome_line
+    from specengine.train.command import outcome_line
     from specengine.train.command import train as run
     from specengine.train.config import TrainConfig
     from specengine.train.data.dialogues import DialogueConfig
+    from specengine.train.job import TrainJob
 
     given = {**locals(), "dialogues": DialogueConfig(seed, answer_tokens=answer_tokens)}
     given["config"] = TrainConfig(**{f.name: given[f.name] for f in fields(TrainConfig) if f.name in given})

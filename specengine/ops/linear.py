@@ -7,7 +7,7 @@ set multiplies.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,16 @@ import torch.nn.functional as F
 from specengine import _C
 from specengine.ops.weight import Projection
 
-if TYPE_CHECKING:
-    from specengine.ops.autotune import LinearChoices
-
 CPU_VARIANT = 0  # the CPU has one kernel, CUDA several
 LIBRARY = -1  # in place of a variant of the CUDA kernel: torch's own product
+
+
+class VariantChooser(Protocol):
+    """Chooses how to multiply; see autotune.LinearChoices."""
+
+    def choose(self, weight: torch.Tensor, rows: int) -> int:
+        """Returns the variant of the kernel for a weight and a number of rows."""
+        ...
 
 
 def quantise_rows(x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +58,7 @@ def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     return quantise_rows(x) if layer.weights[0].quantised else x
 
 
-def linear_cuda(x: torch.Tensor, layer: Projection, choices: LinearChoices) -> torch.Tensor:
+def linear_cuda(x: torch.Tensor, layer: Projection, choices: VariantChooser) -> torch.Tensor:
     """x[M, C] @ weight^T + bias, float32 [M, N], with x rounded to the weights' dtype, in the way that `choices` chose.
 
     The layer's weights are floats [N, C]. A row's bits do not depend on M if the choices are strict.
@@ -80,7 +85,7 @@ def multiply(x, weight, bias, out, first: int, variant: int) -> None:
         columns += bias[first : first + len(weight)]
 
 
-def linear_argmax_cuda(x: torch.Tensor, layer: Projection, choices: LinearChoices) -> torch.Tensor:
+def linear_argmax_cuda(x: torch.Tensor, layer: Projection, choices: VariantChooser) -> torch.Tensor:
     """linear_argmax of linear_cuda's product, which is stored only if the library multiplies."""
     (weight,) = layer.weights
     variant = choices.choose(weight.data, x.shape[0])

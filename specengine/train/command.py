@@ -6,19 +6,18 @@ import hashlib
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from specengine.drafters.shipped import FINGERPRINT, fingerprint
 from specengine.tensor_parallel.loading import LoadedModel, load_model
-from specengine.train.config import TrainConfig
 from specengine.train.data.corpus import Corpus
-from specengine.train.data.dialogues import DialogueConfig, read_questions, write_dialogues
+from specengine.train.data.dialogues import read_questions, write_dialogues
 from specengine.train.data.state_store import StateStore
 from specengine.train.data.target_states import TargetPasses
-from specengine.train.export import STORAGE, write_drafter
+from specengine.train.export import write_drafter
+from specengine.train.job import TrainJob
 from specengine.train.loss_passes import LossPasses
 from specengine.train.model_card import model_card
 from specengine.train.objectives.base import Objective
@@ -31,39 +30,6 @@ from specengine.train.progress_bars import ProgressBars
 from specengine.train.trainer import Outcome, Trainer
 from specengine.train.warm_start import warm_start_weights
 from specengine.utils.console import note
-from specengine.utils.spec_string import check_range
-
-STORES = ("disk", "memory", "none")
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """The options of the command line; see its help."""
-
-    drafter: str
-    target: str
-    out: Path
-    config: TrainConfig
-    dialogues: DialogueConfig
-    prompts: Path | None = None
-    data: Path | None = None
-    start: Path | None = None
-    tokens: int = 1_000_000
-    vocabulary: int = 8192
-    everything: bool = False
-    longest: int = 2048
-    store: str = "disk"
-    storage: str = "bfloat16"
-    device: str = "auto"
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name, known in (("store", STORES), ("storage", STORAGE)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}: expected {', '.join(known)}, got {getattr(self, name)!r}")
-        check_range("tokens", self.tokens, 1, 1 << 40)
-        check_range("vocabulary", self.vocabulary, 0, 1 << 24)
-        objective_class(self.drafter)
 
 
 def train(job: TrainJob) -> Outcome:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from specengine.train.data.corpus import Corpus
+from specengine.train.job import TrainJob
 from specengine.train.objectives.level_report import LevelReport
-
-if TYPE_CHECKING:
-    from specengine.train.command import TrainJob
 
 
 def model_card(job: TrainJob, corpus: Corpus, report: LevelReport, tokens: int, command: str) -> str:
