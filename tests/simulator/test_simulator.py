@@ -83,7 +83,8 @@ def test_a_planted_bug_is_found_and_located_in_every_schedule(simulated, name, s
         simulated.set_schedule(seed)
         with pytest.raises(RuntimeError, match=PLANTED[name]) as error:
             run_planted(simulated, name, broken=True)
-        place = "" if name in OF_THE_LAUNCH else r"block \(\d,0,0\) thread \(\d+,0,0\): .*planted\.cu:\d+"
+        located = r"block \(\d,0,0\) thread \(\d+,0,0\): .*planted(_memory|_blocks)?\.cu:\d+"
+        place = "" if name in OF_THE_LAUNCH else located
         assert re.match(f"simulator: planted: {place}", str(error.value)), error.value
 
 
