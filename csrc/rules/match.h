@@ -2,13 +2,15 @@
 // Guarantee: the output is the target's, token for token, for every proposal: the drawn token depends on the seed and
 // the position alone, never on the tree. Needs nothing of the drafter.
 //
-// Match::step decides on both devices, but what surrounds it differs:
-//   CPU   cpu/verify_tree.cpp walks from the root (rules/walk.h) and draws at the nodes it visits
-//   (cpu/thread_sampler.h) CUDA  cuda/sampling/verify_tree.cu draws at every node (cuda/sampling/shaped_row.cuh), then
-//   decides at every node
-//         with KnownTokens, then follows the decisions from the root
-// The random numbers of a draw are Philox numbers (base/philox.h) keyed by seed, position and token, in the two levels
-// of base/draw_arithmetic.h.
+// Match::step decides on both devices; the loops around it differ.
+//
+// CPU: cpu/verify_tree.cpp walks from the root (rules/walk.h) and draws at the nodes it visits (cpu/thread_sampler.h).
+//
+// CUDA: cuda/sampling/verify_tree.cu draws at every node (cuda/sampling/shaped_row.cuh), decides at every node with
+// KnownTokens, and then follows the decisions from the root.
+//
+// A draw takes Philox numbers (base/philox.h), keyed by seed, position and token, in the two levels of
+// base/draw_arithmetic.h.
 #pragma once
 #include <cstdint>
 
