@@ -366,13 +366,13 @@ def test_the_commit_is_that_of_the_source_tree_only(tmp_path, monkeypatch):
     git("init")
     git("add", ".")
     git("commit", "-m", "first", "--no-gpg-sign")
-    monkeypatch.setattr(machine.specengine, "__file__", str(file))
+    monkeypatch.setattr(machine, "__file__", str(package / "bench" / "machine.py"))
     assert machine.commit() == git("rev-parse", "HEAD")
     file.write_text("# changed")
     assert machine.commit() == git("rev-parse", "HEAD") + "-dirty"
     deeper = tmp_path / "venv" / "specengine"
     deeper.mkdir(parents=True)
-    monkeypatch.setattr(machine.specengine, "__file__", str(deeper / "__init__.py"))
+    monkeypatch.setattr(machine, "__file__", str(deeper / "bench" / "machine.py"))
     assert machine.commit() is None
 
 

@@ -15,7 +15,8 @@ from specengine.drafters.draft_model.drafter import Config, DraftModel
 from specengine.drafters.draft_model.small_model import State
 from specengine.drafters.prompt_lookup.drafter import PromptLookup
 from specengine.engine.batch import Batch
-from specengine.engine.device.buffers import DeviceBuffers
+from specengine.engine.cycle import Cycle
+from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.request import Request
 from specengine.ops import native, row_tools
@@ -344,7 +345,7 @@ def test_a_batch_hands_over_what_its_rule_wants():
     model, drafter = tiny_model(), drafter_of("self,layers=1", tree="2x1")
     requests = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS[:2]]
     cache = model.target.new_cache()
-    batch = Batch(requests, cache, 320, lambda _: None, CPU, Match())
+    batch = Batch(requests, Cycle(model.target, cache, drafter, Match()))
     assert batch.draft(drafter, SimpleNamespace(wants=Wants.NOTHING)).nodes == 5 and batch.draft_logits is None
     for wants in (Wants.SAMPLES, Wants.SAMPLED_ONLY, Wants.PROBABILITIES):
         tree = batch.draft(drafter, SimpleNamespace(wants=wants))
@@ -352,7 +353,7 @@ def test_a_batch_hands_over_what_its_rule_wants():
         assert tree.tokens.tolist() == [token for each in chosen for token in each.tokens]
         assert batch.draft_logits.logits.equal(logits.logits) and batch.draft_logits.rows.equal(logits.rows)
     lookup = load_drafter("prompt_lookup,adaptive=false", model.target)
-    batch = Batch([sequence_of(PROMPTS[0])], cache, 320, lambda _: None, CPU, Match())
+    batch = Batch([sequence_of(PROMPTS[0])], Cycle(model.target, cache, lookup, Match()))
     batch.draft(lookup, SimpleNamespace(wants=Wants.SAMPLES))
     assert batch.draft_logits is None
 
@@ -360,7 +361,7 @@ def test_a_batch_hands_over_what_its_rule_wants():
 @pytest.mark.parametrize("width", [3, 5])
 def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width):
     drafter = drafter_of("self,layers=1", tree="2x1")
-    state = DeviceBuffers(4, 64, 5, 4 * width, 320, [], CPU, drafter.room_for_logits(4 * width))
+    state = DeviceBuffers(BufferSizes(4, 64, 5, 4 * width, 320), [], CPU, drafter.room_for_logits(4 * width))
     slots = GraphBatch(state, 3, width)
     requests = [sequence_of(prompt) for prompt in PROMPTS[:2]]  # the third slot is idle
     for _ in range(2):

@@ -236,7 +236,7 @@ def test_a_full_queue_refuses_and_has_room_again_later():
             await gate.reached()  # it is in the batch
             second = asyncio.create_task(serving.generate([[6], [7]], GREEDY))
             await asyncio.sleep(0)
-            with pytest.raises(Overloaded, match=r"room for 2 requests, 2 are waiting, 1 more"):
+            with pytest.raises(Overloaded, match=r"room for 2 requests: 2 are waiting, 1 more"):
                 await serving.generate([8], GREEDY)
             with pytest.raises(Overloaded):
                 await anext(serving.stream([8], GREEDY))

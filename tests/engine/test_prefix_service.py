@@ -55,7 +55,7 @@ CUTS = {
     "eagle3": lambda e: (e.drafter.network, "forward"),
     "glide": lambda e: (e.drafter.network, "logits"),
     "draft-model": lambda e: (e.drafter.model, "hidden"),
-    "ouroboros": lambda e: (e.drafter._speaker, "_compact"),
+    "ouroboros": lambda e: (e.drafter._sentences, "_compact"),
 }
 
 

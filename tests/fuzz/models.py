@@ -69,7 +69,7 @@ def _drafter(path: Path) -> None:
     drafter.vocabulary(seeds.TINY)
     if path.name == "config.json":
         assert drafter.attention_reach <= drafter.config.max_position
-        drafter.feature_layers(seeds.TINY)
+        drafter.hidden_state_layers(seeds.TINY)
 
 
 def _drafter_configs() -> list[bytes]:

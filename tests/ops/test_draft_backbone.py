@@ -5,7 +5,6 @@ import torch
 
 from specengine import _C
 from specengine.cache.kv_cache import CacheBatch
-from specengine.drafters.hidden_states.pairs import take_pairs
 from tests.drafters.test_eagle import PROMPTS, Bench, spec_of
 from tests.ops.arguments import NETWORK, decoder, draft_backbone, projection
 
@@ -16,10 +15,8 @@ class Call:
     def __init__(self, tmp_path, monkeypatch):
         bench = Bench(spec_of(tmp_path), PROMPTS[2:], "top_k=2,levels=3,beam=1,adaptive=false")
         self.drafter, requests = bench.drafter, bench.requests
-        pairs = self.drafter._pairs(requests)
-        self.place = self.drafter._place(requests, [own.first for own in pairs])
-        self.runs, picked = take_pairs(requests, pairs, [own.count for own in pairs])
-        self.hidden_states = self.drafter.network.backbone_features(picked)
+        self.runs, picked, self.place = self.drafter.pairs.take_all_runs(requests)
+        self.hidden_states = self.drafter.network.backbone_hidden_states(picked)
         native = _C.draft_backbone
         self.change = lambda arguments: arguments
         monkeypatch.setattr(_C, "draft_backbone", lambda *rest: native(*self.change(list(rest))))
@@ -27,7 +24,7 @@ class Call:
     def __call__(self, levels=3, min_level_gain=0.0):
         network = self.drafter.network
         return self.drafter._backbone_draft(
-            self.runs, self.hidden_states, self.place, self.drafter._pool, network.cos_sin, levels, min_level_gain
+            self.runs, self.hidden_states, self.place, self.drafter.pairs.pool, network.cos_sin, levels, min_level_gain
         )
 
 
