@@ -9,8 +9,14 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read at import: the workers have the cores between them
 
+import dataclasses
+
+from specengine import Engine
 from specengine.hub.embedded_models import fetch_embedded
+from specengine.ops import cuda_ops
+from specengine.tensor_parallel.loading import load_model
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
+from tests.engine.device.prompts import LOOKUP
 from tests.selection import leave_to_full
 
 
@@ -37,3 +43,18 @@ def simulated() -> ModuleType:
 def cuda_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
     """Runs the test on the CUDA kernels, simulated and on a GPU."""
     return cuda_backend_of(request, monkeypatch)
+
+
+@pytest.fixture
+def device_engine(cuda_backend):
+    """Makes engines on the device, of a tiny float32 model; eos: its end-of-text tokens."""
+    models = {}
+
+    def make(drafter=LOOKUP, *, name="tiny-llama", dtype="float32", eos=frozenset(), **options) -> Engine:
+        key = (name, dtype)
+        if key not in models:
+            ops = cuda_ops(cuda_backend.device, strict=True)
+            models[key] = load_model(f"random:{name}", device=cuda_backend.device.type, dtype=dtype, ops=ops)
+        return Engine(dataclasses.replace(models[key], eos_token_ids=eos), drafter=drafter, **options)
+
+    return make

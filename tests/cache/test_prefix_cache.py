@@ -7,25 +7,8 @@ import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.cache import kv_cache as cache_module
-from specengine.cache.kv_cache import KVCache
 from specengine.cache.prefix_cache import PrefixCounts, Sharing
-
-EVERYBODY = Sharing()
-
-
-def new_cache(pages=None, kept_pages=0):
-    cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), pages)
-    cache.kept_bytes = kept_pages * cache.page_bytes
-    return cache
-
-
-def text_of(*symbols, tail=7):
-    """A page of each symbol, and a token behind them."""
-    return [symbol for symbol in symbols for _ in range(PAGE_SIZE)] + [tail]
-
-
-def begin(cache, text, sharing=EVERYBODY):
-    return cache.begin(len(text) + 1, text, sharing)
+from tests.cache.small_caches import EVERYBODY, begin, new_cache, text_of
 
 
 def keep(cache, text, sharing=EVERYBODY):

@@ -17,10 +17,10 @@ from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
 from specengine.drafters.combine.drafter import Combine, Config
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.types import CycleTrace
-from tests.drafters import test_fasteagle
+from tests.drafters import fasteagle_files
+from tests.drafters.fasteagle_files import random_cascade
+from tests.drafters.requests import sequence_of
 from tests.drafters.steered import steer
-from tests.drafters.test_draft_model import sequence_of
-from tests.drafters.test_fasteagle import random_cascade
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")
@@ -223,7 +223,7 @@ def test_parts_that_cannot_be_combined_are_named(path, message):
 
 
 def test_parts_that_read_different_layers_are_refused(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(test_fasteagle, "TAPS", (0, 2))
+    monkeypatch.setattr(fasteagle_files, "TAPS", (0, 2))
     other, _ = random_cascade(tmp_path)
     with pytest.raises(ValueError, match="read different layers of the target"):
         tiny_engine(f"combine:fasteagle:{folder}+fasteagle:{other}")

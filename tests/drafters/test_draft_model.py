@@ -26,12 +26,12 @@ from specengine.rules.lossless import Match
 from specengine.tensor_parallel.loading import load_model
 from specengine.tokenizer import Tokenizer
 from specengine.tokenizer.vocabulary import Vocabulary
+from tests.drafters.requests import GREEDY, path_to, sequence_of
 from tests.engines import tiny_engine, tiny_model
 from tests.models.files import CONFIG_JSON, random_state, write_folder
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70))]
-GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.95, seed=3)
 SPECS = {
     "own first layer": "draft-model:self,layers=1,adaptive=false",
@@ -47,21 +47,8 @@ def drafter_of(spec="self,layers=2", **options) -> DraftModel:
     return load_drafter(text, tiny_model().target)
 
 
-def sequence_of(tokens, limit=100, params=GREEDY) -> Request:
-    return Request(list(tokens), params, params.seed, limit, frozenset(), None)
-
-
 def ids(outputs):
     return [output.token_ids for output in outputs]
-
-
-def path_to(tree: DraftTree, node: int) -> list[int]:
-    """Drafted tokens from the root's child to a node."""
-    path = []
-    while node:
-        path.append(tree.tokens[node])
-        node = tree.parents[node]
-    return path[::-1]
 
 
 def plain_logits(model, tokens) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 
 from specengine.models.presets import PRESETS
 from tests.drafters.eagle_files import layouts, write_drafter
-from tests.engine.device.test_device_engine import GREEDY, PROMPTS, SAMPLED, device_engine, on_the_cpu  # noqa: F401 - a fixture
+from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED, on_the_cpu
 from tests.engines import ids
 
 LAYOUTS = layouts()
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")
     ],
     ids=lambda value: None if isinstance(value, str) else "sampled" if value.temperature else "greedy",
 )
-def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, params, name, options):  # noqa: F811
+def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, params, name, options):
     drafter, config, state = LAYOUTS[name]
     spec = f"{drafter}:{write_drafter(tmp_path / 'draft', config, state)},adaptive=false,{options}"
     traced = dataclasses.replace(params, max_new_tokens=6, trace=True)
@@ -35,7 +35,7 @@ def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tm
         assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
 
 
-def test_a_sequence_may_reach_the_end_of_the_context(device_engine, tmp_path, monkeypatch):  # noqa: F811
+def test_a_sequence_may_reach_the_end_of_the_context(device_engine, tmp_path, monkeypatch):
     """The rows that are expanded need more slots than the tree, and stand at positions past the last one."""
     monkeypatch.setitem(PRESETS, "tiny-short", dataclasses.replace(PRESETS["tiny-llama"], max_position=58))
     drafter, config, state = LAYOUTS["short context"]

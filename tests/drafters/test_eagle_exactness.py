@@ -5,8 +5,8 @@ import torch
 
 from specengine import Engine, SamplingParams
 from specengine.tensor_parallel.loading import load_model
+from tests.data.questions import QUESTIONS, chats
 from tests.drafters.eagle_files import CONFIG, eagle1_state, eagle3_state, write_drafter
-from tests.engine.test_exactness import QUESTIONS, chats
 from tests.engines import ids
 from tests.selection import wide
 

@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -9,37 +7,11 @@ from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter, shipped
 from specengine.drafters.fasteagle.drafter import Config, FastEagle
 from specengine.drafters.fasteagle.network import Cascade
-from specengine.models.presets import PRESETS
 from tests.drafters.draft_files import RandomWeights, dense_layer, norm
+from tests.drafters.fasteagle_files import DRAFT_VOCAB, LEVELS, SHAPE, TAPS, TINY, random_cascade
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 
-TAPS = (0, 1, 2)
-LEVELS, DRAFT_VOCAB = 3, 40
-TINY = PRESETS["tiny-llama"]
-SHAPE = dataclasses.replace(TINY, num_layers=LEVELS, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48)
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [1, 2]]
-
-
-def random_cascade(
-    folder, *, parallel: bool = False, output_norm: bool = False, vocabulary: int = DRAFT_VOCAB, **fields
-):
-    weights, size = RandomWeights(3), TINY.hidden_size
-    weights.linear("fc_features", size, len(TAPS) * size)
-    weights.linear("fc_input", size, 2 * size)
-    weights.norms(*(f"fc_norm.{i}" for i in range(len(TAPS))), size=size)
-    for i in range(LEVELS):
-        weights.layer(f"layers.{i}", SHAPE)
-    if output_norm:
-        weights.norms("norm", size=size)
-    if vocabulary:
-        weights.vocabulary(TINY.vocab_size, vocabulary)
-    fields = {"eagle_aux_hidden_state_layer_ids": TAPS, "parallel": parallel, **fields}
-    return weights.save(folder, SHAPE, **fields), weights.tensors
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return random_cascade(tmp_path_factory.mktemp("fasteagle"))[0]
 
 
 def dense_logits(tensors, tokens: list[int], *, parallel: bool) -> torch.Tensor:

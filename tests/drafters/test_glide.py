@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from specengine import Engine, SamplingParams
 from specengine.cache.kv_cache import CacheBatch
@@ -18,6 +18,7 @@ from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.train.objectives import glide as trained
 from specengine.train.objectives.target_layers import shape_of
 from tests.drafters.dense import attended, dense_target, largest_error, mlp, normed, projected, rotated
+from tests.drafters.glide_files import JSON, glide_state, write
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids
 from tests.models.files import CONFIG_JSON, random_state, write_folder
@@ -27,55 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess n
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [3, 4]]
 # another rotary base than the drafter's own, and more layers than it has
 TARGET_JSON = {**CONFIG_JSON, "rope_theta": 500000.0, "num_hidden_layers": 3, "eos_token_id": None}
-JSON = {
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "vocab_size": 320,
-    "large_hidden_size": 64,
-    "large_num_attention_heads": 4,
-    "large_head_dim": 16,
-    "block_size": 5,
-}
 SHARED = {**JSON, "hidden_size": 64, "num_attention_heads": 4}  # embedding and head are the target's
-
-
-def glide_state(config=JSON, own=True, d2t=None, seed=0):
-    """Random weights under the published names; own: with embedding and head."""
-    generator, size, heads = torch.Generator().manual_seed(seed), config["hidden_size"], 64
-    inner, width = config["intermediate_size"], config["hidden_size"] // config["num_attention_heads"]
-
-    def draw(rows, columns):
-        return torch.randn(rows, columns, generator=generator) / columns**0.5
-
-    state = {"model.norm.weight": 1 + 0.1 * torch.randn(size, generator=generator)}
-    for i in range(config["num_hidden_layers"]):
-        prefix, keys = f"model.layers.{i}", config["num_key_value_heads"] * width
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            state[f"{prefix}.{name}.weight"] = 1 + 0.1 * torch.randn(size, generator=generator)
-        for name, rows in (("q", size), ("k", keys), ("v", keys), ("o", size)):
-            state[f"{prefix}.self_attn.{name}_proj.weight"] = draw(rows, size)
-        state[f"{prefix}.cross_attn.q_proj.weight"] = 2 * draw(heads, size)
-        state[f"{prefix}.cross_attn.o_proj.weight"] = 2 * draw(size, heads)
-        for name, rows, columns in (("gate", inner, size), ("up", inner, size), ("down", size, inner)):
-            state[f"{prefix}.mlp.{name}_proj.weight"] = draw(rows, columns)
-    if own:
-        state["model.embed_tokens.weight"] = draw(config["vocab_size"], size)
-        state["lm_head.weight"] = 4 * draw(config["vocab_size"] if d2t is None else len(d2t), size)
-    if d2t is not None:
-        state["d2t"] = d2t
-    return state
-
-
-def write(folder, state, config=JSON):
-    folder.mkdir(exist_ok=True)
-    save_file(state, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.fixture(scope="module")

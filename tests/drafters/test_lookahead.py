@@ -9,16 +9,10 @@ from specengine.drafters.lookahead.drafter import Config, Lookahead
 from specengine.ops import native
 from tests.drafters import transcriptions
 from tests.drafters.function_model import paths_of, pool_of, prefixes, run, sequence_of
+from tests.drafters.repeating import PROMPTS, function
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, tiny_engine
 
 TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
-PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 9], [7], [50, 51], list(range(40, 60)) * 2, [5, 9, 13]]
-
-
-def function(text):
-    """Repeats itself, with exceptions."""
-    recent = [0, 0, *text[-2:]][-2:]
-    return (3 * recent[0] + recent[1] + (len(text) % 7 == 0)) % 13
 
 
 def drafter_of(costs=None, **options):

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch.nn.functional import silu
 
 from specengine import Engine, SamplingParams
@@ -11,44 +10,16 @@ from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_trees.rank_paths import PUBLISHED, RankTree
 from specengine.drafters import load_drafter
 from specengine.drafters.medusa.drafter import Medusa
-from specengine.models.presets import PRESETS
 from specengine.tensor_parallel.loading import load_model
 from tests.drafters.dense import dense_target, largest_error
+from tests.drafters.medusa_files import HIDDEN, TARGET, VOCAB, heads_state, write
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 from tests.models.files import random_state
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
-TARGET = PRESETS["tiny-llama"]
-HIDDEN, VOCAB = TARGET.hidden_size, TARGET.vocab_size
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [3, 4]]
-
-
-def heads_state(heads=4, blocks=1, vocab=VOCAB, hidden=HIDDEN, prefix="", seed=0):
-    """Random heads under the published names; vocab=0: without their last layers."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
-
-    state = {}
-    for i in range(heads):
-        for j in range(blocks):
-            state[f"{prefix}{i}.{j}.linear.weight"] = draw(hidden, hidden)
-            state[f"{prefix}{i}.{j}.linear.bias"] = draw(hidden)
-        if vocab:
-            state[f"{prefix}{i}.{blocks}.weight"] = draw(vocab, hidden)
-    return state
-
-
-def write(folder, state, name="medusa_lm_head.pt"):
-    folder.mkdir(exist_ok=True)
-    if name.endswith(".pt"):
-        torch.save(state, folder / name)
-    else:
-        save_file(state, folder / name)
-    return folder
 
 
 def drafter_of(folder, **options) -> Medusa:

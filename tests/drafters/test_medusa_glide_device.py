@@ -9,7 +9,7 @@ from specengine.ops import cuda_ops
 from specengine.tensor_parallel.loading import load_model
 from tests import engines
 from tests.backends import cpu_kernels
-from tests.drafters import test_glide, test_medusa
+from tests.drafters import glide_files, medusa_files
 from tests.engines import ids
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
@@ -28,9 +28,9 @@ def tiny_target(cuda_backend):
 
 def folder_of(name, folder):
     if name == "medusa":
-        return test_medusa.write(folder, test_medusa.heads_state(vocab=0))
-    config = {**test_glide.JSON, "num_hidden_layers": 1}
-    return test_glide.write(folder, test_glide.glide_state(config), config)
+        return medusa_files.write(folder, medusa_files.heads_state(vocab=0))
+    config = {**glide_files.JSON, "num_hidden_layers": 1}
+    return glide_files.write(folder, glide_files.glide_state(config), config)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -50,10 +50,10 @@ def test_the_device_says_and_drafts_what_the_cpu_does(tiny_target, drafter, para
 
 
 def test_right_drafts_are_accepted_to_the_last_level(tiny_target, tmp_path):
-    config = {**test_glide.JSON, "num_hidden_layers": 1}
-    state = test_glide.glide_state(config)
+    config = {**glide_files.JSON, "num_hidden_layers": 1}
+    state = glide_files.glide_state(config)
     state["lm_head.weight"].zero_()  # drafts the lowest id
-    text = f"glide:{test_glide.write(tmp_path, state, config)},length=2,cape=false,adaptive=false"
+    text = f"glide:{glide_files.write(tmp_path, state, config)},length=2,cape=false,adaptive=false"
     zeros = SamplingParams(max_new_tokens=9, logit_bias={0: 1e4})
     for output in Engine(tiny_target[1], drafter=text, max_batch_size=2).generate([[5, 6], [7, 8, 9]], zeros):
         assert output.token_ids == [0] * 9 and output.stats.cycles == 3

@@ -15,7 +15,7 @@ from specengine.ops import native
 from specengine.rules.base import Wants
 from tests.drafters import transcriptions
 from tests.drafters.function_model import FunctionModel, paths_of, pool_of, prefixes, run, sequence_of
-from tests.drafters.test_lookahead import PROMPTS, function
+from tests.drafters.repeating import PROMPTS, function
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, tiny_engine, tiny_model
 
 TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))

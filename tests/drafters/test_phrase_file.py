@@ -17,17 +17,9 @@ from specengine._C import PhrasePool
 from specengine.drafters.phrases import file as phrase_file
 from specengine.drafters.phrases.file import open_pool, save_pool
 from tests.drafters.function_model import pool_of
+from tests.drafters.phrase_pools import SHAPE, TARGET, filled
 
-TARGET = SimpleNamespace(final_norm=torch.ones(4), config=SimpleNamespace(vocab_size=20))
 OTHER = SimpleNamespace(final_norm=torch.zeros(4), config=TARGET.config)
-SHAPE = (2, 3, 50)
-
-
-def filled(count=40, seed=1):
-    pool, draw = PhrasePool(*SHAPE), random.Random(seed)
-    for _ in range(count):
-        pool.insert(draw.randrange(20), [draw.randrange(5), draw.randrange(5)])
-    return pool
 
 
 def same(one, other):
@@ -124,7 +116,7 @@ SAVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.drafters.test_phrase_file import TARGET, filled
+from tests.drafters.phrase_pools import TARGET, filled
 from specengine.drafters.phrases.file import save_pool
 pools = [filled(seed=seed) for seed in (1, 2)]
 save_pool({path!r}, pools[0], TARGET)

@@ -5,6 +5,7 @@ import pytest
 from specengine.draft_policy.cost_model import CostModel
 from specengine.drafters.prompt_lookup.drafter import LONGEST, Config, PromptLookup
 from specengine.ops import native
+from tests.drafters.leaf_paths import paths
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
 CHEAP = CostModel((1, 2, 4, 8, 16, 32), (1.0, 1.15, 1.4, 2.2, 4.0, 7.5))
@@ -35,19 +36,6 @@ def say(drafter, request, tokens):
         request.tokens.append(token)
         drafter.observe([request], [[token]], None)
     return sizes
-
-
-def paths(tree):
-    """Root-to-leaf token paths, root left out."""
-    leaves = set(range(len(tree.tokens))) - set(tree.parents)
-    result = []
-    for node in sorted(leaves):
-        path = []
-        while node:
-            path.append(tree.tokens[node])
-            node = tree.parents[node]
-        result.append(path[::-1])
-    return result
 
 
 def test_continuations_are_merged_into_one_tree_newest_first():

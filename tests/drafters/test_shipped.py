@@ -8,7 +8,7 @@ from specengine import Engine, SamplingParams
 from specengine.cli.models import embedded_models
 from specengine.hub.embedded_models import CHECKPOINTS
 from specengine.tensor_parallel.loading import load_model
-from tests.engine.test_exactness import QUESTIONS, chats
+from tests.data.questions import QUESTIONS, chats
 from tests.engines import ids
 from tests.selection import wide
 

@@ -10,7 +10,7 @@ from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
 from specengine.drafters.suffix.drafter import CORPUS, OWN, Suffix
 from specengine.ops import native
 from specengine.types import SourceStats
-from tests.drafters.test_prompt_lookup import paths
+from tests.drafters.leaf_paths import paths
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +9,11 @@ import torch
 from specengine import _C, Engine, SamplingParams
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.tensor_parallel.loading import load_model
+from tests.data.questions import DATA, QUESTIONS, chats
 from tests.selection import wide
 
 pytestmark = pytest.mark.model
-DATA = Path(__file__).parents[1] / "data"
 REFERENCE = json.loads((DATA / "smollm2_reference.json").read_text())
-# 15 of MT-bench (Apache-2.0) and 15 of HumanEval (MIT): first turns
-QUESTIONS = [json.loads(line)["turns"][0] for line in (DATA / "questions.jsonl").read_text().splitlines()]
 GREEDY = SamplingParams(max_new_tokens=128)
 SAMPLED = SamplingParams(max_new_tokens=128, temperature=0.8, top_p=0.95, seed=17)
 
@@ -58,10 +55,6 @@ def test_logits_are_those_recorded_from_transformers(model, run):
     expected = torch.tensor(run["logits"])
     error = (logits[:: REFERENCE["logit_stride"]] - expected).abs().max()
     assert error / run["highest_logit"] < 2e-3
-
-
-def chats(questions):
-    return [[{"role": "user", "content": question}] for question in questions]
 
 
 def check(engines, params, questions, tokens=128):

@@ -13,87 +13,12 @@ from specengine._C import PAGE_SIZE
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.ops import native
 from specengine.tensor_parallel.loading import load_model
-from tests.drafters import eagle_files, test_fasteagle, test_glide, test_medusa
-from tests.engines import GREEDY, SAMPLED, tiny_engine, tiny_model
+from tests.engine.prefixes import FIRST, SECOND, SPECS, SYSTEM, caches, contents, copies, equal, said, whole
+from tests.engines import GREEDY, SAMPLED, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
-SYSTEM = [3 + (7 * i * i + i) % 240 for i in range(200)]
-FIRST, SECOND = [*SYSTEM, 5, 9, 13, 5, 9], [*SYSTEM, 11, 12, 11, 12, 11, 12, 11]
-SPECS = {
-    "none": "none",
-    "prompt_lookup": "prompt_lookup,adaptive=false",
-    "suffix": "suffix,adaptive=false",
-    "lookahead": "lookahead,window=3,ngram=3,guesses=3,adaptive=false",
-    "draft-model": "draft-model:self,layers=1,length=3,adaptive=false",
-    "draft-model tree": "draft-model:self,layers=1,tree=3x2,adaptive=false",
-    "ouroboros": "ouroboros:self,layers=1,window=3,ngram=3,length=3,warm=false,adaptive=false",
-    "eagle": "eagle:{eagle},nodes=12,levels=3,adaptive=false",
-    "eagle3": "eagle3:{eagle3},nodes=12,levels=3,adaptive=false",
-    "eagle3 backbone": "eagle3:{eagle3},beam=1,top_k=3,levels=3,adaptive=false",
-    "fasteagle": "fasteagle:{fasteagle},top_k=3,adaptive=false",
-    "medusa": "medusa:{medusa},nodes=8,adaptive=false",
-    "glide": "glide:{glide},length=3,adaptive=false",
-    "combine": "combine:prompt_lookup+eagle3:{eagle3};levels=3+glide:{glide},adaptive=false",
-}
 SMALL = ("draft-model", "draft-model tree", "ouroboros")
 BESIDE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "glide", "combine")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Random drafters of every kind for the tiny model."""
-    folder = tmp_path_factory.mktemp("drafters")
-    torch.manual_seed(3)
-    config = eagle_files.CONFIG | {"vocab_size": tiny_model().config.vocab_size}
-    states = {"eagle": eagle_files.eagle1_state(config), "eagle3": eagle_files.eagle3_state(config)}
-    made = {name: eagle_files.write_drafter(folder / name, config, state) for name, state in states.items()}
-    made["fasteagle"] = test_fasteagle.random_cascade(folder / "fasteagle")[0]
-    made["medusa"] = test_medusa.write(folder / "medusa", test_medusa.heads_state(vocab=0))
-    glide = {**test_glide.JSON, "num_hidden_layers": 1, "vocab_size": tiny_model().config.vocab_size}
-    made["glide"] = test_glide.write(folder / "glide", test_glide.glide_state(glide), glide)
-    return made
-
-
-@pytest.fixture
-def make(folders):
-    def engine(name, **options) -> Engine:
-        return tiny_engine(SPECS[name].format(**folders), **options)
-
-    return engine
-
-
-def said(engine, prompts, params):
-    """All that a drafter and the target did."""
-    outputs = engine.generate(prompts, dataclasses.replace(params, trace=True, logprobs=2))
-    return [(output.token_ids, output.logprobs, output.trace, output.stats.tau) for output in outputs]
-
-
-def whole(tokens):
-    return (tokens - 1) // PAGE_SIZE * PAGE_SIZE
-
-
-def caches(engine):
-    own = [engine.drafter.small.cache] if hasattr(engine.drafter, "small") else []
-    return [engine.cache, *own]
-
-
-def copies(cache, pages):
-    """All keys and values of some pages."""
-    pools = sorted(cache._pools, key=lambda pool: pool.k.shape)
-    return [each[:, pages].clone() for pool in pools for each in (pool.k, pool.v)]
-
-
-def contents(engine, text):
-    """Copies of the keys and values of a text, the target's and its drafter's."""
-    found = []
-    for cache in caches(engine):
-        assert cache.prefixes.cached  # takes in what was given back
-        found.append(copies(cache, cache._known.find(engine.core.sharing, text)))
-    return found
-
-
-def equal(ours, theirs):
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

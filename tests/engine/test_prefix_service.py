@@ -10,11 +10,10 @@ import pytest
 
 from specengine._C import PAGE_SIZE
 from specengine.cache import kv_cache
-from tests.engine.test_prefix_hits import FIRST, SYSTEM, caches, contents, copies, equal, folders, make, said, whole
+from tests.engine.prefixes import FIRST, SYSTEM, caches, contents, copies, equal, said, whole
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
-folders, make = folders, make  # fixtures
 
 
 @pytest.mark.parametrize("name", ["none", "eagle3", "glide", "draft-model"])

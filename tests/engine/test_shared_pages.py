@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specengine._C import PAGE_SIZE
-from tests.cache.test_prefix_cache import EVERYBODY, begin, new_cache, text_of
+from tests.cache.small_caches import EVERYBODY, begin, new_cache, text_of
 
 MODULUS = 2**61 - 1  # Python's hash of an integer is its rest
 SYMBOLS = (7, 7 + MODULUS, 7 + 2 * MODULUS)  # texts of these have equal hashes wherever they have equal lengths

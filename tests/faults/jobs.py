@@ -24,7 +24,7 @@ from specengine.train.data.dialogue_files import Dialogue, read_dialogues, write
 from specengine.train.export import write_drafter
 from specengine.train.run_state import load_state, save_state
 from specengine.utils.measurement_cache import read_measurement, write_measurement
-from tests.hub.test_embedded_models import GGUF, Shop, build_wheel, describe
+from tests.hub.wheels import GGUF, Shop, build_wheel, describe
 
 SIZE = 40_000  # bytes that a file is larger than, so that a kill may fall into it
 _SHAPE = (2, 3, 5000)

@@ -17,7 +17,7 @@ from specengine.bench.report.reading import read_results
 from specengine.tokenizer import ChatTemplate, Tokenizer, template_child
 from specengine.tokenizer.chat_template import CHAT_FORMATS
 from specengine.types import SamplingParams
-from tests.bench.test_report import result
+from tests.bench.results import result
 from tests.fuzz.contract import Harness
 from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_lines
 from tests.models.files import CHAT_TEMPLATE

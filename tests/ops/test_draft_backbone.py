@@ -5,7 +5,7 @@ import torch
 
 from specengine import _C
 from specengine.cache.kv_cache import CacheBatch
-from tests.drafters.test_eagle import PROMPTS, Bench, spec_of
+from tests.drafters.eagle_bench import PROMPTS, Bench, spec_of
 from tests.ops.arguments import NETWORK, decoder, draft_backbone, projection
 
 

@@ -17,7 +17,7 @@ from specengine.ops.target_distribution import target_probs_reference
 from specengine.ops.verify_tree import verify_tree
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
-from tests.ops.verifying import CPU
+from tests.ops.verifying import CPU, table_for
 
 pytestmark = pytest.mark.statistics
 
@@ -37,21 +37,6 @@ SETTINGS = {
     "min_p": SamplingParams(temperature=1.0, min_p=0.15),
     "penalties": SamplingParams(temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.4),
 }
-
-
-def table_for(params: SamplingParams, trials: int) -> SamplingTable:
-    """One entry per trial, seeds 0, 1, ...; without biases."""
-    one = SamplingTable.of([params], [0])
-    columns = {
-        name: value.expand(trials).contiguous() for name, value in vars(one).items() if not name.startswith("bias")
-    }
-    columns["seed"] = torch.arange(trials)
-    return SamplingTable(
-        bias_start=torch.zeros(trials + 1, dtype=torch.int32),
-        bias_tokens=one.bias_tokens,
-        bias_values=one.bias_values,
-        **columns,
-    )
 
 
 def entries(table: SamplingTable, keep: torch.Tensor) -> SamplingTable:

@@ -15,8 +15,7 @@ from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree
 from specengine.rules import parse_rule
 from tests.backends import cpu_kernels
 from tests.ops.cases import chain, comb, randn, random_tree
-from tests.ops.test_verify_tree_cuda import random_params
-from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, to_device
+from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, random_params, to_device
 
 RULES = (
     "rejection",

@@ -15,7 +15,7 @@ from specengine.ops.sampling_table import SamplingTable
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree, verify_tree_reference
 from specengine.types import SamplingParams
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
-from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, to_device
+from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, random_params, to_device
 
 SHAPES = (random_tree, chain, star, comb)
 
@@ -55,23 +55,6 @@ def test_every_parameter_matches_the_reference(cuda_backend, name, vocab):
     accepted = run(cuda_backend, batch)
     assert_equal(accepted, verify_tree_reference(*batch.arguments()))
     assert accepted.path_length.max() > 1, "the case is meant to accept something"
-
-
-def random_params(rng: random.Random, vocab: int, likely: list[int]) -> SamplingParams:
-    def some(chance: float, value, off):
-        return value if rng.random() < chance else off
-
-    tokens = rng.sample(range(vocab), rng.randint(0, min(vocab, 6))) + likely
-    return SamplingParams(
-        temperature=some(0.8, rng.choice([1.0, rng.uniform(0.05, 3.0)]), 0.0),
-        top_k=some(0.15, rng.randint(1, vocab + 2), 0),
-        top_p=some(0.15, rng.choice([1e-6, rng.uniform(0.01, 0.999)]), 1.0),
-        min_p=some(0.1, rng.uniform(0.0, 1.0), 0.0),
-        repetition_penalty=some(0.2, rng.uniform(0.5, 2.0), 1.0),
-        presence_penalty=some(0.2, rng.uniform(-2.0, 2.0), 0.0),
-        frequency_penalty=some(0.2, rng.uniform(-1.0, 1.0), 0.0),
-        logit_bias=some(0.2, {token: rng.choice([-1e6, rng.uniform(-5.0, 5.0)]) for token in tokens[1:]}, None),
-    )
 
 
 def random_batch(seed: int, cases: int, vocab: int) -> Batch:

@@ -89,3 +89,35 @@ def make_batch(trees: Sequence[Parents], params: Sequence[SamplingParams], vocab
     histories = [[*rng.choices(likely, k=rng.randint(0, 12)), draft.tokens[0]] for draft in drafts]
     history = history_of(histories, [rng.randint(0, len(row)) for row in histories])
     return Batch(logits, tree, SamplingTable.of(params, [rng.randrange(2**63) for _ in trees]), history)
+
+
+def random_params(rng: random.Random, vocab: int, likely: list[int]) -> SamplingParams:
+    def some(chance: float, value, off):
+        return value if rng.random() < chance else off
+
+    tokens = rng.sample(range(vocab), rng.randint(0, min(vocab, 6))) + likely
+    return SamplingParams(
+        temperature=some(0.8, rng.choice([1.0, rng.uniform(0.05, 3.0)]), 0.0),
+        top_k=some(0.15, rng.randint(1, vocab + 2), 0),
+        top_p=some(0.15, rng.choice([1e-6, rng.uniform(0.01, 0.999)]), 1.0),
+        min_p=some(0.1, rng.uniform(0.0, 1.0), 0.0),
+        repetition_penalty=some(0.2, rng.uniform(0.5, 2.0), 1.0),
+        presence_penalty=some(0.2, rng.uniform(-2.0, 2.0), 0.0),
+        frequency_penalty=some(0.2, rng.uniform(-1.0, 1.0), 0.0),
+        logit_bias=some(0.2, {token: rng.choice([-1e6, rng.uniform(-5.0, 5.0)]) for token in tokens[1:]}, None),
+    )
+
+
+def table_for(params: SamplingParams, trials: int) -> SamplingTable:
+    """One entry per trial, seeds 0, 1, ...; without biases."""
+    one = SamplingTable.of([params], [0])
+    columns = {
+        name: value.expand(trials).contiguous() for name, value in vars(one).items() if not name.startswith("bias")
+    }
+    columns["seed"] = torch.arange(trials)
+    return SamplingTable(
+        bias_start=torch.zeros(trials + 1, dtype=torch.int32),
+        bias_tokens=one.bias_tokens,
+        bias_values=one.bias_values,
+        **columns,
+    )

@@ -9,7 +9,7 @@ import torch
 
 from specengine._C import PhrasePool, SuffixAutomaton, TextCorpus, sort_suffixes
 from specengine.drafters.suffix.text_memory import TextMemory
-from tests.pools.test_suffix_automaton import WHOLE
+from tests.pools.searching import WHOLE
 from tests.threads import CALLERS, at_once
 
 ROUNDS = 200

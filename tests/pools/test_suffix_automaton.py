@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specengine._C import CONTINUATION_KINDS, SuffixAutomaton
+from tests.pools.searching import WHOLE, followers, kind
 
-WHOLE = [1.0] * CONTINUATION_KINDS
 texts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=60), min_size=1, max_size=3)
 
 
@@ -19,17 +19,6 @@ def automaton(pieces):
         made.append(piece)
         made.cut()
     return made
-
-
-def followers(pieces, string):
-    """How often each token comes behind a string, and where it did last."""
-    counts = {}
-    for number, piece in enumerate(pieces):
-        for start in range(len(piece) - len(string)):
-            if piece[start : start + len(string)] == string:
-                token = piece[start + len(string)]
-                counts[token] = counts.get(token, (0,))[0] + 1, (number, start)
-    return counts
 
 
 @given(texts)
@@ -43,16 +32,6 @@ def test_counts_are_those_of_a_search(pieces):
             piece[i : i + len(string)] == string for piece in pieces for i in range(len(piece) - len(string) + 1)
         )
         assert made.count(string) == there
-
-
-def kind(length, count, every, first):
-    """The definition once more."""
-    bits = min(5, length.bit_length()) - 1
-    if first:
-        known = (0 if count == 1 else 1) if count == every else 2 if 2 * count >= every else 3
-    else:
-        known = 4 if 2 * count >= every else 5
-    return 6 * bits + known
 
 
 @given(texts, st.integers(1, 5))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specengine._C import CONTINUATION_KINDS, DEEPEST, MATCHED, TextCorpus, sort_suffixes
-from tests.pools.test_suffix_automaton import WHOLE, followers, kind
+from tests.pools.searching import WHOLE, followers, kind
 
 texts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=60), min_size=1, max_size=3)
 

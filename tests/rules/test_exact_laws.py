@@ -7,11 +7,11 @@ import pytest
 
 from specengine.rules import RULES, parse_rule
 from tests.rules.drafting import CHAINS, TREES, Models, Shape, deterministic, sampled
-from tests.rules.exact_law import Enumerated, joint, total_variation
+from tests.rules.enumerating import MODELS, ROUNDING, WRONG, depth_of, distance, enumerated
+from tests.rules.exact_law import Enumerated
 
 pytestmark = pytest.mark.sim
 
-MODELS = [Models(3, 1), Models(3, 2, zeros=True), Models(4, 3), Models(5, 4)]
 LOSSLESS = [name for name, rule in RULES.items() if rule.lossless]
 BRANCHING = [name for name in LOSSLESS if name != "block"]
 CASCADES = [
@@ -23,26 +23,10 @@ CASCADES = [
     "cascade:token-v3,alpha=0.5",
     "bild:alpha=1",
 ]
-ROUNDING, WRONG = 1e-12, 0.01
-
-
-def depth_of(shape: Shape) -> int:
-    return max((1 + depth_of(below) for below in shape), default=0)
 
 
 def size_of(shape: Shape) -> int:
     return sum(1 + size_of(below) for below in shape)
-
-
-def distance(emitted: Enumerated, reference, length: int) -> float:
-    """Computes the total variation between the first `length` emitted tokens and those of a reference."""
-    return total_variation(emitted.law(reference, length), joint(reference, emitted.vocab, length))
-
-
-def enumerated(core, spec, models: Models, shape: Shape, replacement: bool = False, **options) -> Enumerated:
-    """The law for trees sampled from the draft distribution."""
-    trees = sampled(models.draft, replacement, shape)
-    return Enumerated(core, spec, models, trees, **{"draft": models.draft, "replacement": replacement, **options})
 
 
 @pytest.mark.parametrize("depth", CHAINS)

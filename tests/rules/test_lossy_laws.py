@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.rules.drafting import CHAINS, TREES, Drafted, Models, deterministic
+from tests.rules.enumerating import MODELS, ROUNDING, WRONG, depth_of, distance, enumerated
 from tests.rules.exact_law import Enumerated
-from tests.rules.test_exact_laws import MODELS, ROUNDING, WRONG, depth_of, distance, enumerated
 
 pytestmark = pytest.mark.sim
 

@@ -8,8 +8,8 @@ from specengine import Engine, SamplingParams
 from specengine.rules import Wants, parse_rule
 from specengine.rules.margin import Margin
 from specengine.tensor_parallel.loading import load_model
-from tests.engine.test_exactness import DATA
-from tests.rules.test_rules import IDS, LOSSY
+from tests.data.questions import DATA
+from tests.rules.lossy import IDS, LOSSY
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from specengine.ops.verify_tree import verify_tree
 from specengine.rules import parse_rule
 from specengine.types import SamplingParams
 from tests.ops.cases import randn
-from tests.ops.test_verify_law import table_for
+from tests.ops.verifying import table_for
 from tests.selection import wide
 
 VOCAB = 5

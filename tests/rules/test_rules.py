@@ -17,20 +17,11 @@ from specengine.rules.margin import Margin
 from specengine.rules.typical import Typical
 from tests.engines import tiny_engine
 from tests.ops.cases import randn
-from tests.ops.test_verify_law import table_for
-from tests.ops.verifying import PARAMS, make_batch
+from tests.ops.verifying import PARAMS, make_batch, table_for
+from tests.rules.lossy import IDS, LOSSY
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [7, 8, 9, 7, 8], [5] * 6]
 DRAFT = "draft-model:self,layers=1,tree=2x2x1"
-LOSSY = (
-    *(Margin(0.8, mode) for mode in ("strict", "lossless-base")),
-    Typical(),
-    Cascade("chow", 0.99),
-    *(Cascade(deferral, 0.3) for deferral in ("diff", "opt", "token-v1", "token-v2", "token-v3")),
-    Bild(4.0),
-    Lossy(0.5),
-)
-IDS = [f"{rule.name}-{getattr(rule, 'mode', getattr(rule, 'deferral', ''))}" for rule in LOSSY]
 
 
 def exact_rule(rule):

@@ -4,16 +4,11 @@ import socket
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from specengine.cli import main as cli
 from specengine.server import command
 from specengine.server.settings import Settings
+from tests.server.commands import run
 from tests.server.servers import chat_folder
-
-
-def run(*options: str, **environment: str):
-    return CliRunner().invoke(cli.app, ["serve", "--model", str(chat_folder()), *options], env=environment)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from specengine import SamplingParams
 from specengine.server.settings import DRAFTERS
 from specengine.tensor_parallel import group
 from specengine.tensor_parallel.loading import load_model
+from tests.server.commands import run
 from tests.server.servers import ASK, HELLO, LONG, chat, chat_folder, command, plain_engine, problem, served, until
-from tests.server.test_command import run
 from tests.tensor_parallel.kills import SOON, own, ranks
 
 

@@ -12,7 +12,7 @@ from specengine import _C, AsyncEngine, Engine, RankFailed, SamplingParams
 from specengine.tensor_parallel.loading import load_model
 from tests import engines
 from tests.drafters.eagle_files import layouts, write_drafter
-from tests.drafters.test_shared_draft_model import write_layers
+from tests.drafters.shared_layers import write_layers
 from tests.engines import ids
 from tests.tensor_parallel.kills import check_over, own, ranks
 from tests.tensor_parallel.odd import odd_folder

@@ -9,48 +9,16 @@ import time
 import pytest
 import torch
 
-from specengine import AsyncEngine, Engine, SamplingParams
+from specengine import AsyncEngine, SamplingParams
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.engine.device.cycle_graphs import buckets_up_to, widths_up_to
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.device.memory_budget import DeviceOptions, pages_left
-from specengine.ops import cuda_ops
 from specengine.rules.base import Wants
-from specengine.tensor_parallel.loading import load_model
-from tests import engines
-from tests.backends import cpu_kernels
-from tests.drafters.test_fasteagle import random_cascade
+from tests.drafters.fasteagle_files import random_cascade
+from tests.engine.device.prompts import GREEDY, LOOKUP, PROMPTS, SAMPLED, SHAPED, on_the_cpu
 from tests.engines import Oracle, ids
-
-PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [11, 12, 11, 12, 11, 12, 11]]
-GREEDY, SAMPLED, SHAPED = (
-    dataclasses.replace(each, max_new_tokens=8) for each in (engines.GREEDY, engines.SAMPLED, engines.SHAPED)
-)
-LOOKUP = "prompt_lookup,nodes=6,adaptive=false"
-
-
-def on_the_cpu(params, name="tiny-llama", prompts=PROMPTS, **options):
-    """What the CPU says to the prompts, drafting nothing."""
-    with cpu_kernels():
-        model = load_model(f"random:{name}", device="cpu", dtype="float32")
-        model = dataclasses.replace(model, eos_token_ids=options.pop("eos", frozenset()))
-        return Engine(model, **{"drafter": "none"} | options).generate(prompts, params)
-
-
-@pytest.fixture
-def device_engine(cuda_backend):
-    """Makes engines on the device, of a tiny float32 model; eos: its end-of-text tokens."""
-    models = {}
-
-    def make(drafter=LOOKUP, *, name="tiny-llama", dtype="float32", eos=frozenset(), **options) -> Engine:
-        key = (name, dtype)
-        if key not in models:
-            ops = cuda_ops(cuda_backend.device, strict=True)
-            models[key] = load_model(f"random:{name}", device=cuda_backend.device.type, dtype=dtype, ops=ops)
-        return Engine(dataclasses.replace(models[key], eos_token_ids=eos), drafter=drafter, **options)
-
-    return make
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"])

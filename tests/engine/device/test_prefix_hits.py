@@ -9,10 +9,9 @@ from specengine._C import PAGE_SIZE
 from specengine.engine.device import memory_budget as memory_plan
 from specengine.ops import cuda_ops
 from specengine.tensor_parallel.loading import load_model
-from tests.engine.test_prefix_hits import SPECS, folders
+from tests.engine.prefixes import SPECS
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
-folders = folders  # a fixture
 SYSTEM = [3 + (7 * i * i + i) % 240 for i in range(PAGE_SIZE + 1)]
 FIRST, SECOND = [*SYSTEM, 5, 9], [*SYSTEM, 11, 12, 11, 12, 11]
 PARAMS = SamplingParams(max_new_tokens=6, trace=True, logprobs=2)

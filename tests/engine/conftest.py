@@ -1,0 +1,32 @@
+"""Engines with a random drafter of every kind."""
+
+import pytest
+import torch
+
+from specengine import Engine
+from tests.drafters import eagle_files, fasteagle_files, glide_files, medusa_files
+from tests.engine.prefixes import SPECS
+from tests.engines import tiny_engine, tiny_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Random drafters of every kind for the tiny model."""
+    folder = tmp_path_factory.mktemp("drafters")
+    torch.manual_seed(3)
+    config = eagle_files.CONFIG | {"vocab_size": tiny_model().config.vocab_size}
+    states = {"eagle": eagle_files.eagle1_state(config), "eagle3": eagle_files.eagle3_state(config)}
+    made = {name: eagle_files.write_drafter(folder / name, config, state) for name, state in states.items()}
+    made["fasteagle"] = fasteagle_files.random_cascade(folder / "fasteagle")[0]
+    made["medusa"] = medusa_files.write(folder / "medusa", medusa_files.heads_state(vocab=0))
+    glide = {**glide_files.JSON, "num_hidden_layers": 1, "vocab_size": tiny_model().config.vocab_size}
+    made["glide"] = glide_files.write(folder / "glide", glide_files.glide_state(glide), glide)
+    return made
+
+
+@pytest.fixture
+def make(folders):
+    def engine(name, **options) -> Engine:
+        return tiny_engine(SPECS[name].format(**folders), **options)
+
+    return engine
