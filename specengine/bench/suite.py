@@ -60,7 +60,7 @@ def run_suite(plan: Plan, model: LoadedModel, questions: Sequence[Question], par
     """Returns all results and their settings. Raises ValueError for a plan that this model cannot carry out."""
     others = OthersCPU()
     # Cheap checks come first, because a race takes minutes.
-    if plan.memory and model.target.ops.resident:
+    if plan.memory and model.target.ops.on_device:
         raise ValueError("memory: on CUDA every configuration takes what gpu_memory_fraction allows; use --device cpu")
     prompt = long_prompt(model, plan.prefill) if plan.prefill is not None else None
     passes = time_rows(model.target, plan.rows, plan.prefix) if plan.rows else []
@@ -91,7 +91,7 @@ def run_suite(plan: Plan, model: LoadedModel, questions: Sequence[Question], par
         "read_bytes_per_second": speed,
         "others_cpu": others_cpu,
         "device_memory_bytes": torch.cuda.max_memory_reserved(model.target.device)
-        if model.target.ops.resident
+        if model.target.ops.on_device
         else None,
         "peers": {peer.mode: peer.about for peer in peers if not peer.failed},
         "peers_left_out": {**left_out, **{peer.mode: peer.failed for peer in peers if peer.failed}},

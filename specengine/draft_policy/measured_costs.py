@@ -45,7 +45,7 @@ def adaptive_costs(adaptive: bool, target: Transformer, costs: CostModel | None 
 
     Captured cycles on a GPU have fixed widths, so drafters do not adapt there.  costs: given ones; None: the target's.
     """
-    if not adaptive or target.ops.resident:
+    if not adaptive or target.ops.on_device:
         return None
     return costs or costs_of(target)
 

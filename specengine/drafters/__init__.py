@@ -74,11 +74,11 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
 
 def best_drafter(target: Transformer) -> Spec:
     """Returns what `auto` stands for: copies of the text or of a shipped corpus, and a shipped trained drafter."""
-    copies = "suffix" if shipped_folder("suffix", target) and not target.ops.resident else "prompt_lookup"
+    copies = "suffix" if shipped_folder("suffix", target) and not target.ops.on_device else "prompt_lookup"
     name = next((name for name in TRAINED if shipped_folder(name, target)), None)
     if name is None:
         return Spec(copies, None, {})
-    if target.ops.resident:  # a combination would draft on the host between two captured cycles
+    if target.ops.on_device:  # a combination would draft on the host between two captured cycles
         return Spec(name, None, {})
     return Spec("combine", f"{copies}+{name}{TRAINED[name]}", {})
 

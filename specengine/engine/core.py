@@ -48,7 +48,7 @@ class EngineCore:
         self.target = model.target.with_hidden_state_layers(layers)
         self._companion = drafter if isinstance(drafter, CacheCompanion) else None
         self.runner: DeviceRunner | None = None
-        if model.target.ops.resident:
+        if model.target.ops.on_device:
             device_options = DeviceOptions(options.max_batch_size, options.gpu_memory_fraction, options.graphs)
             self.cache = device_cache(model, drafter, rule, device_options)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)

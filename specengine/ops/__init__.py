@@ -26,14 +26,14 @@ class Ops:
     formats: of weights.  dequantised: the format of a file's blocks that `formats` does not cover.
     prefill_rows: rows of one prefill pass: enough to be bound by arithmetic, few enough for caches and workspaces.
     layer: the ops of a decoder layer, for drafters with layers of their own.
-    resident: whether a cycle's state lives on the device; the host then reads committed tokens later.
+    on_device: whether a cycle's state lives on the device; the host then reads committed tokens later.
     strict: whether a row's bits are independent of the rows beside it, in prefill, plain decoding and all trees.
     """
 
     formats: tuple[str, ...]
     dequantised: str
     prefill_rows: int
-    resident: bool
+    on_device: bool
     strict: bool
     empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
@@ -61,7 +61,7 @@ native = Ops(
     formats=(*weight.FLOAT_FORMATS, *weight.BLOCK_BYTES),
     dequantised="float32",
     prefill_rows=256,
-    resident=False,
+    on_device=False,
     strict=True,
     empty_weight=weight.empty_weight,
     pack_linear=weight.pack_linear,
@@ -89,7 +89,7 @@ reference = Ops(
     formats=tuple(weight.FLOAT_FORMATS),
     dequantised="float32",
     prefill_rows=256,
-    resident=False,
+    on_device=False,
     strict=False,
     empty_weight=weight.empty_weight_reference,
     pack_linear=weight.pack_linear_reference,
@@ -121,7 +121,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         formats=tuple(weight.FLOAT_FORMATS),
         dequantised="bfloat16",  # float16 would overflow where activations are large
         prefill_rows=64 if strict else 1024,
-        resident=True,
+        on_device=True,
         strict=strict,
         empty_weight=weight.empty_weight_reference,
         pack_linear=weight.pack_linear_reference,

@@ -117,7 +117,7 @@ def test_the_peak_is_that_of_the_other_process(tiny):
 
 def test_memory_is_refused_where_the_cache_takes_all_of_it(tiny):
     plan = Plan([Contender("none")], RaceSettings(repetitions=1), memory=True)
-    device = replace(tiny, target=SimpleNamespace(ops=SimpleNamespace(resident=True)))
+    device = replace(tiny, target=SimpleNamespace(ops=SimpleNamespace(on_device=True)))
     with pytest.raises(ValueError, match="memory: on CUDA"):
         run_suite(plan, device, QUESTIONS, SamplingParams())
 

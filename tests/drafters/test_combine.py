@@ -252,6 +252,6 @@ def test_auto_takes_no_path():
 
 def test_auto_on_a_device_is_what_drafts_inside_the_captured_cycle(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
-    target = SimpleNamespace(ops=SimpleNamespace(resident=True), final_norm=tiny_model().target.final_norm)
+    target = SimpleNamespace(ops=SimpleNamespace(on_device=True), final_norm=tiny_model().target.final_norm)
     random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=shipped.fingerprint(target))
     assert best_drafter(target).name == "fasteagle"

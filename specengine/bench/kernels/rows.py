@@ -40,11 +40,11 @@ def time_rows(target: Transformer, counts: Sequence[int], prefix: int = PREFIX) 
         rows = TreeBatch.chains([tokens[start : min(prefix, start + target.ops.prefill_rows)]], target.device)
         target.hidden(rows, cache, cache.batch([pages], [start]))
     # As in cycles: cycles on the device serve all sampling parameters, so they store the logits.
-    resident = target.ops.resident
+    on_device = target.ops.on_device
     batch = cache.batch([pages], [prefix])
-    trees = [TreeBatch.of([chain], target.device, masked=resident) for chain in chains]
+    trees = [TreeBatch.of([chain], target.device, masked=on_device) for chain in chains]
     timer = timer_for(target.device)
-    timers = [timer([partial(target.forward, tree, cache, batch, greedy=not resident)]) for tree in trees]
+    timers = [timer([partial(target.forward, tree, cache, batch, greedy=not on_device)]) for tree in trees]
     ms = [1e3 * seconds for seconds in medians(timers, _PASSES)]
     found = zip(counts, ms, strict=True)
     return [{"rows": n, "prefix": prefix, "ms": each, "ratio": each / ms[0]} for n, each in found]

@@ -106,7 +106,7 @@ class Race:
 
     def device_seconds(self, engine: ContenderEngine) -> dict[str, float] | None:
         """Returns median seconds of each phase of a cycle, over the first turns; None for cycles off the device."""
-        if not isinstance(engine, Engine) or not engine.model.target.ops.resident:
+        if not isinstance(engine, Engine) or not engine.model.target.ops.on_device:
             return None
         with engine.timed_phases() as timings:
             for number in range(len(self.groups)):

@@ -75,8 +75,8 @@ def _read(path: Path, target: Transformer) -> dict[str, np.ndarray]:
         raise ValueError("it is damaged, its tensors have other shapes")
     if len(tokens) != len(counts) or counts.sum() != len(phrases) or (counts < 1).any():
         raise ValueError("it is damaged, its counts are wrong")
-    said = np.concatenate([tokens, phrases.ravel()])
-    known = ((said >= 0) & (said < target.config.vocab_size)).all()  # models without training have one fingerprint
+    ids = np.concatenate([tokens, phrases.ravel()])
+    known = ((ids >= 0) & (ids < target.config.vocab_size)).all()  # models without training have one fingerprint
     if about.get(FINGERPRINT) != fingerprint(target) or not known:
         raise ValueError("its phrases are another model's")
     return parts

@@ -81,7 +81,7 @@ class PromptLookup(Drafter, DeviceDrafter, TreeProposer):
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
         super().__init__(config, path, target)
-        self._resident = target.ops.resident  # its trees are chains, and its graphs choose the width
+        self._on_device = target.ops.on_device  # its trees are chains, and its graphs choose the width
         self.costs = adaptive_costs(config.adaptive, target, costs)
         self.acceptance = Acceptance(PRIOR, weight=20, memory=200)  # of all requests
 
@@ -92,11 +92,11 @@ class PromptLookup(Drafter, DeviceDrafter, TreeProposer):
     @property
     def drafts_chains(self) -> bool:
         config = self.config
-        return self._resident or (config.matches == 1 and config.min_ngram == config.max_ngram)
+        return self._on_device or (config.matches == 1 and config.min_ngram == config.max_ngram)
 
     @property
     def max_nodes(self) -> int:
-        return min(self.config.nodes, self.config.length + 1) if self._resident else self.config.nodes
+        return min(self.config.nodes, self.config.length + 1) if self._on_device else self.config.nodes
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return cut_trees(self.propose(requests), self.costs, mean_prefix(requests)).trees

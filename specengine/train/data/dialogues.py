@@ -161,8 +161,8 @@ def _dialogues(
         asking = [i for i, turns in enumerate(questions) if turn < len(turns)]
         for i in asking:
             chats[i].append({"role": "user", "content": questions[i][turn]})
-        told = engine.generate([chats[i] for i in asking], [params[i] for i in asking])
-        for i, each in zip(asking, told, strict=True):
+        outputs = engine.generate([chats[i] for i in asking], [params[i] for i in asking])
+        for i, each in zip(asking, outputs, strict=True):
             chats[i].append({"role": "assistant", "content": each.text})
             begins[i] = begins[i] or len(each.prompt_token_ids)
             made[i] = each.prompt_token_ids + each.token_ids
