@@ -1,6 +1,7 @@
 """Which cases a plain `pytest` runs: every test, with every value of each of its parameters once.
 
-All combinations of the values run under `-m full`, together with what the tests themselves mark as full.
+All combinations of the values run under `-m full`, together with the tests that are marked `full`. A costly test that is
+marked `quick(n)` keeps n of its cases in a plain run.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def leave_to_full(items: Iterable[pytest.Item]) -> None:
             tests.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
     for cases in tests.values():
         needed = covering([values_of(case) for case in cases])
+        if quick := cases[0].get_closest_marker("quick"):
+            needed = set(sorted(needed)[: quick.args[0]])
         for number, case in enumerate(cases):
             if number not in needed:
                 case.add_marker(pytest.mark.full)

@@ -22,7 +22,7 @@ clock = time.monotonic
 class Submission:
     """The requests of one call, and how its caller hears of them.
 
-    notify: called from the loop's thread with every event of a stream, else once with None at the end, and with an
+    notify: called from the loop's thread. It gets every event of a stream, else None once at the end. It gets an
       exception where the requests fail.
     deadline: seconds from now; the texts then end where they are.  cancelled: any thread may set it at any moment.
     """

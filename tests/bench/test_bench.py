@@ -437,6 +437,7 @@ def test_bad_options_give_one_line_and_status_2(arguments, says):
     assert result.stderr.startswith("error: ") and says in result.stderr and result.stderr.count("\n") == 1
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_the_default_model_holds_conversations(smollm2_path, tmp_path):
     path, questions = tmp_path / "out.json", write_lines(tmp_path, '{"turns": ["Say hello.", "Say it again."]}')

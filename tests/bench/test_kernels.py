@@ -63,6 +63,7 @@ class Clock:
         return lambda: seconds
 
 
+@pytest.mark.quick(1)
 def test_every_kernel_is_measured_against_pytorch(cuda_backend):
     measure(cuda_backend.device, CUDA)
 

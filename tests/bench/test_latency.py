@@ -107,6 +107,7 @@ def test_memory_is_measured_once_per_configuration_in_a_process_of_its_own(tiny,
     assert [row["peak_memory_bytes"] for row in run_dicts(runs)] == [1001, 1002, 1003, 1004] * 2
 
 
+@pytest.mark.full
 def test_the_peak_is_that_of_the_other_process(tiny):
     ballast = bytearray(b"x") * (3 << 28)  # memory of this process, which must not count
     peak = peak_memory(TINY, "float32", "prompt_lookup", "match", [[1, 2, 3]])

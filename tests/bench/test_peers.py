@@ -214,6 +214,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.full
 @needs_transformers
 def test_transformers_says_what_we_say(folder, tmp_path):
     model = load_model(str(folder))

@@ -368,6 +368,7 @@ def test_the_default_model_answers_a_question(smollm2_path):
     assert result.exit_code == 0 and "Paris" in result.stdout
 
 
+@pytest.mark.full
 @pytest.mark.model
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process")
 def test_ctrl_c_stops_an_answer_and_keeps_the_session(smollm2_path):

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from specengine.models.presets import PRESETS
 from tests.drafters.draft_files import RandomWeights
 
@@ -28,8 +26,3 @@ def random_cascade(
         weights.vocabulary(TINY.vocab_size, vocabulary)
     fields = {"eagle_aux_hidden_state_layer_ids": TAPS, "parallel": parallel, **fields}
     return weights.save(folder, SHAPE, **fields), weights.tensors
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return random_cascade(tmp_path_factory.mktemp("fasteagle"))[0]

@@ -13,6 +13,7 @@ LAYOUTS = layouts()
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "params, name, options",
     [

@@ -46,6 +46,7 @@ def folders(tmp_path_factory):
     return {name: write_drafter(folder / name, config, state) for name, state in states.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "params",
     [

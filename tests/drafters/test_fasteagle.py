@@ -14,6 +14,11 @@ from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [1, 2]]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return random_cascade(tmp_path_factory.mktemp("fasteagle"))[0]
+
+
 def dense_logits(tensors, tokens: list[int], *, parallel: bool) -> torch.Tensor:
     """float32 [levels, Vd] of the published architecture for a text whose last token is the root."""
     target = tiny_model().target.with_hidden_state_layers(TAPS)

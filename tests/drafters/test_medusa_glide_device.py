@@ -33,6 +33,7 @@ def folder_of(name, folder):
     return glide_files.write(folder, glide_files.glide_state(config), config)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["medusa:{},nodes=6", "glide:{},length=2", "glide:{},length=2,cape=false"])
 def test_the_device_says_and_drafts_what_the_cpu_does(tiny_target, drafter, params, tmp_path):

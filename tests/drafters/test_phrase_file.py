@@ -127,6 +127,7 @@ while True:
 """
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
     path, draw = tmp_path / "pool", random.Random(3)
     pools = [filled(seed=seed) for seed in (1, 2)]

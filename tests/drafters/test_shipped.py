@@ -48,6 +48,7 @@ def plain(model):
 GREEDY, SAMPLED = SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=0.8, seed=5)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "batch, params",
     [
@@ -69,6 +70,7 @@ def test_no_token_changes(model, plain, name, options, batch, params):
         assert sum(output.stats.cycles for output in outputs) < sum(map(len, plain[key]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", wide(DRAFTERS))
 def test_it_was_trained_for_this_model(model, name):
     params = SamplingParams(max_new_tokens=96, ignore_eos=True)

@@ -274,6 +274,7 @@ print(total, peak() - before)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 @pytest.mark.parametrize(("kind", "share"), [("safetensors", 0.15), ("bin", 0.25)])
 def test_reading_in_blocks_keeps_memory_far_below_the_model(tmp_path, kind, share):

@@ -122,6 +122,7 @@ print(status("VmHWM") - before)
     return int(result.stdout)
 
 
+@pytest.mark.full
 def test_peak_memory_of_loading_stays_near_the_loaded_size(tmp_path):
     config = transformers.LlamaConfig(
         **{**COMMON, "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6}

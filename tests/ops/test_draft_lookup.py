@@ -45,6 +45,7 @@ def test_the_longest_match_wins_and_of_equals_the_newest(cuda_backend):
     check(tree, chains, 4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("nodes", [1, 2, 31, 33, 64, 256])
 @pytest.mark.parametrize("ngrams", [(1, 1), (1, 16), (3, 5)])
 def test_random_histories_give_the_reference_s_chains(cuda_backend, nodes, ngrams):

@@ -323,6 +323,7 @@ def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, mes
     assert arguments["out"].isnan().all()
 
 
+@pytest.mark.quick(2)
 @all_kernels
 @pytest.mark.parametrize("first_node", [1, 9, 40])
 def test_the_later_nodes_alone_are_those_of_the_whole_tree(cuda_backend, first_node, dtype, strict):

@@ -130,6 +130,7 @@ def assert_equal(a: Accepted, b: Accepted) -> None:
         assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("spec", RULES)
 def test_random_cases_match_the_cpu(cuda_backend, spec):
     rule, accepted, relaxed = parse_rule(spec), 0, 0

@@ -85,6 +85,7 @@ def random_batch(seed: int, cases: int, vocab: int) -> Batch:
 VOCABULARIES = (1, 2, 3, 5, 8, 17, 40, 63, 64, 65, 100, 127, 128, 250, 517, 1000, 2047, 2048, 2049, 3004)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_ten_thousand_random_cases_match_the_cpu(cuda_backend, vocab):
     batch = random_batch(vocab, 10_000 // len(VOCABULARIES), vocab)
@@ -107,6 +108,7 @@ def test_a_vocabulary_of_real_size_matches_the_cpu_with_any_number_of_blocks_per
             assert_equal(run(cuda_backend, batch), expected)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("nodes", NODE_COUNTS)
 def test_every_node_count_matches_the_cpu(cuda_backend, nodes):
     shapes = SHAPES if nodes < 100 else (random_tree, chain)

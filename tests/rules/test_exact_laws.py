@@ -135,6 +135,7 @@ def accepted_in(core, spec: str, models: Models, shape: Shape, replacement: bool
     return enumerated(core, spec, models, shape, replacement).accepted
 
 
+@pytest.mark.full
 def test_block_accepts_at_least_as_much_as_rejection_in_every_case(simulated):
     gains = []
     for seed in range(1000):
@@ -145,6 +146,7 @@ def test_block_accepts_at_least_as_much_as_rejection_in_every_case(simulated):
     assert min(gains) >= -ROUNDING and np.mean(gains) > WRONG
 
 
+@pytest.mark.full
 def test_traversal_accepts_at_least_as_much_as_rejection_and_distinct_siblings_as_repeated_ones(simulated):
     shape, gains, from_distinct = (((),), ((),)), [], []
     for seed in range(1000):

@@ -142,6 +142,7 @@ def p_value(spec: str, counts: np.ndarray, params: SamplingParams = PLAIN) -> fl
     return float(stats.chisquare(pairs[..., :VOCAB][law > 0], (law * trials)[law > 0]).pvalue)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.statistics
 @pytest.mark.parametrize("family", wide(FAMILIES, 3))
 def test_the_first_three_tokens_follow_the_exact_law(family):
@@ -150,6 +151,7 @@ def test_the_first_three_tokens_follow_the_exact_law(family):
     assert p_value(FAMILIES[family][0], counts) > 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.statistics
 @pytest.mark.parametrize("family", wide(FAMILIES))
 def test_temperature_and_filters_shape_target_and_draft_alike(family):

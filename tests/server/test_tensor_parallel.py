@@ -47,6 +47,7 @@ def test_a_killed_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_n
         assert "ERROR a request failed: " in process.stderr.read()
 
 
+@pytest.mark.full
 def test_a_hung_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_not_well(monkeypatch):
     monkeypatch.setattr(group, "ANSWER_SECONDS", 1.0)
     others = {child.pid for child in ranks()}

@@ -138,6 +138,7 @@ def test_requests_of_an_async_engine_fail_and_later_ones_too(others, deaf):
     check_over(failing, others)
 
 
+@pytest.mark.full
 def test_ranks_end_when_the_first_one_is_killed_though_a_fork_of_it_lives():
     first = (  # as a rank sees the first one
         "import os, socket, subprocess, sys, time; ours, theirs = socket.socketpair(); "

@@ -41,6 +41,7 @@ def same(models, drafter, **options):
     return spoken
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["tiny-llama3", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
 def test_every_family_has_the_bits_of_one_process(name):
     models = [load_model(f"random:{name}", device="cpu", tensor_parallel=size) for size in (1, 2)]

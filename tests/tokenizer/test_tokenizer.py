@@ -84,6 +84,7 @@ def test_smollm2_encodes_a_chat_as_its_reference_does(smollm2):
     assert (smollm2.bos_token_id, smollm2.eos_token_ids, smollm2.vocab_size) == (1, (2,), 49152)
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_smollm2_encodes_as_transformers_does(smollm2, smollm2_path):
     transformers = pytest.importorskip("transformers")

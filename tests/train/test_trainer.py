@@ -178,6 +178,7 @@ with ProcessGroup.joined(CPU) as processes:
 """
 
 
+@pytest.mark.full
 def test_two_processes_train_as_one_does(tmp_path):
     trainer(tmp_path / "one").run()
     (tmp_path / "part.py").write_text(_PART)

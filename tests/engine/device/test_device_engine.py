@@ -21,6 +21,7 @@ from tests.engine.device.prompts import GREEDY, LOOKUP, PROMPTS, SAMPLED, SHAPED
 from tests.engines import Oracle, ids
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"])
 @pytest.mark.parametrize("drafter", ["none", LOOKUP])
 def test_the_device_says_what_the_cpu_says(device_engine, drafter, params):
@@ -35,6 +36,7 @@ def test_much_is_accepted_where_the_text_repeats_itself(device_engine):
     assert output.stats.tau > 2 and max(output.stats.acceptance_by_depth) > 0.5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_strict_speculation_has_the_bits_of_plain_decoding(device_engine, params):
     traced = dataclasses.replace(params, logprobs=2, trace=True)
@@ -46,6 +48,7 @@ def test_strict_speculation_has_the_bits_of_plain_decoding(device_engine, params
     assert any(len(cycle.tokens) > 1 for output in drafted for cycle in output.trace)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
 def test_every_family_runs_on_the_device(device_engine, name):
     assert ids(device_engine(name=name).generate(PROMPTS, GREEDY)) == ids(on_the_cpu(GREEDY, name))
@@ -81,6 +84,7 @@ def test_a_drafter_on_the_host_is_timed_between_cycles(device_engine):
     assert stats.cycles == 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spec", ["length=2", "tree=2x1"])
 @pytest.mark.parametrize("wants", [Wants.NOTHING, Wants.PROBABILITIES])
 def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(device_engine, monkeypatch, spec, wants):
@@ -115,6 +119,7 @@ def cascade(tmp_path_factory):
     return f"fasteagle:{folder},adaptive=false", params
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("copies", ["prompt_lookup", "suffix"])
 def test_drafters_in_one_tree_draft_between_two_captured_cycles(device_engine, cascade, copies):
     spec, params = cascade
@@ -133,6 +138,7 @@ def test_drafters_in_one_tree_draft_between_two_captured_cycles(device_engine, c
         assert max((s.accepted for s in sources), default=0) <= accepted <= sum(s.accepted for s in sources)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "spec", ["lookahead,window=3,ngram=3,guesses=3", "ouroboros:self,layers=1,window=2,ngram=3,length=3"]
 )
@@ -146,6 +152,7 @@ def test_drafters_that_read_choices_learn_between_two_captured_cycles(device_eng
         assert sum(output.stats.cycles for output in outputs) < sum(map(len, ids(outputs)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options, batch", [("top_k=5", 3), ("top_k=5,levels=2", 1), ("top_k=1", 2)])
 def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, cascade, options, batch):
     spec, params = cascade
@@ -157,6 +164,7 @@ def test_a_cascade_drafts_on_the_device_what_it_drafts_on_the_host(device_engine
     assert max(output.stats.tau for output in expected) > 1.05
 
 
+@pytest.mark.full
 def test_a_cascades_pairs_follow_their_sequence_from_batch_to_batch(device_engine, cascade):
     """Streams side by side take the device in turns: what is left to read goes with the request."""
     spec, params = cascade
@@ -192,6 +200,7 @@ def test_streams_are_delivered_cycle_by_cycle(device_engine):
     assert events[-1].output.token_ids == expected.token_ids and len(events) == expected.stats.cycles
 
 
+@pytest.mark.full
 def test_streams_side_by_side_and_abandoned_ones_keep_to_themselves(device_engine):
     engine = device_engine(max_batch_size=2)
     expected = ids(engine.generate(PROMPTS, SAMPLED))
@@ -212,6 +221,7 @@ def test_streams_side_by_side_and_abandoned_ones_keep_to_themselves(device_engin
     assert found == expected
 
 
+@pytest.mark.full
 def test_threads_share_an_engine(device_engine):
     engine = device_engine(max_batch_size=2)
     expected, found = ids(engine.generate(PROMPTS, SAMPLED)), {}
@@ -248,6 +258,7 @@ def test_requests_of_a_service_join_and_leave_cycles_that_run_ahead(device_engin
     assert engine.cache.pages_in_use == 0
 
 
+@pytest.mark.full
 def test_pages_are_given_back_and_requests_wait_for_them(device_engine):
     engine = device_engine(max_batch_size=4)
     cache = engine.cache
@@ -279,6 +290,7 @@ def test_biases_that_have_no_room_together_wait_and_too_many_are_refused(device_
         engine.generate(PROMPTS[0], SamplingParams(logit_bias=dict.fromkeys(range(251), 1.0)))
 
 
+@pytest.mark.full
 def test_half_types_give_a_text_of_the_same_kind(device_engine):
     for dtype in ("bfloat16", "float16"):
         plain, drafted = (device_engine(d, dtype=dtype).generate(PROMPTS, GREEDY) for d in ("none", LOOKUP))

@@ -37,6 +37,7 @@ def said(outputs):
     return [(output.token_ids, output.logprobs, output.trace) for output in outputs]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["fasteagle", "medusa", "glide", "draft-model"])
 def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name):
     cold, warm = make(name, prefix_cache_mib=0), make(name)
@@ -47,6 +48,7 @@ def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name):
     assert warm.cache.pages_in_use == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["none", "fasteagle"])
 def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     """Of engines of one model, which share a pool but none of its pages."""
@@ -64,6 +66,7 @@ def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     assert not beside or ((beside[0] == beside[2]).all() and (beside[1] == beside[3]).all())
 
 
+@pytest.mark.full
 def test_arithmetic_that_is_not_strict_shares_whole_passes_of_prompts_alone(make):
     engine = make("none", strict=False, rows=PAGE_SIZE)
     short, params = SYSTEM[: PAGE_SIZE - 4], dataclasses.replace(PARAMS, max_new_tokens=8)
@@ -75,6 +78,7 @@ def test_arithmetic_that_is_not_strict_shares_whole_passes_of_prompts_alone(make
     assert (first.stats.prefix_hit_tokens, second.stats.prefix_hit_tokens) == (0, PAGE_SIZE)
 
 
+@pytest.mark.full
 def test_what_a_full_pool_keeps_makes_room(make, monkeypatch):
     monkeypatch.setattr(memory_plan, "SIMULATED_PAGES", 4)
     engine, prompts = make("none"), [[token, *SYSTEM] for token in range(3, 8)]
