@@ -1,6 +1,6 @@
 """Which cases a plain `pytest` runs: every test, with every value of each of its parameters once.
 
-All combinations of the values run under `-m full`, together with the tests that are marked `full`. A costly test that is
+All combinations of the values run under `-m full`, together with the tests that are marked so. A costly test that is
 marked `quick(n)` keeps n of its cases in a plain run.
 """
 
