@@ -49,8 +49,8 @@ class KVCache(PagePool):
         super().__init__(layers, kv_heads, head_dim, dtype, device, pages or 0)
         self.fixed, self.kept_bytes = pages is not None, 0
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
-        self._free: list[int] = [*reversed(range(pages or 0))]
-        self._freed: deque[tuple[list[int], Sequence[int], Sharing | None]] = (
+        self._free_pages: list[int] = [*reversed(range(pages or 0))]
+        self._returned: deque[tuple[list[int], Sequence[int], Sharing | None]] = (
             deque()
         )  # queued by free(), taken in by the next call of another method
         self._known = PrefixIndex()
@@ -69,7 +69,7 @@ class KVCache(PagePool):
         """Pages that requests hold; unused pages of the prefix cache are not among them."""
         with self._lock:
             self._take_back()
-            return self.k.shape[1] - len(self._free) - self._known.unused
+            return self.k.shape[1] - len(self._free_pages) - self._known.unused
 
     @property
     def prefixes(self) -> PrefixCounts:
@@ -97,9 +97,9 @@ class KVCache(PagePool):
 
     def allocate(self, slots: int) -> list[int]:
         """Returns pages for `slots` tokens. Raises MemoryError where there is no room."""
-        return self.begin(slots, (), None)[0]
+        return self.allocate_with_prefix(slots, (), None)[0]
 
-    def begin(self, slots: int, text: Sequence[int], sharing: Sharing | None) -> tuple[list[int], int]:
+    def allocate_with_prefix(self, slots: int, text: Sequence[int], sharing: Sharing | None) -> tuple[list[int], int]:
         """Returns pages for `slots` tokens that begin with `text`, and how many of its tokens are cached in them.
 
         The last token of `text` never is. Raises MemoryError where there is no room.
@@ -129,45 +129,45 @@ class KVCache(PagePool):
         """
         if sharing is not None:
             with self._lock:
-                self._free += self._known.add(sharing, text, pages)
+                self._free_pages += self._known.add(sharing, text, pages)
 
     def free(self, pages: list[int], text: Sequence[int] = (), sharing: Sharing | None = None) -> None:
         """Queues pages to be taken back, and shares their text as share() does; safe at any moment, in any thread."""
-        self._freed.append((pages, text, sharing))
+        self._returned.append((pages, text, sharing))
 
     def _take_back(self) -> None:
         """Takes the queued pages back."""
         known = self._known
-        while self._freed:
-            pages, text, sharing = self._freed.popleft()
+        while self._returned:
+            pages, text, sharing = self._returned.popleft()
             self._promised -= len(pages)
             if sharing is not None:
-                self._free += known.add(sharing, text, pages)
-            self._free += known.drop(pages)
+                self._free_pages += known.add(sharing, text, pages)
+            self._free_pages += known.drop(pages)
         if not self.fixed and known.unused:
             most = self.kept_bytes // sum(pool.page_bytes for pool in self._pools)
             while known.unused > most:
-                self._free.append(known.evict())
+                self._free_pages.append(known.evict())
 
     def _allocate(self, count: int) -> list[int]:
-        missing = count - len(self._free)
+        missing = count - len(self._free_pages)
         if missing > 0 and not self.fixed:
             self._grow(missing)
         elif missing > self._known.unused:
-            free = len(self._free) + self._known.unused
+            free = len(self._free_pages) + self._known.unused
             raise MemoryError(f"key/value cache: {count} pages are needed, {free} of {self.k.shape[1]} are free")
         else:
-            self._free += [self._known.evict() for _ in range(missing)]
+            self._free_pages += [self._known.evict() for _ in range(missing)]
         # The last freed pages first: the system has given them memory already.
-        left = len(self._free) - count
-        self._free, pages = self._free[:left], self._free[left:]
+        left = len(self._free_pages) - count
+        self._free_pages, pages = self._free_pages[:left], self._free_pages[left:]
         return pages
 
     def _grow(self, missing: int) -> None:
         old = self.k.shape[1]
-        new, free = max(old + missing, 2 * old), set(self._free)
+        new, free = max(old + missing, 2 * old), set(self._free_pages)
         self._resize(new, {page: page for page in range(old) if page not in free})
-        self._free = [*reversed(range(old, new)), *self._free]
+        self._free_pages = [*reversed(range(old, new)), *self._free_pages]
 
     def _shrink(self, count: int) -> None:
         """Shrinks a large unused pool to the prefix cache and room for `count` pages."""
@@ -178,7 +178,7 @@ class KVCache(PagePool):
             numbers = {page: number for number, page in enumerate(kept)}
             self._resize(new, numbers)
             self._known.renumber(numbers)
-            self._free = [*reversed(range(len(kept), new))]
+            self._free_pages = [*reversed(range(len(kept), new))]
 
     def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
         """Resizes all pools, or none of them."""

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 
 from specengine.draft_policy.calibration import Calibration
 from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cut_trees import cut_trees
 from specengine.draft_policy.cycle_time import cycle_seconds, mean_prefix
 from specengine.draft_policy.overhead import Overhead
 from specengine.draft_policy.pauses import Pauses
-from specengine.draft_policy.tree_size import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 
 
-class ProposesTrees(Protocol):
-    """A drafter whose nodes have chances."""
+class ScoredTreeSource(Protocol):
+    """A drafter whose nodes have chances, as TreeSizing sees it; drafters.capabilities.ScoredDrafter implements it."""
 
     def propose(self, requests: Sequence[Any]) -> list[ScoredTree]: ...
 
@@ -40,7 +40,7 @@ class TreeSizing:
         self.pauses = Pauses()
         self.overhead = Overhead()
 
-    def draft(self, drafter: ProposesTrees, requests: Sequence[Any]) -> list[DraftTree]:
+    def draft(self, drafter: ScoredTreeSource, requests: Sequence[Any]) -> list[DraftTree]:
         """Returns the drafter's trees of a cycle, cut to the nodes that pay."""
         begin = self.overhead.begin(requests)
         if self.pauses.should_skip(len(requests)):

@@ -137,7 +137,7 @@ class LogitsDrafter(ABC):
         """
 
 
-class TreeProposer(ABC):
+class ScoredDrafter(ABC):
     """Gives its nodes chances, by which `combine` merges its trees with those of other drafters."""
 
     @abstractmethod

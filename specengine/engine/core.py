@@ -91,7 +91,7 @@ class EngineCore:
         if self._companion and self.sharing is None:
             request.skips_drafter_cache = self._companion.skips_reading(batch_size)
         prompt, slots = request.tokens[:-1], self._slots(request)
-        request.pages, request.stats.prefix_hit = self.cache.begin(slots, prompt, request.sharing)
+        request.pages, request.stats.prefix_hit = self.cache.allocate_with_prefix(slots, prompt, request.sharing)
 
     def make_batch(self, requests: Sequence[Request]) -> Batch | DeviceBatch:
         """Makes the batch of these requests, on the device where cycles run there."""

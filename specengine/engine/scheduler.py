@@ -27,7 +27,7 @@ class Scheduler:
     def __init__(self, core: EngineCore, max_prefill_rows: float = math.inf) -> None:
         self._core, self._max_prefill_rows = core, max_prefill_rows
         self._waiting: deque[Request] = deque()
-        self._prefilling: list[Request] = []  # one at most
+        self._prefilling: list[Request] = []  # one at most; a list, as _fatal_to and _release take and empty it
         self._prefill_passes: Iterator[int] = iter(())
         self._running: list[Request] = []
         self._batch: Batch | DeviceBatch | None = None

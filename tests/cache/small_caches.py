@@ -21,4 +21,4 @@ def text_of(*symbols, tail=7):
 
 
 def begin(cache, text, sharing=EVERYBODY):
-    return cache.begin(len(text) + 1, text, sharing)
+    return cache.allocate_with_prefix(len(text) + 1, text, sharing)

@@ -86,7 +86,7 @@ def test_who_finds_no_room_holds_nothing():
     cache = new_cache(3)
     keep(cache, text_of(1))
     with pytest.raises(MemoryError):
-        cache.begin(4 * PAGE_SIZE, text_of(1), EVERYBODY)
+        cache.allocate_with_prefix(4 * PAGE_SIZE, text_of(1), EVERYBODY)
     assert cache.pages_in_use == 0 and cache.has_room(3 * PAGE_SIZE)
     assert len(cache.allocate(3 * PAGE_SIZE)) == 3
 

@@ -4,7 +4,7 @@ import pytest
 
 from specengine.draft_policy.calibration import Calibration
 from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.tree_size import cut_trees
+from specengine.draft_policy.cut_trees import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 
 CHAIN = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.5, 0.5])

@@ -4,16 +4,16 @@ import gc
 import json
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
 
-from specengine import SamplingParams
+from specengine import SamplingParams, drafters
 from specengine.draft_policy.cost_model import CostModel
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.drafters import best_drafter, load_drafter, shipped
-from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
+from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, ScoredDrafter
 from specengine.drafters.combine.drafter import Combine, Config
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.types import CycleTrace
@@ -220,6 +220,30 @@ def test_parts_of_one_kind_are_told_apart_and_other_drafters_have_none(folder):
 def test_parts_that_cannot_be_combined_are_named(path, message):
     with pytest.raises(ValueError, match=f"drafter: .*{message}"):
         tiny_engine(f"combine:{path}" if path else "combine")
+
+
+@dataclass(frozen=True)
+class NoOptions: ...
+
+
+class Bare(Part, ScoredDrafter):
+    """Has no option `adaptive`."""
+
+    name = "bare"
+    config_type, takes_path = NoOptions, False
+
+    def __init__(self, config, path, target):
+        super().__init__(ScoredTree.root(0))
+
+
+def test_a_part_need_not_have_the_option_adaptive(monkeypatch):
+    known = drafters.drafter_kind
+    monkeypatch.setattr(drafters, "drafter_kind", lambda name: Bare if name == "bare" else known(name))
+    drafter = load_drafter(
+        "combine:prompt_lookup;nodes=4+bare+prompt_lookup;adaptive=true,adaptive=false", tiny_model().target
+    )
+    assert [part.name for part in drafter.parts] == ["prompt_lookup", "bare", "prompt_lookup"]
+    assert [part.config.adaptive for part in drafter.parts[::2]] == [False, True]
 
 
 def test_parts_that_read_different_layers_are_refused(tmp_path, folder, monkeypatch):

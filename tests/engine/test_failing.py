@@ -67,14 +67,14 @@ def test_the_other_samples_of_a_failed_request_end_with_it():
 
 def test_a_prompt_that_fails_fails_alone(monkeypatch):
     engine, gate = gated()
-    begin = engine.cache.begin
+    allocate = engine.cache.allocate_with_prefix
 
     def no_room(slots, *rest):
         if slots > 300:
             raise MemoryError("planted")
-        return begin(slots, *rest)
+        return allocate(slots, *rest)
 
-    monkeypatch.setattr(engine.cache, "begin", no_room)
+    monkeypatch.setattr(engine.cache, "allocate_with_prefix", no_room)
 
     async def main() -> None:
         async with AsyncEngine(engine) as serving:

@@ -68,7 +68,7 @@ def test_a_stream_collected_while_its_thread_counts_blocks_nothing():
 
 def test_an_error_counts_as_one():
     engine = tiny_engine("none")
-    engine.cache.begin = lambda *_: 1 / 0
+    engine.cache.allocate_with_prefix = lambda *_: 1 / 0
     with pytest.raises(ZeroDivisionError):
         engine.generate(PROMPTS, GREEDY)
     counts = engine.metrics.snapshot()

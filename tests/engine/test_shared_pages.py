@@ -113,7 +113,7 @@ class SharedPages(RuleBasedStateMachine):
     def every_page_is_in_use_or_kept_or_free(self):
         in_use = {page for each in self.held for page in each.pages}
         assert self.cache.pages_in_use == len(in_use)
-        index, free = self.cache._known, self.cache._free
+        index, free = self.cache._known, self.cache._free_pages
         assert len(set(free)) == len(free) and not {*free} & (in_use | {*index.pages})
         assert len(free) + len(in_use | {*index.pages}) == self.cache.k.shape[1]
         assert index.unused == self.unused() == len({*index.pages} - in_use)

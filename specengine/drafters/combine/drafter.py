@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.agreement import Agreement
 from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cut_trees import CutTrees, cut_trees
 from specengine.draft_policy.cycle_time import cycle_seconds, mean_prefix
 from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.overhead import Overhead
 from specengine.draft_policy.pauses import Pauses
-from specengine.draft_policy.tree_size import CutTrees, cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
@@ -30,8 +30,8 @@ from specengine.drafters.capabilities import (
     HiddenStateReader,
     NetworkDrafter,
     PromptObserver,
+    ScoredDrafter,
     TokenizerChecker,
-    TreeProposer,
 )
 from specengine.drafters.combine.part_view import PartView, State
 from specengine.drafters.engine_views import DraftRequest
@@ -40,7 +40,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
 from specengine.tokenizer import Tokenizer
-from specengine.utils.spec_string import check_range
+from specengine.utils.spec_string import Spec, check_range
 
 BEARABLE = 0.05  # loss of the first part: copies cost little, and a part that is skipped misses where a copy begins
 PROMISES = (1.05, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)  # tokens of a cycle by the tree so far
@@ -52,7 +52,7 @@ class Config:
 
     nodes: of the largest tree, root included.
     adaptive: keep the nodes that pay, and skip parts that do not; otherwise every part drafts, and the likeliest nodes
-    stay. It holds for every part that does not set its own.
+    stay. It holds for every part that has this option and does not set its own.
     """
 
     nodes: int = 16
@@ -65,7 +65,7 @@ class Config:
 class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker):
     """Joins the trees of its parts; a node's chance depends on which of them draft it.
 
-    parts: Drafters that are TreeProposers.
+    parts: Drafters that are ScoredDrafters.
     """
 
     name = "combine"
@@ -82,10 +82,10 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
             raise ValueError(
                 f"drafter: combine: expected at least two drafters as in combine:prompt_lookup+eagle3, got {path!r}"
             )
-        whole = "" if config.adaptive else ",adaptive=false"
-        self.parts: list[Any] = [load_drafter(text if "adaptive=" in text else text + whole, target) for text in texts]
+        specs = texts if config.adaptive else [_not_adaptive(text, target) for text in texts]
+        self.parts: list[Any] = [load_drafter(spec, target) for spec in specs]
         for part in self.parts:
-            if not isinstance(part, TreeProposer):
+            if not isinstance(part, ScoredDrafter):
                 raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
         readers = [part for part in self.parts if isinstance(part, HiddenStateReader)]
         layers = {reader.hidden_state_layers for reader in readers if reader.hidden_state_layers}
@@ -233,3 +233,13 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
             if request.drafter_state is None:
                 request.drafter_state = State([None] * len(self.parts))
         return [[PartView(request, part) for request in requests] for part in range(len(self.parts))]
+
+
+def _not_adaptive(text: str, target: Transformer) -> str:
+    """Returns a part's spec with `adaptive=false`, where the part has this option and does not set it."""
+    from specengine.drafters import best_drafter, drafter_kind  # which find this module's class by its name
+
+    name = Spec.parse(text, "drafter").name
+    kind = drafter_kind(best_drafter(target).name if name == "auto" else name)
+    has_option = any(field.name == "adaptive" for field in fields(kind.config_type))
+    return f"{text},adaptive=false" if has_option and "adaptive=" not in text else text

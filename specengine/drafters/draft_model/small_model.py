@@ -80,7 +80,7 @@ class SmallModel:
         """
         longest = request.prompt_length + request.limit + beyond
         self.model.ensure_positions(min(longest, self.model.config.max_position))
-        return self.cache.begin(longest, request.tokens[:-1], request.sharing)
+        return self.cache.allocate_with_prefix(longest, request.tokens[:-1], request.sharing)
 
     def release(self, request: DraftRequest) -> None:
         """Frees a request's pages."""

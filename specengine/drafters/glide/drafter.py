@@ -27,7 +27,7 @@ from specengine.drafters.capabilities import (
     DeviceStateDrafter,
     NetworkDrafter,
     PromptObserver,
-    TreeProposer,
+    ScoredDrafter,
 )
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.glide.config import Config
@@ -56,7 +56,7 @@ class State:
     drafted: ScoredTree | None = None
 
 
-class Glide(Drafter, PromptObserver, CacheCompanion, TreeProposer, NetworkDrafter, DeviceStateDrafter):
+class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDrafter, DeviceStateDrafter):
     """Drafts a chain or a backbone with leaves, with one small pass per level."""
 
     name = "glide"

@@ -13,7 +13,7 @@ from specengine.drafters.capabilities import (
     DeviceStateDrafter,
     HiddenStateReader,
     NetworkDrafter,
-    TreeProposer,
+    ScoredDrafter,
 )
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
@@ -22,7 +22,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.ops.weight import Projection
 
 
-class ReadsPairs(HiddenStateReader, CacheCompanion, TreeProposer, NetworkDrafter, DeviceStateDrafter):
+class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafter, DeviceStateDrafter):
     """Forwards capabilities to `pairs` and `sizing`, which the drafter's constructor makes."""
 
     pairs: PairReader

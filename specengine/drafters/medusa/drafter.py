@@ -24,7 +24,7 @@ from specengine.drafters.capabilities import (
     DeviceStateDrafter,
     HiddenStateReader,
     NetworkDrafter,
-    TreeProposer,
+    ScoredDrafter,
 )
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.medusa.heads import read_heads
@@ -80,7 +80,7 @@ class DeviceState:
     known: torch.Tensor
 
 
-class Medusa(Drafter, HiddenStateReader, TreeProposer, NetworkDrafter, DeviceStateDrafter):
+class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceStateDrafter):
     """Drafts from the target's state of the position before the root, with one head per level."""
 
     name = "medusa"

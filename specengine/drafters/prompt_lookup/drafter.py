@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from specengine._C import MAX_NODES
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cut_trees import cut_trees
 from specengine.draft_policy.cycle_time import mean_prefix
 from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.tree_size import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter, TreeProposer
+from specengine.drafters.capabilities import DeviceDrafter, ScoredDrafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.prompt_lookup.ngram_index import LONGEST, NgramIndex
 from specengine.models.hidden_states import HiddenStates
@@ -68,7 +68,7 @@ class State:
     length: int = 0
 
 
-class PromptLookup(Drafter, DeviceDrafter, TreeProposer):
+class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     """Drafts copies of earlier text. It costs little, and it pays where the text repeats itself.
 
     Example: after 1 2 3 9 1 2 4 1 2 with 2-grams, the tree is 2 -> 4 -> 1 -> 2 and 2 -> 3 -> 9 -> 1.

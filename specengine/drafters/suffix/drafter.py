@@ -17,13 +17,13 @@ from specengine._C import MATCHED, SuffixAutomaton, TextCorpus
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.agreement import Agreement, JointTree
 from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cut_trees import cut_trees
 from specengine.draft_policy.cycle_time import mean_prefix
 from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.tree_size import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import TokenizerChecker, TreeProposer
+from specengine.drafters.capabilities import ScoredDrafter, TokenizerChecker
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.shipped import shipped_folder
 from specengine.drafters.source_stats import count_sources
@@ -71,7 +71,7 @@ class State:
         self.joints = []
 
 
-class Suffix(Drafter, TreeProposer, TokenizerChecker):
+class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
     """Drafts copies of earlier texts, by how often they occurred.
 
     path: of a corpus, see `specengine corpus`, or of a folder with one.

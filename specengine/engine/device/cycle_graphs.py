@@ -104,7 +104,10 @@ class CycleGraphs:
         return self._choice.choose(widths, [self._seconds[bucket, width] for width in widths])
 
     def observe(self, nodes: int, drafted: int, accepted: int) -> None:
-        """Learns from a cycle of width `nodes` whose tree was `drafted` deep."""
+        """Learns from a cycle of width `nodes`.
+
+        drafted: nodes of the tree, root excluded.  accepted: of those.
+        """
         self._choice.observe(nodes, drafted, accepted)
 
     def _bucket(self, size: int) -> int:

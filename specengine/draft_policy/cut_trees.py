@@ -37,20 +37,20 @@ def cut_trees(
     if all(len(tree.tokens) == 1 for tree in trees):
         return CutTrees([DraftTree(tree.tokens, tree.parents) for tree in trees], 0, float(len(trees)))
     orders: list[list[int]] = []
-    falling: list[list[float]] = []
+    reaches: list[list[float]] = []
     for tree in trees:
         reach = [1.0] * len(tree.tokens)
         for node in range(1, len(reach)):
             reach[node] = reach[tree.parents[node]] * tree.chances[node]
         order = sorted(range(1, len(reach)), key=lambda node: -reach[node])[:most]  # no node before its parent
         orders.append(order)
-        falling.append([reach[node] for node in order])
-    counts = [len(order) for order in orders] if costs is None else nodes_that_pay(falling, costs, prefix)
+        reaches.append([reach[node] for node in order])
+    counts = [len(order) for order in orders] if costs is None else nodes_that_pay(reaches, costs, prefix)
     parts = [tree.part(sorted(order[:count])) for tree, order, count in zip(trees, orders, counts, strict=True)]
     return CutTrees(
         [DraftTree(part.tokens, part.parents) for part in parts],
         sum(counts),
-        sum(1 + sum(chances[:count]) for chances, count in zip(falling, counts, strict=True)),
+        sum(1 + sum(reach[:count]) for reach, count in zip(reaches, counts, strict=True)),
     )
 
 

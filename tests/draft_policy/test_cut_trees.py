@@ -5,7 +5,7 @@ import random
 import pytest
 
 from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.tree_size import cut_trees, nodes_that_pay
+from specengine.draft_policy.cut_trees import cut_trees, nodes_that_pay
 from specengine.draft_trees.scored_tree import ScoredTree
 
 FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
