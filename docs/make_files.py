@@ -28,7 +28,7 @@ INTRODUCTION = """\
 # Files
 
 One line per file, written by `python docs/make_files.py` from the head of each file. [Layout](design/layout.md) has
-the rooms and their order, [Documentation](README.md#where-is-) a table of common questions.
+the folders and their order, [Documentation](README.md#where-is-) a table of common questions.
 
 Beside these folders:
 

@@ -1,4 +1,4 @@
-// Here a 4-bit or 8-bit weight becomes a number: integer dot products of one block of a quantised weight with int8
+// Here linear layers turn 4-bit or 8-bit weights into numbers: integer dot products of a quantised block with int8
 // rows, then total() as float, which linear.cpp multiplies by the scales. A step multiplies the codes of a slice of the
 // panel's columns (as many as a register has lanes) by four columns of a row. All sums are exact, so every instruction
 // set gives the same integers.

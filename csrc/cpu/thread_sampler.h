@@ -1,6 +1,7 @@
 // Makes a distribution and a token from a node's logits: bias and penalties, temperature, top-k, top-p, min-p, then one
-// draw with noise keyed by (seed, position, token). Ties go to the lower token id. A token that a step leaves out gets
-// the score -inf. cuda/sampling/shaped_row.cuh makes the same choices on CUDA.
+// draw. Its noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed, position,
+// token). Ties go to the lower token id. A token that a step leaves out gets the score -inf.
+// cuda/sampling/shaped_row.cuh makes the same choices on CUDA.
 #pragma once
 #include <numeric>
 #include <utility>

@@ -3,7 +3,8 @@
 //
 // Acceptance is decided by the rules in rules/, on both devices. The CPU walks in cpu/verify_tree.cpp. CUDA walks in
 // cuda/sampling/verify_rules.cu, for rule `match` in cuda/sampling/verify_tree.cu. Random numbers are Philox numbers
-// (base/philox.h), keyed by seed, position and token.
+// (base/philox.h). A draw's noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second
+// (seed, position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
 //
 // The CPU samples only nodes on the walk. It refuses values out of range and a walk that meets a node without a token.
 // CUDA refuses nothing:

@@ -9,8 +9,8 @@
 // CUDA: cuda/sampling/verify_tree.cu draws at every node (cuda/sampling/shaped_row.cuh), decides at every node with
 // KnownTokens, and then follows the decisions from the root.
 //
-// A draw takes Philox numbers (base/philox.h), keyed by seed, position and token, in the two levels of
-// base/draw_arithmetic.h.
+// A draw's noise has two levels (base/draw_arithmetic.h) of Philox numbers (base/philox.h): the first is keyed (seed,
+// position, block of 64 tokens), the second (seed, position, token).
 #pragma once
 #include <cstdint>
 

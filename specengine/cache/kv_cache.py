@@ -28,8 +28,8 @@ class KVCache(PagePool):
     and values beside the target's.
 
     Requests whose texts begin alike share the full pages of that beginning. They write behind shared pages, so nothing
-    is copied. Pages without holder stay in the prefix cache until they are evicted: in a fixed pool when a request
-    needs their room, else beyond `kept_bytes`, companions included.
+    is copied. Full pages without holder stay in the prefix cache until they are evicted: in a fixed pool when a request
+    needs their room, in a growing pool beyond `kept_bytes`, companions included.
 
     Any thread may call free() at any time; one thread at a time may call the other methods.
 
@@ -50,9 +50,8 @@ class KVCache(PagePool):
         self.fixed, self.kept_bytes = pages is not None, 0
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
         self._free_pages: list[int] = [*reversed(range(pages or 0))]
-        self._returned: deque[tuple[list[int], Sequence[int], Sharing | None]] = (
-            deque()
-        )  # queued by free(), taken in by the next call of another method
+        # Queued by free(), taken back at the next allocation, question for room or count of pages.
+        self._returned: deque[tuple[list[int], Sequence[int], Sharing | None]] = deque()
         self._known = PrefixIndex()
         self._promised = 0  # pages of all requests; a shared page counts for each holder
         self._lock = threading.Lock()  # engines that share a fixed pool have locks of their own
@@ -132,7 +131,10 @@ class KVCache(PagePool):
                 self._free_pages += self._known.add(sharing, text, pages)
 
     def free(self, pages: list[int], text: Sequence[int] = (), sharing: Sharing | None = None) -> None:
-        """Queues pages to be taken back, and shares their text as share() does; safe at any moment, in any thread."""
+        """Queues pages; safe at any moment, in any thread.
+
+        The next allocation, has_room() or page counter takes them back and shares their text as share() does.
+        """
         self._returned.append((pages, text, sharing))
 
     def _take_back(self) -> None:

@@ -67,8 +67,10 @@ class Drafter(ABC):
         committed: Sequence[list[int]],
         hidden_states: HiddenStates | None,
     ) -> None:
-        """Learns from the tokens that a cycle committed; called after every cycle, before the next draft.
+        """Learns from the tokens that a cycle committed; called after every cycle on the CPU, before the next draft.
 
+        On CUDA it is called for drafters that draft on the host. In captured cycles observe_on_device() of a
+        DeviceStateDrafter takes its place; other DeviceDrafters observe nothing there.
         committed: of each request, its accepted tokens and the bonus token.
         hidden_states: of the committed paths' nodes, root first, request after request; None where the drafter does not
         read them. The token behind node i of a path is committed token i. By default nothing is learned.

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class DeviceDrafter(ABC):
-    """Drafts inside captured cycles; other drafters draft on the host between two cycles, which costs their overlap."""
+    """Drafts inside captured cycles; other drafters draft on the host between two cycles, which costs their overlap.
+
+    observe() is not called in captured cycles; a DeviceStateDrafter has observe_on_device() instead.
+    """
 
     @abstractmethod
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
@@ -46,7 +49,7 @@ class DeviceStateDrafter(DeviceDrafter):
         """Moves the requests of a device state back to the host: another batch takes the slots."""
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
-        """Observes a captured cycle. hidden_states: of all rows of its pass.
+        """Observes a captured cycle, in place of observe(). hidden_states: of all rows of its pass.
 
         By default nothing is kept: the next draft finds the committed tokens in the batch's history.
         """

@@ -125,7 +125,7 @@ class BackgroundLoop:
         every = set(self._submissions.values())
         for submission in [s for s in every if self._aborted or s.cancelled or s.due <= now]:
             dropped = self._aborted or submission.cancelled
-            if dropped:
+            if dropped:  # a cancelled caller no longer listens; callers of an aborted engine get this message
                 self._forget(submission, Closed("the engine was closed before the request was done"))
             else:
                 logger.info("a request reached its deadline")

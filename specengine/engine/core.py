@@ -102,8 +102,9 @@ class EngineCore:
         self.cache.share(request.pages, self._shareable(request), request.sharing)
 
     def release(self, requests: Iterable[Request]) -> None:
-        """Hands pages and drafter state back; the cache takes queued pages in at its next allocation.
+        """Hands drafter state and pages back: first Drafter.release, then KVCache.free, which only queues the pages.
 
+        The cache takes queued pages back when it next allocates, is asked for room, or counts its pages.
         Takes no lock: the garbage collector may close an abandoned stream in the middle of a cycle of this thread.
         """
         for request in requests:

@@ -33,14 +33,14 @@ class Cycle:
         batch.mark("verify")
 
         accepted = self.accept(tree, output.scores, batch)
-        batch.commit(tree, accepted, output.scores)
+        batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
 
         self.cache.compact(batch.cache, accepted, self.target.ops)
         batch.mark("compact")
 
         batch.observe(self.drafter, output.hidden_states)
-        batch.mark("draft")
+        batch.mark("draft")  # all time of the drafter is one phase
 
     def verify(self, tree: TreeBatch, batch: CycleBatch) -> TargetOutput:
         """Runs one pass of the target over every node; a greedy batch gets the likeliest tokens instead of logits."""

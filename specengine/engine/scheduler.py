@@ -49,7 +49,10 @@ class Scheduler:
         self._waiting.extend(requests)
 
     def finish(self, requests: Iterable[Request], reason: str) -> None:
-        """Ends requests between two cycles. Their pages are queued: the next allocation takes them in."""
+        """Ends requests between two cycles; EngineCore.release hands back their drafter state and queues their pages.
+
+        Closes the batch first: on a device that waits for the cycles under way and commits them.
+        """
         for request in requests:
             if not request.finish_reason:
                 request.finish(reason)
@@ -74,8 +77,11 @@ class Scheduler:
         return ended + self._running
 
     def close(self) -> None:
-        """Drops all requests. Takes neither turn nor lock: the garbage collector may close an abandoned stream in the
-        middle of a cycle of this thread."""
+        """Drops all requests by EngineCore.release, without closing the batch.
+
+        Takes neither turn nor lock: the garbage collector may close an abandoned stream in the middle of a cycle of
+        this thread. On a device the next batch waits for the cycles under way.
+        """
         self._record_end(self._waiting, admitted=False)
         self._waiting.clear()
         self._release(self._prefilling)

@@ -1,6 +1,7 @@
 """Cuts scored candidates to a tree of N nodes: the rerank of EAGLE-2 and -3, and a drafter's tree cut to a fixed width.
 
-draft_trees/ has the policy, which chooses N; this op applies it.
+For captured cycles draft_policy/width_choice.py chooses N, through engine/device/cycle_graphs.py. On the CPU EAGLE's
+option `nodes` is N; after this rerank cut_trees keeps the nodes that pay.
 """
 
 from __future__ import annotations

@@ -85,8 +85,9 @@ def verify_tree(
     scores: logits float32 [M, V], or the target's token at every node, int32 [M]. Tokens serve greedy decoding under
     `match`; -1 marks a row without a token, and a workspace must be given.  draft: the distributions from which the
     drafter drew children.
-    Under `match` the drawn token depends on (seed, position, distribution) alone, so the tokens committed are those of
-    plain decoding.
+    Under `match` a draw depends on its node's distribution and its noise alone, so the tokens committed are those of
+    plain decoding. The noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
+    position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
     Raises ValueError for NaN or infinite scores on the walk (-inf is a masked token), for such scores of the drafter if
     the rule reads them, and for a parent that is no earlier node. On CUDA the host does not wait for the device: such a
     walk ends with bonus -1. CUDA never visits rows whose token is -1 (padding); an idle request, whose root is padding,

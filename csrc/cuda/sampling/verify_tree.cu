@@ -1,12 +1,17 @@
-// Rule `match`; verify_rules.cu has the others. Four launches, or the last one alone if the tokens are known:
-//   mark    A few blocks own a request: they make its counts and biases dense in the workspaces.
-//   filter  A block owns a row with top-k, top-p or min-p and finds which of its tokens they keep.
-//   draw    A block owns a slice of a row: the target's token at EVERY node, so that no row waits for another's choice.
-//   The
-//           noise is keyed by (seed, position, token): base/draw_arithmetic.h over base/philox.h, as on the CPU.
-//   finish  A thread owns a node: it merges the slices, and Match::step (rules/match.h) decides which child to follow.
-//   One
-//           thread follows these decisions from the root. The workspaces become zero again.
+// The op verify_tree on CUDA: run_cuda sends other rules to verify_rules.cu. This file has the kernels of rule `match`.
+// Four launches, or the last one alone if the tokens are known:
+//
+// mark: A few blocks own a request: they make its counts and biases dense in the workspaces.
+//
+// filter: A block owns a row with top-k, top-p or min-p and finds which of its tokens they keep.
+//
+// draw: A block owns a slice of a row. It draws the target's token at EVERY node, so that no row waits for another's
+// choice. The noise has two levels, as on the CPU (base/draw_arithmetic.h over base/philox.h): the first is keyed
+// (seed, position, block of 64 tokens), the second (seed, position, token).
+//
+// finish: A thread owns a node: it merges the slices, and Match::step (rules/match.h) decides which child to follow.
+// One thread follows these decisions from the root. The workspaces become zero again.
+//
 // Floor: the logits once, 4 * M * V bytes. Filters read their rows up to seven times more (from L2), by one block each;
 // penalties and biases add 4 bytes each per token for the requests that have them.
 #include "ops/verify_tree.h"

@@ -119,7 +119,7 @@ class DeviceBatch:
         graphs = self._runner.graphs
         batch = graphs.of(len(self.requests), nodes)
         for b, (request, record) in enumerate(zip(self.requests, records, strict=False)):
-            if request.finish_reason:  # the host found a stop string; the device was one cycle ahead
+            if request.finish_reason:  # a stop string, cancellation or deadline: the device was ahead
                 committed.append([])
                 continue
             _, count, bonus, relaxed = record[:RECORD_HEAD]

@@ -85,8 +85,9 @@ class GraphBatch:
         return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
 
     def take(self, trees: Sequence[DraftTree], logits: DraftLogits | None) -> None:
-        """Copies trees that were drafted on the host, one per running request; cuts the nodes beyond the width.
+        """Copies trees that were drafted on the host, one per running request.
 
+        Drops the last nodes in drafting order of a tree that is wider than this batch.
         logits: the distributions of the drafted tokens, where the rule reads them.
         """
         shape = (self.size, self.nodes)
