@@ -34,7 +34,7 @@ def engines(model):
 in_float32 = pytest.mark.parametrize("model", ["float32"], indirect=True)  # as transformers' record is
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("run", wide(REFERENCE["runs"], 3), ids=lambda run: run["text"][:24])
 @in_float32
 def test_greedy_tokens_are_those_recorded_from_transformers(engines, run):
@@ -136,6 +136,7 @@ def test_text_ends_before_a_stop_string_even_inside_an_accepted_run(engines):
         assert len(output.token_ids) < len(free.token_ids)
 
 
+@pytest.mark.full
 @pytest.mark.quick(1)
 def test_text_is_the_decoded_tokens_and_streams_in_whole_characters(engines):
     prompt = chats(["Write five emoji and the word 'naïve' in Japanese."])[0]

@@ -83,6 +83,7 @@ def test_what_an_interrupted_cycle_leaves_is_not_found(make, name, calls, monkey
             assert equal(copies(cache, pages), [each[:, : len(pages)] for each in expected])
 
 
+@pytest.mark.full
 def test_two_threads_share_what_they_say(make):
     engine, cold = make("eagle3", max_batch_size=2), make("eagle3", prefix_cache_mib=0)
     prompts = [[*SYSTEM[: 80 + 30 * i], 5, i] for i in range(4)]

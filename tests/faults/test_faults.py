@@ -78,6 +78,7 @@ def kill(writing: Writer, folder: Path, name: str, times: int) -> int:
     return torn
 
 
+@pytest.mark.quick(2)
 @every_job
 def test_a_kill_at_any_moment_leaves_whole_files_and_the_next_run_works(writing, folder, name):
     kill(writing, folder, name, times=6)

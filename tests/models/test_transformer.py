@@ -134,6 +134,7 @@ def test_peak_memory_of_loading_stays_near_the_loaded_size(tmp_path):
     assert peak_of_loading(tmp_path, "float32") < 1.15 * size
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_peak_memory_of_loading_a_quantised_file_stays_near_its_size(smollm2_path):
     assert peak_of_loading(smollm2_path, "auto") < 1.6 * smollm2_path.stat().st_size

@@ -60,6 +60,7 @@ def test_a_cycle_leaves_what_plain_decoding_would_have_left(dtype, batch, seed):
     assert torch.equal(attend(chains, q[rows].contiguous(), None), attended[rows])
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_corrupt_integers_are_refused_or_harmless(seed):

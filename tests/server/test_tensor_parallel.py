@@ -16,6 +16,7 @@ from tests.server.servers import ASK, HELLO, LONG, chat, chat_folder, command, p
 from tests.tensor_parallel.kills import SOON, own, ranks
 
 
+@pytest.mark.full
 def test_a_killed_rank_ends_texts_with_an_error_and_the_server_says_that_it_is_not_well():
     options = ["--drafter", "none", "--device", "cpu", "--tensor-parallel", "2"]
     with command("--model", str(chat_folder()), *options) as (address, process):

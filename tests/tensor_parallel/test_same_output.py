@@ -48,6 +48,7 @@ def test_every_family_has_the_bits_of_one_process(name):
     same(models, "prompt_lookup,nodes=12,adaptive=false")
 
 
+@pytest.mark.full
 def test_uneven_parts_and_biases_have_the_bits_of_one_process_and_one_rank_of_three_ends_all(tmp_path):
     odd, others = odd_folder(tmp_path), {child.pid for child in ranks()}
     models = [load_model(odd, device="cpu", dtype="int8", tensor_parallel=size) for size in (1, 3)]

@@ -69,6 +69,7 @@ def smollm2(smollm2_path) -> Tokenizer:
     return Tokenizer.from_gguf({key: field.contents() for key, field in fields.items()})
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_smollm2_encodes_a_chat_as_its_reference_does(smollm2):
     messages = [{"role": "user", "content": "What is the capital of France? Explain in two sentences."}]
