@@ -11,8 +11,9 @@ from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
 from specengine.engine.batch import Batch
 from specengine.engine.cycle import Cycle
+from specengine.engine.device.device_batch import DeviceBatch
 from specengine.engine.device.memory_budget import DeviceOptions, device_cache, device_runner
-from specengine.engine.device.runner import DeviceBatch, DeviceRunner
+from specengine.engine.device.runner import DeviceRunner
 from specengine.engine.metrics import Metrics
 from specengine.engine.request import Request
 from specengine.rules import Rule

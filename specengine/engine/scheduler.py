@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from specengine.engine.batch import Batch
 from specengine.engine.core import EngineCore
-from specengine.engine.device.runner import DeviceBatch
+from specengine.engine.device.device_batch import DeviceBatch
 from specengine.engine.prefill import prefill
 from specengine.engine.request import Request
 
@@ -51,7 +51,7 @@ class Scheduler:
     def finish(self, requests: Iterable[Request], reason: str) -> None:
         """Ends requests between two cycles; EngineCore.release hands back their drafter state and queues their pages.
 
-        Closes the batch first: on a device that waits for the cycles under way and commits them.
+        Where a running request ends, closes the batch first: on a device that waits for the cycles under way.
         """
         for request in requests:
             if not request.finish_reason:
