@@ -13,7 +13,7 @@ from itertools import accumulate
 class CostModel:
     """Gives the seconds of a pass: linear between and beyond the measured row counts, never less for more rows.
 
-    rows: ascending from 1.  seconds: of a pass of so many rows behind a short prefix.
+    rows: ascending from 1.  seconds: of a pass of each number of rows behind a short prefix.
     per_position: seconds added by each token of the prefix (empty: none). Raises ValueError for anything else.
     """
 

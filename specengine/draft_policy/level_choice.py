@@ -35,7 +35,7 @@ class LevelChoice:
         self._seconds: dict[int, float] = {}
 
     def record(self, rows: int, seconds: float) -> None:
-        """Records what a level of so many rows took.
+        """Records the seconds that a level of this many rows took.
 
         The least recent time counts: a level that was slow by chance must not keep others from being drafted.
         """

@@ -13,7 +13,7 @@ from specengine.draft_trees.tree import DraftTree
 
 
 class Trial:
-    """Skips a drafter's cycles for so long that its losses stay a fiftieth of the time.
+    """Skips enough of a drafter's cycles to keep its losses at a fiftieth of the time.
 
     costs: of the target's passes.
     """

@@ -15,7 +15,7 @@ class WidthChoice:
     """
 
     PRIOR = 0.5  # chance of a drafted token before any observation
-    PROBE = 32  # every so many cycles of the root alone one drafts, or nothing would ever be learned again
+    PROBE = 32  # root-only cycles between two probes, which keep acceptance known
 
     def __init__(self, nodes: int) -> None:
         self._all = Acceptance([self.PRIOR] * (nodes - 1), weight=4, memory=100)

@@ -28,7 +28,7 @@ class Config:
     is best. With 0 the likeliest tokens are drafted at any temperature; that suits `margin:strict`.
     confidence: nothing is drafted behind a node whose likeliest continuation has a lower probability, by the draft
     model's unprocessed logits. That is known before any child is drawn, so it cannot bias a rule.
-    layers: the model's first so many, 0: all.  dtype: of a model that is loaded, as the engine's.
+    layers: the number of the model's first layers to use; 0: all.  dtype: of a model that is loaded, as the engine's.
     adaptive: where the rule wants no samples, skip cycles in which drafting does not pay.
     """
 

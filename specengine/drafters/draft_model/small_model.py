@@ -43,7 +43,7 @@ class SmallModel:
     """Loads the model of a drafter, and keeps its cache.
 
     drafter: its name, for errors.  path: of a model with the target's vocabulary, or `self`: the target.
-    layers: the model's first so many, 0: all.  dtype: of a model that is loaded.
+    layers: the number of the model's first layers to use; 0: all.  dtype: of a model that is loaded.
     Raises ValueError for a model that does not fit the target.
     """
 

@@ -41,7 +41,7 @@ class Config:
     noise: the small model drafts as `match` would draw from its distribution at `noise` times the temperature; 0: the
     likeliest tokens.  warm: one pool for all requests, otherwise one for each.
     keys: tokens that a pool has phrases of, at most.  pool: a file to begin with, of Ouroboros.save_pool.
-    layers: the small model's first so many, 0: all.  dtype: of a small model that is loaded.
+    layers: the number of its first layers to use; 0: all.  dtype: of a small model that is loaded.
     adaptive: skip cycles that do not pay, otherwise draft in every cycle.
     """
 
