@@ -30,6 +30,14 @@ class DraftTree:
             if parent != -1 if node == 0 else not 0 <= parent < node:
                 raise ValueError(f"tree: parent of node {node} is {parent}, expected an earlier node (-1 for the root)")
 
+    @property
+    def levels(self) -> int:
+        """Depth of the deepest node."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return max(depths)
+
 
 @dataclass(frozen=True)
 class TreeBatch:

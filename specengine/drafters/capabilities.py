@@ -144,20 +144,20 @@ class ScoredDrafter(ABC):
     """Gives its nodes chances, by which `combine` merges its trees with those of other drafters."""
 
     @abstractmethod
-    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
-        """Returns the largest tree per request, with the learned chance of each node."""
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        """Returns a tree per request, with the learned chance of each node.
+
+        least_tokens: what one more level must be expected to add, the sum over the requests; 0: draft all levels.
+        """
 
     @abstractmethod
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Notes, in place of propose(), that this cycle drafts nothing for these requests."""
 
-    def record_gain(  # noqa: B027 (few drafters depend on it)
-        self, requests: Sequence[DraftRequest], saved: float
-    ) -> None:
-        """Records the seconds that a draft has just saved for all requests together; negative for a loss.
-
-        By default nothing depends on them.
-        """
+    @property
+    def learned(self) -> list[list[float]]:
+        """Lists of fixed length with all that it has learned of chances. The next process fills them again."""
+        return []
 
 
 class ChoiceReader(ABC):

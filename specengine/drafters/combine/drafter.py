@@ -1,28 +1,19 @@
 """Several drafters in one tree: `combine:prompt_lookup+eagle3` copies where text repeats itself and drafts elsewhere.
 
-Each part drafts in cycles where its drafts paid recently. That is learned by how many tokens the tree so far promises:
-behind a long copy a network has nothing to add. The first part is cheap, and drafts wherever it loses little. A part's
-options follow it, separated by semicolons: `combine:prompt_lookup+eagle3:PATH;levels=5;beam=1,nodes=16`.
+Parts draft in their order, each where it pays beside the parts before it. A part's options follow it, separated by
+semicolons: `combine:prompt_lookup+eagle3:PATH;levels=5;beam=1,nodes=16`.
 """
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
-from specengine.draft_policy.agreement import Agreement
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.cut_trees import CutTrees, cut_trees
-from specengine.draft_policy.cycle_time import cycle_seconds, mean_prefix
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.overhead import Overhead
-from specengine.draft_policy.pauses import Pauses
-from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
@@ -41,9 +32,6 @@ from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
 from specengine.tokenizer import Tokenizer
 from specengine.utils.spec_string import Spec, check_range
-
-BEARABLE = 0.05  # loss of the first part: copies cost little, and a part that is skipped misses where a copy begins
-PROMISES = (1.05, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)  # tokens of a cycle by the tree so far
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
     config: Config
     takes_path = True
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         from specengine.drafters import load_drafter  # which finds this class by its name
 
         super().__init__(config, path, target)
@@ -93,11 +81,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
             raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(layers)}")
         self.hidden_state_layers = layers.pop() if layers else ()
         self.reads_hidden_states = any(reader.reads_hidden_states for reader in readers)
-        self._costs = adaptive_costs(config.adaptive, target, costs)
-        self._overhead = Overhead()
-        self._agreements = [Agreement() for _ in self.parts]  # of a part with the parts before it
-        bearable = [BEARABLE] + [0.0] * (len(self.parts) - 1)
-        self._pauses = [[Pauses(loss) for _ in (0, *PROMISES)] for loss in bearable]
+        self._policy = DraftPolicy.of(self, target, config.adaptive, costs, self.parts)
         kinds = [part.name for part in self.parts]
         self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 
@@ -132,13 +116,6 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         companions = [pair for pair in zip(self.parts, views, strict=True) if isinstance(pair[0], CacheCompanion)]
         return min([len(request.tokens), *(part.filled(view) for part, view in companions)])
 
-    def skips_reading(self, batch: int) -> bool:
-        if self._costs is None:  # every part drafts in every cycle, and what drafts save is not measured
-            return False
-        companions = [part for part in self.parts if isinstance(part, CacheCompanion) and part.page_bytes]
-        skips = [part.skips_reading(batch) for part in companions]  # each is to be asked
-        return bool(skips) and all(skips)
-
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         for part in self.parts:
             if isinstance(part, TokenizerChecker):
@@ -158,9 +135,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         for request, tokens in zip(requests, committed, strict=True):
             state = request.drafter_state
             count_sources(request, state.tree, state.sources, tokens)
-            if self._costs is not None:
-                for agreement, joint in state.joints:
-                    agreement.observe(joint, tokens)
+        self._policy.observe(requests, committed)
 
     def release(self, request: DraftRequest) -> None:
         for part, (view,) in zip(self.parts, self._views([request]), strict=True):
@@ -170,59 +145,11 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         if not requests:
             return []
-        began = self._overhead.begin(requests)
-        parts = zip(self._names, self.parts, self._views(requests), self._pauses, self._agreements, strict=True)
-        count = len(requests)
-        prefix = mean_prefix(requests)
-        trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
-        drafted = network = False  # by any part so far, by a network so far
-        best = self._cut(trees, prefix)
-        for request in requests:
-            request.drafter_state.sources = []
-            request.drafter_state.joints = []
-        for number, (name, part, views, pauses, agreement) in enumerate(parts):
-            pause = pauses[bisect_right(PROMISES, best.expected / count)]
-            if self._costs is not None and pause.should_skip(count):
-                part.skip(views)
-                continue
-            begin = time.perf_counter()
-            more = part.propose(views)
-            if number and all(len(tree.tokens) == 1 for tree in more):
-                continue  # the part had nothing to draft from
-            trees = self._joined(requests, trees, more, agreement) if drafted else more
-            for request, tree in zip(requests, more, strict=True):
-                request.drafter_state.sources.append((name, tree))
-            without = best
-            best = self._cut(trees, prefix)
-            before = self._overhead[network]
-            network = network or isinstance(part, NetworkDrafter)
-            if self._costs is not None:
-                plain = cycle_seconds(self._costs, count, without.nodes, prefix)
-                seconds = cycle_seconds(self._costs, count, best.nodes, prefix)
-                spent = seconds + self._overhead[network] + time.perf_counter() - begin
-                saved = (plain + before) * best.expected / without.expected - spent
-                pause.record_saving(count, saved, plain)
-                part.record_gain(views, saved)
-            drafted = True
-        if self._costs is not None:
-            seconds = cycle_seconds(self._costs, count, best.nodes, prefix) + time.perf_counter() - began
-            self._overhead.expect(requests, network, began, seconds)
-        for request, cut in zip(requests, best.trees, strict=True):
-            request.drafter_state.tree = cut
-        return best.trees
-
-    @staticmethod
-    def _joined(
-        requests: Sequence[DraftRequest], trees: list[ScoredTree], more: list[ScoredTree], agreement: Agreement
-    ) -> list[ScoredTree]:
-        """Joins another part's trees to the trees so far."""
-        joints = [agreement.join(tree, other) for tree, other in zip(trees, more, strict=True)]
-        for request, joint in zip(requests, joints, strict=True):
-            request.drafter_state.joints.append((agreement, joint))
-        return [joint.tree for joint in joints]
-
-    def _cut(self, trees: Sequence[ScoredTree], prefix: float) -> CutTrees:
-        return cut_trees(trees, self._costs, prefix, self.config.nodes - 1)
+        draft = self._policy.draft(requests, self._views(requests))
+        for i, request in enumerate(requests):
+            request.drafter_state.tree = draft.trees[i]
+            request.drafter_state.sources = [(self._names[number], trees[i]) for number, trees in draft.sources]
+        return draft.trees
 
     def _views(self, requests: Sequence[DraftRequest]) -> list[list[Any]]:
         """Returns every part's views of the requests.

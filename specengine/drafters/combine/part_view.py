@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specengine.draft_policy.agreement import Agreement, JointTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 
@@ -15,13 +14,12 @@ class State:
     """What the combination remembers of one request.
 
     parts: each part's own state.  tree: the last draft.  sources: the trees that it was made of, with their parts'
-    names.  joints: how they were joined.
+    names.
     """
 
     parts: list[Any]
     tree: DraftTree | None = None
     sources: list[tuple[str, ScoredTree]] = field(default_factory=list)
-    joints: list[tuple[Agreement, JointTree]] = field(default_factory=list)
 
 
 class PartView:

@@ -13,9 +13,8 @@ from itertools import accumulate
 import torch
 
 from specengine.cache.kv_cache import KVCache
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.trial import TimedDrafts
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, LogitsDrafter, TokenizerChecker
@@ -49,11 +48,11 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
     takes_path = True
     offers = frozenset(Wants)
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
         self.small = SmallModel(self.name, config.layers, config.dtype, path, target)
         self.model = self.small.model
-        self._drafts = TimedDrafts(adaptive_costs(config.adaptive, target, costs))
+        self.policy = DraftPolicy.of(self, target, config.adaptive, costs, parts=())
         check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
         self._chain = max(config.widths) == 1
 
@@ -80,7 +79,7 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
         self.small.check_tokenizer(tokenizer)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self._drafts.draft(requests, partial(self._trees, requests), self.small.reads_prompt)
+        return self.policy.draft_whole(requests, partial(self._trees, requests))
 
     def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
         device, replacement = self.model.device, self.config.replacement
@@ -98,13 +97,13 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
-        self._drafts.observe(committed)
+        self.policy.observe(requests, committed)
 
     def release(self, request: DraftRequest) -> None:
         self.small.release(request)
 
-    def _trees(self, requests: Sequence[DraftRequest], skipped: bool) -> list[DraftTree]:
-        if skipped:
+    def _trees(self, requests: Sequence[DraftRequest], drafts: bool) -> list[DraftTree]:
+        if not drafts:
             return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         choose = agreeing_children(requests, self.config.noise, self.model.device)
         return [growth.tree for growth in self._grow(requests, choose)[0]]

@@ -6,7 +6,6 @@ Those of drafted nodes lie behind them until the next draft overwrites them.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,17 +14,16 @@ from math import exp
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_policy.level_choice import LevelChoice
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.backbone import backbone_tree
 from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.draft_trees.rank_paths import RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.static import StaticTree
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
+from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.eagle.checkpoint import LoadedEagle, load_eagle1, load_eagle3
 from specengine.drafters.eagle.config import EagleConfig
 from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
@@ -36,7 +34,6 @@ from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
-from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.draft_backbone import BackboneDraft
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
@@ -45,7 +42,7 @@ from specengine.utils.spec_string import check_range
 RARE = 0.01  # a node that is reached less often is not worth its row
 
 
-class Eagle(Drafter, ReadsPairs):
+class Eagle(ReadsPairs, Drafter):
     """Drafts the tree of its own confidence (EAGLE-2), with a network that goes on from its own output."""
 
     config_type = EagleConfig
@@ -64,7 +61,8 @@ class Eagle(Drafter, ReadsPairs):
         self.hidden_state_layers = loaded.hidden_state_layers
         self._tokens = loaded.tokens
         self._device = target.device
-        self.sizing = TreeSizing(adaptive_costs(config.adaptive, target), self.name)
+        self.calibrated = CalibratedTrees(self.name)
+        self.policy = DraftPolicy.of(self, target, config.adaptive)
         self.pairs = PairReader(
             self.name,
             self.network,
@@ -72,9 +70,7 @@ class Eagle(Drafter, ReadsPairs):
             hidden_state_layers=len(loaded.hidden_state_layers),
             levels=config.levels,
             beyond=config.levels,
-            costs=self.sizing.costs,
         )
-        self._levels = LevelChoice(self.sizing.costs)
         self._expanders = BackboneExpanders([config.top_k])
         self._own_bits = own_bits(config.expanded).to(target.device)
         whole = config.width == 1 and not self._static
@@ -100,28 +96,15 @@ class Eagle(Drafter, ReadsPairs):
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.sizing.draft(self, requests)
-
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        assert hidden_states is not None  # a HiddenStateReader is given them
-        self.pairs.observe(requests, committed, hidden_states)
-        for request, tokens in zip(requests, committed, strict=True):
-            self.sizing.learn(request, tokens)
-
-    def release(self, request: DraftRequest) -> None:
-        self.pairs.release(request)
-
-    def grow(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         if self._backbone_draft:
-            return self._backbones(requests, self._backbone_draft)
+            return self._backbones(requests, self._backbone_draft, least_tokens)
         limits = [s.draft_limit for s in requests]
         read, place = self.pairs.take_all(requests)
         outputs = self._outputs(read, place)
         last = self.pairs.place(requests, [own.first - 1 for own in self.pairs.of(requests)])
-        trees = self._candidates(outputs, Expanded(last, self._own_bits, None), min(self.config.levels, max(limits)))
+        levels = min(self.config.levels, max(limits))
+        trees = self._candidates(outputs, Expanded(last, self._own_bits, None), levels, least_tokens)
         roots = torch.tensor([[s.tokens[-1]] for s in requests], dtype=torch.int32, device=self._device)
         tokens, parents, depths, scores = self._rooted(trees, roots)
         room = SelectedTrees.empty(len(requests), self.max_nodes, self._device)
@@ -136,7 +119,7 @@ class Eagle(Drafter, ReadsPairs):
         table = batch.cache.block_table
         outputs = self._outputs(pairs.rows(batch), CacheBatch(table, first))
         expanded = Expanded(CacheBatch(table, first + counts - 1), self._own_bits, counts > 0)
-        trees = self._candidates(outputs, expanded, self.config.levels)
+        trees = self._candidates(outputs, expanded, self.config.levels, 0.0)
         limits = torch.where(counts > 0, self.config.levels, 0)  # without a pair nothing is drafted
         return batch.selected(*self._rooted(trees, root_tokens(batch.history)), limits)
 
@@ -145,37 +128,34 @@ class Eagle(Drafter, ReadsPairs):
         fused = self.network.fuse(read.hidden_states)
         return self.network.forward(read.rows, fused, place, self.pairs.pool).rows(read.last)
 
-    def _backbones(self, requests: Sequence[DraftRequest], draft: BackboneDraft) -> list[ScoredTree]:
+    def _backbones(
+        self, requests: Sequence[DraftRequest], draft: BackboneDraft, least_tokens: float
+    ) -> list[ScoredTree]:
         """Returns backbones with leaves, by one call of the core."""
-        begin = time.perf_counter()
         runs, picked, place = self.pairs.take_all_runs(requests)
         levels = min(self.config.levels, max(s.draft_limit for s in requests))
         hidden_states = self.network.backbone_hidden_states(picked)
-        least = self._levels.least_gain(len(requests))
-        tokens, scores = draft(runs, hidden_states, place, self.pairs.pool, self.network.cos_sin, levels, least)
-        self._levels.record(len(requests), (time.perf_counter() - begin) / len(tokens[0]))
-        rare = 0.0 if self.sizing.costs is None else RARE
+        tokens, scores = draft(runs, hidden_states, place, self.pairs.pool, self.network.cos_sin, levels, least_tokens)
+        rare = RARE if least_tokens else 0.0
         return [
             backbone_tree(s.tokens[-1], own, chances, s.draft_limit, self.max_nodes - 1, rare)
             for s, own, chances in zip(requests, tokens, scores, strict=True)
         ]
 
-    def _candidates(self, outputs: Outputs, expanded: Expanded, levels: int) -> DynamicTrees:
+    def _candidates(self, outputs: Outputs, expanded: Expanded, levels: int, least_tokens: float) -> DynamicTrees:
         """Returns all candidates of at most so many levels, from the outputs of the last true pairs on."""
         trees = DynamicTrees(*self._children(outputs), self.config.width)
         hidden_states, above = outputs.fed[:, None], torch.zeros_like(trees.beam)
         for level in range(levels - 1):
-            begin = time.perf_counter()
             if self._static:
                 beam, places = self._static.beams[level]
                 trees.beam = beam.expand(len(trees.beam), -1)
                 above = places.expand(len(above), -1)
-            elif self._levels.costs is not None:
-                chances = [[exp(score) for score in row] for row in trees.reached.tolist()]
-                width = self._levels.width_that_pays(chances, len(trees.ends))
-                if not width:
+            elif least_tokens:
+                depth = len(trees.ends)
+                reached = (min(1.0, sum(map(exp, row))) for row in trees.reached.tolist())
+                if sum(chance ** (1 + 1 / depth) for chance in reached) < least_tokens:
                     break
-                trees.beam = trees.beam[:, :width]
             above = above[:, : trees.beam.shape[1]]
             first_node = expanded.count  # before the level is added
             rows = expanded.add(trees.opened, above)
@@ -184,7 +164,6 @@ class Eagle(Drafter, ReadsPairs):
             hidden_states = outputs.fed.view(*trees.beam.shape, -1)
             tokens, scores = self._children(outputs)
             above = trees.grow(tokens.view(*trees.beam.shape, -1), scores.view(*trees.beam.shape, -1))
-            self._levels.record(len(beam), time.perf_counter() - begin)
         return trees
 
     def _rooted(

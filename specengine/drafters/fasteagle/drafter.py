@@ -9,19 +9,18 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
 from specengine.drafters.base import Drafter
+from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
-from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
 from specengine.utils.spec_string import check_range
@@ -51,7 +50,7 @@ class Config:
             raise ValueError(f"reading: expected {' or '.join(READINGS)}, got {self.reading!r}")
 
 
-class FastEagle(Drafter, ReadsPairs):
+class FastEagle(ReadsPairs, Drafter):
     """Drafts a tree with one pass of its layers; the siblings of a backbone node are leaves."""
 
     name = "fasteagle"
@@ -69,7 +68,8 @@ class FastEagle(Drafter, ReadsPairs):
         check_range("top_k", config.top_k, 1, min(network.head.rows, (MAX_NODES - 1) // levels))
         self.levels = levels
         self.hidden_state_layers = network.hidden_state_layers
-        self.sizing = TreeSizing(adaptive_costs(config.adaptive, target), self.name)
+        self.calibrated = CalibratedTrees(self.name)
+        self.policy = DraftPolicy.of(self, target, config.adaptive)
         self.pairs = PairReader(
             self.name,
             network,
@@ -77,7 +77,6 @@ class FastEagle(Drafter, ReadsPairs):
             hidden_state_layers=len(network.hidden_state_layers),
             levels=levels,
             beyond=0,
-            costs=self.sizing.costs,
         )
         self._expanders = BackboneExpanders([config.top_k])
 
@@ -93,21 +92,7 @@ class FastEagle(Drafter, ReadsPairs):
     def max_nodes(self) -> int:
         return 1 + self.config.top_k * self.levels
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.sizing.draft(self, requests)
-
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        assert hidden_states is not None  # a HiddenStateReader is given them
-        self.pairs.observe(requests, committed, hidden_states)
-        for request, tokens in zip(requests, committed, strict=True):
-            self.sizing.learn(request, tokens)
-
-    def release(self, request: DraftRequest) -> None:
-        self.pairs.release(request)
-
-    def grow(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         read, place = self.pairs.take_all(requests)
         trees = self._expand(self.network.outputs(read, place, self.pairs.pool))
         return scored_trees(trees, requests, self.network.target_ids)

@@ -6,22 +6,19 @@ token, the more siblings that token gets (CAPE).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from specengine.cache.kv_cache import KVCache
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.cycle_time import mean_prefix
-from specengine.draft_policy.level_choice import next_level_pays
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
 from specengine.drafters.base import Drafter
+from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.capabilities import (
     CacheCompanion,
     DeviceStateDrafter,
@@ -64,14 +61,15 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
     config: Config
     takes_path = True
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
         if target.tensor_parallel > 1:
             raise ValueError("drafter: glide reads the whole target's cache, of which tensor_parallel leaves a part")
         checkpoint = open_drafter(self.name, path, target)
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
-        self.sizing = TreeSizing(adaptive_costs(config.adaptive, target, costs), self.name)
+        self.calibrated = CalibratedTrees(self.name)
+        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
         self._engine = OneEngine(self.name)
         self._device, self._prefill_rows = target.device, target.ops.prefill_rows
         self._max_position = target.config.max_position
@@ -113,43 +111,43 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
         self._catch_up(request, len(request.tokens) - start - len(hidden_states.last))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.sizing.draft(self, requests)
+        return self.policy.draft(requests).trees if requests else []
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         for request, tokens in zip(requests, committed, strict=True):
-            self.sizing.learn(request, tokens)
+            self.calibrated.learn(request, tokens)
+        self.policy.observe(requests, committed)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         # A prompt of one token is in no cache yet.
         able = [i for i, request in enumerate(requests) if len(request.tokens) > 1 and request.draft_limit > 0]
         if able:
             drafted = [requests[i] for i in able]
-            best = self._expand(self._backbone(drafted, mean_prefix(requests)))
+            best = self._expand(self._backbone(drafted, least_tokens))
             for i, tree in zip(able, scored_trees(best, drafted, self.network.target_ids), strict=True):
                 trees[i] = tree
-        return self.sizing.calibrate(requests, trees)
+        return self.calibrated.calibrate(requests, trees)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
-        self.sizing.forget(requests)
+        self.calibrated.forget(requests)
 
-    def _backbone(self, requests: Sequence[DraftRequest], prefix: float) -> list[torch.Tensor]:
+    @property
+    def learned(self) -> list[list[float]]:
+        return self.calibrated.learned
+
+    def _backbone(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[torch.Tensor]:
         """Returns the logits [B, Vd] of every level; the next level continues the likeliest token of each."""
-        costs = self.sizing.costs
-        begin = time.perf_counter()
         deepest = min(self.config.length, max(s.draft_limit for s in requests))
-        reach, expected = [1.0] * len(requests), [1.0] * len(requests)
+        reach = [1.0] * len(requests)
         logits = [self._first_logits(requests)]
         while (levels := len(logits)) < deepest:
-            if costs is not None:
-                sure = self.sizing.calibration(confidence(logits[-1]))
+            if least_tokens:  # the next level is as likely as those above it
+                sure = self.calibrated.chances(confidence(logits[-1]))
                 reach = [before * chance for before, chance in zip(reach, sure, strict=True)]
-                expected = [tokens + chance for tokens, chance in zip(expected, reach, strict=True)]
-                spent = time.perf_counter() - begin
-                seconds = costs(len(requests) * (1 + levels), prefix) + spent
-                if not next_level_pays(reach, expected, levels, seconds, spent / levels):
+                if sum(chance ** (1 + 1 / levels) for chance in reach) < least_tokens:
                     break
             best = torch.tensor([token for (token,) in likeliest(logits[-1], 1)], dtype=torch.int32)
             tokens = self.network.target_ids(best.to(self._device)).tolist()

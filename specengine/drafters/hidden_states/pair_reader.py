@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.reading_choice import ReadingChoice
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_network import PairNetwork
@@ -19,7 +16,7 @@ from specengine.drafters.one_engine import OneEngine
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 
-MOST_WAITING = 64  # pairs, and cycles without a draft
+MOST_WAITING = 64  # pairs
 
 
 class PairReader:
@@ -27,7 +24,6 @@ class PairReader:
 
     drafter: its name, for errors.  hidden_state_layers: number of layers whose input the network reads.
     levels: of the drafter's deepest tree.  beyond: positions behind the pairs that a draft on the host reaches.
-    costs: of a target pass; None: every request is read.
     """
 
     def __init__(
@@ -39,13 +35,10 @@ class PairReader:
         hidden_state_layers: int,
         levels: int,
         beyond: int,
-        costs: CostModel | None,
     ) -> None:
         c = network.config
         self.network = network
-        self.readings = ReadingChoice()
         self._engine = OneEngine(drafter)
-        self._adapts = costs is not None
         self._levels, self._beyond = levels, beyond
         self._layers = hidden_state_layers
         self._kv_shape = (c.num_layers, c.num_kv_heads, c.head_dim)
@@ -65,10 +58,6 @@ class PairReader:
             # Captured graphs hold on to the rotary tables, and draft beyond the end of the context too.
             self.network.ensure_positions(self._positions + self._levels)
         self.pool = cache.companion(*self._kv_shape, self._kv_dtype)
-
-    def skips_reading(self, batch: int) -> bool:
-        """Returns whether to read nothing of a request that begins in a batch of this size."""
-        return self._adapts and self.readings.should_skip(batch)
 
     def filled(self, request: DraftRequest) -> int:
         """Returns how many of a request's first slots hold their final keys and values."""
@@ -93,7 +82,7 @@ class PairReader:
         pairs = request.drafter_state.pairs
         pairs.add(self.network.pick(hidden_states))
         if pairs.count > 1:
-            self.read_ahead([request])
+            self.cache_all_but_last([request])
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates
@@ -111,27 +100,12 @@ class PairReader:
     def begin_draft(self, requests: Sequence[DraftRequest]) -> list[int]:
         """Begins a draft; returns the indices of the requests that can be drafted for."""
         # A prompt of one token has no pair yet.
-        ready = [i for i, s in enumerate(requests) if self.state(s).pairs.count and s.draft_limit > 0]
-        self.note_batch(requests)
-        for i in ready:
-            self.state(requests[i]).skipped = 0
-        return ready
+        return [i for i, s in enumerate(requests) if self.state(s).pairs.count and s.draft_limit > 0]
 
     def skip_draft(self, requests: Sequence[DraftRequest]) -> None:
-        """Notes a cycle without a draft; reads pairs, or leaves requests behind, where many pairs wait."""
-        self.note_batch(requests)
-        late: list[DraftRequest] = []
-        for request in requests:
-            state = self.state(request)
-            state.skipped += 1
-            if state.pairs.count > MOST_WAITING:
-                # Where drafts do not pay, reading for them does not pay either, unless later requests share it.
-                if state.skipped > MOST_WAITING and not (request.sharing and request.sharing.answers):
-                    state.leave_behind()
-                else:
-                    late.append(request)
-        if late:  # the next draft reads all unread pairs, and should not become a long one
-            self.read_ahead(late)
+        """Reads pairs where many wait: the next draft reads all unread pairs, and should not become a long one."""
+        if late := [request for request in requests if self.state(request).pairs.count > MOST_WAITING]:
+            self.cache_all_but_last(late)
 
     def take(self, requests: Sequence[DraftRequest], counts: Sequence[int]) -> tuple[PairRows, CacheBatch]:
         """Takes the first pairs of every request; returns them as rows, and where their keys and values go."""
@@ -157,35 +131,10 @@ class PairReader:
         """Returns the pages of requests of which so many slots are filled."""
         return self._cache.batch([request.pages for request in requests], lengths)
 
-    def read_ahead(self, requests: Sequence[DraftRequest]) -> None:
-        """Reads all pairs but the last ones, from which the next draft goes on; counts the time as a loss."""
-        begin = time.perf_counter()
-        self.cache_all_but_last(requests)
-        self.record_gain(requests, begin - time.perf_counter())
-
     def cache_all_but_last(self, requests: Sequence[DraftRequest]) -> None:
-        """Caches all pairs but each request's last."""
+        """Caches all pairs but each request's last, from which the next draft goes on."""
         read, place = self.take(requests, [own.count - 1 for own in self.of(requests)])
         self.network.cache_pairs(read, place, self.pool)
-
-    def record_gain(self, requests: Sequence[DraftRequest], saved: float) -> None:
-        """Shares saved seconds among the requests that are read."""
-        states = [state for state in map(self.state, requests) if not state.behind]
-        for state in states:
-            state.gained += saved / len(states)
-
-    def note_batch(self, requests: Sequence[DraftRequest]) -> None:
-        """Notes the batch size of requests that could be drafted for; the others' gains measure nothing."""
-        for request in requests:
-            state = self.state(request)
-            if request.draft_limit > 0 and not state.behind:
-                state.batch = max(state.batch, len(requests))
-
-    def release(self, request: DraftRequest) -> None:
-        """Ends a request, and records what reading it gained."""
-        state, request.drafter_state = request.drafter_state, None
-        if state is not None and state.batch and self._adapts:
-            self.readings.record_gain(state.batch, state.gained)
 
     def new_device_state(self, slots: int) -> DevicePairs:
         """Returns the pairs of so many slots on the device."""

@@ -41,23 +41,12 @@ class Pairs:
 class PairState:
     """What a drafter that reads pairs remembers of one request.
 
-    drafted: the last draft, before it was cut.  skipped: cycles in a row without a draft.
-    behind: pairs are missing, so nothing is drafted for the request any more.
-    batch: the largest batch in which it could have been drafted.
-    gained: seconds that drafts saved, less the seconds of reading apart from drafts.
+    drafted: the last draft, before it was cut.  behind: pairs are missing, so nothing is drafted for the request.
     """
 
     pairs: Pairs = field(default_factory=Pairs)
     drafted: ScoredTree | None = None
-    skipped: int = 0
     behind: bool = False
-    batch: int = 0
-    gained: float = 0.0
-
-    def leave_behind(self) -> None:
-        """Drops the pairs that are not read yet, and stops drafting."""
-        self.pairs = Pairs(self.pairs.first)
-        self.behind = True
 
 
 def take_pairs(

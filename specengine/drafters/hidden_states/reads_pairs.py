@@ -1,4 +1,4 @@
-"""The capabilities that a drafter has by its PairReader and its TreeSizing: eagle, eagle3, fasteagle."""
+"""The capabilities that a drafter has by its PairReader and its CalibratedTrees: eagle, eagle3, fasteagle."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from specengine.cache.kv_cache import KVCache
-from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree
+from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.capabilities import (
     CacheCompanion,
     DeviceStateDrafter,
@@ -23,31 +25,45 @@ from specengine.ops.weight import Projection
 
 
 class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafter, DeviceStateDrafter):
-    """Forwards capabilities to `pairs` and `sizing`, which the drafter's constructor makes."""
+    """Forwards capabilities to `pairs`, `calibrated` and `policy`, which the drafter's constructor makes."""
 
     pairs: PairReader
-    sizing: TreeSizing
+    calibrated: CalibratedTrees
+    policy: DraftPolicy
 
     @abstractmethod
-    def grow(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
-        """Returns the largest tree of every request, with the drafter's own chances.
+    def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        """Returns the tree of every request, with the drafter's own chances; least_tokens: as propose() takes it.
 
         Every request has at least one unread pair, and room for a drafted token.
         """
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return self.policy.draft(requests).trees if requests else []
+
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         if ready := self.pairs.begin_draft(requests):
-            for i, tree in zip(ready, self.grow([requests[i] for i in ready]), strict=True):
+            for i, tree in zip(ready, self.grow([requests[i] for i in ready], least_tokens), strict=True):
                 trees[i] = tree
-        return self.sizing.calibrate(requests, trees)
+        return self.calibrated.calibrate(requests, trees)
+
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        assert hidden_states is not None  # a HiddenStateReader is given them
+        self.pairs.observe(requests, committed, hidden_states)
+        for request, tokens in zip(requests, committed, strict=True):
+            self.calibrated.learn(request, tokens)
+        self.policy.observe(requests, committed)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
-        self.sizing.forget(requests)
+        self.calibrated.forget(requests)
         self.pairs.skip_draft(requests)
 
-    def record_gain(self, requests: Sequence[DraftRequest], saved: float) -> None:
-        self.pairs.record_gain(requests, saved)
+    @property
+    def learned(self) -> list[list[float]]:
+        return self.calibrated.learned
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         self.pairs.observe_prompt(request, start, hidden_states)
@@ -61,9 +77,6 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
 
     def filled(self, request: DraftRequest) -> int:
         return self.pairs.filled(request)
-
-    def skips_reading(self, batch: int) -> bool:
-        return self.pairs.skips_reading(batch)
 
     @property
     def projections(self) -> list[Projection]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specengine._C import PhrasePool
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.trial import TimedDrafts
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
@@ -46,13 +45,13 @@ class Lookahead(Drafter, ChoiceReader):
     config_type = Config
     config: Config
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
         length = config.ngram - 1
         self._phrases = PhraseStore(
             length, config.guesses, target, warm=config.warm, keys=config.keys, file=config.pool
         )
-        self._drafts = TimedDrafts(adaptive_costs(config.adaptive, target, costs))
+        self.policy = DraftPolicy.of(self, target, config.adaptive, costs, parts=())
 
     @property
     def adaptive(self) -> bool:
@@ -72,7 +71,7 @@ class Lookahead(Drafter, ChoiceReader):
         self._phrases.save(path)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self._drafts.draft(requests, lambda skipped: [self._tree(request, skipped) for request in requests])
+        return self.policy.draft_whole(requests, lambda drafts: [self._tree(request, drafts) for request in requests])
 
     def observe_choices(
         self,
@@ -91,16 +90,16 @@ class Lookahead(Drafter, ChoiceReader):
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
-        self._drafts.observe(committed)
+        self.policy.observe(requests, committed)
 
-    def _tree(self, request: DraftRequest, skipped: bool) -> DraftTree:
+    def _tree(self, request: DraftRequest, drafts: bool) -> DraftTree:
         tokens, limit = request.tokens, request.draft_limit
         if request.drafter_state is None:
             request.drafter_state = self._begin(request)
         state: State = request.drafter_state
         paths = MergedPaths(tokens[-1])
         state.column = []
-        if not skipped:
+        if drafts:
             phrases = state.pool.newest(tokens[-1], self.config.guesses)
             paths.add_phrases(0, [phrase[:limit] for phrase in phrases])
             if state.window.depth <= limit:

@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 
 from specengine._C import MAX_NODES
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
+from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.capabilities import (
     DeviceStateDrafter,
     HiddenStateReader,
@@ -88,7 +88,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
     config: Config
     takes_path = True
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
         checkpoint = open_drafter(self.name, path, target)
         tokens = checkpoint.vocabulary(target.config)
@@ -100,7 +100,8 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         tree = RankTree.named(config.tree).first(config.nodes - 1, len(self.heads))
         self.candidates = RankCandidates(tree, target.device)
         check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
-        self.sizing = TreeSizing(adaptive_costs(config.adaptive, target, costs), self.name)
+        self.calibrated = CalibratedTrees(self.name)
+        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
         self._expanders = BackboneExpanders([self.candidates.ranks])
 
     @property
@@ -116,7 +117,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         return len(self.candidates.parents)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.sizing.draft(self, requests)
+        return self.policy.draft(requests).trees if requests else []
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         request.drafter_state = State(hidden_states.last[-1:].clone())
@@ -128,10 +129,11 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         end = 0
         for request, tokens in zip(requests, committed, strict=True):
             end += len(tokens)
-            self.sizing.learn(request, tokens)
+            self.calibrated.learn(request, tokens)
             request.drafter_state = State(hidden_states.last[end - 1 : end].clone())
+        self.policy.observe(requests, committed)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         known = [slot for slot, request in enumerate(requests) if request.drafter_state]
         if known:
@@ -139,10 +141,14 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
             for slot, tokens, chances in zip(known, *columns, strict=True):
                 tree = ScoredTree(tokens, self.candidates.parents.tolist(), chances)
                 trees[slot] = tree.rooted(requests[slot].tokens[-1], requests[slot].draft_limit)
-        return self.sizing.calibrate(requests, trees)
+        return self.calibrated.calibrate(requests, trees)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
-        self.sizing.forget(requests)
+        self.calibrated.forget(requests)
+
+    @property
+    def learned(self) -> list[list[float]]:
+        return self.calibrated.learned
 
     def new_device_state(self, slots: int) -> DeviceState:
         rows = torch.zeros(slots, self._hidden, device=self._device)

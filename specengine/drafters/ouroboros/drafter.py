@@ -18,9 +18,8 @@ from pathlib import Path
 
 from specengine._C import MAX_NODES, PhrasePool
 from specengine.cache.kv_cache import KVCache
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.measured_costs import adaptive_costs
-from specengine.draft_policy.trial import TimedDrafts
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftLogits, DraftTree
 from specengine.drafters.base import Drafter
@@ -47,13 +46,13 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
     config: Config
     takes_path = True
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
         self.small = SmallModel(self.name, config.layers, config.dtype, path, target)
         self._length, self._window, self._ngram = config.sizes
         length = self._ngram - 1
         self._phrases = PhraseStore(length, self._window, target, warm=config.warm, keys=config.keys, file=config.pool)
-        self._drafts = TimedDrafts(adaptive_costs(config.adaptive, target, costs))
+        self.policy = DraftPolicy.of(self, target, config.adaptive, costs, parts=())
         rows = JacobiWindow.most_nodes(self._window, self._ngram)
         self._sentences = SentenceDrafter(self.small.model, rows, self._window, config.noise)
 
@@ -89,11 +88,11 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
         self.small.check_tokenizer(tokenizer)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self._drafts.draft(requests, partial(self._trees, requests, True), self.small.reads_prompt)
+        return self.policy.draft_whole(requests, partial(self._trees, requests, True))
 
     def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> tuple[list[DraftTree], None]:
         # These rules draw their residual with the noise of `match`. Drafts with the same noise would bias the output.
-        return self._drafts.draft(requests, partial(self._trees, requests, False), self.small.reads_prompt), None
+        return self.policy.draft_whole(requests, partial(self._trees, requests, False)), None
 
     def room_for_logits(self, nodes: int) -> DraftLogits | None:
         return None  # phrases have no distribution
@@ -111,18 +110,18 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
-        self._drafts.observe(committed)
+        self.policy.observe(requests, committed)
 
     def release(self, request: DraftRequest) -> None:
         self.small.release(request)
 
-    def _trees(self, requests: Sequence[DraftRequest], noise: bool, skipped: bool) -> list[DraftTree]:
+    def _trees(self, requests: Sequence[DraftRequest], noise: bool, drafts: bool) -> list[DraftTree]:
         """Drafts all trees. noise: draw sentences as `match` would; otherwise they are the likeliest tokens."""
         states = [self._state(request) for request in requests]
         for state in states:
             state.sentence = []
             state.suffixes = []
-        if not skipped:
+        if drafts:
             self._draft_sentences(requests, states, noise)
         return [self._tree(request, state) for request, state in zip(requests, states, strict=True)]
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 
 from specengine._C import MAX_NODES
 from specengine.draft_policy.acceptance import Acceptance
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.cut_trees import cut_trees
-from specengine.draft_policy.cycle_time import mean_prefix
-from specengine.draft_policy.measured_costs import adaptive_costs
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
@@ -79,11 +77,11 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     config_type = Config
     config: Config
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
         self._on_device = target.ops.on_device  # its trees are chains, and its graphs choose the width
-        self.costs = adaptive_costs(config.adaptive, target, costs)
         self.acceptance = Acceptance(PRIOR, weight=20, memory=200)  # of all requests
+        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
 
     @property
     def adaptive(self) -> bool:
@@ -99,15 +97,20 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
         return min(self.config.nodes, self.config.length + 1) if self._on_device else self.config.nodes
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return cut_trees(self.propose(requests), self.costs, mean_prefix(requests)).trees
+        return self.policy.draft(requests).trees if requests else []
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
-        return [self._grown(request) for request in requests]
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        least = UNLIKELY if least_tokens else 0.0
+        return [self._grown(request, least) for request in requests]
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
             if request.drafter_state:
                 request.drafter_state.found = []
+
+    @property
+    def learned(self) -> list[list[float]]:
+        return self.acceptance.learned
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         """Returns chains: the continuation of the longest match."""
@@ -116,8 +119,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
-        if self.costs is None:
-            return
+        self.policy.observe(requests, committed)
         for request, tokens in zip(requests, committed, strict=True):
             state: State | None = request.drafter_state
             if state is None:  # nothing was ever drafted for it
@@ -131,7 +133,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
                     state.acceptance.observe(kind, branch == token)
                 matches = next((rest for _, branch, rest in branches if branch == token), [])
 
-    def _grown(self, request: DraftRequest) -> ScoredTree:
+    def _grown(self, request: DraftRequest, least: float) -> ScoredTree:
         """Returns the largest tree of a request, best node first."""
         config, tokens = self.config, request.tokens
         if request.drafter_state is None:
@@ -142,7 +144,6 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
         state.found = state.index.matches(tokens, config.matches)
         state.length = len(tokens)
         rates = state.acceptance.rates()
-        least = 0.0 if self.costs is None else UNLIKELY
         deepest = min(config.length, request.draft_limit)
         drafted, parents, chances = [tokens[-1]], [-1], [1.0]
         waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, chance, matches)

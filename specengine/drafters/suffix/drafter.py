@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specengine._C import MATCHED, SuffixAutomaton, TextCorpus
-from specengine.draft_policy.acceptance import Acceptance
-from specengine.draft_policy.agreement import Agreement, JointTree
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.cut_trees import cut_trees
-from specengine.draft_policy.cycle_time import mean_prefix
-from specengine.draft_policy.measured_costs import adaptive_costs
+from specengine.draft_policy.acceptance import Acceptance, Agreement, JointTree
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
@@ -83,17 +80,17 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
     config: Config
     takes_path = True
 
-    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CostModel | None = None) -> None:
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
         if path and not config.corpus:
             raise ValueError(f"corpus: false, but {path} is given as one")
-        self.costs = adaptive_costs(config.adaptive, target, costs)
         self._path = _corpus_path(path, target) if config.corpus else None
         self.corpus = open_corpus(self._path, target.config.vocab_size) if self._path else None
         self.earlier = TextMemory(config.remember) if config.remember else None
         # of all requests
         self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]
         self.agreements = [Agreement() for _ in SOURCES]  # of a source with those before it
+        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
 
     @property
     def adaptive(self) -> bool:
@@ -107,14 +104,15 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         if tokenizer is not None and self._path is not None:
             check_corpus_tokenizer(self._path, tokenizer)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
-        return [self._grown(request) for request in requests]
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        least = UNLIKELY if least_tokens else 0.0
+        return [self._grown(request, least) for request in requests]
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        proposed = self.propose(requests)
-        trees = cut_trees(proposed, self.costs, mean_prefix(requests), self.config.nodes - 1).trees
+        trees = self.policy.draft(requests).trees if requests else []
         for request, tree in zip(requests, trees, strict=True):
-            request.drafter_state.tree = tree
+            if request.drafter_state is not None:
+                request.drafter_state.tree = tree
         return trees
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
@@ -131,20 +129,24 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
                 continue
             sources = [(NAMES[source], tree) for source, tree, _ in state.drafted]
             count_sources(request, state.tree, sources, tokens)
-            if self.costs is not None:
-                for source, tree, kinds in state.drafted:
-                    for node, accepted in judge_nodes(tree, tokens):
-                        state.rates[source].observe(kinds[node], accepted)
-                for agreement, joint in state.joints:
-                    agreement.observe(joint, tokens)
+            for source, tree, kinds in state.drafted:
+                for node, accepted in judge_nodes(tree, tokens):
+                    state.rates[source].observe(kinds[node], accepted)
+            for agreement, joint in state.joints:
+                agreement.observe(joint, tokens)
             state.clear()
+        self.policy.observe(requests, committed)
+
+    @property
+    def learned(self) -> list[list[float]]:
+        return [numbers for learner in (*self.rates, *self.agreements) for numbers in learner.learned]
 
     def release(self, request: DraftRequest) -> None:
         if self.earlier is not None and len(request.tokens) > request.prompt_length:
             self.earlier.add(request.tokens[max(0, request.prompt_length - MATCHED) :])
         super().release(request)
 
-    def _grown(self, request: DraftRequest) -> ScoredTree:
+    def _grown(self, request: DraftRequest, least: float) -> ScoredTree:
         """Returns the largest tree of a request."""
         tokens = request.tokens
         if request.drafter_state is None:
@@ -154,14 +156,14 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         state.clear()
         context = tokens[-MATCHED:]
         deepest = min(self.config.length, request.draft_limit)
-        tree = self._continued(state, OWN, state.text, context, deepest)
+        tree = self._continued(state, OWN, state.text, context, deepest, least)
         others: list[tuple[int, SuffixAutomaton | TextCorpus]] = []
         if self.corpus is not None:
             others.append((CORPUS, self.corpus))
         if self.earlier is not None:
             others += [(EARLIER, text) for text in self.earlier.automata()]
         for source, text in others:
-            more = self._continued(state, source, text, context, deepest)
+            more = self._continued(state, source, text, context, deepest, least)
             if len(more.tokens) > 1:
                 joint = self.agreements[source].join(tree, more)
                 state.joints.append((self.agreements[source], joint))
@@ -169,12 +171,17 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         return tree
 
     def _continued(
-        self, state: State, source: int, text: SuffixAutomaton | TextCorpus, context: list[int], deepest: int
+        self,
+        state: State,
+        source: int,
+        text: SuffixAutomaton | TextCorpus,
+        context: list[int],
+        deepest: int,
+        least: float,
     ) -> ScoredTree:
         """Returns the tree of one source."""
         config = self.config
         rates = state.rates[source].rates()
-        least = 0.0 if self.costs is None else UNLIKELY
         nodes, parents, kinds = text.continuations(context, config.nodes, deepest, config.branches, rates, least)
         tree = ScoredTree(nodes, parents, [1.0, *(rates[kind] for kind in kinds[1:])])
         state.drafted.append((source, tree, kinds))

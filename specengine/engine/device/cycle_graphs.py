@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine import _C
-from specengine.draft_policy.width_choice import WidthChoice
+from specengine.draft_policy.widths import WidthPolicy
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
@@ -60,7 +60,7 @@ class CycleGraphs:
         if options.fixed:
             self._widths = {b: fitting[-1:] for b, fitting in self._widths.items()}
         self.batches = {(b, w): GraphBatch(buffers, b, w) for b, fitting in self._widths.items() for w in fitting}
-        self._choice = WidthChoice(options.nodes)
+        self._choice = WidthPolicy(options.nodes)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._seconds: dict[tuple[int, int], float] = {}
         if options.capture:
@@ -103,12 +103,9 @@ class CycleGraphs:
             return widths[-1]
         return self._choice.choose(widths, [self._seconds[bucket, width] for width in widths])
 
-    def observe(self, nodes: int, drafted: int, accepted: int) -> None:
-        """Learns from a cycle of width `nodes`.
-
-        drafted: nodes of the tree, root excluded.  accepted: of those.
-        """
-        self._choice.observe(nodes, drafted, accepted)
+    def observe(self, nodes: int, levels: int, accepted: int) -> None:
+        """Learns from a cycle of width `nodes`. levels: of the tree.  accepted: drafted tokens."""
+        self._choice.observe(nodes, levels, accepted)
 
     def _bucket(self, size: int) -> int:
         return self.buckets[bisect_left(self.buckets, size)]

@@ -131,7 +131,7 @@ class DeviceBatch:
             tree = DraftTree(tokens[:used], parents[:used])
             committed.append(commit_path(request, tree, path[:count], bonus, batch.scores, b * nodes, relaxed))
             rows += [b * nodes + node for node in path[: len(committed[-1])]]
-            graphs.observe(nodes, used - 1, count - 1)
+            graphs.observe(nodes, tree.levels, count - 1)
         if not isinstance(self._runner.drafter, DeviceDrafter):
             self._observe(nodes, committed, rows)
 
