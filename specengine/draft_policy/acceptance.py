@@ -1,11 +1,11 @@
-"""How often a drafted node is accepted once its parent is: by kind of node, by drafted probability, by two drafters."""
+"""How often a drafted node is accepted once its parent is: by kind, by the drafter's probability, by two drafters."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from specengine.draft_trees.join import join_trees
 from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
 
 # Classes of a drafter's own probability: class i reaches from EDGES[i - 1] to EDGES[i].
@@ -14,9 +14,9 @@ MIDDLES = tuple((low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.
 
 # A drafter's verdict on a node: ABSENT, it has no child of that parent; OTHER, it has other children of that parent;
 # or PRESENT and more, by the class of the node's chance.
-_ABSENT, _OTHER, _PRESENT = range(3)
-_SURE = (0.2, 0.5, 0.8)
-_VERDICTS = _PRESENT + len(_SURE) + 1
+ABSENT, OTHER, PRESENT = range(3)
+SURE = (0.2, 0.5, 0.8)
+VERDICTS = PRESENT + len(SURE) + 1
 
 
 class Acceptance:
@@ -29,36 +29,28 @@ class Acceptance:
     """
 
     def __init__(self, prior: Sequence[float] | Acceptance, weight: float, memory: float) -> None:
-        self.prior = prior
-        self.weight = weight
+        self.prior, self.weight = prior, weight
         self._keep = 1 - 1 / memory
-        kinds = prior.kinds if isinstance(prior, Acceptance) else len(prior)
-        self._seen = [0.0] * kinds
-        self._accepted = [0.0] * kinds
+        self._seen = [0.0] * len(prior.rates() if isinstance(prior, Acceptance) else prior)
+        self._accepted = [0.0] * len(self._seen)
         self.learned = [self._seen, self._accepted]
-
-    @property
-    def kinds(self) -> int:
-        """Number of kinds."""
-        return len(self._seen)
 
     def rates(self) -> list[float]:
         """Returns the probability of acceptance of each kind."""
         prior = self.prior.rates() if isinstance(self.prior, Acceptance) else self.prior
-        weight = self.weight
         counts = zip(self._accepted, self._seen, prior, strict=True)
-        return [(accepted + weight * rate) / (seen + weight) for accepted, seen, rate in counts]
+        return [(accepted + self.weight * rate) / (seen + self.weight) for accepted, seen, rate in counts]
 
-    def observe(self, kind: int, accepted: bool) -> None:
-        """Counts one node whose parent was accepted."""
-        self._seen[kind] = self._seen[kind] * self._keep + 1
+    def observe(self, kind: int, accepted: float, expected: float = 1.0) -> None:
+        """Counts one node whose parent was accepted. expected: acceptances that the prior promised."""
+        self._seen[kind] = self._seen[kind] * self._keep + expected
         self._accepted[kind] = self._accepted[kind] * self._keep + accepted
         if isinstance(self.prior, Acceptance):
             self.prior.observe(kind, accepted)
 
 
 class Calibration:
-    """Learns how often nodes of each drafted probability are accepted: drafters are too sure of themselves or unsure."""
+    """Learns how often nodes of each drafted probability are accepted: drafters are too sure of themselves or shy."""
 
     def __init__(self) -> None:
         self._acceptance = Acceptance(MIDDLES, weight=20, memory=1000)
@@ -82,64 +74,28 @@ class Calibration:
         return right
 
 
-@dataclass(frozen=True)
-class JointTree:
-    """tree: the nodes of both trees.  surer: the higher of a node's two chances.  kinds: both verdicts as a number."""
-
-    tree: ScoredTree
-    surer: list[float]
-    kinds: list[int]
-
-
 class Agreement:
     """Learns, by both drafters' verdicts, how much more often a node is accepted than the surer drafter says."""
 
-    _WEIGHT, _KEEP = 10.0, 1 - 1 / 1000  # acceptances that the prior, the surer chance, counts for; see Acceptance
-
     def __init__(self) -> None:
-        self._accepted = [0.0] * _VERDICTS**2
-        self._promised = [0.0] * _VERDICTS**2
-        self.learned = [self._accepted, self._promised]
+        self._factors = Acceptance([1.0] * VERDICTS**2, weight=10, memory=1000)
+        self.learned = self._factors.learned
 
-    def join(self, first: ScoredTree, second: ScoredTree) -> JointTree:
-        """Joins two trees with the same root; a node of both appears once."""
-        tokens = list(first.tokens)
-        parents = list(first.parents)
-        own = [[chance, 0.0] for chance in first.chances]  # of each node, both drafters' chances
-        children = {(first.parents[node], first.tokens[node]): node for node in range(1, len(tokens))}
-        inner: tuple[set[int], set[int]] = set(first.parents), set()  # nodes with children in each tree
-        place = [0]
-        for token, parent, chance in zip(second.tokens[1:], second.parents[1:], second.chances[1:], strict=True):
-            parent = place[parent]
-            node = children.setdefault((parent, token), len(tokens))
-            if node == len(tokens):
-                tokens.append(token)
-                parents.append(parent)
-                own.append([0.0, 0.0])
-            own[node][1] = chance
-            inner[1].add(parent)
-            place.append(node)
-        surer, chances, kinds = [1.0], [1.0], [0]
-        for node in range(1, len(tokens)):
-            one, other = own[node]
-            parent = parents[node]
-            kind = _verdict(one, parent in inner[0]) * _VERDICTS + _verdict(other, parent in inner[1])
-            most = max(one, other)
-            factor = (self._accepted[kind] + self._WEIGHT) / (self._promised[kind] + self._WEIGHT)
-            surer.append(most)
-            kinds.append(kind)
-            chances.append(min(0.99, most * factor))
-        return JointTree(ScoredTree(tokens, parents, chances), surer, kinds)
+    def join(self, first: ScoredTree, second: ScoredTree) -> tuple[ScoredTree, list[tuple[int, float]]]:
+        """Joins two trees with the same root; returns each node's verdicts and surer chance too, for observe()."""
+        joined, factors = join_trees(first, second), self._factors.rates()
+        verdicts = [(0, 1.0)]
+        for parent, own in zip(joined.parents[1:], joined.chances[1:], strict=True):
+            one, other = (_verdict(chance, parent in inner) for chance, inner in zip(own, joined.inner, strict=True))
+            verdicts.append((one * VERDICTS + other, max(own)))
+        chances = [min(0.99, surer * factors[kind]) for kind, surer in verdicts]
+        return ScoredTree(joined.tokens, joined.parents, chances), verdicts
 
-    def observe(self, joint: JointTree, committed: Sequence[int]) -> None:
+    def observe(self, tree: ScoredTree, verdicts: Sequence[tuple[int, float]], committed: Sequence[int]) -> None:
         """Learns from the committed tokens: the accepted ones and the bonus token."""
-        for node, accepted in judge_nodes(joint.tree, committed):
-            kind = joint.kinds[node]
-            self._accepted[kind] = self._accepted[kind] * self._KEEP + accepted
-            self._promised[kind] = self._promised[kind] * self._KEEP + joint.surer[node]
+        for node, accepted in judge_nodes(tree, committed):
+            self._factors.observe(verdicts[node][0], accepted, verdicts[node][1])
 
 
 def _verdict(chance: float, has_children: bool) -> int:
-    if chance > 0:
-        return _PRESENT + bisect_right(_SURE, chance)
-    return _OTHER if has_children else _ABSENT
+    return PRESENT + bisect_right(SURE, chance) if chance > 0 else OTHER if has_children else ABSENT

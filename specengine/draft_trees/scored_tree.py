@@ -6,6 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
+def tree_levels(parents: Sequence[int]) -> int:
+    """Returns the depth of a tree's deepest node, of every node's parent."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return max(depths)
+
+
 @dataclass(frozen=True)
 class ScoredTree:
     """A tree as DraftTree has it. chances: the probability of each node, once its parent is accepted."""
@@ -13,6 +21,11 @@ class ScoredTree:
     tokens: Sequence[int]
     parents: Sequence[int]
     chances: Sequence[float]
+
+    @property
+    def levels(self) -> int:
+        """Depth of the deepest node."""
+        return tree_levels(self.parents)
 
     @staticmethod
     def root(token: int) -> ScoredTree:

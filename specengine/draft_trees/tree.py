@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from specengine._C import MAX_NODES
+from specengine.draft_trees.scored_tree import tree_levels
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,18 @@ class DraftTree:
     @property
     def levels(self) -> int:
         """Depth of the deepest node."""
-        depths = [0]
-        for parent in self.parents[1:]:
-            depths.append(depths[parent] + 1)
-        return max(depths)
+        return tree_levels(self.parents)
+
+    def accepted(self, committed: Sequence[int]) -> int:
+        """Returns how many nodes the committed tokens run through."""
+        children = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
+        node = count = 0
+        for token in committed:
+            node = children.get((node, token), 0)
+            if not node:
+                break
+            count += 1
+        return count
 
 
 @dataclass(frozen=True)

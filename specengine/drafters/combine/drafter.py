@@ -13,7 +13,6 @@ from typing import Any
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
@@ -26,6 +25,7 @@ from specengine.drafters.capabilities import (
 )
 from specengine.drafters.combine.part_view import PartView, State
 from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.policies import policy_of
 from specengine.drafters.source_stats import count_sources
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -81,7 +81,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
             raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(layers)}")
         self.hidden_state_layers = layers.pop() if layers else ()
         self.reads_hidden_states = any(reader.reads_hidden_states for reader in readers)
-        self._policy = DraftPolicy.of(self, target, config.adaptive, costs, self.parts)
+        self._policy = policy_of(self, target, costs, self.parts, self.parts)
         kinds = [part.name for part in self.parts]
         self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 

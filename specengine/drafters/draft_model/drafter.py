@@ -14,7 +14,6 @@ import torch
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, LogitsDrafter, TokenizerChecker
@@ -28,6 +27,7 @@ from specengine.drafters.draft_model.tree_growth import (
     likeliest_children,
 )
 from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.policies import policy_of
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import confidence, stack_rows, take_rows
@@ -52,7 +52,7 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
         super().__init__(config, path, target)
         self.small = SmallModel(self.name, config.layers, config.dtype, path, target)
         self.model = self.small.model
-        self.policy = DraftPolicy.of(self, target, config.adaptive, costs, parts=())
+        self.policy = policy_of(self, target, costs, [])
         check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
         self._chain = max(config.widths) == 1
 

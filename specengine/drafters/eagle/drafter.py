@@ -14,7 +14,6 @@ from math import exp
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.backbone import backbone_tree
 from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.draft_trees.rank_paths import RankTree
@@ -32,6 +31,7 @@ from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
+from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.transformer import Transformer
@@ -62,7 +62,7 @@ class Eagle(ReadsPairs, Drafter):
         self._tokens = loaded.tokens
         self._device = target.device
         self.calibrated = CalibratedTrees(self.name)
-        self.policy = DraftPolicy.of(self, target, config.adaptive)
+        self.policy = policy_of(self, target, None, [self])
         self.pairs = PairReader(
             self.name,
             self.network,

@@ -9,7 +9,6 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
@@ -19,6 +18,7 @@ from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
+from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.transformer import Transformer
@@ -69,7 +69,7 @@ class FastEagle(ReadsPairs, Drafter):
         self.levels = levels
         self.hidden_state_layers = network.hidden_state_layers
         self.calibrated = CalibratedTrees(self.name)
-        self.policy = DraftPolicy.of(self, target, config.adaptive)
+        self.policy = policy_of(self, target, None, [self])
         self.pairs = PairReader(
             self.name,
             network,

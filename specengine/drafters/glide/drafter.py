@@ -13,7 +13,6 @@ import torch
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
@@ -32,6 +31,7 @@ from specengine.drafters.glide.device_state import DeviceState
 from specengine.drafters.glide.network import GlideNetwork
 from specengine.drafters.glide.rows import GlideRows
 from specengine.drafters.one_engine import OneEngine
+from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
@@ -69,7 +69,7 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
         check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
         self.calibrated = CalibratedTrees(self.name)
-        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
+        self.policy = policy_of(self, target, costs, [self])
         self._engine = OneEngine(self.name)
         self._device, self._prefill_rows = target.device, target.ops.prefill_rows
         self._max_position = target.config.max_position

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from specengine._C import PhrasePool
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
@@ -22,6 +21,7 @@ from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.lookahead.config import Config
 from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.drafters.phrases.store import PhraseStore
+from specengine.drafters.policies import policy_of
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 
@@ -51,7 +51,7 @@ class Lookahead(Drafter, ChoiceReader):
         self._phrases = PhraseStore(
             length, config.guesses, target, warm=config.warm, keys=config.keys, file=config.pool
         )
-        self.policy = DraftPolicy.of(self, target, config.adaptive, costs, parts=())
+        self.policy = policy_of(self, target, costs, [])
 
     @property
     def adaptive(self) -> bool:

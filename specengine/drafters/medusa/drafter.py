@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from specengine._C import MAX_NODES
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
@@ -28,6 +27,7 @@ from specengine.drafters.capabilities import (
 )
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.medusa.heads import read_heads
+from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
@@ -101,7 +101,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         self.candidates = RankCandidates(tree, target.device)
         check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
         self.calibrated = CalibratedTrees(self.name)
-        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
+        self.policy = policy_of(self, target, costs, [self])
         self._expanders = BackboneExpanders([self.candidates.ranks])
 
     @property

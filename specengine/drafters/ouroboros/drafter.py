@@ -19,7 +19,6 @@ from pathlib import Path
 from specengine._C import MAX_NODES, PhrasePool
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftLogits, DraftTree
 from specengine.drafters.base import Drafter
@@ -30,6 +29,7 @@ from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.drafters.ouroboros.config import Config
 from specengine.drafters.ouroboros.sentences import RequestState, SentenceDrafter
 from specengine.drafters.phrases.store import PhraseStore
+from specengine.drafters.policies import policy_of
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
         self._length, self._window, self._ngram = config.sizes
         length = self._ngram - 1
         self._phrases = PhraseStore(length, self._window, target, warm=config.warm, keys=config.keys, file=config.pool)
-        self.policy = DraftPolicy.of(self, target, config.adaptive, costs, parts=())
+        self.policy = policy_of(self, target, costs, [])
         rows = JacobiWindow.most_nodes(self._window, self._ngram)
         self._sentences = SentenceDrafter(self.small.model, rows, self._window, config.noise)
 

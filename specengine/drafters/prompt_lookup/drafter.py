@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from specengine._C import MAX_NODES
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import DeviceDrafter, ScoredDrafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.policies import policy_of
 from specengine.drafters.prompt_lookup.ngram_index import LONGEST, NgramIndex
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -81,7 +81,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
         super().__init__(config, path, target)
         self._on_device = target.ops.on_device  # its trees are chains, and its graphs choose the width
         self.acceptance = Acceptance(PRIOR, weight=20, memory=200)  # of all requests
-        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
+        self.policy = policy_of(self, target, costs, [self])
 
     @property
     def adaptive(self) -> bool:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specengine._C import MATCHED, SuffixAutomaton, TextCorpus
-from specengine.draft_policy.acceptance import Acceptance, Agreement, JointTree
+from specengine.draft_policy.acceptance import Acceptance, Agreement
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ScoredDrafter, TokenizerChecker
 from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.policies import policy_of
 from specengine.drafters.shipped import shipped_folder
 from specengine.drafters.source_stats import count_sources
 from specengine.drafters.suffix.config import Config
@@ -53,13 +53,13 @@ class State:
 
     text: all tokens but those since the last draft.  rates: by source, how often each kind of node was right.
     drafted: of the last draft, source by source, the tree and the kinds of its nodes.
-    joints: how the trees were joined.  tree: the tree that draft() returned.
+    joints: arguments of Agreement.observe.  tree: the tree that draft() returned.
     """
 
     rates: list[Acceptance]
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     drafted: list[tuple[int, ScoredTree, list[int]]] = field(default_factory=list)
-    joints: list[tuple[Agreement, JointTree]] = field(default_factory=list)
+    joints: list[tuple[Agreement, ScoredTree, list[tuple[int, float]]]] = field(default_factory=list)
     tree: DraftTree | None = None
 
     def clear(self) -> None:
@@ -90,7 +90,7 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         # of all requests
         self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]
         self.agreements = [Agreement() for _ in SOURCES]  # of a source with those before it
-        self.policy = DraftPolicy.of(self, target, config.adaptive, costs)
+        self.policy = policy_of(self, target, costs, [self])
 
     @property
     def adaptive(self) -> bool:
@@ -132,14 +132,15 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
             for source, tree, kinds in state.drafted:
                 for node, accepted in judge_nodes(tree, tokens):
                     state.rates[source].observe(kinds[node], accepted)
-            for agreement, joint in state.joints:
-                agreement.observe(joint, tokens)
+            for agreement, joint, verdicts in state.joints:
+                agreement.observe(joint, verdicts, tokens)
             state.clear()
         self.policy.observe(requests, committed)
 
     @property
     def learned(self) -> list[list[float]]:
-        return [numbers for learner in (*self.rates, *self.agreements) for numbers in learner.learned]
+        learners: list[Acceptance | Agreement] = [*self.rates, *self.agreements]
+        return [numbers for learner in learners for numbers in learner.learned]
 
     def release(self, request: DraftRequest) -> None:
         if self.earlier is not None and len(request.tokens) > request.prompt_length:
@@ -165,9 +166,8 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         for source, text in others:
             more = self._continued(state, source, text, context, deepest, least)
             if len(more.tokens) > 1:
-                joint = self.agreements[source].join(tree, more)
-                state.joints.append((self.agreements[source], joint))
-                tree = joint.tree
+                tree, verdicts = self.agreements[source].join(tree, more)
+                state.joints.append((self.agreements[source], tree, verdicts))
         return tree
 
     def _continued(

@@ -1,20 +1,40 @@
-"""What a policy has learned, kept in the cache folder for the next process."""
+"""The draft policy of a drafter, and the file in which the next process finds what it has learned."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import DraftPolicy, Source
+from specengine.drafters.base import Drafter
+from specengine.models.transformer import Transformer
 from specengine.utils.build_info import build_info, cpu_name
 from specengine.utils.measurement_cache import measurement_path, read_measurement, write_measurement
 
-if TYPE_CHECKING:
-    from specengine.models.transformer import Transformer
+
+def policy_of(
+    drafter: Drafter,
+    target: Transformer,
+    costs: CycleCosts | None,
+    sources: Sequence[Source],
+    parts: Sequence[Drafter] = (),
+) -> DraftPolicy:
+    """Makes the policy of a drafter.
+
+    costs: given ones; None: learned, and remembered by the next process.  sources: what proposes scored trees.
+    parts: other drafters whose options change what is learned.
+    """
+    memory = None
+    if drafter.adaptive and costs is None:
+        memory = PolicyFile(target, " + ".join(f"{each.name} {each.config}" for each in (drafter, *parts)))
+    return DraftPolicy(sources, drafter.max_nodes - 1, adaptive=drafter.adaptive, costs=costs, memory=memory)
 
 
-class Memory:
-    """One file for each target, machine and drafter. drafter: name and options."""
+class PolicyFile:
+    """One file in the cache folder for each target, machine and drafter. drafter: names and options."""
 
     def __init__(self, target: Transformer, drafter: str) -> None:
         build = build_info()
