@@ -111,6 +111,22 @@ class BackboneNetwork:
         vocabulary: Tensor | None,
     ) -> None: ...
 
+class CascadeNetwork:
+    def __init__(
+        self,
+        decoder: Decoder,
+        embedding: Tensor,
+        fuse: Projection,
+        embedding_norm: Tensor | None,
+        hidden_state_norm: Tensor | None,
+        head_norm: Tensor | None,
+        head: Projection,
+        markov_rank: int,
+        markov_tokens: Tensor | None,
+        markov_head: Projection,
+        vocabulary: Tensor | None,
+    ) -> None: ...
+
 class SuffixAutomaton:
     def __init__(self) -> None: ...
     def append(self, tokens: Sequence[int]) -> None: ...
@@ -225,6 +241,16 @@ def draft_backbone(
     children: Tensor,
     scores: Tensor,
     levels: Tensor,
+) -> None: ...
+def draft_cascade(
+    network: CascadeNetwork,
+    tokens: Tensor,
+    hidden_states: Tensor,
+    cache: KVCacheView,
+    cos: Tensor,
+    sin: Tensor,
+    children: Tensor,
+    scores: Tensor,
 ) -> None: ...
 def select_nodes(
     tokens: Tensor,

@@ -11,11 +11,14 @@ from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.tree_sizing import TreeSizing
+from specengine.draft_trees.backbone import backbone_tree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
 from specengine.drafters.base import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.fasteagle.checkpoint import load_cascade
+from specengine.drafters.fasteagle.native_draft import CascadeDraft
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
@@ -61,10 +64,9 @@ class FastEagle(Drafter, ReadsPairs):
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        self.network = network = Cascade(open_drafter(self.name, path, target), target, config.dtype)
-        levels = config.levels or network.levels
-        check_range("levels", levels, 1, network.levels)
-        levels -= config.reading == "formula"
+        checkpoint = open_drafter(self.name, path, target)
+        self.network = network = Cascade(load_cascade(checkpoint, target, config.dtype, config.levels), target)
+        levels = network.levels - (config.reading == "formula")
         check_range("levels", levels, 1, MAX_NODES - 1)
         check_range("top_k", config.top_k, 1, min(network.head.rows, (MAX_NODES - 1) // levels))
         self.levels = levels
@@ -80,6 +82,7 @@ class FastEagle(Drafter, ReadsPairs):
             costs=self.sizing.costs,
         )
         self._expanders = BackboneExpanders([config.top_k])
+        self._native = network.native_draft(config.top_k)
 
     @property
     def adaptive(self) -> bool:
@@ -108,6 +111,8 @@ class FastEagle(Drafter, ReadsPairs):
         self.pairs.release(request)
 
     def grow(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
+        if self._native:
+            return self._backbones(requests, self._native)
         read, place = self.pairs.take_all(requests)
         trees = self._expand(self.network.outputs(read, place, self.pairs.pool))
         return scored_trees(trees, requests, self.network.target_ids)
@@ -121,8 +126,17 @@ class FastEagle(Drafter, ReadsPairs):
         limits = torch.where(pairs.counts[: batch.size] > 0, self.levels, 0)  # without a pair nothing is drafted
         return batch.selected(tokens, trees.parents, trees.depths, trees.scores, limits)
 
+    def _backbones(self, requests: Sequence[DraftRequest], draft: CascadeDraft) -> list[ScoredTree]:
+        """Returns backbones with leaves, by one call of the core."""
+        runs, picked, place = self.pairs.take_all_runs(requests)
+        levels = min(self.levels, max(s.draft_limit for s in requests))
+        cos_sin = self.network.cos_sin
+        tokens, scores = draft(runs, picked.flatten(1), place, self.pairs.pool, cos_sin, levels)
+        return [
+            backbone_tree(s.tokens[-1], own, chances, s.draft_limit, self.max_nodes - 1)
+            for s, own, chances in zip(requests, tokens, scores, strict=True)
+        ]
+
     def _expand(self, outputs: torch.Tensor) -> BackboneTrees:
         """Returns trees in the drafter's tokens, of the layers' outputs [B, layers, hidden]."""
-        outputs = outputs[:, : self.levels]
-        batch, levels, _ = outputs.shape
-        return self._expanders(self.network.logits(outputs.flatten(0, 1)).view(batch, levels, -1))
+        return self._expanders(self.network.logits(outputs[:, : self.levels]))

@@ -1,0 +1,34 @@
+"""What one native call per draft takes and writes: runs of tokens as rows, and room for the children of all levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+
+
+def chain_rows(runs: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the tokens of all runs, int32 [M], and where each request's rows begin, int32 [B + 1]."""
+    tokens = np.fromiter(chain(*runs), dtype=np.int32)
+    row_start = np.fromiter(accumulate(map(len, runs), initial=0), dtype=np.int32, count=len(runs) + 1)
+    return torch.from_numpy(tokens), torch.from_numpy(row_start)
+
+
+class DraftedLevels:
+    """Makes room for outputs once per shape: after a target's pass, fresh memory would miss every cache.
+
+    top_k: children per level.
+    """
+
+    def __init__(self, top_k: int) -> None:
+        self._top_k = top_k
+        self._made: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # by requests and levels
+
+    def room(self, batch: int, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns children int32 and scores float32 [B, T, k], which the next draft of this shape overwrites."""
+        if (batch, levels) not in self._made:
+            shape = (batch, levels, self._top_k)
+            self._made[batch, levels] = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape)
+        return self._made[batch, levels]
