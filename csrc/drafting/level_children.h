@@ -67,13 +67,15 @@ class LevelChildren {
   }
 
   // Writes the levels from `level` on, of logits [levels B, V], level after level.
-  void write(const TensorView& logits, const WrittenLevels& to, int64_t level) const {
+  // cause: the argument of the caller that leads to the logits.
+  void write(const TensorView& logits, const WrittenLevels& to, int64_t level,
+             const char* cause = "hidden_states") const {
     const TensorView trees_of_one = tensor(logits.data, logits.dtype, {logits.shape[0], 1, logits.shape[1]});
     try {
       run_cpu(
           ExpandBackbone{trees_of_one, root_, thresholds_, widths_, trees_, top_tokens_, top_scores_, sums_, arrived_});
     } catch (const std::invalid_argument& error) {  // the logits that it names are no argument of the caller
-      fail("hidden_states: they lead to no distribution; ", error.what());
+      fail(cause, ": they lead to no distribution; ", error.what());
     }
     const int64_t B = to.children.shape[0], T = to.children.shape[1];
     const int32_t* vocabulary = to.vocabulary.defined() ? to.vocabulary.as<int32_t>() : nullptr;

@@ -187,8 +187,8 @@ def test_an_optional_part_that_is_incomplete_is_named(tmp_path, name, tensor, me
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"entry": "both"}, "entry must be 'sum' or 'concat', got 'both'"),
-        ({"entry": "concat", "parallel": True}, "entry must not be 'concat' where the layers are parallel"),
+        ({"entry": "both"}, "'entry' must be 'sum' or 'concat', got 'both'"),
+        ({"entry": "concat", "parallel": True}, "'entry' must not be 'concat' where the layers are parallel"),
     ],
 )
 def test_an_entry_that_does_not_exist_is_refused(tmp_path, fields, message):

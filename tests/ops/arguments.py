@@ -234,6 +234,20 @@ def draft_cascade_halves() -> Arguments:
     }
 
 
+def draft_heads() -> Arguments:
+    """Three requests and three heads, of which the last two share their logits."""
+    shared = projection(20, 6, 7)
+    heads = [([projection(6, 6, 1)], projection(20, 6, 8)), ([], shared), ([projection(6, 6, 2)] * 2, shared)]
+    return {
+        "hidden": 6,
+        "heads": [_C.DraftHead(*head) for head in heads],
+        "vocabulary": torch.arange(20, dtype=torch.int32) + 5,
+        "rows": randn(3, 6),
+        "children": torch.zeros(3, 3, 2, dtype=torch.int32),
+        "scores": torch.zeros(3, 3, 2),
+    }
+
+
 def expand_backbone() -> Arguments:
     trees = {name: torch.zeros(2, 8, dtype=torch.int32) for name in ("tokens", "parents", "depths")}
     return {
@@ -343,7 +357,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
         *(decoder_pass_fed, draft_backbone, draft_backbone_fused, select_nodes),
-        *(draft_cascade, draft_cascade_halves),
+        *(draft_cascade, draft_cascade_halves, draft_heads),
         *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
@@ -353,6 +367,7 @@ OPTIONAL = {
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("draft_backbone", "vocabulary"), ("draft_backbone fused", "vocabulary")),
     *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
+    ("draft_heads", "vocabulary"),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
 }
 
@@ -383,6 +398,7 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
     "decoder_pass": CACHE,
     "draft_backbone": {**CACHE, "network": _record(_C.BackboneNetwork, NETWORK)},
     "draft_cascade": {**CACHE, "network": _record(_C.CascadeNetwork, CASCADE)},
+    "draft_heads": {"network": _record(_C.HeadsNetwork, ("hidden", "heads", "vocabulary"))},
     "expand_backbone": {"trees": _record(_C.BackboneTrees, _C.BackboneTrees._fields)},
     "verify_tree": {
         "trees": _trees,

@@ -26,7 +26,7 @@ from tests.ops.arguments import (
 )
 from tests.selection import looped
 
-CLASSES = {"Projection", "DecoderLayer", "Decoder", "BackboneNetwork", "CascadeNetwork"}
+CLASSES = {"Projection", "DecoderLayer", "Decoder", "BackboneNetwork", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
 RECORDS |= {"VerifyWorkspace", "BackboneTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
@@ -72,6 +72,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draft_backbone fused": {"k_cache", "v_cache", "children", "scores", "levels"},
         "draft_cascade": {"k_cache", "v_cache", "children", "scores"},
         "draft_cascade halves": {"k_cache", "v_cache", "children", "scores"},
+        "draft_heads": {"children", "scores"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
@@ -248,6 +249,7 @@ VALUES = [
     *((op, "tokens", 1, value, f"tokens: entry 1 is {value}") for op in DRAFTS[::2] for value in (-1, 32, -(2**31))),
     *((op, "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for op in DRAFTS[::2] for value in (-1, 32)),
     *((op, "row_start", 1, 8, "row_start: request 1 has no pair") for op in DRAFTS[::2]),
+    ("draft_heads", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
     ("draft_backbone", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
     ("draft_cascade", "lengths", 1, 94, "lengths: position 96 is past the 96 rows"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
