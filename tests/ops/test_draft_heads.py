@@ -1,4 +1,4 @@
-"""What the one call that drafts Medusa's levels computes and refuses; tests/drafters/test_medusa.py has whole drafts."""
+"""What the one call that drafts Medusa's levels computes and refuses; tests/drafters/test_medusa.py has more."""
 
 import pytest
 import torch

@@ -11,7 +11,6 @@ from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.tree_sizing import TreeSizing
-from specengine.draft_trees.backbone import backbone_tree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
@@ -22,6 +21,7 @@ from specengine.drafters.fasteagle.native_draft import CascadeDraft
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
+from specengine.drafters.level_drafts import backbone
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
@@ -133,8 +133,8 @@ class FastEagle(Drafter, ReadsPairs):
         cos_sin = self.network.cos_sin
         tokens, scores = draft(runs, picked.flatten(1), place, self.pairs.pool, cos_sin, levels)
         return [
-            backbone_tree(s.tokens[-1], own, chances, s.draft_limit, self.max_nodes - 1)
-            for s, own, chances in zip(requests, tokens, scores, strict=True)
+            backbone(s.tokens[-1], own, log_probs, s.draft_limit)
+            for s, own, log_probs in zip(requests, tokens, scores, strict=True)
         ]
 
     def _expand(self, outputs: torch.Tensor) -> BackboneTrees:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
-from specengine.drafters.chain_rows import DraftedLevels, chain_rows
+from specengine.cache.cache_batch import CacheBatch
+from specengine.cache.page_pool import PagePool
 from specengine.drafters.fasteagle.checkpoint import Markov
+from specengine.drafters.level_drafts import Children, DraftedLevels, chain_rows
 from specengine.ops.decoder import Decoder, native_projection
-from specengine.ops.draft_backbone import CachedPairs, KeysAndValues
 from specengine.ops.weight import Projection, Weight
 
 
@@ -58,11 +59,11 @@ class CascadeDraft:
         self,
         runs: Sequence[Sequence[int]],
         hidden_states: torch.Tensor,
-        place: CachedPairs,
-        pool: KeysAndValues,
+        place: CacheBatch,
+        pool: PagePool,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         levels: int,
-    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+    ) -> Children:
         """Returns the likeliest tokens of every request's first `levels` levels, and their log-probabilities.
 
         The tokens are the target's ids.  runs: tokens of the true pairs of each request, at least one.

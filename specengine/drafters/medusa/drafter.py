@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch.nn import functional
@@ -27,6 +28,7 @@ from specengine.drafters.capabilities import (
     ScoredDrafter,
 )
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.level_drafts import Children
 from specengine.drafters.medusa.heads import read_heads
 from specengine.drafters.medusa.native_draft import HeadsDraft
 from specengine.drafters.root_tokens import root_tokens
@@ -129,11 +131,12 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         assert hidden_states is not None  # a HiddenStateReader is given them
-        end = 0
-        for request, tokens in zip(requests, committed, strict=True):
-            end += len(tokens)
+        ends = accumulate(map(len, committed))
+        rows = hidden_states.rows([end - 1 for end in ends]).last
+        parts = [rows] if len(requests) == 1 else rows.split(1)
+        for request, tokens, row in zip(requests, committed, parts, strict=True):
             self.sizing.learn(request, tokens)
-            request.drafter_state = State(hidden_states.last[end - 1 : end].clone())
+            request.drafter_state = State(row)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
@@ -187,7 +190,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
             parts.append(self._linear(x, head.logits))
         return stack_rows(parts).view(levels, len(rows), -1)
 
-    def _children(self, rows: torch.Tensor, levels: int) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+    def _children(self, rows: torch.Tensor, levels: int) -> Children:
         """Returns the likeliest tokens of each request's levels, the target's ids, and their log-probabilities."""
         if self._native:
             return self._native(rows, levels)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specengine import _C
-from specengine.drafters.chain_rows import DraftedLevels
+from specengine.drafters.level_drafts import Children, DraftedLevels
 from specengine.drafters.medusa.heads import Head
 from specengine.ops.decoder import native_projection
 
@@ -25,7 +25,7 @@ class HeadsDraft:
         self._network = _C.HeadsNetwork(hidden, tuple(native), vocabulary)
         self._levels = DraftedLevels(ranks)
 
-    def __call__(self, rows: torch.Tensor, levels: int) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+    def __call__(self, rows: torch.Tensor, levels: int) -> Children:
         """Returns the likeliest tokens of every request's first `levels` levels, and their log-probabilities.
 
         The tokens are the target's ids.  rows: float32 [B, hidden], the target's last hidden states before the roots.

@@ -1,12 +1,17 @@
-"""What one native call per draft takes and writes: runs of tokens as rows, and room for the children of all levels."""
+"""What one native call per draft takes and gives: runs of tokens as rows, the children of all levels, a backbone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
+from math import exp
 
 import numpy as np
 import torch
+
+from specengine.draft_trees.scored_tree import ScoredTree
+
+Children = tuple[list[list[list[int]]], list[list[list[float]]]]  # tokens and log-probabilities, [B][levels][k]
 
 
 def chain_rows(runs: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,3 +37,17 @@ class DraftedLevels:
             shape = (batch, levels, self._top_k)
             self._made[batch, levels] = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape)
         return self._made[batch, levels]
+
+
+def backbone(root: int, tokens: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], levels: int) -> ScoredTree:
+    """Returns the first `levels` levels below a root; the likeliest token of each level has children.
+
+    tokens, scores: of each level, likeliest first; scores are log-probabilities given the likeliest token above.
+    """
+    nodes, parents, chances, above = [root], [-1], [1.0], 0
+    for own, log_probs in zip(tokens[:levels], scores[:levels], strict=True):
+        parents += [above] * len(own)
+        above = len(nodes)
+        nodes += own
+        chances += map(exp, log_probs)
+    return ScoredTree(nodes, parents, chances)
