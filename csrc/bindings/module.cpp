@@ -6,6 +6,8 @@
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
 #include "ops/draft_backbone.h"
+#include "ops/draft_cascade.h"
+#include "ops/draft_heads.h"
 #include "ops/draft_lookup.h"
 #include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
@@ -54,6 +56,11 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<ExpandBackbone>(m, "expand_backbone");
   bind_class<BackboneNetwork>(m, "BackboneNetwork");
   bind_op<DraftBackbone>(m, "draft_backbone");
+  bind_class<CascadeNetwork>(m, "CascadeNetwork");
+  bind_op<DraftCascade>(m, "draft_cascade");
+  bind_class<DraftHead>(m, "DraftHead");
+  bind_class<HeadsNetwork>(m, "HeadsNetwork");
+  bind_op<DraftHeads>(m, "draft_heads");
   bind_op<SelectNodes>(m, "select_nodes");
   bind_op<DrawSiblings>(m, "draw_siblings");
   bind_op<DraftLookup>(m, "draft_lookup");

@@ -111,6 +111,28 @@ class BackboneNetwork:
         vocabulary: Tensor | None,
     ) -> None: ...
 
+class CascadeNetwork:
+    def __init__(
+        self,
+        decoder: Decoder,
+        embedding: Tensor,
+        fuse: Projection,
+        embedding_norm: Tensor | None,
+        hidden_state_norm: Tensor | None,
+        head_norm: Tensor | None,
+        head: Projection,
+        markov_rank: int,
+        markov_tokens: Tensor | None,
+        markov_head: Projection,
+        vocabulary: Tensor | None,
+    ) -> None: ...
+
+class DraftHead:
+    def __init__(self, blocks: Sequence[Projection], logits: Projection) -> None: ...
+
+class HeadsNetwork:
+    def __init__(self, hidden: int, heads: Sequence[DraftHead], vocabulary: Tensor | None) -> None: ...
+
 class SuffixAutomaton:
     def __init__(self) -> None: ...
     def append(self, tokens: Sequence[int]) -> None: ...
@@ -226,6 +248,17 @@ def draft_backbone(
     scores: Tensor,
     levels: Tensor,
 ) -> None: ...
+def draft_cascade(
+    network: CascadeNetwork,
+    tokens: Tensor,
+    hidden_states: Tensor,
+    cache: KVCacheView,
+    cos: Tensor,
+    sin: Tensor,
+    children: Tensor,
+    scores: Tensor,
+) -> None: ...
+def draft_heads(network: HeadsNetwork, rows: Tensor, children: Tensor, scores: Tensor) -> None: ...
 def select_nodes(
     tokens: Tensor,
     parents: Tensor,

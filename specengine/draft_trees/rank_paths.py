@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import exp
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from specengine._C import MAX_NODES
+from specengine.draft_trees.scored_tree import ScoredTree
 
 # One path per word, a digit per level; best first, as they were found.
 PUBLISHED = {
@@ -99,7 +101,10 @@ class RankCandidates:
         self.depths = torch.tensor([0, *tree.depths.tolist()], dtype=torch.int32, device=device)
         self._place = torch.from_numpy((tree.depths - 1) * self.ranks + tree.ranks).to(device)
         ends = np.searchsorted(tree.depths, np.arange(1, self.levels + 1), side="right")
-        self._levels = list(pairwise([1, *(ends + 1).tolist()]))
+        self._ends = [1, *(ends + 1).tolist()]  # nodes of the first levels, root included
+        self._levels = list(pairwise(self._ends))
+        self._above = self.parents.tolist()
+        self._ranked = list(zip((tree.depths - 1).tolist(), tree.ranks.tolist(), strict=True))  # of each node
 
     def fill(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns tokens int32 and cumulative log-probabilities float32 [B, 1 + N]; the caller sets the root's token.
@@ -112,3 +117,18 @@ class RankCandidates:
             above = scores[:, self.parents[begin:end]]
             scores[:, begin:end] = above + own[:, begin - 1 : end - 1]
         return torch.cat([torch.zeros_like(tokens[:, :1]), tokens], dim=1), scores
+
+    def tree(
+        self, root: int, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]], levels: int
+    ) -> ScoredTree:
+        """Returns the nodes of the first `levels` levels below a root.
+
+        tokens, log_probs: of these levels at least, likeliest first.
+        """
+        count = self._ends[min(levels, self.levels)]
+        ranked = self._ranked[: count - 1]
+        return ScoredTree(
+            [root, *(tokens[level][rank] for level, rank in ranked)],
+            self._above[:count],
+            [1.0, *(exp(log_probs[level][rank]) for level, rank in ranked)],
+        )

@@ -12,14 +12,32 @@ SHAPE = dataclasses.replace(TINY, num_layers=LEVELS, num_heads=4, num_kv_heads=2
 
 
 def random_cascade(
-    folder, *, parallel: bool = False, output_norm: bool = False, vocabulary: int = DRAFT_VOCAB, **fields
+    folder,
+    *,
+    parallel: bool = False,
+    output_norm: bool = False,
+    vocabulary: int = DRAFT_VOCAB,
+    own_head: bool = False,
+    markov: int = 0,
+    **fields,
 ):
+    """A folder and its tensors.  markov: the rank of a Markov head; 0: there is none."""
     weights, size = RandomWeights(3), TINY.hidden_size
+    concat = fields.get("entry") == "concat"
     weights.linear("fc_features", size, len(TAPS) * size)
-    weights.linear("fc_input", size, 2 * size)
-    weights.norms(*(f"fc_norm.{i}" for i in range(len(TAPS))), size=size)
+    if concat:
+        weights.norms("layers.0.hidden_norm", size=size)
+    else:
+        weights.linear("fc_input", size, 2 * size)
+        weights.norms(*(f"fc_norm.{i}" for i in range(len(TAPS))), size=size)
     for i in range(LEVELS):
-        weights.layer(f"layers.{i}", SHAPE)
+        weights.layer(f"layers.{i}", SHAPE, inputs=2 * size if concat and i == 0 else None)
+    rows = vocabulary or TINY.vocab_size
+    if own_head:
+        weights.linear("lm_head", rows, size)
+    if markov:
+        weights.linear("markov_w1", rows, markov)
+        weights.linear("markov_w2", rows, markov)
     if output_norm:
         weights.norms("norm", size=size)
     if vocabulary:

@@ -2,11 +2,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specengine import Engine, SamplingParams
+from specengine import _C, Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter, shipped
 from specengine.drafters.fasteagle.drafter import Config, FastEagle
-from specengine.drafters.fasteagle.network import Cascade
 from tests.drafters.draft_files import RandomWeights, dense_layer, norm
 from tests.drafters.fasteagle_files import DRAFT_VOCAB, LEVELS, SHAPE, TAPS, TINY, random_cascade
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
@@ -19,8 +18,8 @@ def folder(tmp_path_factory):
     return random_cascade(tmp_path_factory.mktemp("fasteagle"))[0]
 
 
-def dense_logits(tensors, tokens: list[int], *, parallel: bool) -> torch.Tensor:
-    """float32 [levels, Vd] of the published architecture for a text whose last token is the root."""
+def dense_chances(tensors, tokens: list[int], fields) -> torch.Tensor:
+    """float32 [levels, Vd] of the published architecture and its options for a text whose last token is the root."""
     target = tiny_model().target.with_hidden_state_layers(TAPS)
     cache = target.new_cache()
     rows = TreeBatch.chains([tokens[:-1]], target.device)
@@ -31,43 +30,67 @@ def dense_logits(tensors, tokens: list[int], *, parallel: bool) -> torch.Tensor:
     target.ops.layer.gather_rows(embedding, everything, embedded)
     target.ops.layer.gather_rows(head, everything, unpacked)
     eps = SHAPE.rms_norm_eps
-    normed = [norm(at_layers[:, i], tensors[f"fc_norm.{i}.weight"], eps) for i in range(len(TAPS))]
-    fused = torch.cat(normed, -1) @ tensors["fc_features.weight"].T
-    x = first = torch.cat([fused, embedded[tokens[1:]]], -1) @ tensors["fc_input.weight"].T
-    vocabulary = torch.arange(DRAFT_VOCAB) + tensors["d2t"]
-    logits = []
+    embedded, attended = embedded[tokens[1:]], None
+    if fields.get("entry") == "concat":
+        x = first = at_layers.flatten(1) @ tensors["fc_features.weight"].T
+        halves = (("input", embedded), ("hidden", first))
+        names = {"input": "layers.0.input_layernorm.weight", "hidden": "layers.0.hidden_norm.weight"}
+        attended = torch.cat([norm(half, tensors[names[name]], eps) for name, half in halves], -1)
+    else:
+        normed = [norm(at_layers[:, i], tensors[f"fc_norm.{i}.weight"], eps) for i in range(len(TAPS))]
+        fused = torch.cat(normed, -1) @ tensors["fc_features.weight"].T
+        x = first = torch.cat([fused, embedded], -1) @ tensors["fc_input.weight"].T
+    head = tensors.get("lm_head.weight", unpacked[torch.arange(DRAFT_VOCAB) + tensors["d2t"]])
+    chances = []
     for i in range(LEVELS):
-        x = dense_layer(tensors, f"layers.{i}", SHAPE, first if parallel else x)
+        x = dense_layer(tensors, f"layers.{i}", SHAPE, first if fields.get("parallel") else x, attended)
+        attended = None
         output = norm(x[-1], tensors["norm.weight"], eps) if "norm.weight" in tensors else x[-1]
-        logits.append(unpacked[vocabulary] @ output)
-    return torch.stack(logits)
+        logits = head @ output
+        if i and "markov_w1.weight" in tensors:
+            logits += tensors["markov_w2.weight"] @ tensors["markov_w1.weight"][chances[-1].argmax()]
+        chances.append(logits.softmax(-1))
+    return torch.stack(chances)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"parallel": True}, {"output_norm": True}], ids=["cascade", "parallel", "norm"]
-)
-def test_every_draft_is_what_the_published_architecture_says_of_the_whole_text(tmp_path, monkeypatch, options):
+OPTIONS = {
+    "cascade": {},
+    "parallel": {"parallel": True},
+    "norm": {"output_norm": True},
+    "own head": {"own_head": True},
+    "markov": {"markov": 16, "output_norm": True},
+    "concat": {"entry": "concat"},
+    "everything": {"entry": "concat", "markov": 8, "own_head": True, "output_norm": True},
+}
+
+
+@pytest.mark.parametrize("in_core", [True, False], ids=["core", "torch"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_draft_is_what_the_architecture_says_of_the_whole_text(tmp_path, monkeypatch, options, in_core):
     path, tensors = random_cascade(tmp_path, **options)
     engine = tiny_engine(f"fasteagle:{path},top_k=12,adaptive=false")
-    seen, texts = [], []
-    draft, logits = FastEagle.draft, Cascade.logits
+    assert (engine.drafter._native is None) == bool(options.get("parallel"))
+    if not in_core:
+        engine.drafter._native = None
+    seen, grow = [], FastEagle.grow
 
-    def recorded(self, outputs):
-        seen.append(logits(self, outputs))
-        return seen[-1]
+    def recorded(self, requests):
+        trees = grow(self, requests)
+        seen.extend((list(s.tokens), tree) for s, tree in zip(requests, trees, strict=True))
+        return trees
 
-    def drafting(self, requests):
-        texts.extend(list(s.tokens) for s in requests if len(s.tokens) > 1 and s.draft_limit > 0)
-        return draft(self, requests)
-
-    monkeypatch.setattr(Cascade, "logits", recorded), monkeypatch.setattr(FastEagle, "draft", drafting)
+    monkeypatch.setattr(FastEagle, "grow", recorded)
     outputs = engine.generate(PROMPTS, GREEDY)
     assert max(output.stats.tau for output in outputs) > 1  # partly accepted trees are among the cycles
-    rows = torch.cat(seen).view(-1, LEVELS, DRAFT_VOCAB)
-    assert len(rows) == len(texts) > 100
-    for found, text in zip(rows[::7], texts[::7], strict=True):
-        wanted = dense_logits(tensors, text, parallel=options.get("parallel", False))
-        assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+    assert len(seen) > 100
+    draft_ids = {int(token): i for i, token in enumerate(torch.arange(DRAFT_VOCAB) + tensors["d2t"])}
+    for text, tree in seen[::7]:
+        wanted = dense_chances(tensors, text, options)
+        levels = (len(tree.tokens) - 1) // 12
+        ids = torch.tensor([draft_ids[token] for token in tree.tokens[1:]]).view(levels, 12)
+        chances = torch.tensor(tree.chances[1:]).view(levels, 12)
+        assert (chances - wanted[:levels].gather(1, ids)).abs().max() <= 1e-4
+        assert (chances - wanted[:levels].topk(12).values).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -95,12 +118,12 @@ def test_the_tree_is_a_backbone_with_leaves(folder):
     assert cycle.parents == (-1, 0, 0, 0, 1, 1, 1, 4, 4, 4)
 
 
-def test_drafting_costs_one_pass_of_the_layers(folder, monkeypatch):
-    engine, passes = tiny_engine(f"fasteagle:{folder},adaptive=false"), []
-    outputs = Cascade.outputs
-    monkeypatch.setattr(Cascade, "outputs", lambda *args: passes.append(1) or outputs(*args))
+def test_drafting_costs_one_call_of_the_core(folder, monkeypatch):
+    engine, calls = tiny_engine(f"fasteagle:{folder},adaptive=false"), []
+    draft = _C.draft_cascade
+    monkeypatch.setattr(_C, "draft_cascade", lambda *rest: calls.append(1) or draft(*rest))
     output = engine.generate([5, 9, 13], GREEDY)
-    assert len(passes) == output.stats.cycles  # one is the prompt's; the last cycle has no room for a draft
+    assert len(calls) == output.stats.cycles - 1  # the last cycle has no room for a draft
 
 
 def test_drafts_go_on_past_the_length_the_drafter_was_trained_for(tmp_path):
@@ -143,6 +166,37 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(tmp_path, name, t
         tiny_engine(f"fasteagle:{path}")
 
 
+@pytest.mark.parametrize(
+    "name, tensor, message",
+    [
+        ("lm_head.weight", torch.ones(DRAFT_VOCAB - 1, TINY.hidden_size), r"has shape \(39, 64\), expected \(40, 64\)"),
+        ("markov_w1.weight", None, "is missing"),
+        ("markov_w2.weight", torch.ones(DRAFT_VOCAB, 3), r"has shape \(40, 3\), expected \(40, 8\)"),
+        ("layers.0.hidden_norm.weight", None, "is missing"),
+        ("layers.0.self_attn.q_proj.weight", torch.ones(64, 64), r"has shape \(64, 64\), expected \(64, 128\)"),
+    ],
+)
+def test_an_optional_part_that_is_incomplete_is_named(tmp_path, name, tensor, message):
+    path, tensors = random_cascade(tmp_path, **OPTIONS["everything"])
+    tensors = {key: value for key, value in (tensors | {name: tensor}).items() if value is not None}
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"'{name}'.*{message}"):
+        tiny_engine(f"fasteagle:{path}")
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"entry": "both"}, "'entry' must be 'sum' or 'concat', got 'both'"),
+        ({"entry": "concat", "parallel": True}, "'entry' must not be 'concat' where the layers are parallel"),
+    ],
+)
+def test_an_entry_that_does_not_exist_is_refused(tmp_path, fields, message):
+    path, _ = random_cascade(tmp_path, **fields)
+    with pytest.raises(ValueError, match=message):
+        tiny_engine(f"fasteagle:{path}")
+
+
 def test_a_vocabulary_beyond_the_targets_is_refused(tmp_path):
     weights = RandomWeights()
     path, tensors = random_cascade(tmp_path)
@@ -172,7 +226,8 @@ def test_more_levels_than_layers_are_refused(folder):
 @pytest.mark.parametrize("options", ["", ",levels=4"])
 def test_random_drafters_have_the_published_sizes(options):
     engine = tiny_engine(f"fasteagle:random:tiny-llama,top_k=10,adaptive=false{options}")
-    assert engine.drafter.network.levels == 7 and engine.drafter.max_nodes == (41 if options else 71)
+    assert engine.drafter.network.levels == (4 if options else 7)
+    assert engine.drafter.max_nodes == (41 if options else 71)
     assert engine.generate([5, 9, 13], GREEDY).token_ids == tiny_engine("none").generate([5, 9, 13], GREEDY).token_ids
 
 

@@ -11,7 +11,7 @@ from specengine.draft_trees.rank_paths import PUBLISHED, RankTree
 from specengine.drafters import load_drafter
 from specengine.drafters.medusa.drafter import Medusa
 from specengine.tensor_parallel.loading import load_model
-from tests.drafters.dense import dense_target, largest_error
+from tests.drafters.dense import dense_target
 from tests.drafters.medusa_files import HIDDEN, TARGET, VOCAB, heads_state, write
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
@@ -48,22 +48,33 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("in_core", [True, False], ids=["core", "torch"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_draft_logits_are_those_of_a_dense_reading_whatever_is_accepted(layout, tmp_path, monkeypatch):
+def test_chances_are_those_of_a_dense_reading_whatever_is_accepted(layout, in_core, tmp_path, monkeypatch):
     options, name = LAYOUTS[layout]
     state, target_state = heads_state(**options), random_state(TARGET)
     drafter, seen = drafter_of(write(tmp_path, state, name)), []
-    logits = Medusa.logits
-    monkeypatch.setattr(Medusa, "logits", lambda *args: seen.append(logits(*args)) or seen[-1])
-    drafts = steer(drafter, PROMPTS, GREEDY).drafts
+    if not in_core:
+        drafter._native = None
+    propose = Medusa.propose
+
+    def recorded(self, requests):
+        trees = propose(self, requests)
+        seen.extend((list(s.tokens), s.drafter_state.drafted) for s in requests if s.drafter_state)  # not calibrated
+        return trees
+
+    monkeypatch.setattr(Medusa, "propose", recorded)
+    steer(drafter, PROMPTS, GREEDY)
     blocks, prefix, checked = options.get("blocks", 1), options.get("prefix", ""), 0
-    for (before, trees), ours in zip(drafts, seen, strict=True):  # the first prompt's row is there from the start
-        known = [(tokens, tree) for tokens, tree in zip(before, trees, strict=True) if len(tokens) > 1]
-        for row, (tokens, tree) in enumerate(known):
-            expected = [dense_logits(state, target_state, tokens, head, blocks, prefix) for head in range(len(ours))]
-            assert all(largest_error(ours[head, row], line) < 1e-4 for head, line in enumerate(expected))
-            assert len(tree.tokens) == 1 or tree.tokens[1] == expected[0].argmax()
-            checked += len(tree.tokens) > 1
+    for tokens, tree in seen:
+        depths = [0]
+        for parent in tree.parents[1:]:
+            depths.append(depths[parent] + 1)
+        expected = [dense_logits(state, target_state, tokens, head, blocks, prefix).softmax(-1) for head in range(4)]
+        for token, depth, chance in list(zip(tree.tokens, depths, tree.chances, strict=True))[1:]:
+            assert abs(chance - expected[depth - 1][token]) < 1e-4
+        assert len(tree.tokens) == 1 or tree.tokens[1] == expected[0].argmax()
+        checked += len(tree.tokens) > 1
     assert checked > 30
 
 

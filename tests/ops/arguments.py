@@ -194,6 +194,60 @@ def draft_backbone_fused() -> Arguments:
     return {**draft_backbone(), "fuse": projection(6, 10, 9), "hidden_states": randn(8, 10, seed=5)}
 
 
+def draft_cascade() -> Arguments:
+    """Two requests with chains of 5 and 3 pairs; two levels of two tokens."""
+    shared = draft_backbone()
+    changes = {"embedding": None, "hidden_state_layers": (1, 2)}
+    return {
+        "decoder": _C.Decoder(**{**decoder(), **changes}),
+        "embedding": shared["embedding"],
+        "fuse": projection(6, 18, 9),
+        "embedding_norm": None,
+        "hidden_state_norm": None,
+        "head_norm": randn(6),
+        "head": shared["head"],
+        "markov_rank": 0,
+        "markov_tokens": None,
+        "markov_head": _C.Projection((), (), None),
+        "vocabulary": shared["vocabulary"],
+        "hidden_states": randn(8, 12, seed=5),
+        **{name: shared[name] for name in ("tokens", *PLACE, "cos", "sin")},
+        "children": torch.zeros(2, 2, 2, dtype=torch.int32),
+        "scores": torch.zeros(2, 2, 2),
+    }
+
+
+def draft_cascade_halves() -> Arguments:
+    """Its first layer reads two halves, and a level knows the token above."""
+    first = {**decoder_layer(), "attention_norm": None, "qkv": projection(64, 12, 1)}
+    layers = [_C.DecoderLayer(**first), _C.DecoderLayer(**decoder_layer())]
+    changes = {"embedding": None, "layers": layers, "first_columns": 12, "hidden_state_layers": (1, 2)}
+    return {
+        **draft_cascade(),
+        "decoder": _C.Decoder(**{**decoder(), **changes}),
+        "fuse": projection(6, 12, 9),
+        "embedding_norm": randn(6),
+        "hidden_state_norm": randn(6),
+        "markov_rank": 4,
+        "markov_tokens": randn(2, 4, 16),
+        "markov_head": projection(20, 4, 8),
+    }
+
+
+def draft_heads() -> Arguments:
+    """Three requests and three heads, of which the last two share their logits."""
+    shared = projection(20, 6, 7)
+    heads = [([projection(6, 6, 1)], projection(20, 6, 8)), ([], shared), ([projection(6, 6, 2)] * 2, shared)]
+    return {
+        "hidden": 6,
+        "heads": [_C.DraftHead(*head) for head in heads],
+        "vocabulary": torch.arange(20, dtype=torch.int32) + 5,
+        "rows": randn(3, 6),
+        "children": torch.zeros(3, 3, 2, dtype=torch.int32),
+        "scores": torch.zeros(3, 3, 2),
+    }
+
+
 def expand_backbone() -> Arguments:
     trees = {name: torch.zeros(2, 8, dtype=torch.int32) for name in ("tokens", "parents", "depths")}
     return {
@@ -296,12 +350,14 @@ OPS: dict[str, Callable[[], Arguments]] = {
     .replace("_drawn", " drawn")
     .replace("_sampled", " sampled")
     .replace("_fed", " fed")
-    .replace("_fused", " fused"): op
+    .replace("_fused", " fused")
+    .replace("_halves", " halves"): op
     for op in (
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
         *(decoder_pass_fed, draft_backbone, draft_backbone_fused, select_nodes),
+        *(draft_cascade, draft_cascade_halves, draft_heads),
         *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
@@ -310,6 +366,8 @@ OPTIONAL = {
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("draft_backbone", "vocabulary"), ("draft_backbone fused", "vocabulary")),
+    *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
+    ("draft_heads", "vocabulary"),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
 }
 
@@ -319,6 +377,8 @@ HISTORY = ("history", "history_length", "prompt_length")
 DRAFT = ("draft_logits", "draft_rows", "draft_index", "replacement")
 NETWORK = ("decoder", "embedding", "embedding_norm", "hidden_state_norm", "fuse")
 NETWORK += ("before_residual", "feed_back", "head", "vocabulary")
+CASCADE = ("decoder", "embedding", "fuse", "embedding_norm", "hidden_state_norm", "head_norm", "head")
+CASCADE += ("markov_rank", "markov_tokens", "markov_head", "vocabulary")
 
 
 def _record(kind: Callable[..., Any], names: Sequence[str]) -> Callable[[Arguments], Any]:
@@ -337,6 +397,8 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
     "tree_attention": CACHE,
     "decoder_pass": CACHE,
     "draft_backbone": {**CACHE, "network": _record(_C.BackboneNetwork, NETWORK)},
+    "draft_cascade": {**CACHE, "network": _record(_C.CascadeNetwork, CASCADE)},
+    "draft_heads": {"network": _record(_C.HeadsNetwork, ("hidden", "heads", "vocabulary"))},
     "expand_backbone": {"trees": _record(_C.BackboneTrees, _C.BackboneTrees._fields)},
     "verify_tree": {
         "trees": _trees,

@@ -26,7 +26,7 @@ from tests.ops.arguments import (
 )
 from tests.selection import looped
 
-CLASSES = {"Projection", "DecoderLayer", "Decoder", "BackboneNetwork"}
+CLASSES = {"Projection", "DecoderLayer", "Decoder", "BackboneNetwork", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
 RECORDS |= {"VerifyWorkspace", "BackboneTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
@@ -70,6 +70,9 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "decoder_pass fed": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
         "draft_backbone": {"k_cache", "v_cache", "children", "scores", "levels"},
         "draft_backbone fused": {"k_cache", "v_cache", "children", "scores", "levels"},
+        "draft_cascade": {"k_cache", "v_cache", "children", "scores"},
+        "draft_cascade halves": {"k_cache", "v_cache", "children", "scores"},
+        "draft_heads": {"children", "scores"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
@@ -97,8 +100,9 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
-    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_backbone")},
-    ("draft_backbone", "embedding"): FORMATS,
+    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_backbone", "draft_cascade")},
+    **{(op, "embedding"): FORMATS for op in ("draft_backbone", "draft_cascade")},
+    ("draft_cascade", "markov_tokens"): FORMATS,
     ("tree_attention", "out"): FLOATS,
 }
 
@@ -125,13 +129,14 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 
 
 PASSES = ("decoder_pass", "decoder_pass fed")
-DRAFTS = ("draft_backbone", "draft_backbone fused")
+DRAFTS = ("draft_backbone", "draft_backbone fused", "draft_cascade", "draft_cascade halves")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
     ("tree_attention", "workspace", 0),
     *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1))),
+    ("draft_cascade halves", "markov_tokens", 0),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *(
         (op, name, 1)
@@ -240,11 +245,13 @@ VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),
-    *(("draft_backbone", *case) for case in CACHE_VALUES),
-    *[("draft_backbone", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
-    *[("draft_backbone", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
+    *((op, *case) for op in DRAFTS[::2] for case in CACHE_VALUES),
+    *((op, "tokens", 1, value, f"tokens: entry 1 is {value}") for op in DRAFTS[::2] for value in (-1, 32, -(2**31))),
+    *((op, "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for op in DRAFTS[::2] for value in (-1, 32)),
+    *((op, "row_start", 1, 8, "row_start: request 1 has no pair") for op in DRAFTS[::2]),
+    ("draft_heads", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
     ("draft_backbone", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
-    ("draft_backbone", "row_start", 1, 8, "row_start: request 1 has no pair"),
+    ("draft_cascade", "lengths", 1, 94, "lengths: position 96 is past the 96 rows"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
     *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],
     *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],

@@ -15,9 +15,12 @@ from specengine.drafters.backbone_expanders import BackboneExpanders, scored_tre
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.fasteagle.checkpoint import load_cascade
+from specengine.drafters.fasteagle.native_draft import CascadeDraft
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
+from specengine.drafters.level_drafts import backbone
 from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
@@ -60,10 +63,9 @@ class FastEagle(ReadsPairs, Drafter):
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        self.network = network = Cascade(open_drafter(self.name, path, target), target, config.dtype)
-        levels = config.levels or network.levels
-        check_range("levels", levels, 1, network.levels)
-        levels -= config.reading == "formula"
+        checkpoint = open_drafter(self.name, path, target)
+        self.network = network = Cascade(load_cascade(checkpoint, target, config.dtype, config.levels), target)
+        levels = network.levels - (config.reading == "formula")
         check_range("levels", levels, 1, MAX_NODES - 1)
         check_range("top_k", config.top_k, 1, min(network.head.rows, (MAX_NODES - 1) // levels))
         self.levels = levels
@@ -79,6 +81,7 @@ class FastEagle(ReadsPairs, Drafter):
             beyond=0,
         )
         self._expanders = BackboneExpanders([config.top_k])
+        self._native = network.native_draft(config.top_k)
 
     @property
     def adaptive(self) -> bool:
@@ -93,6 +96,8 @@ class FastEagle(ReadsPairs, Drafter):
         return 1 + self.config.top_k * self.levels
 
     def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        if self._native:
+            return self._backbones(requests, self._native)
         read, place = self.pairs.take_all(requests)
         trees = self._expand(self.network.outputs(read, place, self.pairs.pool))
         return scored_trees(trees, requests, self.network.target_ids)
@@ -106,8 +111,17 @@ class FastEagle(ReadsPairs, Drafter):
         limits = torch.where(pairs.counts[: batch.size] > 0, self.levels, 0)  # without a pair nothing is drafted
         return batch.selected(tokens, trees.parents, trees.depths, trees.scores, limits)
 
+    def _backbones(self, requests: Sequence[DraftRequest], draft: CascadeDraft) -> list[ScoredTree]:
+        """Returns backbones with leaves, by one call of the core."""
+        runs, picked, place = self.pairs.take_all_runs(requests)
+        levels = min(self.levels, max(s.draft_limit for s in requests))
+        cos_sin = self.network.cos_sin
+        tokens, scores = draft(runs, picked.flatten(1), place, self.pairs.pool, cos_sin, levels)
+        return [
+            backbone(s.tokens[-1], own, log_probs, s.draft_limit)
+            for s, own, log_probs in zip(requests, tokens, scores, strict=True)
+        ]
+
     def _expand(self, outputs: torch.Tensor) -> BackboneTrees:
         """Returns trees in the drafter's tokens, of the layers' outputs [B, layers, hidden]."""
-        outputs = outputs[:, : self.levels]
-        batch, levels, _ = outputs.shape
-        return self._expanders(self.network.logits(outputs.flatten(0, 1)).view(batch, levels, -1))
+        return self._expanders(self.network.logits(outputs[:, : self.levels]))

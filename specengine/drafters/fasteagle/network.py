@@ -10,67 +10,58 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
+from specengine.drafters.fasteagle.checkpoint import CascadeParts
+from specengine.drafters.fasteagle.native_draft import CascadeDraft, CascadeNetwork
 from specengine.drafters.hidden_states.pairs import PairRows
-from specengine.models.checkpoint_base import layer_tensors
-from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
-from specengine.models.weights import WeightLoader
-from specengine.ops.row_tools import take_rows
+from specengine.ops.decoder import Decoder
+from specengine.ops.row_tools import join_columns, take_rows
 
 
 class Cascade:
     """Runs the network of a checkpoint beside its target.
 
-    head: the target's, of the drafter's vocabulary.  projections: its linear layers.
-    Raises ValueError naming the part of the checkpoint that does not fit the target.
+    head: of the drafter's vocabulary.  projections: its linear layers.  levels: one per layer.
     """
 
-    def __init__(self, checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -> None:
-        self.config = c = checkpoint.layer_config()
+    def __init__(self, parts: CascadeParts, target: Transformer) -> None:
+        self.config = c = parts.config
         self.levels = c.num_layers
-        size = c.hidden_size
-        self.hidden_state_layers = checkpoint.hidden_state_layers(target.config)
-        checkpoint.expect("fc_features.weight", size, len(self.hidden_state_layers) * size)
-        checkpoint.expect("fc_input.weight", size, 2 * size)
-        for i in range(len(self.hidden_state_layers)):
-            checkpoint.expect(f"fc_norm.{i}.weight", size)
-        for i in range(self.levels):
-            checkpoint.expect_all(layer_tensors(c, f"layers.{i}."))
-        if "norm.weight" in checkpoint.tensors:
-            checkpoint.expect("norm.weight", size)
-        loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
-        # Positions may exceed the trained length; distances may not.
-        layers = [loader.layer_at(f"layers.{i}", checkpoint.attention_reach) for i in range(self.levels)]
-        self.projections = [product for layer in layers for product in layer.projections]
-        self._target, self._ops, self.device = target, target.ops, target.device
-        self._fusion = loader.packed(self._fused(checkpoint), "fc_input")
-        self._ones = torch.ones(size, device=target.device)
-        self._norm = loader.vector_if_any("norm.weight")
+        self.hidden_state_layers = parts.hidden_state_layers
+        self.head = parts.head
+        self.projections = [product for layer in parts.layers for product in layer.projections]
+        self.projections += [parts.fuse, parts.head, *([parts.markov.product] if parts.markov else [])]
+        self._parts, self._target, self._ops, self.device = parts, target, target.ops, target.device
+        self._ones = torch.ones(c.hidden_size, device=target.device)
         # Cascaded layers are one decoder; the layers of the paper's ablation are parallel decoders.
-        runs = [[layer] for layer in layers] if checkpoint.fields.get("parallel", bool, False) else [layers]
-        self._decoders = [self._ops.decoder(c, None, run, self._ones, range(1, len(run) + 1)) for run in runs]
-        vocabulary = checkpoint.vocabulary(target.config)
-        self._vocabulary = None if vocabulary is None else vocabulary.int().to(target.device)
-        self.head = target.head_rows(self._vocabulary)
-        self.projections += [self._fusion, self.head]
+        runs = [[layer] for layer in parts.layers] if parts.parallel else [parts.layers]
+        columns = 2 * c.hidden_size if parts.halves else 0
+        self._decoders = [self._ops.decoder(c, None, run, self._ones, range(1, len(run) + 1), columns) for run in runs]
         self._rope = RopeTables(c, target.device)
 
-    def _fused(self, checkpoint: DraftCheckpoint) -> torch.Tensor:
-        """Returns fc_input of fc_features of the normed hidden states, and of the embedding, as one matrix.
+    @property
+    def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rotary tables of all positions so far."""
+        return self._rope.cos_sin
 
-        It is [hidden, (hidden_state_layers + 1) hidden]. No non-linearity lies between the two matrices, so they are
-        multiplied once; the norms' weights scale the columns.
-        """
-
-        def floats(name: str) -> torch.Tensor:
-            return checkpoint.read(f"{name}.weight").float()
-
-        size = self.config.hidden_size
-        both = floats("fc_input")
-        scale = torch.cat([floats(f"fc_norm.{i}") for i in range(len(self.hidden_state_layers))])
-        return torch.cat([both[:, :size] @ (floats("fc_features") * scale), both[:, size:]], dim=1)
+    def native_draft(self, top_k: int) -> CascadeDraft | None:
+        """Makes the one native call of a draft; None on CUDA and for parallel layers."""
+        decoder, parts = self._decoders[0], self._parts
+        if parts.parallel or not isinstance(decoder, Decoder):
+            return None
+        network = CascadeNetwork(
+            decoder,
+            self._target.embedding,
+            parts.fuse,
+            parts.halves,
+            parts.head_norm,
+            parts.head,
+            parts.markov,
+            parts.vocabulary,
+        )
+        return CascadeDraft(network, top_k)
 
     def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
         """Returns those of the target's hidden states that it reads, float32 [M, hidden_state_layers, hidden]."""
@@ -87,39 +78,62 @@ class Cascade:
 
     def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the target's ids of the drafter's tokens; -1 stays."""
-        return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
+        vocabulary = self._parts.vocabulary
+        return tokens if vocabulary is None else torch.where(tokens < 0, tokens, vocabulary[tokens.long()])
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Returns logits float32 [M, draft vocabulary] of layers' outputs [M, hidden]."""
-        if self._norm is not None:
-            outputs, rows = torch.empty_like(outputs), outputs.contiguous()
-            self._ops.layer.rms_norm(rows, None, self._norm, outputs, self.config.rms_norm_eps)
-        return self._ops.linear(outputs.contiguous(), self.head)
+        """Returns logits float32 [B, levels, draft vocabulary] of the first levels' outputs [B, levels, hidden]."""
+        batch, levels, _ = outputs.shape
+        rows = outputs.flatten(0, 1)
+        if self._parts.head_norm is not None:
+            rows = self._normed(rows, self._parts.head_norm)
+        logits = self._ops.linear(rows.contiguous(), self.head).view(batch, levels, -1)
+        if (markov := self._parts.markov) is not None:
+            above = torch.empty(batch, markov.rank, device=self.device)
+            for level in range(1, levels):
+                self._ops.layer.gather_rows(markov.rows, logits[:, level - 1].argmax(-1).int(), above)
+                logits[:, level] += self._ops.linear(above, markov.product)
+        return logits
 
     def outputs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> torch.Tensor:
         """Caches pairs; returns the layers' outputs [B, levels, hidden] at every request's last pair."""
-        inputs = self._inputs(read)
-        outputs: list[torch.Tensor] = []
-        first = 0
-        for decoder in self._decoders:
-            layers = self.levels // len(self._decoders)
-            own = slice(first, first + layers)
-            first += layers
-            at_layers = torch.empty(len(inputs), layers, self.config.hidden_size, device=inputs.device)
-            caches = (pool.k[own], pool.v[own], place.block_table, place.lengths)
-            decoder(read.rows, *caches, *self._rope.cos_sin, at_layers, inputs)
-            outputs.append(take_rows(at_layers, read.last))
+        layers = self.levels // len(self._decoders)
+        at_layers = [torch.empty(len(read.rows.tokens), layers, self.config.hidden_size, device=self.device)]
+        at_layers += [torch.empty_like(at_layers[0]) for _ in self._decoders[1:]]
+        self._pass(read, place, pool, at_layers)
+        outputs = [take_rows(each, read.last) for each in at_layers]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def cache_pairs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> None:
-        """Caches pairs. The last layer's keys need the outputs of all layers before it."""
-        self.outputs(read, place, pool)
+        """Caches pairs. The last layer's keys need the outputs of all layers before it, but not its own."""
+        self._pass(read, place, pool, None)
 
-    def _inputs(self, read: PairRows) -> torch.Tensor:
-        """Returns rows [M, hidden] for the first layer."""
-        rows, hidden_state_layers, size = read.hidden_states.shape
-        normed = torch.empty(rows * hidden_state_layers, size, device=read.hidden_states.device)
-        self._ops.layer.rms_norm(read.hidden_states.flatten(0, 1), None, self._ones, normed, self.config.rms_norm_eps)
-        embedded = torch.empty(rows, size, device=normed.device)
+    def _pass(self, read: PairRows, place: CacheBatch, pool: PagePool, at_layers: list[torch.Tensor] | None) -> None:
+        """Runs all decoders. at_layers: float32 [M, layers, hidden] of each, written; None: only the cache is."""
+        inputs, halves = self._inputs(read)
+        layers = self.levels // len(self._decoders)
+        for number, decoder in enumerate(self._decoders):
+            own = slice(number * layers, (number + 1) * layers)
+            caches = (pool.k[own], pool.v[own], place.block_table, place.lengths)
+            written = None if at_layers is None else at_layers[number]
+            decoder(read.rows, *caches, *self._rope.cos_sin, written, inputs, halves, only_cache=written is None)
+
+    def _inputs(self, read: PairRows) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns rows [M, hidden] for the first layer, and the two halves that it reads in their place, if it does."""
+        rows, parts = len(read.rows.tokens), self._parts
+        embedded = torch.empty(rows, self.config.hidden_size, device=self.device)
         self._ops.layer.gather_rows(self._target.embedding, read.rows.tokens, embedded)
-        return self._ops.linear(torch.cat([normed.view(rows, -1), embedded], dim=1), self._fusion)
+        states = read.hidden_states
+        if parts.halves:
+            fused = self._ops.linear(states.flatten(1), parts.fuse)
+            embedding_norm, hidden_state_norm = parts.halves
+            halves = [self._normed(embedded, embedding_norm), self._normed(fused, hidden_state_norm)]
+            return fused, join_columns(halves)
+        normed = self._normed(states.flatten(0, 1), self._ones).view(rows, -1)
+        return self._ops.linear(join_columns([normed, embedded]), parts.fuse), None
+
+    def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = rows.contiguous()
+        out = torch.empty_like(rows)
+        self._ops.layer.rms_norm(rows, None, weight, out, self.config.rms_norm_eps)
+        return out

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch.nn import functional
@@ -26,7 +27,9 @@ from specengine.drafters.capabilities import (
     ScoredDrafter,
 )
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.level_drafts import Children
 from specengine.drafters.medusa.heads import read_heads
+from specengine.drafters.medusa.native_draft import HeadsDraft
 from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
@@ -103,6 +106,9 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
         self._expanders = BackboneExpanders([self.candidates.ranks])
+        heads, on_cpu = self.heads[: self.candidates.levels], target.device.type == "cpu"
+        ranks = self.candidates.ranks
+        self._native = HeadsDraft(self._hidden, heads, self._vocabulary, ranks) if on_cpu else None
 
     @property
     def projections(self) -> list[Projection]:
@@ -126,21 +132,22 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         assert hidden_states is not None  # a HiddenStateReader is given them
-        end = 0
-        for request, tokens in zip(requests, committed, strict=True):
-            end += len(tokens)
+        ends = accumulate(map(len, committed))
+        rows = hidden_states.rows([end - 1 for end in ends]).last
+        parts = [rows] if len(requests) == 1 else rows.split(1)
+        for request, tokens, row in zip(requests, committed, parts, strict=True):
             self.calibrated.learn(request, tokens)
-            request.drafter_state = State(hidden_states.last[end - 1 : end].clone())
+            request.drafter_state = State(row)
         self.policy.observe(requests, committed)
 
     def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
-        known = [slot for slot, request in enumerate(requests) if request.drafter_state]
+        known = [i for i, request in enumerate(requests) if request.drafter_state and request.draft_limit > 0]
         if known:
-            columns = self._draft(stack_rows([requests[slot].drafter_state.row for slot in known]))
-            for slot, tokens, chances in zip(known, *columns, strict=True):
-                tree = ScoredTree(tokens, self.candidates.parents.tolist(), chances)
-                trees[slot] = tree.rooted(requests[slot].tokens[-1], requests[slot].draft_limit)
+            rows = stack_rows([requests[i].drafter_state.row for i in known])
+            levels = min(self.candidates.levels, max(requests[i].draft_limit for i in known))
+            for i, tokens, scores in zip(known, *self._children(rows, levels), strict=True):
+                trees[i] = self.candidates.tree(requests[i].tokens[-1], tokens, scores, requests[i].draft_limit)
         return self.calibrated.calibrate(requests, trees)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
@@ -189,19 +196,24 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
             parts.append(self._linear(x, head.logits))
         return stack_rows(parts).view(levels, len(rows), -1)
 
-    def _draft(self, rows: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
-        """Returns tokens of all candidates, and the chance of each once its parent is accepted."""
-        tokens, scores = self._scored(rows)
-        before = scores[:, self.candidates.parents.clamp(min=0)]
-        return tokens.tolist(), (scores - before).exp_().tolist()
+    def _children(self, rows: torch.Tensor, levels: int) -> Children:
+        """Returns the likeliest tokens of each request's levels, the target's ids, and their log-probabilities."""
+        if self._native:
+            return self._native(rows, levels)
+        tokens, log_probs = self._best(rows, levels)
+        return tokens.transpose(0, 1).tolist(), log_probs.transpose(0, 1).tolist()
 
     def _scored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the candidates of rows [B, hidden] as RankCandidates.fill does, in tokens of the target."""
-        levels, ranks, batch = self.candidates.levels, self.candidates.ranks, len(rows)
+        return self.candidates.fill(*self._best(rows, self.candidates.levels))
+
+    def _best(self, rows: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the likeliest tokens of the target and their log-probabilities, [levels, B, ranks] each."""
+        ranks, batch = self.candidates.ranks, len(rows)
         logits = self.logits(rows, levels)
         best = self._expanders(logits.view(levels * batch, 1, -1))  # every distribution is a tree of one level
         tokens = best.tokens[:, 1:].reshape(levels, batch, ranks)
         log_probs = best.scores[:, 1:].reshape(levels, batch, ranks)
         if self._vocabulary is not None:
             tokens = torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
-        return self.candidates.fill(tokens, log_probs)
+        return tokens, log_probs
