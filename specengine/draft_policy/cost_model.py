@@ -1,4 +1,4 @@
-"""What cycles cost where they run: learned from every cycle, on the low side of noisy clocks."""
+"""What cycles cost where they run: learned from every cycle, in seconds of the machine's usual speed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import pairwise
 
-# Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. A measured cycle sets their scale.
+# Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. The speed sets their scale.
 ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
-DOWN, UP = 1 / 4, 1 / 16  # of a deviation: other processes can only add to a time
+USUAL, SPEED = 1 / 16, 1 / 8  # of a deviation: how quickly usual seconds, and the machine's speed, follow
 
 
-def followed(usual: float, seconds: float) -> float:
-    """Returns the usual seconds after one more measurement, which counts at most double."""
-    beyond = min(seconds, 2 * usual) - usual
-    return usual + beyond * (DOWN if beyond < 0 else UP)
+def followed(usual: float, seconds: float, share: float = USUAL) -> float:
+    """Returns usual seconds after one more measurement, which counts at most double: a machine has hiccups."""
+    return usual + share * (min(seconds, 2 * usual) - usual)
 
 
 def interpolated(points: Mapping[int, float], x: float) -> float:
@@ -29,12 +28,14 @@ class CycleCosts:
     """Gives the seconds of a cycle without its drafting, by its rows.
 
     rows: seconds before any measurement, by ascending row counts from 1, two at least.
+    speed: seconds that a usual second takes now; 0: nothing was measured.
     known: what was learned, by batch size (powers of 2) and prefix (powers of 4), then by rows (powers of 2).
     """
 
     def __init__(self, rows: Mapping[int, float] = ROWS) -> None:
         self._prior = dict(rows)
         self.known: dict[tuple[int, int], dict[int, float]] = {}
+        self.speed = 0.0
 
     def curve(self, requests: int, nodes: int, prefix: float) -> list[float]:
         """Returns the seconds with 0 to `nodes` nodes, roots excluded, never less for more.
@@ -48,17 +49,22 @@ class CycleCosts:
                 out.append(most)
         return out
 
-    def observe(self, requests: int, nodes: int, prefix: float, seconds: float) -> None:
-        """Learns from a measured cycle: moves the two points beside its rows."""
+    def observe(self, requests: int, nodes: int, prefix: float, seconds: float) -> float:
+        """Learns from a measured cycle: moves the two points beside its rows.
+
+        Returns how much more than usual everything takes now: the machine may have become slower or faster.
+        """
         rows = requests + nodes
         points, own = self._points(requests, rows, prefix), self.known.setdefault(_place(requests, prefix), {})
         expected = interpolated(points, rows)
-        change = (followed(expected, seconds) if own else seconds) / expected - 1  # the first one sets the scale
+        self.speed = followed(self.speed or seconds / expected, seconds / expected, SPEED)
+        change = followed(expected, seconds / self.speed) / expected - 1
         below = 1 << (rows.bit_length() - 1)
         share = (rows - below) / below
         for point, weight in ((below, 1 - share), (2 * below, share)):
             if weight:
                 own[point] = points[point] * (1 + change * weight / (share**2 + (1 - share) ** 2))
+        return self.speed
 
     def _points(self, requests: int, rows: int, prefix: float) -> dict[int, float]:
         """Returns the seconds of 1, 2, 4, .. rows, past `rows`; unknown ones are in the prior's ratio to known ones."""

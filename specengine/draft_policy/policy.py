@@ -1,8 +1,8 @@
 """Decides in every cycle what is drafted and verified: whatever takes time must bring tokens worth that time.
 
-The price of a second is the batch's recent tokens per second. A long run is fastest if every source, level and node is
-taken whose expected tokens exceed the price of its seconds (the renewal-reward theorem). All decisions fall before the
-target's pass, in drafting order.
+The price of a second is the batch's recent tokens per second; seconds are those of the machine's usual speed. A long
+run is fastest if every source, level and node is taken whose expected tokens exceed the price of its seconds (the
+renewal-reward theorem). All decisions fall before the target's pass, in drafting order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
 from specengine.draft_policy.acceptance import Agreement
@@ -22,7 +22,6 @@ from specengine.draft_trees.tree import DraftTree
 EXPLORED = 0.01  # of the time, at most, is lost to drafts that are expected not to pay
 FIRST, MEMORY = 4, 32  # drafts before a source's mean gain counts, and drafts that the mean remembers
 CYCLES = 16  # that the price remembers
-MOST_LEVELS = 33
 
 
 class Source(Protocol):
@@ -46,33 +45,34 @@ class Memory(Protocol):
 
 @dataclass
 class Gain:
-    """What recent drafts of a source added to the tree before it, per request, and the seconds of a draft.
+    """What recent drafts of a source added to the tree before it, per request, and what they took.
 
-    by_level: seconds by the levels drafted; 0: never measured.
+    first, further: seconds of a draft's first level, and of each further one.
     """
 
     tokens: float = 0.0
     nodes: float = 0.0
-    seconds: float = 0.0
+    levels: float = 0.0
     uses: float = 0.0
-    by_level: list[float] = field(default_factory=lambda: [0.0] * MOST_LEVELS)
+    first: float = 0.0
+    further: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a draft."""
+        return self.first + self.further * max(0.0, self.levels - 1)
 
     def record(self, tokens: float, nodes: float, levels: int, seconds: float) -> None:
         """Records one draft."""
-        levels = min(levels, MOST_LEVELS - 1)
-        usual = self.by_level[levels] = followed(self.by_level[levels] or seconds, seconds)
         self.uses = min(self.uses + 1, MEMORY)
         self.tokens += (tokens - self.tokens) / self.uses
         self.nodes += (nodes - self.nodes) / self.uses
-        self.seconds += (usual - self.seconds) / self.uses
-
-    @property
-    def level_seconds(self) -> float:
-        """The seconds of one more level."""
-        known = [(levels, seconds) for levels, seconds in enumerate(self.by_level) if levels and seconds]
-        if len(known) < 2:
-            return known[0][1] / known[0][0] if known else 0.0
-        return max(0.0, (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]))
+        self.levels += (levels - self.levels) / self.uses
+        more = max(0, levels - 1)
+        expected = self.first + self.further * more
+        change = (followed(expected, seconds) if expected else seconds) - expected
+        self.first = max(0.0, self.first + change / (1 + more * more))  # the least change of both that explains it
+        self.further = max(0.0, self.further + change * more / (1 + more * more))
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class Step:
 class Draft:
     """The draft of a cycle. trees: cut to the nodes that pay.  nodes: of all trees, roots excluded.
 
+    prefix: tokens in the cache, the mean of the requests.  seconds: of the cycle without its drafting, by its nodes.
     sources: the numbers and trees of the sources that drafted.  joints: arguments of Agreement.observe.
     """
 
@@ -97,6 +98,7 @@ class Draft:
     began: float
     trees: list[DraftTree]
     prefix: float
+    seconds: list[float]
     nodes: int = 0
     sources: list[tuple[int, list[ScoredTree]]] = field(default_factory=list)
     joints: list[tuple[Agreement, list[tuple[ScoredTree, list[tuple[int, float]]]]]] = field(default_factory=list)
@@ -147,8 +149,8 @@ class DraftPolicy:
             if levels:
                 draft.sources.append((number, more))
                 whole = self._joined(number, draft, whole, more)
-                nodes = sum(len(tree.tokens) - 1 for tree in whole)
-                trees = cut_trees(whole, price, self._costs.curve(len(requests), nodes, draft.prefix), self._most)
+                seconds = self._seconds(draft, sum(len(tree.tokens) for tree in whole))
+                trees = cut_trees(whole, price, seconds, self._most)
             self._step(number, draft, trees, levels, began)
         return draft
 
@@ -173,15 +175,16 @@ class DraftPolicy:
                 agreement.observe(*joint, text)
         if not self._adaptive:
             return
-        count, nodes, drafting = len(requests), 0, 0.0
+        count, nodes, drafting = len(requests), 0, sum(step.seconds for step in draft.steps)
+        seconds = self._clock() - draft.began
+        speed = self._costs.observe(count, draft.nodes, draft.prefix, seconds - drafting)
         for step in draft.steps:
             pairs = zip(step.before, step.after, committed, strict=True)
             gained = sum(after.accepted(text) - before.accepted(text) for before, after, text in pairs)
             added = sum(len(tree.tokens) - 1 for tree in step.after) - nodes
-            step.gain.record(gained / count, added / count, step.levels, step.seconds)
-            nodes, drafting = nodes + added, drafting + step.seconds
-        seconds = self._clock() - draft.began
-        self._costs.observe(count, nodes, draft.prefix, seconds - drafting)
+            step.gain.record(gained / count, added / count, step.levels, step.seconds / speed)
+            nodes += added
+        seconds /= speed
         tokens = sum(len(own) for own in committed)
         usual = self._rates.get(count.bit_length(), (float(tokens), seconds))
         self._rates[count.bit_length()] = (
@@ -196,8 +199,15 @@ class DraftPolicy:
     def _begin(self, requests: Sequence[Any]) -> Draft:
         trees = [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         prefix = sum(len(request.tokens) for request in requests) / len(requests)
-        self._open = Draft(requests, self._clock(), trees, prefix)
+        self._open = Draft(requests, self._clock(), trees, prefix, [])
         return self._open
+
+    def _seconds(self, draft: Draft, nodes: int) -> list[float]:
+        """Returns the seconds of the cycle with 0 to `nodes` nodes, or more."""
+        if len(draft.seconds) <= nodes:
+            count = len(draft.requests)
+            draft.seconds = self._costs.curve(count, max(nodes, self._most, 2 * count), draft.prefix)
+        return draft.seconds
 
     def _price(self, draft: Draft) -> float:
         """Returns the tokens that a second must bring: as many as recent cycles, plain cycles at least."""
@@ -205,7 +215,7 @@ class DraftPolicy:
             return 0.0
         count = len(draft.requests)
         tokens, seconds = self._rates.get(count.bit_length(), (0.0, 1.0))
-        return max(count / self._costs.curve(count, 0, draft.prefix)[0], tokens / seconds)
+        return max(count / self._seconds(draft, 0)[0], tokens / seconds)
 
     def _pays(self, number: int, draft: Draft, price: float) -> bool:
         """Returns whether a source is to draft: it pays, or its gain is unknown, or it is explored."""
@@ -214,7 +224,7 @@ class DraftPolicy:
         if not self._adaptive or gain.uses < FIRST:
             return True
         nodes = max(0, round(draft.nodes + count * gain.nodes))
-        seconds = self._costs.curve(count, max(nodes, draft.nodes), draft.prefix)
+        seconds = self._seconds(draft, max(nodes, draft.nodes))
         loss = seconds[nodes] - seconds[draft.nodes] + gain.seconds - count * gain.tokens / price
         if loss > 0:
             self._left[number] = min(self._left[number], max(loss, seconds[0]))
@@ -229,15 +239,17 @@ class DraftPolicy:
         if (number, size) not in self._gains:
             smaller = max((bits for source, bits in self._gains if source == number and bits < size), default=0)
             known = self._gains.get((number, smaller), Gain())
-            longer = known.seconds * 2 ** (size - smaller)
-            self._gains[number, size] = Gain(known.tokens, known.nodes, longer, min(known.uses, FIRST))
+            larger = 2 ** (size - smaller)
+            self._gains[number, size] = replace(
+                known, uses=min(known.uses, FIRST), first=known.first * larger, further=known.further * larger
+            )
         return self._gains[number, size]
 
     def _level_seconds(self, number: int, draft: Draft) -> float:
         """Returns the seconds of one more level: its draft, and a row of every request."""
         count = len(draft.requests)
-        seconds = self._costs.curve(count, draft.nodes + 2 * count, draft.prefix)
-        return seconds[-1] - seconds[draft.nodes + count] + self._gain(number, count).level_seconds
+        seconds = self._seconds(draft, draft.nodes + 2 * count)
+        return seconds[draft.nodes + 2 * count] - seconds[draft.nodes + count] + self._gain(number, count).further
 
     def _joined(
         self, number: int, draft: Draft, trees: Sequence[ScoredTree], more: list[ScoredTree]
