@@ -33,11 +33,10 @@ def workspace_for(backend, batch: Batch) -> VerifyWorkspace:
     return workspace
 
 
-def run(backend, batch: Batch, workspace: VerifyWorkspace | None = None, scores: torch.Tensor | None = None):
-    """What the backend accepts. scores: instead of the batch's logits."""
+def run(backend, batch: Batch, workspace: VerifyWorkspace | None = None):
+    """What the backend accepts."""
     workspace = workspace or workspace_for(backend, batch)
-    logits, *rest = batch.to(backend.device).arguments()
-    accepted = verify_tree(logits if scores is None else backend.put(scores), *rest, workspace)
+    accepted = verify_tree(*batch.to(backend.device).arguments(), workspace)
     assert not workspace.counts.any() and not workspace.scores.any(), "a workspace that must be zero again"
     return to_device(accepted, CPU)
 
@@ -184,14 +183,11 @@ def test_scores_driven_out_of_float32_by_a_parameter_give_no_token(cuda_backend,
     assert accepted.bonus.tolist() == [-1] and accepted.path_length.tolist() == [1] and accepted.path.tolist() == [[0]]
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["logits", "drawn"])
-def test_padding_and_idle_requests_change_nothing_for_the_others(cuda_backend, known):
+def test_padding_and_idle_requests_change_nothing_for_the_others(cuda_backend):
     """The rows of a graph: 7 per request, whatever the trees need; the second and the last request are idle."""
     width, names = 7, ["everything", "plain", "repetition", "greedy bias", "plain"]
     trees = [random_tree(5), [-1], comb(7), chain(3), [-1]]
     batch = make_batch(trees, [PARAMS[name] for name in names], 50, seed=9)
-    if known:
-        batch.params = SamplingTable.of([SamplingParams()] * 5, range(5))
     expected = on_cpu(batch)
     starts = batch.tree.row_start.tolist()
     tokens, parents = (torch.full((5, width), -1, dtype=torch.int32) for _ in range(2))
@@ -205,27 +201,13 @@ def test_padding_and_idle_requests_change_nothing_for_the_others(cuda_backend, k
     length = batch.history.length.clone()
     length[[1, 4]] = -7
     padded = Batch(logits.flatten(0, 1), static, batch.params, replace(batch.history, length=length))
-    drawn = padded.logits.nan_to_num().argmax(dim=1).int()
-    accepted = run(cuda_backend, padded, scores=drawn if known else None)
+    accepted = run(cuda_backend, padded)
     assert accepted.path_length[[1, 4]].tolist() == [0, 0] and accepted.bonus[[1, 4]].tolist() == [-1, -1]
     assert (accepted.path[[1, 4]] == -1).all()
     for b in (0, 2, 3):
         assert torch.equal(accepted.path[b], expected.path[b])
         assert accepted.path_length[b] == expected.path_length[b] and accepted.bonus[b] == expected.bonus[b]
     assert expected.path_length[[0, 2, 3]].max() > 1
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_that_are_known_give_the_walk_of_their_logits(cuda_backend, shape):
-    batch = make_batch([shape(n) for n in (1, 2, 33, 70)], [SamplingParams()] * 4, 40, seed=6)
-    drawn = batch.logits.argmax(dim=1).int()
-    accepted = run(cuda_backend, batch, scores=drawn)
-    assert_equal(accepted, on_cpu(batch))
-    assert accepted.path_length.max() > 1
-    last = int(accepted.path[3, int(accepted.path_length[3]) - 1])
-    drawn[36 + last] = -1
-    accepted = run(cuda_backend, batch, scores=drawn)
-    assert accepted.bonus[3] == -1 and accepted.path[3, int(accepted.path_length[3]) - 1] == last
 
 
 @pytest.mark.parametrize("name", ["repetition", "frequency", "everything"])
