@@ -40,7 +40,7 @@ class Cascade:
             checkpoint.expect_all(layer_tensors(c, f"layers.{i}."))
         if "norm.weight" in checkpoint.tensors:
             checkpoint.expect("norm.weight", size)
-        loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
+        loader = WeightLoader(checkpoint, target.draft_dtype(dtype), target.device, target.ops)
         # Positions may exceed the trained length; distances may not.
         layers = [loader.layer_at(f"layers.{i}", checkpoint.attention_reach) for i in range(self.levels)]
         self.projections = [product for layer in layers for product in layer.projections]
