@@ -34,9 +34,9 @@ class Batch:
         self.history = TokenHistory.of([r.tokens for r in requests], [r.prompt_length for r in requests], longest)
         # numpy writes a few integers in a fraction of the time that a tensor takes
         self._texts, self._lengths = self.history.tokens.numpy(), self.history.length.numpy()
-        self.reads_logits = cycle.rule.reads_logits or any(r.params.reads_logits for r in requests)
-        vocab, weights = cycle.target.config.vocab_size if self.reads_logits else 0, not isinstance(cycle.rule, Match)
+        vocab, weights = cycle.target.config.vocab_size, not isinstance(cycle.rule, Match)
         self.workspace = VerifyWorkspace.empty(len(self.requests), vocab, weights=weights)
+        self.reads_logits = cycle.rule.reads_logits or any(r.params.reads_logits for r in requests)
         self.draft_logits: DraftLogits | None = None
 
     def step(self) -> dict[str, float]:
