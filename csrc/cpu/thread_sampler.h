@@ -251,12 +251,16 @@ class ThreadSampler {
       for (int64_t v = first; v < end; v += kLanes) maxima = max8(maxima, eight(v));
       const float highest = max_of(maxima);
       if (highest == -INFINITY) continue;
+      const auto index = static_cast<uint32_t>(first / kNoiseBlock);
+      // A block weighs at most kNoiseBlock times its best token, so most blocks lose before their weights are summed.
+      const double most = highest + kMostOfBlock + gumbel(seed, position, index, NoiseStream::kBlock);
+      if (block >= 0 && most < best) continue;
       uint64_t total = 0;
       for (int64_t v = first; v < end; v += kLanes) {
         const f32x8 weights = exp8(eight(v) - splat(highest));
         for (int j = 0; j < kLanes; ++j) total += fixed_point(weights[j]);
       }
-      const double value = block_value(highest, total, seed, position, static_cast<uint32_t>(first / kNoiseBlock));
+      const double value = block_value(highest, total, seed, position, index);
       if (block < 0 || value > best) best = value, block = first;
     }
     for (int64_t v = block; v < std::min(vocab_, block + kNoiseBlock); ++v) {
@@ -266,6 +270,8 @@ class ThreadSampler {
     }
     return static_cast<int32_t>(token);
   }
+
+  static constexpr double kMostOfBlock = 4.16;  // more than log(kNoiseBlock), by more than any rounding
 
   const SamplingTable& table_;
   const TokenHistory& history_;

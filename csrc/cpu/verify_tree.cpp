@@ -21,10 +21,6 @@ void check_values(const VerifyTree& op) {
     if (nodes > op.accepted.path.shape[1])
       fail("path: ", op.accepted.path.shape[1], " columns cannot hold a path of ", nodes, " nodes");
   }
-  for (int64_t m = 0; op.drawn.defined() && m < M; ++m) {
-    const int32_t token = op.drawn.as<int32_t>()[m];
-    if (token < -1 || token >= V) fail("drawn: token ", token, " is not in -1 to ", V - 1);
-  }
   if (!op.draft.logits.defined()) return;
   const int64_t R = op.draft.logits.shape[0];
   for (int64_t m = 0; m < M; ++m) {
@@ -48,10 +44,6 @@ void check_chains(const VerifyTree& op) {
 template <typename Rule>
 Verdict verdict_of(const VerifyTree& op, const Rule& rule, const DraftedTree& tree, int64_t b) {
   const int64_t V = op.workspace.scores.shape[1], first = op.trees.row_start.as<int32_t>()[b];
-  if (op.drawn.defined()) {
-    KnownTokens known{tree, op.drawn.as<int32_t>() + first};
-    return walk(Match{}, known);
-  }
   const bool drafted = op.draft.logits.defined();
   const LogitRows logits{op.logits.as<float>() + first * V,
                          op.draft.logits.as<float>(),

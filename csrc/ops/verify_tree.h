@@ -82,13 +82,12 @@ struct VerifyWorkspace {
   static constexpr char kRecord[] = "VerifyWorkspace";
   TensorView scores;          // [B, V] float32; CUDA: all zero before and after
   TensorView counts;          // [B, V] int32: all zero before and after
-  OptionalTensor row_states;  // [M, 34] int64; only CUDA with logits and rule `match` needs it
+  OptionalTensor row_states;  // [M, 34] int64; only CUDA with rule `match` needs it
   OptionalTensor weights;     // [B, 4, V] int64; only rules other than `match` need it
 };
 
 struct VerifyTree {
-  OptionalTensor logits;  // [M, V] float32, one row per node; None where `drawn` is given
-  OptionalTensor drawn;   // [M] int32: the target's token at every node where it is known (greedy); -1: there is none
+  TensorView logits;  // [M, V] float32, one row per node
   SampledTrees trees;
   DraftLogits draft;
   AcceptedPaths accepted;  // written
@@ -99,14 +98,7 @@ struct VerifyTree {
   Device validate() const {
     Checker check;
     Dim M{"M"}, V{"V"}, B{"B"}, N{"N"};
-    check.optional(drawn, "drawn", {DType::kInt32}, {M});
-    if (!drawn.defined()) {
-      check(logits, "logits", {DType::kFloat32}, {M, V});
-    } else if (logits.defined() || !logits.not_a_tensor.empty()) {
-      fail("drawn: expected None where logits are given");
-    } else if (rule != "match") {
-      fail("drawn: rule ", rule, " needs logits, only match can do with tokens");
-    }
+    check(logits, "logits", {DType::kFloat32}, {M, V});
     trees.validate(check, M, B);
     accepted.validate(check, B, N);
     check(workspace.scores, "scores", {DType::kFloat32}, {B, V});

@@ -30,7 +30,7 @@ struct Match {
   }
 };
 
-// The rows of a tree whose target tokens were drawn before; all that `match` asks of rows.
+// The rows of a tree whose target tokens are drawn already; all that `match` asks of rows.
 struct KnownTokens : DraftedTree {
   const int* known;  // kNoToken: the node's scores are no distribution
   int node = 0;

@@ -298,8 +298,7 @@ def draft_lookup(
     max_ngram: int,
 ) -> None: ...
 def verify_tree(
-    logits: Tensor | None,
-    drawn: Tensor | None,
+    logits: Tensor,
     trees: SampledTrees,
     draft: DraftLogits,
     accepted: AcceptedPaths,

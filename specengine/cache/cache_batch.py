@@ -21,7 +21,7 @@ class CacheBatch:
     def advance(self, counts: torch.Tensor) -> None:
         """Adds newly cached tokens.  counts: int32 [B]."""
         if self.host is None:
-            self.lengths.add_(counts)
+            self.lengths.add_(counts.to(self.lengths.device))
             return
         for b, count in enumerate(counts.tolist()):
             self.host[b] += count

@@ -198,12 +198,9 @@ class KVCache(PagePool):
         return [self, *self._companions]
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
-        """Moves the accepted path of every request to the end of its prefix, and advances its length."""
-        path, count = (
-            t if self.device.type == "cpu" else t.to(self.device) for t in (accepted.path, accepted.path_length)
-        )
+        """Moves the accepted path of every request to the end of its prefix; CacheBatch.advance makes it longer."""
+        path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
         ops.compact_kv(self.k, self.v, batch.block_table, batch.lengths, path, count)
-        batch.advance(count)
 
     def batch(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> CacheBatch:
         """Makes the view of requests that own `pages` and have `lengths` tokens cached."""

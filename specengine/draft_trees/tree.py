@@ -67,19 +67,19 @@ class TreeBatch:
     @staticmethod
     def of(trees: Sequence[DraftTree], device: torch.device, *, masked: bool = False) -> TreeBatch:
         """Lays out one tree per request.  masked: with ancestor bits even where all trees are chains."""
+        if not masked and all(parent == node - 1 for tree in trees for node, parent in enumerate(tree.parents)):
+            return TreeBatch.chains([tree.tokens for tree in trees], device)
         tokens = [token for tree in trees for token in tree.tokens]
         parents = [parent for tree in trees for parent in tree.parents]
         depths: list[int] = []
         masks: list[int] = []  # ancestor bits as integers of any width
-        chain = True
         for tree in trees:
             first = len(depths)
             for node, parent in enumerate(tree.parents):
-                chain = chain and parent == node - 1
                 depths.append(depths[first + parent] + 1 if node else 0)
                 masks.append((masks[first + parent] if node else 0) | 1 << node)
-        ancestors = None if chain and not masked else _pack(masks, max((len(tree.tokens) for tree in trees), default=1))
         starts = list(accumulate((len(tree.tokens) for tree in trees), initial=0))
+        ancestors = _pack(masks, max((len(tree.tokens) for tree in trees), default=1))
         return TreeBatch._on(device, tokens, parents, depths, starts, ancestors)
 
     @staticmethod
@@ -99,6 +99,30 @@ class TreeBatch:
         bits = None if ancestors is None else put(ancestors)
         nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
         return TreeBatch(put(tokens), put(parents), put(depths), put(starts), bits, nodes)
+
+
+class TreeLayout:
+    """Lays out the trees of one batch, cycle after cycle; on the CPU, trees shaped as the last ones only change tokens.
+
+    Between two passes the processor's caches are full of weights: a new tensor takes longer than writing some tokens.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._shapes: list[list[int]] = []
+
+    def of(self, trees: Sequence[DraftTree]) -> TreeBatch:
+        """Returns the trees' batch, which is valid until the next call."""
+        if self._device.type != "cpu":
+            return TreeBatch.of(trees, self._device)
+        shapes = [list(tree.parents) for tree in trees]
+        if shapes != self._shapes:
+            self._batch, self._shapes = TreeBatch.of(trees, self._device), shapes
+            self._tokens = self._batch.tokens.numpy()
+        else:
+            for row, token in enumerate(token for tree in trees for token in tree.tokens):
+                self._tokens[row] = token
+        return self._batch
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 
-from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch, TreeLayout
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader, HiddenStateReader, draft_for_rule
 from specengine.engine.cycle import Cycle
@@ -26,7 +26,8 @@ class Batch:
     """Runs the cycles of a fixed set of requests; the scheduler makes a new batch when the set changes."""
 
     def __init__(self, requests: Sequence[Request], cycle: Cycle) -> None:
-        self.requests, self._cycle, self._device = list(requests), cycle, cycle.target.device
+        self.requests, self._cycle = list(requests), cycle
+        self._layout = TreeLayout(cycle.target.device)
         self.cache = cycle.cache.batch([r.pages for r in requests], [len(r.tokens) - 1 for r in requests])
         self.params = SamplingTable.of([r.params for r in requests], [r.seed for r in requests])
         longest = max((r.prompt_length + r.limit for r in requests), default=1)
@@ -60,23 +61,26 @@ class Batch:
             self._trees, self.draft_logits = draft_for_rule(drafter, rule.wants, self.requests)
         except ValueError as error:
             raise ValueError(f"drafter {drafter.name}: {error}") from error
-        return TreeBatch.of(self._trees, self._device)
+        return self._layout.of(self._trees)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Appends accepted tokens and bonus tokens; cuts the path of a request that ends inside of it."""
         self._committed, self._rows, self._scores = [], [], scores
-        columns = (accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed, tree.row_start)
-        paths, lengths, bonuses, relaxed, first_rows = (column.tolist() for column in columns)
+        columns = (accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed)
+        paths, lengths, bonuses, relaxed = (column.tolist() for column in columns)
+        first = 0  # row of the request's root
         for b, (request, draft) in enumerate(zip(self.requests, self._trees, strict=True)):
             path = paths[b][: lengths[b]]
-            kept = commit_path(request, draft, path, bonuses[b], scores, first_rows[b], relaxed[b])
+            kept = commit_path(request, draft, path, bonuses[b], scores, first, relaxed[b])
             end = len(request.tokens)
-            self._texts[b, end - len(kept) : end] = kept
+            for at, token in enumerate(kept, start=end - len(kept)):
+                self._texts[b, at] = token
             self._lengths[b] = end
             if len(kept) < lengths[b]:
                 accepted.path_length[b] = len(kept)
             self._committed.append(kept)
-            self._rows += [first_rows[b] + node for node in path[: len(kept)]]
+            self._rows += [first + node for node in path[: len(kept)]]
+            first += len(draft.tokens)
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the committed tokens, and what else it reads of the target's pass."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from specengine.cache.prefix_cache import Sharing
@@ -65,9 +65,12 @@ class EngineCore:
         self.metrics = Metrics(self.cache, {"model": model.name, "drafter": drafter.name, "rule": rule.name})
         self.lock = FairLock()
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Returns the lock of one prefill pass or one cycle, which on a device also enters its stream."""
+        return self._turn_on_device() if self.runner else self.lock
+
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Holds the lock for one prefill pass or one cycle, on the device's stream in whatever thread."""
+    def _turn_on_device(self) -> Iterator[None]:
         with self.lock, stream_of(self.target.device):
             yield
 

@@ -36,7 +36,9 @@ class Cycle:
         batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
 
-        self.cache.compact(batch.cache, accepted, self.target.ops)
+        if tree.ancestors is not None:  # the path of a chain lies in place
+            self.cache.compact(batch.cache, accepted, self.target.ops)
+        batch.cache.advance(accepted.path_length)
         batch.mark("compact")
 
         batch.observe(self.drafter, output.hidden_states)

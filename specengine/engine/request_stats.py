@@ -59,6 +59,8 @@ class RequestStats:
         """Counts a cycle that accepted `accepted` drafted tokens, `relaxed` of them against the exact rule."""
         self.cycles += 1
         self.relaxed += min(relaxed, accepted)  # a relaxed token may lie behind the end of the request
+        if len(tree.parents) == 1:
+            return
         depths = [0] * len(tree.parents)
         for node, parent in enumerate(tree.parents[1:], start=1):
             depths[node] = depths[parent] + 1

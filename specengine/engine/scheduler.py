@@ -117,11 +117,15 @@ class Scheduler:
 
     def _run_cycle(self) -> None:
         core = self._core
-        with self._fatal_to(self._running), core.turn():
-            began = time.perf_counter()
-            self._batch = self._batch or core.make_batch(self._running)
-            if seconds := self._batch.step():
-                core.metrics.cycle(self._running, seconds, time.perf_counter() - began)
+        try:
+            with core.turn():
+                began = time.perf_counter()
+                self._batch = self._batch or core.make_batch(self._running)
+                if seconds := self._batch.step():
+                    core.metrics.cycle(self._running, seconds, time.perf_counter() - began)
+        except BaseException:
+            self._fail(self._running)
+            raise
 
     def _remove_finished(self) -> None:
         if any(r.finish_reason for r in self._running):
@@ -143,12 +147,15 @@ class Scheduler:
         try:
             yield
         except BaseException:
-            if members is self._running:
-                self._batch = None  # without close(): on a device that would commit the cycle under way
-            for request in members:
-                request.finish_reason = request.finish_reason or "error"
-            self._release(members)
+            self._fail(members)
             raise
+
+    def _fail(self, members: list[Request]) -> None:
+        if members is self._running:
+            self._batch = None  # without close(): on a device that would commit the cycle under way
+        for request in members:
+            request.finish_reason = request.finish_reason or "error"
+        self._release(members)
 
     def _release(self, members: list[Request]) -> None:
         self._core.release(members)

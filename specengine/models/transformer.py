@@ -20,7 +20,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
-from specengine.ops.weight import Projection, Weight
+from specengine.ops.weight import DTYPE_OF_BLOCKS, Projection, Weight
 from specengine.utils.spec_string import check_range
 
 
@@ -103,8 +103,21 @@ class Transformer:
                 raise ValueError(f"{checkpoint.source}: {name} is {theirs}, the target's is {ours}")
         shapes = expected_tensors(checkpoint.config)
         checkpoint.expect_all({name: shape for name, shape in shapes.items() if name not in ENDS})
-        loader = WeightLoader(checkpoint, dtype, self.device, self.ops)
+        loader = WeightLoader(checkpoint, self.draft_dtype(dtype), self.device, self.ops)
         return Transformer(loader.between(self._embedding, self.head), self.device, self.ops)
+
+    def draft_dtype(self, dtype: str) -> str:
+        """Returns the dtype of weights that draft for this model; `auto` becomes int8 or int4 where its layers are.
+
+        Drafting waits for memory as a pass does, so float weights beside a quantised target would cost twice to four
+        times their share. 5 and 6 bits count as 8, because they are stored so.
+        """
+        if dtype != "auto":
+            return dtype
+        nbytes = dict.fromkeys(("auto", "int8", "int4"), 0)
+        for weight in (weight for layer in self._layers for part in layer.projections for weight in part.weights):
+            nbytes[DTYPE_OF_BLOCKS.get(weight.format, "auto")] += weight.data.nbytes
+        return max(nbytes, key=nbytes.__getitem__)
 
     @property
     def failure(self) -> str | None:

@@ -45,7 +45,7 @@ def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, li
     _C.commit_tokens(
         tree.tokens,
         tree.parents,
-        accepted.paths(),
+        accepted.native,
         limits.eos,
         limits.ignores_eos,
         limits.final_length,

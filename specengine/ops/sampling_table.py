@@ -6,7 +6,8 @@ Shapes: B requests, T columns of the history, E entries of all logit biases.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -55,11 +56,12 @@ class SamplingTable:
         )
 
     def to(self, device: torch.device) -> SamplingTable:
-        return SamplingTable(*(column.to(device) for column in self.columns()))
+        return SamplingTable(*(column.to(device) for column in self.native))
 
-    def columns(self) -> tuple[torch.Tensor, ...]:
-        """The tensors in the order of the fields, as the ops take them."""
-        return tuple(vars(self).values())
+    @cached_property
+    def native(self) -> _C.SamplingTable:
+        """The tensors as the ops take them."""
+        return _C.SamplingTable(*(getattr(self, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,14 @@ class TokenHistory:
         )
 
     def to(self, device: torch.device) -> TokenHistory:
-        return TokenHistory(*(column.to(device) for column in self.columns()))
+        return TokenHistory(*(column.to(device) for column in self.native))
 
-    def columns(self) -> tuple[torch.Tensor, ...]:
-        """The tensors in the order of the fields, as the ops take them."""
-        return tuple(vars(self).values())
+    @cached_property
+    def native(self) -> _C.TokenHistory:
+        """The tensors as the ops take them."""
+        return _C.TokenHistory(*(getattr(self, f.name) for f in fields(self)))
 
 
 def sampled_trees(tree: TreeBatch, params: SamplingTable, history: TokenHistory) -> _C.SampledTrees:
     """The trees of a batch with everything that shapes the distributions of their nodes."""
-    return _C.SampledTrees(
-        tree.tokens,
-        tree.parents,
-        tree.row_start,
-        _C.SamplingTable(*params.columns()),
-        _C.TokenHistory(*history.columns()),
-    )
+    return _C.SampledTrees(tree.tokens, tree.parents, tree.row_start, params.native, history.native)

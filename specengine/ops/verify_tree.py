@@ -6,7 +6,10 @@ Shapes: M rows (nodes of all requests), B requests, V vocabulary, N columns of a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
+import numpy as np
 import torch
 
 from specengine import _C
@@ -33,9 +36,21 @@ class Accepted:
     bonus: torch.Tensor
     relaxed: torch.Tensor
 
-    def paths(self) -> _C.AcceptedPaths:
+    @staticmethod
+    def empty(batch: int, nodes: int, device: torch.device | str = "cpu") -> Accepted:
+        """Room for the paths of `batch` requests with at most `nodes` nodes each."""
+        path = torch.empty(batch, nodes, dtype=torch.int32, device=device)
+        return Accepted(path, *(torch.empty(batch, dtype=torch.int32, device=device) for _ in range(3)))
+
+    @cached_property
+    def native(self) -> _C.AcceptedPaths:
         """The tensors as the ops take them."""
         return _C.AcceptedPaths(self.path, self.path_length, self.bonus, self.relaxed)
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The tensors' memory, on the CPU: numpy writes a few integers faster than a tensor does."""
+        return tuple(column.numpy() for column in self.native)
 
 
 @dataclass(frozen=True)
@@ -44,12 +59,14 @@ class VerifyWorkspace:
 
     scores: float32 [B, V] and counts: int32 [B, V], on CUDA zero between calls.  row_states: int64 [R,
     ROW_STATE_WORDS], only CUDA needs them.  weights: int64 [B, 4, V], only rules other than `match` need them.
+    outcomes: by the columns of a path; on the CPU calls reuse what earlier ones have returned. None: they do not.
     """
 
     scores: torch.Tensor
     counts: torch.Tensor
-    row_states: torch.Tensor
+    row_states: torch.Tensor | None
     weights: torch.Tensor | None
+    outcomes: dict[int, Accepted] | None = None
 
     @staticmethod
     def empty(
@@ -60,14 +77,24 @@ class VerifyWorkspace:
         return VerifyWorkspace(
             scores=torch.zeros(batch, vocab, device=device),
             counts=torch.zeros(batch, vocab, dtype=torch.int32, device=device),
-            row_states=torch.empty(rows, _C.ROW_STATE_WORDS, dtype=torch.int64, device=device),
+            row_states=torch.empty(rows, _C.ROW_STATE_WORDS, dtype=torch.int64, device=device) if rows else None,
             weights=torch.empty(shape, dtype=torch.int64, device=device) if weights else None,
+            outcomes={} if torch.device(device).type == "cpu" else None,
         )
 
     def part(self, batch: int, rows: int) -> VerifyWorkspace:
         """A smaller workspace in the same memory."""
+        states = None if self.row_states is None else self.row_states[:rows]
         weights = None if self.weights is None else self.weights[:batch]
-        return VerifyWorkspace(self.scores[:batch], self.counts[:batch], self.row_states[:rows], weights)
+        return VerifyWorkspace(self.scores[:batch], self.counts[:batch], states, weights)
+
+    def outcome(self, nodes: int) -> Accepted:
+        """Room for paths of `nodes` nodes."""
+        if self.outcomes is None:
+            return Accepted.empty(len(self.scores), nodes, self.scores.device)
+        if nodes not in self.outcomes:
+            self.outcomes[nodes] = Accepted.empty(len(self.scores), nodes)
+        return self.outcomes[nodes]
 
 
 def verify_tree(
@@ -82,9 +109,8 @@ def verify_tree(
     """Walks every tree by a rule. `match`, the default, draws the target's token at each node and follows it while the
     tree has it.
 
-    scores: logits float32 [M, V], or the target's token at every node, int32 [M]. Tokens serve greedy decoding under
-    `match`; -1 marks a row without a token, and a workspace must be given.  draft: the distributions from which the
-    drafter drew children.
+    scores: logits float32 [M, V], or on the CPU the target's token at every node, int32 [M]; -1 marks a row without
+    one. Tokens serve greedy decoding under `match`.  draft: the distributions from which the drafter drew children.
     Under `match` a draw depends on its node's distribution and its noise alone, so the tokens committed are those of
     plain decoding. The noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
     position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
@@ -93,31 +119,48 @@ def verify_tree(
     walk ends with bonus -1. CUDA never visits rows whose token is -1 (padding); an idle request, whose root is padding,
     gets path_length 0 and bonus -1.
     """
-    batch, device, rule = len(params.seed), scores.device, rule or Match()
-    logits, drawn = (None, scores) if scores.dtype == torch.int32 else (scores, None)
+    if scores.dtype == torch.int32:
+        return _follow(scores.tolist(), tree, history, workspace or VerifyWorkspace.empty(len(params.seed), 0))
+    device, rule = scores.device, rule or Match()
     if workspace is None:
-        if logits is None:
-            raise ValueError("workspace: tokens instead of logits need one, which has the size of the vocabulary")
-        rows, vocab = logits.shape
-        workspace = VerifyWorkspace.empty(batch, vocab, device=device, rows=rows, weights=not isinstance(rule, Match))
-    accepted = Accepted(
-        path=torch.empty(batch, tree.nodes, dtype=torch.int32, device=device),
-        path_length=torch.empty(batch, dtype=torch.int32, device=device),
-        bonus=torch.empty(batch, dtype=torch.int32, device=device),
-        relaxed=torch.empty(batch, dtype=torch.int32, device=device),
-    )
-    needs_states = logits is not None and len(workspace.row_states) > 0
-    row_states = workspace.row_states[: len(scores)] if needs_states else None
+        (rows, vocab), weights = scores.shape, not isinstance(rule, Match)
+        workspace = VerifyWorkspace.empty(len(params.seed), vocab, device=device, rows=rows, weights=weights)
+    accepted = workspace.outcome(tree.nodes)
+    row_states = None if workspace.row_states is None else workspace.row_states[: len(scores)]
     _C.verify_tree(
-        logits,
-        drawn,
+        scores,
         sampled_trees(tree, params, history),
         NO_DRAFT_LOGITS if draft is None else _C.DraftLogits(draft.logits, draft.rows, draft.index, draft.replacement),
-        accepted.paths(),
+        accepted.native,
         _C.VerifyWorkspace(workspace.scores, workspace.counts, row_states, workspace.weights),
         rule.kernel,
         rule.options,
     )
+    return accepted
+
+
+def _follow(chosen: list[int], tree: TreeBatch, history: TokenHistory, workspace: VerifyWorkspace) -> Accepted:
+    """Walks every tree along the target's tokens, one per node."""
+    accepted = workspace.outcome(tree.nodes)
+    paths, lengths, bonuses, relaxed = accepted.arrays
+    tokens, parents, starts = tree.tokens.tolist(), tree.parents.tolist(), tree.row_start.tolist()
+    for b, (first, end) in enumerate(pairwise(starts)):
+        node, path = 0, [0]
+        for child in range(1, end - first):  # a child comes after its parent
+            if parents[first + child] == node and tokens[first + child] == chosen[first + node]:
+                node = child
+                path.append(child)
+        bonus = chosen[first + node]
+        if bonus < 0:
+            raise ValueError(
+                f"logits: row {first + node} (request {b}, position {int(history.length[b]) + len(path) - 1}) "
+                f"has NaN or infinite scores, so there is no token to draw"
+            )
+        for at, node in enumerate(path):
+            paths[b, at] = node
+        if len(path) < tree.nodes:
+            paths[b, len(path) :] = -1
+        lengths[b], bonuses[b], relaxed[b] = len(path), bonus, 0
     return accepted
 
 

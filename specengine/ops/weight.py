@@ -15,6 +15,7 @@ from specengine import _C
 
 FLOAT_FORMATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BLOCK_BYTES = {"q8": _C.Q8_BYTES, "q4": _C.Q4_BYTES, "q4_min": _C.Q4_MIN_BYTES}  # of 16 x 32 weights
+DTYPE_OF_BLOCKS = {"q8": "int8", "q4": "int4", "q4_min": "int4"}  # as users name the formats
 # The format of each GGUF block type whose codes and scales the kernels read.
 PACKED_BLOCKS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "Q4_K": "q4_min"}
 

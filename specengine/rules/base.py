@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
@@ -48,7 +48,7 @@ class Rule(ABC):
     @property
     def options(self) -> tuple[float, ...]:
         """The numbers that the kernel reads; by default the parameters."""
-        return astuple(self)
+        return tuple(vars(self).values())
 
     @property
     @abstractmethod

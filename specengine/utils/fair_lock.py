@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import AbstractContextManager
 
 
-class FairLock:
+class FairLock(AbstractContextManager[None]):
     """A lock that passes to the thread that has waited longest.
 
     threading.Lock is not fair: a thread that releases it between two cycles usually gets it back at once. Another

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree import DraftTree, TreeBatch, TreeLayout
 
 CPU = torch.device("cpu")
 
@@ -100,3 +100,19 @@ def test_masks_and_depths_follow_the_parents(sizes, seed):
     else:
         assert bits_of(batch) == expected
         assert batch.ancestors.shape[1] == (max(sizes) + 31) // 32
+
+
+def test_trees_of_the_last_shapes_change_the_tokens_alone_and_others_are_laid_out_anew():
+    layout, shape = TreeLayout(CPU), [-1, 0, 0, 2]
+    first = [DraftTree([1, 2, 3, 4], shape), DraftTree([5], [-1])]
+    others = [DraftTree([6, 7, 8, 9], shape), DraftTree([10], [-1])]
+    batch = layout.of(first)
+    assert layout.of(others) is batch and batch.tokens.tolist() == [6, 7, 8, 9, 10]
+    shape[3] = 1  # a list that a drafter changes is another shape
+    for trees in (others, others[:1], [DraftTree([1, 2, 3, 4], [-1, 0, 1, 2])], first):
+        other, expected = layout.of(trees), TreeBatch.of(trees, CPU)
+        assert other is not batch and other.nodes == expected.nodes
+        for name in ("tokens", "parents", "depths", "row_start"):
+            assert torch.equal(getattr(other, name), getattr(expected, name))
+        assert other.ancestors is expected.ancestors is None or torch.equal(other.ancestors, expected.ancestors)
+        batch = other

@@ -47,6 +47,15 @@ def test_trees_chosen_by_cost_change_nothing(params, batch):
         assert len({len(cycle.tokens) for output in speculative for cycle in output.trace}) > 2
 
 
+@pytest.mark.parametrize("drafter, compacts", [("none", False), ("prompt_lookup", True)])
+def test_the_cache_is_compacted_where_a_path_may_leave_slots_between(drafter, compacts, monkeypatch):
+    engine, calls = tiny_engine(f"{drafter},adaptive=false" if compacts else drafter), []
+    compact = engine.cache.compact
+    monkeypatch.setattr(engine.cache, "compact", lambda *given: (calls.append(1), compact(*given)))
+    assert ids(engine.generate(PROMPTS, GREEDY)) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+    assert bool(calls) == compacts
+
+
 def test_bfloat16_weights_are_lossless_too():
     model = tiny_model(dtype="bfloat16")
     plain, speculative = (

@@ -284,9 +284,8 @@ def verify_tree() -> Arguments:
     tree, history = batch.tree, batch.history
     return {
         "logits": batch.logits,
-        "drawn": None,
         **{name: getattr(tree, name) for name in ("tokens", "parents", "row_start")},
-        **vars(batch.params),
+        **batch.params.native._asdict(),
         "history": history.tokens,
         "history_length": history.length,
         "prompt_length": history.prompt_length,
@@ -324,7 +323,7 @@ def draw_siblings() -> Arguments:
         "nodes": ints(0, 2, 1),
         "index": None,
         **{name: verified[name] for name in shared},
-        **vars(batch.params),
+        **batch.params.native._asdict(),
         "drawn": torch.zeros(3, 2, dtype=torch.int32),
         "scores": torch.zeros(3, 20),
         "counts": torch.zeros(3, 20, dtype=torch.int32),
@@ -332,11 +331,6 @@ def draw_siblings() -> Arguments:
         "replacement": False,
         "as_match": False,
     }
-
-
-def verify_tree_drawn() -> Arguments:
-    arguments = verify_tree()
-    return {**arguments, "logits": None, "row_states": None, "drawn": arguments["logits"].argmax(dim=1).int()}
 
 
 def compact_kv() -> Arguments:
@@ -347,7 +341,6 @@ def compact_kv() -> Arguments:
 
 OPS: dict[str, Callable[[], Arguments]] = {
     op.__name__.replace("_quantised", " quantised")
-    .replace("_drawn", " drawn")
     .replace("_sampled", " sampled")
     .replace("_fed", " fed")
     .replace("_fused", " fused")
@@ -358,7 +351,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
         *(decoder_pass_fed, draft_backbone, draft_backbone_fused, select_nodes),
         *(draft_cascade, draft_cascade_halves, draft_heads),
-        *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
+        *(expand_backbone, verify_tree, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
 OPTIONAL = {

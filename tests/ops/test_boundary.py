@@ -63,7 +63,6 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     only = {
         "tree_attention": {"out"},
         "verify_tree": {"path", "path_length", "bonus", "scores"},
-        "verify_tree drawn": {"path", "path_length", "bonus", "relaxed"},
         "verify_tree sampled": {"path", "path_length", "bonus", "relaxed", "scores", "weights"},
         "draw_siblings": {"drawn", "scores", "weights"},
         "decoder_pass": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
@@ -84,9 +83,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
 def test_what_is_no_tensor_is_refused(op, name):
     for value in (3, "text", [1.0], object()):
         refuse(op, {**OPS[op](), name: value}, f"{name}: expected a tensor, got {type(value).__name__}")
-    if op == "verify_tree drawn":  # one of the two must be given
-        refuse(op, {**OPS[op](), name: None}, "(logits|drawn|[a-z_]+): expected a tensor, got None")
-    elif (op, name) in OPTIONAL:
+    if (op, name) in OPTIONAL:
         call(op, {**OPS[op](), name: None})
     else:
         refuse(op, {**OPS[op](), name: None}, f"{name}: expected a tensor, got None")
@@ -138,11 +135,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1))),
     ("draft_cascade halves", "markov_tokens", 0),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
-    *(
-        (op, name, 1)
-        for op in ("verify_tree", "verify_tree drawn", "verify_tree sampled")
-        for name in ("history", "path")
-    ),
+    *((op, name, 1) for op in ("verify_tree", "verify_tree sampled") for name in ("history", "path")),
     *(("verify_tree sampled", "draft_logits", 0), ("verify_tree sampled", "draft_logits", 1)),
     *(("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
     *(("tree_attention", "ancestors", 1), ("compact_kv", "path", 1)),
@@ -257,8 +250,6 @@ VALUES = [
     *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
     *((op, *case) for op in ("rope_cache", "decoder_pass") for case in POSITION_VALUES),
     *((op, *case) for op in ("tree_attention", "decoder_pass") for case in ANCESTOR_VALUES),
-    ("verify_tree drawn", "drawn", 2, -2, "drawn: token -2 is not in -1 to 19"),
-    ("verify_tree drawn", "drawn", 2, 20, "drawn: token 20"),
     ("expand_backbone", "widths", 0, 4, "widths: entry 0"),
     ("expand_backbone", "widths", 2, 0, "widths: entry 2"),
     ("expand_backbone", "thresholds", 0, 0.6, "thresholds: entry 1"),
@@ -425,9 +416,6 @@ LINEAR_CHANGES = [
         ("decoder_pass", {"cos": randn(61, 4), "sin": randn(61, 4)}, "lengths: position 61 is past the 61 rows of cos"),
         ("decoder_pass", {"block_table": ints([0], [1])}, "block_table: request 0 needs 2 pages"),
         ("decoder_pass", {"ancestors": torch.zeros(8, 0, dtype=torch.int32)}, "ancestors: 0 words cannot hold"),
-        ("verify_tree", {"drawn": ints(*[0] * 8)}, "drawn: expected None where logits are given"),
-        ("verify_tree", {"drawn": 3}, "drawn: expected a tensor, got int"),
-        ("verify_tree drawn", {"logits": 3}, "drawn: expected None where logits are given"),
         ("verify_tree sampled", {"rule": "hope"}, "rule: there is no rule 'hope'"),
         ("verify_tree", {"path": torch.zeros(2, 4, dtype=torch.int32)}, "path: 4 columns cannot hold a path of 5"),
         (

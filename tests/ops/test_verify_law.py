@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 def entries(table: SamplingTable, keep: torch.Tensor) -> SamplingTable:
-    per_request = {n: v[keep].contiguous() for n, v in vars(table).items() if not n.startswith("bias")}
+    per_request = {n: v[keep].contiguous() for n, v in table.native._asdict().items() if not n.startswith("bias")}
     return replace(table, bias_start=table.bias_start[: int(keep.sum()) + 1].clone(), **per_request)
 
 

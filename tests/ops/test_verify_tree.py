@@ -147,7 +147,7 @@ def test_masked_scores_are_never_drawn():
 def test_scores_without_a_distribution_are_refused_where_the_walk_meets_them(bad, temperature):
     batch = make_batch([chain(4), comb(9)], [SamplingParams(temperature=temperature, top_k=1)] * 2, 20, seed=2)
     workspace = VerifyWorkspace.empty(2, 20)
-    reached = verify_tree(*batch.arguments(), workspace)
+    reached = verify_tree(*batch.arguments())
     visited = set(reached.path[1, : int(reached.path_length[1])].tolist())
     for node in range(9):
         poisoned = batch.logits.clone()
@@ -191,16 +191,16 @@ def test_a_reused_workspace_and_any_number_of_threads_give_the_same():
 def test_tokens_that_are_known_give_the_walk_of_their_logits(shape):
     batch = make_batch([shape(n) for n in (1, 2, 33, 70)], [SamplingParams()] * 4, 40, seed=6)
     expected = verify_tree(*batch.arguments())
-    drawn, workspace = batch.logits.argmax(dim=1).int(), VerifyWorkspace.empty(4, 40)
+    drawn = batch.logits.argmax(dim=1).int()
     for verify in (verify_tree, verify_tree_on_host):
-        assert equal(verify(drawn, *batch.arguments()[1:], workspace), expected)
+        assert equal(verify(drawn, *batch.arguments()[1:]), expected)
     assert expected.path_length.max() > 1
 
 
 def test_a_row_without_a_token_is_refused_where_the_walk_meets_it():
     batch = make_batch([chain(4), comb(9)], [SamplingParams()] * 2, 20, seed=2)
-    workspace, drawn = VerifyWorkspace.empty(2, 20), batch.logits.argmax(dim=1).int()
-    reached = verify_tree(drawn, *batch.arguments()[1:], workspace)
+    drawn = batch.logits.argmax(dim=1).int()
+    reached = verify_tree(drawn, *batch.arguments()[1:])
     visited = reached.path[1, : int(reached.path_length[1])].tolist()
     assert 1 < len(visited) < 9
     for node in range(9):
@@ -209,12 +209,15 @@ def test_a_row_without_a_token_is_refused_where_the_walk_meets_it():
         if node in visited:
             position = int(batch.history.length[1]) + visited.index(node)
             with pytest.raises(ValueError, match=rf"^logits: row {4 + node} \(request 1, position {position}\)"):
-                verify_tree(unknown, *batch.arguments()[1:], workspace)
+                verify_tree(unknown, *batch.arguments()[1:])
         else:
-            assert equal(verify_tree(unknown, *batch.arguments()[1:], workspace), reached)
+            assert equal(verify_tree(unknown, *batch.arguments()[1:]), reached)
 
 
-def test_known_tokens_need_a_workspace_which_says_how_large_the_vocabulary_is():
-    batch = make_batch([chain(4)], [SamplingParams()], 20)
-    with pytest.raises(ValueError, match=r"^workspace: "):
-        verify_tree(batch.logits.argmax(dim=1).int(), *batch.arguments()[1:])
+def test_a_call_reuses_what_an_earlier_one_with_its_workspace_has_returned():
+    long, short = (make_batch([chain(9)], [SamplingParams()], 20, seed=seed) for seed in (1, 2))
+    workspace = VerifyWorkspace.empty(1, 20)
+    for scores in (lambda batch: batch.logits, lambda batch: batch.logits.argmax(dim=1).int()):
+        outcomes = [verify_tree(scores(batch), *batch.arguments()[1:], workspace) for batch in (long, short)]
+        assert outcomes[0] is outcomes[1] and equal(outcomes[1], verify_tree(*short.arguments()))
+    assert not equal(verify_tree(*long.arguments()), verify_tree(*short.arguments()))

@@ -1,5 +1,5 @@
 // The op verify_tree on CUDA: run_cuda sends other rules to verify_rules.cu. This file has the kernels of rule `match`.
-// Four launches, or the last one alone if the tokens are known:
+// Four launches:
 //
 // mark: A few blocks own a request: they make its counts and biases dense in the workspaces.
 //
@@ -31,8 +31,8 @@ constexpr int kThreads = static_cast<int>(kMaxNodes), kDrawThreads = 256;
 static_assert(kDrawThreads >= kMaxNodes && kFilterThreads >= kMaxNodes, "a thread reads one node above a row");
 
 struct Arguments {
-  const float* logits;  // nullptr: `drawn` is given
-  const int *drawn, *tokens, *parents, *row_start;
+  const float* logits;
+  const int *tokens, *parents, *row_start;
   RequestTable table;
   int *path, *path_length, *bonus, *relaxed;
   float* biases;
@@ -142,19 +142,13 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slic
   SPECENGINE_SHARED(int, length, 1);
   const int b = blockIdx.x, first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
   const bool idle = op.idle(b);
-  if (op.logits != nullptr && !idle) {
-    op.table.clear(b, op.dense(b), op.first_of_request(), op.step_of_request());
-  }
+  if (!idle) op.table.clear(b, op.dense(b), op.first_of_request(), op.step_of_request());
   if (blockIdx.y != 0) return;
   if (node < nodes) tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
   __syncthreads();
   if (node < nodes && tokens[node] != kNoToken) {
     Candidate best = nothing();
-    if (op.logits == nullptr) {
-      best.token = op.drawn[first + node];
-    } else {
-      for (int i = 0; i < slices; ++i) best = better(best, op.row_states[first + node].candidates[i]);
-    }
+    for (int i = 0; i < slices; ++i) best = better(best, op.row_states[first + node].candidates[i]);
     drawn[node] = static_cast<int>(best.token);
     KnownTokens known{{tokens, parents, nodes}, drawn};
     followed[node] = known.load(node, {}) ? Match{}.step(known, node).child : -1;
@@ -173,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slic
 
 Arguments arguments_of(const VerifyTree& op) {
   Arguments a{};
-  a.logits = op.logits.as<float>(), a.drawn = op.drawn.as<int>();
+  a.logits = op.logits.as<float>();
   a.tokens = op.trees.tokens.as<int>(), a.parents = op.trees.parents.as<int>(),
   a.row_start = op.trees.row_start.as<int>();
   a.table = RequestTable(op.trees.sampling, op.trees.history, op.workspace.scores.shape[1]);
@@ -196,11 +190,11 @@ void run_cuda(const VerifyTree& op) {
   if (N > kMaxNodes) fail("path: expected at most ", kMaxNodes, " columns, got ", N);
   const DeviceGuard guard(op.trees.tokens.device_id);
   if (op.rule != "match") return verify_by_rule(op);
-  if (op.logits.defined() && !op.workspace.row_states.defined()) fail("row_states: expected a tensor, got None");
+  if (!op.workspace.row_states.defined()) fail("row_states: expected a tensor, got None");
   const Arguments arguments = arguments_of(op);
   void* stream = op.trees.tokens.stream;
   int64_t parts = 1, slices = 1;
-  if (op.logits.defined() && M > 0) {
+  if (M > 0) {
     parts = std::clamp<int64_t>(op.trees.history.tokens.shape[1] / 2048, 1, 32);
     const int64_t strips = (V + kStrip - 1) / kStrip;
     slices = std::clamp<int64_t>(4 * multiprocessors(op.trees.tokens.device_id) / M, 1,

@@ -56,7 +56,9 @@ class DraftCost:
             sliding_window=None,
             sliding_layers=(),
         )
-        dtype = next((form for form in FLOAT_FORMATS if form in target.formats), "float32")
+        dtype = target.draft_dtype("auto")
+        if dtype == "auto":
+            dtype = next((form for form in FLOAT_FORMATS if form in target.formats), "float32")
         self.target = target
         self.nodes = nodes
         self.net = load_transformer(RandomCheckpoint(config, seed=1), dtype, target.device, target.ops)

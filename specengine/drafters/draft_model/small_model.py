@@ -11,6 +11,9 @@ from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.one_engine import OneEngine
 from specengine.drafters.shipped import shipped_folder
+from specengine.hub.huggingface import resolve_model
+from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint_base import BLOCK_TYPES
 from specengine.models.draft_checkpoint import open_draft_checkpoint
 from specengine.models.transformer import Transformer
 from specengine.tensor_parallel.loading import load_model
@@ -131,9 +134,12 @@ def _open(
 
 
 def _load(path: str, dtype: str, target: Transformer) -> tuple[Transformer, Tokenizer | None]:
-    """Loads the model beside the target."""
+    """Loads the model beside the target; `auto` keeps the formats of a quantised file."""
     if _shares(path):
         return target.with_layers(open_draft_checkpoint(path), dtype), None
+    stored = open_checkpoint(resolve_model(path)).tensors.values()
+    if not any(tensor.dtype in BLOCK_TYPES for tensor in stored):
+        dtype = target.draft_dtype(dtype)
     loaded = load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
     return loaded.target, loaded.tokenizer
 

@@ -33,7 +33,7 @@ class CheckpointParts:
         self.target = target
         self.config = self.checkpoint.layer_config()
         self.hidden = self.config.hidden_size
-        self.loader = WeightLoader(self.checkpoint, dtype, target.device, target.ops)
+        self.loader = WeightLoader(self.checkpoint, target.draft_dtype(dtype), target.device, target.ops)
         self._known: set[str] = set()
         ours, theirs = self.config.vocab_size, target.config.vocab_size
         if ours != theirs:

@@ -66,7 +66,7 @@ def load_cascade(checkpoint: DraftCheckpoint, target: Transformer, dtype: str, l
     own_head = "lm_head.weight" in checkpoint.tensors
     size = target.config.vocab_size if tokens is None else len(tokens)
     _check(checkpoint, whole, len(hidden_state_layers), size, side_by_side=side_by_side)
-    loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
+    loader = WeightLoader(checkpoint, target.draft_dtype(dtype), target.device, target.ops)
     # Positions may exceed the trained length; distances may not.
     layers = [loader.layer_at(f"layers.{i}", checkpoint.attention_reach) for i in range(config.num_layers)]
     halves = None

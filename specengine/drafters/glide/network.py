@@ -50,7 +50,7 @@ class GlideNetwork:
         self.config = c = checkpoint.layer_config()
         cross = cross and checkpoint.fields.get("cross_attention", bool, True)
         _check(checkpoint, c, target.config, cross)
-        loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
+        loader = WeightLoader(checkpoint, target.draft_dtype(dtype), target.device, target.ops)
         names = [f"model.layers.{i}" for i in range(c.num_layers)]
         # Positions may exceed the trained length; distances may not.
         self._reach = checkpoint.attention_reach

@@ -28,7 +28,7 @@ def read_heads(checkpoint: DraftCheckpoint, dtype: str, target: Transformer) -> 
     one; the target's own head is used then.
     """
     hidden = target.config.hidden_size
-    loader = WeightLoader(checkpoint, dtype, target.device, target.ops)
+    loader = WeightLoader(checkpoint, target.draft_dtype(dtype), target.device, target.ops)
     names = checkpoint.tensors
     tokens = checkpoint.vocabulary(target.config)
     prefix = next((prefix for prefix in PREFIXES if f"{prefix}0.0.linear.weight" in names), None)
