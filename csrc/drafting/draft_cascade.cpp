@@ -66,7 +66,7 @@ void fuse(const DraftCascade& op, const PassRows& rows) {
   const TensorView none;
   run_cpu(GatherRows{network.embedding, op.tokens, rows.embedded});
   if (network.reads_halves()) {
-    prepare_rows(op.hidden_states, network.fuse, rows.fuse_in);
+    prepare_rows(as_rows(op.hidden_states), network.fuse, rows.fuse_in);
     project(rows.fuse_in, network.fuse, rows.fused);
     run_cpu(RmsNorm{rows.embedded, none, network.embedding_norm, rows.embedded, d.eps});
     run_cpu(RmsNorm{rows.fused, none, network.hidden_state_norm, rows.normed, d.eps});
@@ -142,13 +142,11 @@ Device DraftCascade::validate() const {
   Checker check;
   const Decoder& d = network->decoder;
   const int64_t layers = static_cast<int64_t>(d.layers.size());
-  Dim M{"M"}, F{"F"}, B{"B"}, T{"T"}, k{"k"}, positions{"positions"};
+  Dim M{"M"}, states{"states"}, B{"B"}, T{"T"}, k{"k"}, positions{"positions"};
   check(tokens, "tokens", {DType::kInt32}, {M});
-  check(hidden_states, "hidden_states", {DType::kFloat32}, {M, F});
-  if (!network->reads_halves() && F % d.hidden != 0) {
-    fail("hidden_states: expected whole states of ", d.hidden, " columns, got ", F.value);
-  }
-  check_projection(check, network->fuse, "fuse", d.hidden, network->reads_halves() ? F.value : F + d.hidden);
+  check(hidden_states, "hidden_states", {DType::kFloat32}, {M, states, d.hidden});
+  const int64_t embeddings = network->reads_halves() ? 0 : 1;
+  check_projection(check, network->fuse, "fuse", d.hidden, (states + embeddings) * d.hidden);
   cache.validate(check, layers, d.kv_heads, d.head_dim);
   B.value = cache.requests(), B.bound_by = "lengths";
   check(cos, "cos", {DType::kFloat32}, {positions, d.head_dim / 2});
@@ -162,7 +160,7 @@ void run_cpu(const DraftCascade& op) {
   check_values(op);
   const CascadeNetwork& network = *op.network;
   const Decoder& d = network.decoder;
-  const int64_t M = op.tokens.shape[0], F = op.hidden_states.shape[1];
+  const int64_t M = op.tokens.shape[0], F = op.hidden_states.shape[1] * d.hidden;
   const int64_t B = op.cache.lengths.shape[0], T = op.children.shape[1], k = op.children.shape[2];
   const int64_t V = network.head.total_rows(), layers = static_cast<int64_t>(d.layers.size());
   const int32_t* row_start = op.cache.row_start.as<int32_t>();

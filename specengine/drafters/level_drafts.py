@@ -16,8 +16,8 @@ Children = tuple[list[list[list[int]]], list[list[list[float]]]]  # tokens and l
 
 def chain_rows(runs: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the tokens of all runs, int32 [M], and where each request's rows begin, int32 [B + 1]."""
-    tokens = np.fromiter(chain(*runs), dtype=np.int32)
-    row_start = np.fromiter(accumulate(map(len, runs), initial=0), dtype=np.int32, count=len(runs) + 1)
+    tokens = np.array(runs[0] if len(runs) == 1 else [*chain(*runs)], dtype=np.int32)
+    row_start = np.array([*accumulate(map(len, runs), initial=0)], dtype=np.int32)
     return torch.from_numpy(tokens), torch.from_numpy(row_start)
 
 

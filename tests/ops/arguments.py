@@ -210,7 +210,7 @@ def draft_cascade() -> Arguments:
         "markov_tokens": None,
         "markov_head": _C.Projection((), (), None),
         "vocabulary": shared["vocabulary"],
-        "hidden_states": randn(8, 12, seed=5),
+        "hidden_states": randn(8, 2, 6, seed=5),
         **{name: shared[name] for name in ("tokens", *PLACE, "cos", "sin")},
         "children": torch.zeros(2, 2, 2, dtype=torch.int32),
         "scores": torch.zeros(2, 2, 2),

@@ -109,9 +109,9 @@ def test_a_first_layer_of_another_width_is_refused():
         (room(2, 3, 2), "children: expected at most 2 levels, one per layer, got 3"),
         (room(2, 0, 2), "children: expected at least one level"),
         (room(2, 2, 21), "children: expected at least one level of 1 to 20 tokens, got 2 of 21"),
-        ({"hidden_states": randn(8, 13)}, "hidden_states: expected whole states of 6 columns, got 13"),
-        ({"hidden_states": randn(8, 18)}, "fuse: expected shape .* with C=24"),
-        ({"hidden_states": randn(8, 12) * torch.nan}, "hidden_states: they lead to no distribution; logits: NaN"),
+        ({"hidden_states": randn(8, 2, 7)}, "hidden_states: expected shape"),
+        ({"hidden_states": randn(8, 3, 6)}, "fuse: expected shape .* with C=24"),
+        ({"hidden_states": randn(8, 2, 6) * torch.nan}, "hidden_states: they lead to no distribution; logits: NaN"),
     ],
 )
 def test_wrong_arguments_are_named(changes, message):

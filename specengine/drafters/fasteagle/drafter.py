@@ -116,7 +116,7 @@ class FastEagle(ReadsPairs, Drafter):
         runs, picked, place = self.pairs.take_all_runs(requests)
         levels = min(self.levels, max(s.draft_limit for s in requests))
         cos_sin = self.network.cos_sin
-        tokens, scores = draft(runs, picked.flatten(1), place, self.pairs.pool, cos_sin, levels)
+        tokens, scores = draft(runs, picked, place, self.pairs.pool, cos_sin, levels)
         return [
             backbone(s.tokens[-1], own, log_probs, s.draft_limit)
             for s, own, log_probs in zip(requests, tokens, scores, strict=True)

@@ -67,7 +67,7 @@ class CascadeDraft:
         """Returns the likeliest tokens of every request's first `levels` levels, and their log-probabilities.
 
         The tokens are the target's ids.  runs: tokens of the true pairs of each request, at least one.
-        hidden_states: float32 [M, columns] of all pairs.  place: the pairs before them.
+        hidden_states: float32 [M, states, hidden] of all pairs.  place: the pairs before them.
         Raises ValueError as a decoder does, for more levels than layers, and for logits that are no distribution.
         """
         tokens, row_start = chain_rows(runs)
