@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specengine import _C
 from tests.ops.arguments import (
+    DRAFTED,
     OPS,
     OPTIONAL,
     TENSORS,
@@ -26,9 +27,9 @@ from tests.ops.arguments import (
 )
 from tests.selection import looped
 
-CLASSES = {"Projection", "DecoderLayer", "Decoder", "BackboneNetwork"}
+CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
-RECORDS |= {"VerifyWorkspace", "BackboneTrees"}
+RECORDS |= {"VerifyWorkspace", "BackboneTrees", "DraftedTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 NOT_OPS |= {"PhrasePool", "SuffixAutomaton", "TextCorpus", "sort_suffixes"}  # see tests/pools
@@ -68,8 +69,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draw_siblings": {"drawn", "scores", "weights"},
         "decoder_pass": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
         "decoder_pass fed": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
-        "draft_backbone": {"k_cache", "v_cache", "children", "scores", "levels"},
-        "draft_backbone fused": {"k_cache", "v_cache", "children", "scores", "levels"},
+        **{op: {"k_cache", "v_cache", *DRAFTED} for op in DRAFTS},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
@@ -97,8 +97,8 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
-    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_backbone")},
-    ("draft_backbone", "embedding"): FORMATS,
+    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_tree")},
+    ("draft_tree", "embedding"): FORMATS,
     ("tree_attention", "out"): FLOATS,
 }
 
@@ -125,7 +125,7 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 
 
 PASSES = ("decoder_pass", "decoder_pass fed")
-DRAFTS = ("draft_backbone", "draft_backbone fused")
+DRAFTS = ("draft_tree", "draft_tree fused", "draft_tree joined")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
@@ -240,11 +240,12 @@ VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),
-    *(("draft_backbone", *case) for case in CACHE_VALUES),
-    *[("draft_backbone", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
-    *[("draft_backbone", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
-    ("draft_backbone", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
-    ("draft_backbone", "row_start", 1, 8, "row_start: request 1 has no pair"),
+    *(("draft_tree", *case) for case in CACHE_VALUES),
+    *[("draft_tree", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
+    *[("draft_tree", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
+    ("draft_tree", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
+    ("draft_tree", "row_start", 1, 8, "row_start: request 1 has no pair"),
+    ("draft_tree", "limits", 1, -1, "limits: entry 1 is negative"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
     *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],
     *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],

@@ -10,7 +10,7 @@ import torch
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.decoder import Decoder
-from specengine.ops.draft_backbone import BackboneDraft, BackboneNetwork
+from specengine.ops.draft_tree import EagleWeights
 from specengine.ops.row_tools import join_columns
 from specengine.ops.weight import Projection
 
@@ -67,7 +67,7 @@ class Eagle3Network(EagleNetwork):
             wide = self._normed(wide, self.norms.all_layers)
         return self.ops.linear(wide, self.fc)
 
-    def backbone_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
+    def native_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
         return picked.flatten(1) if self._fuses_alone else self.fuse(picked)
 
     @property
@@ -82,12 +82,10 @@ class Eagle3Network(EagleNetwork):
     def _first_columns(self) -> int:
         return 2 * self.config.hidden_size
 
-    def backbone_draft(self, vocabulary: torch.Tensor | None, top_k: int) -> BackboneDraft | None:
-        if not isinstance(self._decoder, Decoder):
-            return None
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights:
         norms = self.norms
-        network = BackboneNetwork(
-            self._decoder,
+        return EagleWeights(
+            decoder,
             self.embedding,
             norms.embedding,
             norms.hidden_state,
@@ -97,7 +95,6 @@ class Eagle3Network(EagleNetwork):
             self.head,
             vocabulary,
         )
-        return BackboneDraft(network, top_k)
 
     def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = self._normed(hidden_states, self.norms.hidden_state)
