@@ -71,6 +71,11 @@ TensorView first(TensorView x, int64_t rows) {
   return x;
 }
 
+// With all dimensions but the first flattened.
+TensorView as_rows(const TensorView& x) {
+  return tensor(x.data, x.dtype, {x.shape[0], x.ndim == 3 ? x.shape[1] * x.shape[2] : x.shape[1]});
+}
+
 void copy_row(const TensorView& from, int64_t row, const TensorView& to, int64_t to_row, int64_t columns) {
   std::copy_n(from.as<float>() + row * columns, columns, to.as<float>() + to_row * columns);
 }
@@ -126,11 +131,11 @@ void read_pairs(const DraftTree& op, const LevelRows& own, Workspace space) {
   const EagleWeights& w = *op.weights;
   const int64_t M = op.tokens.shape[0], B = op.limits.shape[0], C = w.decoder.hidden;
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
-  TensorView hidden_states = op.hidden_states;
+  TensorView hidden_states = as_rows(op.hidden_states);
   if (w.fuses_pairs()) {
-    const TensorView given = space.rows(M, op.hidden_states.shape[1], w.fuse);
+    const TensorView given = space.rows(M, hidden_states.shape[1], w.fuse), states = hidden_states;
     hidden_states = space.floats({M, C});
-    prepare(op.hidden_states, w.fuse, given);
+    prepare(states, w.fuse, given);
     project(given, w.fuse, hidden_states);
   }
   const PassRows rows(w, M, space);
@@ -213,7 +218,13 @@ Device DraftTree::validate() const {
   const Decoder& d = weights->decoder;
   Dim M{"M"}, F{"F"}, B{"B"}, N{"N"}, positions{"positions"};
   check(tokens, "tokens", {DType::kInt32}, {M});
-  check(hidden_states, "hidden_states", {DType::kFloat32}, {M, F});
+  if (hidden_states.ndim == 3) {
+    Dim S{"S"}, C{"C"};
+    check(hidden_states, "hidden_states", {DType::kFloat32}, {M, S, C});
+    F.value = S * C, F.bound_by = "hidden_states";
+  } else {
+    check(hidden_states, "hidden_states", {DType::kFloat32}, {M, F});
+  }
   if (weights->fuses_pairs()) check_projection(check, weights->fuse, "fuse", d.hidden, F);
   if (!weights->fuses_pairs() && F != d.hidden) fail("hidden_states: expected ", d.hidden, " columns, got ", F.value);
   cache.validate(check, static_cast<int64_t>(d.layers.size()), d.kv_heads, d.head_dim);
@@ -250,7 +261,7 @@ void run_cpu(const DraftTree& op) {
 
   Workspace count(nullptr);
   GrowingTrees(op, count), LevelRows(op, count);
-  if (w.fuses_pairs()) count.rows(M, op.hidden_states.shape[1], w.fuse), count.floats({M, w.decoder.hidden});
+  if (w.fuses_pairs()) count.rows(M, as_rows(op.hidden_states).shape[1], w.fuse), count.floats({M, w.decoder.hidden});
   PassRows(w, std::max(M, B * op.beam), count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());

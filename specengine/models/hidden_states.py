@@ -23,24 +23,34 @@ class HiddenStates:
         self.at_layers = at_layers
 
     def rows(self, picked: Sequence[int]) -> HiddenStates:
-        """Returns the hidden states of some rows; each tensor is copied on its first use."""
+        """Returns the hidden states of some rows; each tensor is taken on first use, uncopied where it can be."""
         return _PickedRows(self, picked)
 
 
 class _PickedRows(HiddenStates):
-    """Copies on first use, because a drafter reads only one of the two tensors."""
+    """Takes rows on first use, because a drafter reads only one of the two tensors."""
 
     def __init__(self, whole: HiddenStates, picked: Sequence[int]) -> None:
         self._whole = whole
         self._picked = picked
 
+    def rows(self, picked: Sequence[int]) -> HiddenStates:
+        return _PickedRows(self._whole, [self._picked[row] for row in picked])
+
     @cached_property
-    def last(self) -> torch.Tensor:  # type: ignore[override]  # copied when first read
-        return take_rows(self._whole.last, self._picked)
+    def last(self) -> torch.Tensor:  # type: ignore[override]  # taken when first read
+        return self._take(self._whole.last)
 
     @cached_property
     def at_layers(self) -> torch.Tensor | None:  # type: ignore[override]
-        return None if self._whole.at_layers is None else take_rows(self._whole.at_layers, self._picked)
+        return None if self._whole.at_layers is None else self._take(self._whole.at_layers)
+
+    def _take(self, rows: torch.Tensor) -> torch.Tensor:
+        first, count = self._picked[0] if self._picked else 0, len(self._picked)
+        # A pass on the CPU writes tensors of its own; on CUDA the next replay of a graph writes the same ones again.
+        if rows.device.type == "cpu" and list(self._picked) == [*range(first, first + count)]:
+            return rows[first : first + count]
+        return take_rows(rows, self._picked)
 
 
 def eagle3_layers(num_layers: int) -> tuple[int, int, int]:

@@ -44,6 +44,8 @@ class Eagle3Network(EagleNetwork):
     def __init__(self, order: Sequence[int], norms: Eagle3Norms, fc: Projection | None, parts: EagleParts) -> None:
         self.order = list(order)
         self.norms = norms
+        plain = norms.all_layers is None and not norms.each_layer and self.order == list(range(len(order)))
+        self._fuses_alone = fc is not None and plain  # fc takes picked hidden states as they lie
         # A checkpoint's attention norm of the first layer is the embedding's norm: the layer reads two normed halves.
         first, *others = parts.layers
         super().__init__(fc, replace(parts, layers=[replace(first, attention_norm=None), *others]))
@@ -68,13 +70,7 @@ class Eagle3Network(EagleNetwork):
         return self.ops.linear(wide, self.fc)
 
     def native_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
-        return picked.flatten(1) if self._fuses_alone else self.fuse(picked)
-
-    @property
-    def _fuses_alone(self) -> bool:
-        """Whether fc takes picked hidden states as they lie."""
-        plain = self.norms.all_layers is None and not self.norms.each_layer
-        return self.fc is not None and plain and self.order == list(range(len(self.order)))
+        return picked if self._fuses_alone else self.fuse(picked)
 
     def _out_norm(self) -> torch.Tensor:
         return self.norms.out

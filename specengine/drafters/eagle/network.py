@@ -83,7 +83,7 @@ class EagleNetwork(ABC):
         return TreeDraft(self._weights(self._decoder, vocabulary), top_k, beam, nodes)
 
     def native_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
-        """Returns picked hidden states as that draft takes them, float32 [M, columns]."""
+        """Returns picked hidden states as that draft takes them, float32 [M, ..]."""
         return self.fuse(picked)
 
     @property
