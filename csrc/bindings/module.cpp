@@ -5,10 +5,10 @@
 #include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
-#include "ops/draft_backbone.h"
 #include "ops/draft_cascade.h"
 #include "ops/draft_heads.h"
 #include "ops/draft_lookup.h"
+#include "ops/draft_tree.h"
 #include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
 #include "ops/layer.h"
@@ -32,6 +32,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<AcceptedPaths>(m);
   add_record<VerifyWorkspace>(m);
   add_record<BackboneTrees>(m);
+  add_record<DraftedTrees>(m);
 
   // weights
   bind_op<PackLinear>(m, "pack_linear");
@@ -54,8 +55,8 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   // draft
   bind_op<ExpandBackbone>(m, "expand_backbone");
-  bind_class<BackboneNetwork>(m, "BackboneNetwork");
-  bind_op<DraftBackbone>(m, "draft_backbone");
+  bind_class<EagleWeights>(m, "EagleWeights");
+  bind_op<DraftTree>(m, "draft_tree");
   bind_class<CascadeNetwork>(m, "CascadeNetwork");
   bind_op<DraftCascade>(m, "draft_cascade");
   bind_class<DraftHead>(m, "DraftHead");

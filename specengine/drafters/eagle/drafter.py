@@ -14,7 +14,6 @@ from math import exp
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_trees.backbone import backbone_tree
 from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.draft_trees.rank_paths import RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -35,7 +34,7 @@ from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.transformer import Transformer
-from specengine.ops.draft_backbone import BackboneDraft
+from specengine.ops.draft_tree import Thresholds, TreeDraft
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.utils.spec_string import check_range
 
@@ -73,8 +72,8 @@ class Eagle(ReadsPairs, Drafter):
         )
         self._expanders = BackboneExpanders([config.top_k])
         self._own_bits = own_bits(config.expanded).to(target.device)
-        whole = config.width == 1 and not self._static
-        self._backbone_draft = self.network.backbone_draft(loaded.tokens, config.top_k) if whole else None
+        sizes = (config.top_k, config.width, self.max_nodes)
+        self._tree_draft = None if self._static else self.network.tree_draft(loaded.tokens, *sizes)
 
     @abstractmethod
     def _open(self, path: str | None, target: Transformer) -> LoadedEagle:
@@ -97,8 +96,8 @@ class Eagle(ReadsPairs, Drafter):
         return max(self.max_nodes, self.config.expanded)
 
     def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
-        if self._backbone_draft:
-            return self._backbones(requests, self._backbone_draft, least_tokens)
+        if self._tree_draft:
+            return self._grown(requests, self._tree_draft, least_tokens)
         limits = [s.draft_limit for s in requests]
         read, place = self.pairs.take_all(requests)
         outputs = self._outputs(read, place)
@@ -128,19 +127,15 @@ class Eagle(ReadsPairs, Drafter):
         fused = self.network.fuse(read.hidden_states)
         return self.network.forward(read.rows, fused, place, self.pairs.pool).rows(read.last)
 
-    def _backbones(
-        self, requests: Sequence[DraftRequest], draft: BackboneDraft, least_tokens: float
-    ) -> list[ScoredTree]:
-        """Returns backbones with leaves, by one call of the core."""
+    def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft, least_tokens: float) -> list[ScoredTree]:
+        """Returns the trees by one call of the core."""
         runs, picked, place = self.pairs.take_all_runs(requests)
-        levels = min(self.config.levels, max(s.draft_limit for s in requests))
-        hidden_states = self.network.backbone_hidden_states(picked)
-        tokens, scores = draft(runs, hidden_states, place, self.pairs.pool, self.network.cos_sin, levels, least_tokens)
-        rare = RARE if least_tokens else 0.0
-        return [
-            backbone_tree(s.tokens[-1], own, chances, s.draft_limit, self.max_nodes - 1, rare)
-            for s, own, chances in zip(requests, tokens, scores, strict=True)
-        ]
+        limits = [s.draft_limit for s in requests]
+        levels = min(self.config.levels, max(limits))
+        hidden_states, tables = self.network.native_hidden_states(picked), self.network.cos_sin
+        least = Thresholds(least_tokens, RARE if least_tokens else 0.0)
+        trees, _ = draft(runs, hidden_states, place, self.pairs.pool, tables, limits, levels, least)
+        return trees
 
     def _candidates(self, outputs: Outputs, expanded: Expanded, levels: int, least_tokens: float) -> DynamicTrees:
         """Returns all candidates of at most so many levels, from the outputs of the last true pairs on."""

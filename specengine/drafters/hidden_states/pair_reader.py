@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
@@ -44,6 +45,8 @@ class PairReader:
         self._kv_shape = (c.num_layers, c.num_kv_heads, c.head_dim)
         self._kv_dtype = target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
+        self._pages: list[list[int]] = []  # of the last block table
+        self._table = torch.empty(0, 0, dtype=torch.int32)
 
     @property
     def page_bytes(self) -> int:
@@ -124,12 +127,17 @@ class PairReader:
         pairs = self.of(requests)
         place = self.place(requests, [own.first for own in pairs])
         runs, picked = take_pairs(requests, pairs, [own.count for own in pairs])
-        self.network.ensure_positions(max(own.first for own in pairs) + self._beyond)
+        self.network.ensure_positions(max([own.first for own in pairs]) + self._beyond)
         return runs, picked, place
 
     def place(self, requests: Sequence[DraftRequest], lengths: Sequence[int]) -> CacheBatch:
         """Returns the pages of requests of which so many slots are filled."""
-        return self._cache.batch([request.pages for request in requests], lengths)
+        pages = [request.pages for request in requests]
+        if pages != self._pages:  # they rarely change, and a table takes longer to make than to compare
+            self._pages = [[*own] for own in pages]
+            self._table = self._cache.batch(pages, lengths).block_table
+        filled = torch.from_numpy(np.array(lengths, dtype=np.int32))
+        return CacheBatch(self._table, filled if self._device.type == "cpu" else filled.to(self._device))
 
     def cache_all_but_last(self, requests: Sequence[DraftRequest]) -> None:
         """Caches all pairs but each request's last, from which the next draft goes on."""
