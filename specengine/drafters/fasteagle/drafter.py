@@ -123,6 +123,4 @@ class FastEagle(Drafter, ReadsPairs):
 
     def _expand(self, outputs: torch.Tensor) -> BackboneTrees:
         """Returns trees in the drafter's tokens, of the layers' outputs [B, layers, hidden]."""
-        outputs = outputs[:, : self.levels]
-        batch, levels, _ = outputs.shape
-        return self._expanders(self.network.logits(outputs.flatten(0, 1)).view(batch, levels, -1))
+        return self._expanders(self.network.logits(outputs[:, : self.levels]))
