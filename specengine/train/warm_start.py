@@ -18,6 +18,14 @@ _USE = (
 )
 
 
+def earlier_drafter(start: Path) -> DraftCheckpoint:
+    """Opens the drafter in the folder of a run or of a drafter. Raises ValueError for another folder."""
+    try:
+        return open_draft_checkpoint(start)
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"start: expected the folder of a training run or of a drafter: {error}") from error
+
+
 def warm_start_weights(start: Path, objective: Objective, target: ModelConfig) -> dict[str, torch.Tensor]:
     """Converts the network state of an earlier run to this run's vocabulary.
 
@@ -25,10 +33,7 @@ def warm_start_weights(start: Path, objective: Objective, target: ModelConfig) -
     start: the folder of a run, whose newest weights are read, or of a drafter in the layout that this run writes.
     Raises ValueError for another folder, and for another drafter.
     """
-    try:
-        checkpoint = open_draft_checkpoint(start)
-    except (FileNotFoundError, ValueError) as error:
-        raise ValueError(f"start: expected the folder of a training run or of a drafter: {error}") from error
+    checkpoint = earlier_drafter(start)
     state = load_state(start / "checkpoints", "start")
     if state is None:
         weights, found = _of_drafter(checkpoint, objective)

@@ -122,7 +122,7 @@ class FastEagleObjective(Objective):
         if (
             network.markov_w1 is not None and network.markov_w2 is not None
         ):  # the product is zero, but only one factor may be
-            network.markov_w1.weight.normal_(std=options.markov**-0.5)
+            network.markov_w1.weight.normal_()
             network.markov_w2.weight.zero_()
         if options.start == "random":
             return
