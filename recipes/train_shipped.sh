@@ -1,13 +1,15 @@
 #!/bin/bash
 # Trains drafters like those that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
-# The data are answers to the prompts of prompts.py and to questions that the target generates. EAGLE-3 and FastEagle are
-# first trained on the target's questions alone. A second run continues where the first one stopped.
-# The script has not been run as a whole. The shipped EAGLE-3 and FastEagle were trained twice on 690,000 more tokens of
-# such answers in between, and FastEagle three rounds before that. EAGLE-3 then continued with other prompts (seed 3), whose
-# answers are part of suffix's corpus. Every model card has the commands.
+# The data are answers to the prompts of prompts.py and to questions that the target generates. EAGLE-3 is first trained
+# on the target's questions alone. FastEagle begins with the shipped EAGLE-3 as its first level, and learns from the
+# corpus of suffix. A second run continues where the first one stopped.
+# The script has not been run as a whole. The shipped EAGLE-3 was trained twice on 690,000 more tokens of such answers in
+# between. It then continued with other prompts (seed 3), whose answers are part of suffix's corpus. Every model card has
+# the commands.
 set -eu
 folder=$1 && shift
 here=$(dirname "$(realpath "$0")")
+shipped=$here/../specengine/checkpoints/smollm2-135m
 mkdir -p "$folder" && cd "$folder"
 if [ ! -f prompts.jsonl ]; then
   python -W ignore "$here/prompts.py" 6000 prompts.part 2
@@ -26,6 +28,16 @@ asked() { # NAME DRAFTER TOKENS OPTIONS...
   learn "$name" "$drafter" --data asked --prompts prompts.jsonl --tokens "$tokens" --epochs 1 --seed 2 "$@"
 }
 
+corpus() { # NAME DRAFTER TOKENS OPTIONS...
+  local name=$1 drafter=$2 tokens=$3 && shift 3
+  if [ ! -d corpus_data ]; then
+    python -W ignore "$here/prompts.py" 7000 prompts_11.jsonl 11
+    python -W ignore "$here/prompts.py" 6000 prompts_3.jsonl 3
+    python "$here/corpus_dialogues.py" "$shipped/suffix/corpus.safetensors" corpus_data prompts_11.jsonl prompts_3.jsonl
+  fi
+  learn "$name" "$drafter" --data corpus_data --tokens "$tokens" --batch-tokens 512 --evaluate-steps 350 "$@"
+}
+
 both() { # NAME DRAFTER
   learn "first_$1" "$2" --data self_asked --tokens 940000 --epochs 2 --learning-rate 1e-3 --seed 0
   asked "$1" "$2" 1200000 --learning-rate 7e-4 --start "first_$1"
@@ -35,7 +47,10 @@ both() { # NAME DRAFTER
 for name; do
   case $name in
     eagle3) both eagle3 eagle3,levels=5 ;;
-    fasteagle) both fasteagle fasteagle,levels=4,cross_entropy=1.0,feature=0.1,decay=1.0 ;;
+    fasteagle)
+      corpus fasteagle fasteagle,levels=3,entry=concat,head=own,start=entry,markov=64,cross_entropy=1,feature=0,decay=2 \
+        700000 --start "$shipped/eagle3" --learning-rate 7e-4
+      ;;
     medusa) asked medusa medusa,heads=4 600000 --learning-rate 1e-3 ;;
     glide) asked glide glide,layers=1 450000 --learning-rate 1e-3 ;;
     suffix) specengine corpus asked --out suffix/corpus.safetensors ;;

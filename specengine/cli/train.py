@@ -30,6 +30,9 @@ def train(
     answer_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.")] = 256,
     everything: Annotated[bool, typer.Option("--everything", help="Train on the questions too.")] = False,
     vocabulary: Annotated[int, typer.Option(help="Number of frequent tokens the drafter knows; 0: all.")] = 8192,
+    keep_vocabulary: Annotated[
+        bool, typer.Option("--keep-vocabulary", help="Know the tokens of the drafter that --start names.")
+    ] = False,
     epochs: Annotated[int, typer.Option(help="Passes over the dialogues.")] = 1,
     learning_rate: Annotated[float | None, typer.Option(help="By default the drafter's own rate.")] = None,
     schedule: Annotated[str, typer.Option(help="Decay of the learning rate: cosine or linear.")] = "cosine",

@@ -28,7 +28,7 @@ from specengine.train.plot import plot_training
 from specengine.train.process_group import ProcessGroup
 from specengine.train.progress_bars import ProgressBars
 from specengine.train.trainer import Outcome, Trainer
-from specengine.train.warm_start import warm_start_weights
+from specengine.train.warm_start import earlier_drafter, warm_start_weights
 from specengine.utils.console import note
 
 
@@ -94,8 +94,7 @@ def _corpus(
 def _train(job: TrainJob, model: LoadedModel, corpus: Corpus, processes: ProcessGroup, bars: ProgressBars) -> Outcome:
     config = job.config
     start = job.start
-    smaller = 0 < job.vocabulary < model.config.vocab_size
-    vocabulary = corpus.frequent_tokens(job.vocabulary) if smaller else None
+    vocabulary = _vocabulary(job, model, corpus)
     torch.manual_seed(config.seed)
     objective = new_objective(job.drafter, load_target_weights(job.target, vocabulary, processes.device))
     target = TargetPasses(model.target, objective.hidden_state_layers, objective.kv_layers)
@@ -114,7 +113,7 @@ def _train(job: TrainJob, model: LoadedModel, corpus: Corpus, processes: Process
         about={
             "drafter": job.drafter,
             "target": job.target,
-            "vocabulary": job.vocabulary,
+            "vocabulary": "start" if job.keep_vocabulary else job.vocabulary,
             "start": str(job.start or ""),
             "batch_tokens": config.batch_tokens,
             "seed": config.seed,
@@ -133,6 +132,14 @@ def _train(job: TrainJob, model: LoadedModel, corpus: Corpus, processes: Process
     if processes.rank == 0:
         _picture(job.out)
     return outcome
+
+
+def _vocabulary(job: TrainJob, model: LoadedModel, corpus: Corpus) -> torch.Tensor | None:
+    """Chooses the drafter's tokens; None for all."""
+    if job.keep_vocabulary and job.start is not None:
+        return earlier_drafter(job.start).vocabulary(model.config)
+    smaller = 0 < job.vocabulary < model.config.vocab_size
+    return corpus.frequent_tokens(job.vocabulary) if smaller else None
 
 
 def _slug(about: dict[str, str]) -> str:

@@ -28,6 +28,7 @@ class TrainJob:
     start: Path | None = None
     tokens: int = 1_000_000
     vocabulary: int = 8192
+    keep_vocabulary: bool = False
     everything: bool = False
     longest: int = 2048
     store: str = "disk"
@@ -41,4 +42,6 @@ class TrainJob:
                 raise ValueError(f"{name}: expected {', '.join(known)}, got {getattr(self, name)!r}")
         check_range("tokens", self.tokens, 1, 1 << 40)
         check_range("vocabulary", self.vocabulary, 0, 1 << 24)
+        if self.keep_vocabulary and self.start is None:
+            raise ValueError("keep-vocabulary: expected a drafter to start from (--start)")
         objective_class(self.drafter)

@@ -18,6 +18,14 @@ _USE = (
 )
 
 
+def earlier_drafter(start: Path) -> DraftCheckpoint:
+    """Opens the drafter in the folder of a run or of a drafter. Raises ValueError for another folder."""
+    try:
+        return open_draft_checkpoint(start)
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"start: expected the folder of a training run or of a drafter: {error}") from error
+
+
 def warm_start_weights(start: Path, objective: Objective, target: ModelConfig) -> dict[str, torch.Tensor]:
     """Converts the network state of an earlier run to this run's vocabulary.
 
@@ -25,12 +33,13 @@ def warm_start_weights(start: Path, objective: Objective, target: ModelConfig) -
     start: the folder of a run, whose newest weights are read, or of a drafter in the layout that this run writes.
     Raises ValueError for another folder, and for another drafter.
     """
-    try:
-        checkpoint = open_draft_checkpoint(start)
-    except (FileNotFoundError, ValueError) as error:
-        raise ValueError(f"start: expected the folder of a training run or of a drafter: {error}") from error
+    checkpoint = earlier_drafter(start)
     state = load_state(start / "checkpoints", "start")
-    weights = _of_drafter(checkpoint, objective) if state is None else state["network"]
+    if state is None:
+        weights, found = _of_drafter(checkpoint, objective)
+    else:
+        weights = state["network"]
+        found = set(weights)
     network = objective.network.state_dict()
     everything = torch.arange(target.vocab_size)
     earlier = checkpoint.vocabulary(target)
@@ -38,22 +47,23 @@ def warm_start_weights(start: Path, objective: Objective, target: ModelConfig) -
     now = everything if objective.target.vocabulary is None else objective.target.vocabulary.cpu()
     row = torch.full((target.vocab_size,), -1).scatter(0, earlier, torch.arange(len(earlier)))[now]
     for name in objective.vocabulary_rows():
-        if name in weights and len(weights[name]) == len(earlier):
+        if name in found and len(weights[name]) == len(earlier):
             rows = network[name].cpu().clone()
             rows[row >= 0] = weights[name][row[row >= 0]]
             weights[name] = rows
     return weights
 
 
-def _of_drafter(checkpoint: DraftCheckpoint, objective: Objective) -> dict[str, torch.Tensor]:
-    json, tensors = objective.export()
+def _of_drafter(checkpoint: DraftCheckpoint, objective: Objective) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Reads the state of the network, and the names of the tensors that the drafter gave."""
+    json, _ = objective.export()
     layout = {"d2t", "t2d"}  # the vocabulary, which may differ
-    if different := sorted((set(checkpoint.tensors) ^ set(tensors)) - layout):
-        here = "has no" if different[0] in tensors else "has a"
+    there = set(checkpoint.tensors) - layout
+    names = {ours: name for ours, name in objective.translated(checkpoint.json, there).items() if ours not in layout}
+    if different := sorted(there ^ set(names.values())):
+        here = "has a" if different[0] in there else "has no"
         raise ValueError(f"start: the drafter {checkpoint.source} {here} tensor '{different[0]}', unlike this run's")
     for name in _USE:
-        if name in json and checkpoint.json.get(name) != json[name]:
-            raise ValueError(
-                f"start: {checkpoint.source} has {name} {checkpoint.json.get(name)}, expected {json[name]}"
-            )
-    return objective.adopted({name: checkpoint.read(name).float() for name in set(tensors) - layout})
+        if name in json and name in checkpoint.json and checkpoint.json[name] != json[name]:
+            raise ValueError(f"start: {checkpoint.source} has {name} {checkpoint.json[name]}, expected {json[name]}")
+    return objective.adopted({ours: checkpoint.read(name).float() for ours, name in names.items()}), set(names)

@@ -83,6 +83,12 @@ def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
     for row, token in enumerate(now):
         expected = before["lm_head.weight"][known.index(token)] if token in known else anew["lm_head.weight"][row]
         assert torch.equal(after["lm_head.weight"][row], expected)
+    third = run("--out", tmp_path / "third", *other, "--start", tmp_path / "first", "--keep-vocabulary")
+    assert third.exit_code == 0, third.output
+    kept = load_file(tmp_path / "third/model.safetensors")
+    assert torch.equal(kept["d2t"], before["d2t"]) and torch.equal(kept["lm_head.weight"], before["lm_head.weight"])
+    refused = run("--out", tmp_path / "refused", *other, "--keep-vocabulary")
+    assert refused.exit_code == 2 and "keep-vocabulary: expected a drafter" in refused.output
     card = (tmp_path / "second/README.md").read_text()
     assert card.count("- Command: ") == 2 and "- Went on from an earlier drafter:\n  - Data: " in card
 

@@ -11,10 +11,13 @@ from specengine.train.objectives.registry import OBJECTIVES, new_objective
 from specengine.train.run_log import read_log
 from tests.train.runs import CONFIG, SHORT, target_weights, trainer
 
+FASTEAGLE = "fasteagle,entry=concat,head=own,markov=4,start=entry"
 CONFIG_20 = replace(SHORT, epochs=100, learning_rate=5e-3, batch_tokens=100, evaluate_steps=1000, save_steps=1000)
 
 
-@pytest.mark.parametrize("spec", [*sorted(OBJECTIVES), "glide,cross=false", "medusa,own_head=true,soft=false"])
+@pytest.mark.parametrize(
+    "spec", [*sorted(OBJECTIVES), "glide,cross=false", "medusa,own_head=true,soft=false", FASTEAGLE]
+)
 def test_a_run_lowers_the_loss_and_leaves_a_checkpoint(tmp_path, spec):
     torch.manual_seed(0)
     objective = new_objective(spec, target_weights(torch.arange(0, CONFIG.vocab_size, 2)))
@@ -33,7 +36,7 @@ def test_a_run_lowers_the_loss_and_leaves_a_checkpoint(tmp_path, spec):
 
 
 @pytest.mark.parametrize(
-    "spec", [*sorted(OBJECTIVES), "eagle3,fc_norm=true", "glide,cross=false", "medusa,own_head=true"]
+    "spec", [*sorted(OBJECTIVES), "eagle3,fc_norm=true", "glide,cross=false", "medusa,own_head=true", FASTEAGLE]
 )
 def test_training_can_start_from_an_exported_drafter(spec):
     torch.manual_seed(0)

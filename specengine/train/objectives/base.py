@@ -7,7 +7,7 @@ hidden states up to position t, as in a cycle whose root is token t + 1. The tar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -60,6 +60,14 @@ class Objective(ABC):
     def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Converts tensors of export() to a state of the network: the inverse of export(). It follows prepare()."""
         return {name: tensors.get(name, own) for name, own in self.network.state_dict().items()}
+
+    def translated(self, json: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+        """Maps names of export() to the names under which another drafter has the same tensors.
+
+        A name that is missing here keeps the network's own start. json, names: config.json of the other drafter, and
+        the tensors it has.
+        """
+        return {name: name for name in self.export()[1]}
 
     @abstractmethod
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:

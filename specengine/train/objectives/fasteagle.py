@@ -2,29 +2,33 @@
 
 Row t reads the target's hidden states of position t and the embedding of token t + 1. The output of layer i predicts
 the target's last hidden state of position t + i, from which the target's own head guesses token t + i + 1.
+
+That is the paper's, and the default. Options add parts of other drafters: EAGLE-3's first layer and head, and DSpark's
+Markov head, by which a level below the first knows the token above.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from specengine.models.config import ModelConfig
-from specengine.rules.base import check_number
+from specengine.rules.base import check_choice, check_number
 from specengine.train.objectives.base import Objective
+from specengine.train.objectives.fasteagle_network import FastEagleNetwork
 from specengine.train.objectives.head_loss import as_cast, soft_cross_entropy
 from specengine.train.objectives.level_report import LevelReport
-from specengine.train.objectives.llama_layer import DecoderLayer, LayerShape, RMSNorm
-from specengine.train.objectives.target_layers import layer_json, low_middle_high, shape_of
+from specengine.train.objectives.llama_layer import RMSNorm
+from specengine.train.objectives.target_layers import layer_json, low_middle_high, shape_of, start_from
 from specengine.train.objectives.target_weights import TargetWeights
 from specengine.train.objectives.training_batch import TrainingBatch, ahead
 from specengine.utils.spec_string import check_range
 
-STARTS = ("first", "last", "random")
+STARTS = ("first", "last", "entry", "random")
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,11 @@ class FastEagleOptions:
     layer `decay` times the weight of the next deeper one.
     parallel: all layers read the same input instead of each other's output (the paper's ablation).
     norm: a trained norm between the layers' outputs and the head.
-    start: layers start as the target's first or last ones, or at random.
+    start: layers start as the target's first or last ones, or at random; `entry`: the deeper ones as the first layer,
+    without the columns of the embedding.
+    entry: the first layer reads fused hidden states and embedding as a sum, or side by side as EAGLE-3's (`concat`).
+    head: the target's, or an `own` trained one that starts as the target's.
+    markov: rank of what a level's logits gain by the token above; 0: nothing.
     """
 
     levels: int = 4
@@ -47,46 +55,22 @@ class FastEagleOptions:
     parallel: bool = False
     norm: bool = True
     start: str = "first"
+    entry: str = "fused"
+    head: str = "target"
+    markov: int = 0
 
     def __post_init__(self) -> None:
         check_range("levels", self.levels, 1, 16)
         for name in ("cross_entropy", "feature", "decay"):
             check_number(name, getattr(self, name), 0, 1000)
-        if self.start not in STARTS:
-            raise ValueError(f"start: expected {', '.join(STARTS)}, got {self.start!r}")
-
-
-class FastEagleNetwork(nn.Module):
-    """FastEagle's network.
-
-    fused: number of hidden states of a position to fuse; each has a norm, because their scales differ twentyfold.
-    """
-
-    def __init__(
-        self, shape: LayerShape, levels: int, fused: int, *, parallel: bool = False, norm: bool = True
-    ) -> None:
-        super().__init__()
-        size, eps = shape.hidden_size, shape.rms_norm_eps
-        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(fused))
-        self.fc_features = nn.Linear(fused * size, size, bias=False)
-        self.fc_input = nn.Linear(2 * size, size, bias=False)
-        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(levels))
-        self.norm = RMSNorm(size, eps) if norm else nn.Identity()
-        self.parallel = parallel
-
-    def forward(self, at_layers: torch.Tensor, embedded: torch.Tensor) -> list[torch.Tensor]:
-        """Predicts N x [B, T, hidden].
-
-        at_layers: [B, T, fused, hidden].  embedded: [B, T, hidden], the embeddings of the next tokens.
-        """
-        positions = torch.arange(at_layers.shape[1], device=at_layers.device)
-        normed = torch.cat([norm(at_layers[:, :, i]) for i, norm in enumerate(self.fc_norm)], -1)
-        x = first = self.fc_input(torch.cat([self.fc_features(normed), embedded], -1)).float()
-        states = []
-        for layer in self.layers:
-            x = layer(first if self.parallel else x, positions)
-            states.append(self.norm(x))
-        return states
+        check_range("markov", self.markov, 0, 4096)
+        check_choice("start", self.start, STARTS)
+        check_choice("entry", self.entry, ("fused", "concat"))
+        check_choice("head", self.head, ("target", "own"))
+        if self.parallel and self.entry == "concat":
+            raise ValueError("parallel: expected false with entry=concat")
+        if self.start == "entry" and self.entry != "concat":
+            raise ValueError("start: expected first, last or random with entry=fused, got 'entry'")
 
 
 class FastEagleObjective(Objective):
@@ -101,13 +85,20 @@ class FastEagleObjective(Objective):
         self.target = target
         self.options = options
         self.hidden_state_layers = low_middle_high(c)
+        concat = options.entry == "concat"
         self.network = FastEagleNetwork(
-            shape_of(c), options.levels, len(self.hidden_state_layers), parallel=options.parallel, norm=options.norm
+            shape_of(c),
+            options.levels,
+            len(self.hidden_state_layers),
+            parallel=options.parallel,
+            norm=options.norm,
+            concat=shape_of(c, input_size=2 * c.hidden_size) if concat else None,
+            head=len(target.head) if options.head == "own" else 0,
+            markov=(len(target.head), options.markov),
         )
         # Embeddings are far smaller than hidden states; export() multiplies the factor into fc_input.
-        self._scale = 1 / target.embedding.square().mean().sqrt().item()
-        if options.start != "random":
-            self._start_as_target(0 if options.start == "first" else max(0, c.num_layers - options.levels))
+        self._scale = 1.0 if concat else 1 / target.embedding.square().mean().sqrt().item()
+        self._start()
         self.network.to(target.embedding.device)
 
     @classmethod
@@ -116,22 +107,43 @@ class FastEagleObjective(Objective):
         low_middle_high(config)
 
     @torch.no_grad()
-    def _start_as_target(self, first: int) -> None:
-        """Copies the target's layers from `first` on.
+    def prepare(self, batch: TrainingBatch) -> None:
+        """Measures the scale of the fused hidden states at learned positions, as the first tokens have outliers."""
+        if self.options.entry == "concat":
+            assert batch.at_layers is not None  # see hidden_state_layers
+            self.network.tap_scale.copy_(batch.at_layers[batch.wanted].float().square().mean((0, 2)).sqrt())
 
-        If these are its lowest layers, they also read the embedding of the next token, as in the target.
-        """
-        c = self.target.config
-        network = self.network
+    @torch.no_grad()
+    def _start(self) -> None:
+        """Copies the target's layers, norm and head as far as the options say."""
+        c, options, network = self.target.config, self.options, self.network
+        if network.lm_head is not None:
+            network.lm_head.weight.copy_(self.target.head)
+        if (
+            network.markov_w1 is not None and network.markov_w2 is not None
+        ):  # the product is zero, but only one factor may be
+            network.markov_w1.weight.normal_()
+            network.markov_w2.weight.zero_()
+        if options.start == "random":
+            return
+        first = max(0, c.num_layers - options.levels) if options.start == "last" else 0
         for i, layer in enumerate(network.layers):
-            index = min(first + i, c.num_layers - 1)
-            for name, parameter in layer.named_parameters():
-                parameter.copy_(self.target.read(f"model.layers.{index}.{name}"))
+            start_from(layer, self.target, min(first + i, c.num_layers - 1))
+        if options.start == "entry":
+            self._copy_entry(network.state_dict())
         if isinstance(network.norm, RMSNorm):
             network.norm.weight.copy_(self.target.read("model.norm.weight"))
-        if first == 0:
+        if first == 0 and options.entry == "fused":  # the lowest layers also read the embedding of the next token
             network.fc_input.weight[:, : c.hidden_size] *= 1 / self._scale
             network.fc_input.weight[:, c.hidden_size :] = torch.eye(c.hidden_size) / self._scale
+
+    def _copy_entry(self, state: dict[str, torch.Tensor]) -> None:
+        """Makes the deeper layers of a state equal to the first one; its last columns read the hidden state."""
+        for level in range(1, self.options.levels):
+            for name in self.network.layers[level].state_dict():
+                entry = state["layers.0." + name.replace("input_layernorm", "hidden_norm")]
+                own = state[f"layers.{level}.{name}"]
+                own.copy_(entry[..., -own.shape[-1] :])
 
     def loss(self, batch: TrainingBatch) -> tuple[torch.Tensor, LevelReport]:
         """See Objective."""
@@ -143,41 +155,90 @@ class FastEagleObjective(Objective):
         theirs = batch.last.flatten(0, 1)[learned]
         with torch.no_grad():
             target_probs = self.target.logits(theirs).float().softmax(-1)
-        head = as_cast(self.target.head)
+        network = self.network
+        head = as_cast(self.target.head if network.lm_head is None else network.lm_head.weight)
+        bigram = None if network.markov_w2 is None else torch.cat([head, as_cast(network.markov_w2.weight)], 1)
+        known = self.target.draft_ids(batch.greedy.flatten()[learned]) >= 0
+        best = 1 if torch.is_grad_enabled() else LevelReport.NEAR
         total = theirs.new_zeros(())
         losses, ranked = [], []
+        above = batch.tokens.flatten()  # of every row, the token that its next level follows
         for i, state in enumerate(states, start=1):
             counted = learned % width >= i
             rows = torch.where(counted, learned - i, 0)
             ours = state.flatten(0, 1)[rows]
-            best = 1 if torch.is_grad_enabled() else LevelReport.NEAR
-            entropy, guesses = soft_cross_entropy(ours, head, target_probs, counted, best)
-            distance = functional.smooth_l1_loss(ours.float(), theirs, reduction="none")
-            distance = distance.sum(-1) if options.feature_sum else distance.mean(-1)
-            level = options.cross_entropy * entropy + options.feature * (distance * counted).sum()
+            read, matrix = ours, head
+            if bigram is not None and i > 1:
+                token = batch.tokens.flatten()[learned] if torch.is_grad_enabled() else above[rows]
+                read, matrix = torch.cat([as_cast(ours), as_cast(self._above(token))], 1), bigram
+            entropy, guesses = soft_cross_entropy(read, matrix, target_probs, counted & known, best)
+            level = options.cross_entropy * entropy
+            if options.feature:
+                distance = functional.smooth_l1_loss(ours.float(), theirs, reduction="none")
+                distance = distance.sum(-1) if options.feature_sum else distance.mean(-1)
+                level = level + options.feature * (distance * counted).sum()
             total = total + options.decay ** (options.levels - i) * level
             losses.append(level)
             own = batch.tokens.new_full((batch.tokens.numel(), best), -1)
             own[rows[counted]] = self.target.target_ids(guesses[counted])
+            above = own[:, 0]
             ranked.append(own.unflatten(0, batch.tokens.shape))
         return total, LevelReport.of(losses, ranked, batch)
+
+    def _above(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Returns the rows [R, rank] of markov_w1 of the target's tokens; zeros of tokens outside the vocabulary."""
+        ids = self.target.draft_ids(tokens)
+        assert self.network.markov_w1 is not None
+        return self.network.markov_w1(ids.clamp(min=0)) * (ids >= 0)[:, None]
 
     def export(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """See Objective."""
         c = self.target.config
-        tensors = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
-        tensors["fc_input.weight"][:, c.hidden_size :] *= self._scale
+        state = self.network.state_dict()
+        tensors = {name: tensor.detach().clone() for name, tensor in state.items() if name != "tap_scale"}
+        self._scale_columns(tensors, 1)
         config = {
             **layer_json(c, self.options.levels, "FastEagleDraftModel"),
             "draft_vocab_size": len(self.target.head),
             "target_hidden_size": c.hidden_size,
             "eagle_aux_hidden_state_layer_ids": list(self.hidden_state_layers),
             "parallel": self.options.parallel,
+            **({"entry": "concat"} if self.options.entry == "concat" else {}),
         }
         return config, tensors | self.target.vocabulary_tensors()
 
+    def vocabulary_rows(self) -> list[str]:
+        """See Objective."""
+        return [name for name in self.network.state_dict() if name.startswith(("lm_head.", "markov_"))]
+
     def adopted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See Objective."""
-        fc_input = tensors["fc_input.weight"].clone()
-        fc_input[:, self.target.config.hidden_size :] /= self._scale
-        return super().adopted(tensors | {"fc_input.weight": fc_input})
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        self._scale_columns(tensors, -1)
+        state = super().adopted(tensors)
+        if self.options.start == "entry" and "layers.1.mlp.up_proj.weight" not in tensors:
+            state = {name: tensor.clone() for name, tensor in state.items()}
+            self._copy_entry(state)
+        return state
+
+    def translated(self, json: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+        """See Objective: EAGLE-3 gives the first level, and an earlier FastEagle may lack the parts of the options."""
+        own = dict.fromkeys(self.export()[1])
+        if "fc.weight" in names and self.options.entry == "concat":
+            theirs = {name: _eagle3_name(name) for name in own}
+            return {name: there for name, there in theirs.items() if there in names}
+        added = ("lm_head.", "markov_")
+        return {name: name for name in own if name in names or not name.startswith(added)}
+
+    def _scale_columns(self, tensors: dict[str, torch.Tensor], power: int) -> None:
+        """Brings the columns that read inputs from the scale of training to that of a checkpoint, or back (-1)."""
+        size = self.target.config.hidden_size
+        if self.options.entry == "concat":
+            scale = self.network.tap_scale.repeat_interleave(size).to(tensors["fc_features.weight"].device)
+            tensors["fc_features.weight"] /= scale**power
+        else:
+            tensors["fc_input.weight"][:, size:] *= self._scale**power
+
+
+def _eagle3_name(name: str) -> str:
+    return name.replace("fc_features.", "fc.").replace("layers.0.", "midlayer.")
