@@ -128,6 +128,7 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 PASSES = ("decoder_pass", "decoder_pass fed")
 TREE_DRAFTS = ("draft_tree", "draft_tree fused", "draft_tree joined")
 DRAFTS = (*TREE_DRAFTS, "draft_cascade", "draft_cascade halves")
+PAIRS = ("draft_tree", "draft_cascade")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
@@ -239,10 +240,10 @@ VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),
-    *((op, *case) for op in ("draft_tree", "draft_cascade") for case in CACHE_VALUES),
-    *((op, "tokens", 1, value, f"tokens: entry 1 is {value}") for op in ("draft_tree", "draft_cascade") for value in (-1, 32, -(2**31))),
-    *((op, "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for op in ("draft_tree", "draft_cascade") for value in (-1, 32)),
-    *((op, "row_start", 1, 8, "row_start: request 1 has no pair") for op in ("draft_tree", "draft_cascade")),
+    *((op, *case) for op in PAIRS for case in CACHE_VALUES),
+    *((op, "tokens", 1, value, f"tokens: entry 1 is {value}") for op in PAIRS for value in (-1, 32, -(2**31))),
+    *((op, "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for op in PAIRS for value in (-1, 32)),
+    *((op, "row_start", 1, 8, "row_start: request 1 has no pair") for op in PAIRS),
     ("draft_heads", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
     ("draft_tree", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
     ("draft_cascade", "lengths", 1, 94, "lengths: position 96 is past the 96 rows"),
