@@ -280,7 +280,9 @@ class DraftPolicy:
     def _load(self, learned: dict[str, Any]) -> None:
         """Takes up what another process has learned, as far as it fits."""
         with suppress(KeyError, TypeError, ValueError):
-            self._costs.known = {(size, prefix): dict(points) for size, prefix, points in learned["costs"]}
-            self._gains = {(number, size): Gain(*numbers) for number, size, *numbers in learned["gains"]}
-            for own, known in zip(self._chances(), learned["chances"], strict=True):
+            costs = {(size, prefix): {n: float(s) for n, s in points} for size, prefix, points in learned["costs"]}
+            gains = {(number, size): Gain(*map(float, numbers)) for number, size, *numbers in learned["gains"]}
+            chances = [[float(x) for x in numbers] for numbers in learned["chances"]]
+            self._costs.known, self._gains = costs, gains
+            for own, known in zip(self._chances(), chances, strict=True):
                 own[:] = known if len(known) == len(own) else own

@@ -126,7 +126,9 @@ class TreeDraft:
         """Returns each request's tree in the target's tokens, nodes level by level, and the levels that were drafted.
 
         runs: tokens of the true pairs of each request, at least one; the last one is the root.
-        hidden_states: float32 [M, columns] or [M, states, columns] of all pairs.  place: the pairs before them.  limits: deepest level of each tree.  levels: at most.  Raises ValueError as a decoder does, and for logits that are no distribution.
+        hidden_states: float32 [M, columns] or [M, states, columns] of all pairs.  place: the pairs before them.
+        limits: deepest level of each tree.  levels: at most.
+        Raises ValueError as a decoder does, and for logits that are no distribution.
         """
         batch = len(runs)
         outputs = self._outputs.get(batch)

@@ -12,6 +12,9 @@ from tests.drafters.eagle_bench import PROMPTS, Bench, spec_of
 from tests.ops.arguments import WEIGHTS, decoder, draft_tree, draft_tree_joined, projection
 
 
+WHOLE = Thresholds()
+
+
 class Call:
     """A draft of two requests whose arguments can be changed."""
 
@@ -25,7 +28,7 @@ class Call:
         self.change = lambda arguments: arguments
         monkeypatch.setattr(_C, "draft_tree", lambda *rest: native(*self.change(list(rest))))
 
-    def __call__(self, least=Thresholds(), levels=3):
+    def __call__(self, least=WHOLE, levels=3):
         network, place = self.drafter.network, (self.place, self.drafter.pairs.pool)
         draft = self.drafter._tree_draft
         return draft(self.runs, self.hidden_states, *place, network.cos_sin, self.limits, levels, least)
