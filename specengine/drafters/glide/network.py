@@ -69,6 +69,7 @@ class GlideNetwork:
         self.projections = [*products, *(product for pair in self._cross for product in pair), self.head]
         self.block = checkpoint.fields.get("block_size", int, BLOCK)
         self._target, self._ops, self.device = target.config, target.ops.layer, target.device
+        self._on_device = target.ops.on_device
         self._rope, self._target_rope = RopeTables(c, target.device), RopeTables(target.config, target.device)
         self._kv_shape, self._cache_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
 
@@ -89,7 +90,7 @@ class GlideNetwork:
 
     def native_draft(self, top_k: int) -> GlideDraft | None:
         """Makes the one native call of a draft; None on CUDA."""
-        if self.device.type != "cpu":
+        if self._on_device:
             return None
         cross = [(query, out) for query, out in filter(None, self._cross)]
         parts = GlideParts(
