@@ -6,6 +6,7 @@
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
 #include "ops/draft_cascade.h"
+#include "ops/draft_glide.h"
 #include "ops/draft_heads.h"
 #include "ops/draft_lookup.h"
 #include "ops/draft_tree.h"
@@ -62,6 +63,8 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_class<DraftHead>(m, "DraftHead");
   bind_class<HeadsNetwork>(m, "HeadsNetwork");
   bind_op<DraftHeads>(m, "draft_heads");
+  bind_class<GlideNetwork>(m, "GlideNetwork");
+  bind_op<DraftGlide>(m, "draft_glide");
   bind_op<SelectNodes>(m, "select_nodes");
   bind_op<DrawSiblings>(m, "draw_siblings");
   bind_op<DraftLookup>(m, "draft_lookup");

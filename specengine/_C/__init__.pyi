@@ -140,6 +140,22 @@ class DraftHead:
 class HeadsNetwork:
     def __init__(self, hidden: int, heads: Sequence[DraftHead], vocabulary: Tensor | None) -> None: ...
 
+class GlideNetwork:
+    def __init__(
+        self,
+        decoder: Decoder,
+        embedding: Tensor,
+        embedding_rows: int,
+        queries: Sequence[Projection],
+        outs: Sequence[Projection],
+        target_heads: int,
+        target_head_dim: int,
+        reach: int,
+        block: int,
+        head: Projection,
+        vocabulary: Tensor | None,
+    ) -> None: ...
+
 class SuffixAutomaton:
     def __init__(self) -> None: ...
     def append(self, tokens: Sequence[int]) -> None: ...
@@ -269,6 +285,20 @@ def draft_cascade(
     scores: Tensor,
 ) -> None: ...
 def draft_heads(network: HeadsNetwork, rows: Tensor, children: Tensor, scores: Tensor) -> None: ...
+def draft_glide(
+    network: GlideNetwork,
+    tokens: Tensor,
+    cache: KVCacheView,
+    target: KVCacheView,
+    cos: Tensor,
+    sin: Tensor,
+    target_cos: Tensor,
+    target_sin: Tensor,
+    min_level_gain: float,
+    children: Tensor,
+    scores: Tensor,
+    levels: Tensor,
+) -> None: ...
 def select_nodes(
     tokens: Tensor,
     parents: Tensor,

@@ -47,10 +47,14 @@ def target_state(model):
     return {name: checkpoint.read(name) for name in checkpoint.tensors}
 
 
-def drafter_of(model, folder, **options) -> Glide:
+def drafter_of(model, folder, in_core=True, **options) -> Glide:
+    """in_core: drafts are one call of the core, as they are on the CPU; otherwise the passes can be watched."""
     options = {"adaptive": "false", **options}
     text = ",".join([f"glide:{folder}", *(f"{name}={value}" for name, value in options.items())])
-    return load_drafter(text, model.target)
+    drafter = load_drafter(text, model.target)
+    if not in_core:
+        drafter._native = None
+    return drafter
 
 
 def dense_logits(state, config, target_state, target, tokens, drafted, cross=True):
@@ -100,7 +104,7 @@ def test_draft_logits_are_those_of_a_dense_reading_whatever_is_accepted(
 ):
     config, made, options = CASES[case]
     state, seen, checked = glide_state(config, **made), [], 0
-    drafter, backbone = drafter_of(model, write(tmp_path, state, config), **options), Glide._backbone
+    drafter, backbone = drafter_of(model, write(tmp_path, state, config), in_core=False, **options), Glide._backbone
     monkeypatch.setattr(Glide, "_backbone", lambda *args: seen.append(backbone(*args)) or seen[-1])
     drafts = steer(drafter, PROMPTS, GREEDY, model=model).drafts
     for (before, trees), ours in zip([d for d in drafts if any(len(t.tokens) > 1 for t in d[1])], seen, strict=True):
@@ -112,6 +116,38 @@ def test_draft_logits_are_those_of_a_dense_reading_whatever_is_accepted(
             assert all(largest_error(level[row], line) < 1e-4 for level, line in zip(ours, expected, strict=True))
             checked += 1
     assert checked > 30 and {len(each) for each in seen} >= {drafter.config.length}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("case", CASES)
+def test_one_call_of_the_core_drafts_what_the_passes_draft(case, dtype, model, tmp_path, monkeypatch):
+    config, made, options = CASES[case]
+    kept = torch.arange(1, 320, 3)
+    state = glide_state(config, **made, d2t=kept - torch.arange(len(kept)))
+    folder, seen, grown = write(tmp_path, state, config), [], Glide._grown
+    monkeypatch.setattr(Glide, "_grown", lambda *args: seen.append(grown(*args)) or seen[-1])
+    for in_core in (True, False):
+        steer(drafter_of(model, folder, in_core, dtype=dtype, **options), PROMPTS, GREEDY, model=model)
+    trees = [tree for batch in seen for tree in batch]
+    assert len(seen) % 2 == 0 and len(trees) > 60
+    for ours, theirs in zip(trees[: len(trees) // 2], trees[len(trees) // 2 :], strict=True):
+        assert (list(ours.tokens), list(ours.parents)) == (list(theirs.tokens), list(theirs.parents))
+        assert ours.chances == pytest.approx(theirs.chances, rel=1e-4)
+
+
+def test_no_level_is_drafted_that_adds_too_little(model, tmp_path):
+    drafter, depths = drafter_of(model, write(tmp_path, glide_state()), cape="false"), []
+    propose = drafter.propose
+
+    def watched(requests, least_tokens):
+        depths.append([len(propose(requests, least)[0].tokens) - 1 for least in (0.0, 0.02, 0.6)])
+        return propose(requests, 0.0)
+
+    drafter.propose = watched
+    steer(drafter, PROMPTS[:1], GREEDY, model=model)
+    assert all(row == sorted(row, reverse=True) for row in depths)
+    every, some, one = zip(*depths, strict=True)
+    assert max(every) == 4 and set(one) == {1} and sum(one) < sum(some) < sum(every)
 
 
 def test_trees_are_backbones_with_more_siblings_where_the_drafter_is_unsure(model, target_state, tmp_path):
@@ -234,7 +270,7 @@ def test_it_drafts_what_the_trained_network_says(model, target_state, tmp_path):
     state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
     sizes = {"num_attention_heads": c.num_heads, "num_key_value_heads": c.num_kv_heads, "rope_theta": c.rope.theta}
     config = {**JSON, **sizes, "hidden_size": c.hidden_size, "intermediate_size": c.intermediate_size}
-    drafter, seen = drafter_of(model, write(tmp_path, state, config), length=1), []
+    drafter, seen = drafter_of(model, write(tmp_path, state, config), in_core=False, length=1), []
     expand = drafter._expand
     drafter._expand = lambda logits: seen.append(logits[0][0]) or expand(logits)
     steer(drafter, [tokens], GREEDY, model=model)
@@ -249,7 +285,7 @@ def test_it_drafts_what_the_trained_network_says(model, target_state, tmp_path):
 
 def first_errors(model, target_state, folder):
     """How far the first level's logits are from the dense reading, cycle by cycle of one request."""
-    drafter, seen = drafter_of(model, folder, cape="false", length=1), []
+    drafter, seen = drafter_of(model, folder, in_core=False, cape="false", length=1), []
     expand = drafter._expand
     drafter._expand = lambda logits: seen.append(logits[0][0]) or expand(logits)
     before = [tokens[0] for tokens, trees in steer(drafter, PROMPTS[:1], GREEDY, model=model).drafts]

@@ -248,6 +248,34 @@ def draft_cascade_halves() -> Arguments:
     }
 
 
+def draft_glide() -> Arguments:
+    """Two requests that lack 5 and 3 tokens, three levels of two tokens; the target has three layers."""
+    shared = draft_tree()
+    changes = {"embedding": None, "hidden_state_layers": ()}
+    pages = shared["k_cache"].shape[1]
+    return {
+        "decoder": _C.Decoder(**{**decoder(), **changes}),
+        "embedding": shared["embedding"],
+        "embedding_rows": 30,
+        "queries": (projection(24, 6, 11), projection(24, 6, 12)),
+        "outs": (projection(6, 24, 13), projection(6, 24, 14)),
+        "target_heads": 6,
+        "target_head_dim": 4,
+        "reach": 0,
+        "block": 5,
+        "head": shared["head"],
+        "vocabulary": shared["vocabulary"],
+        **{name: shared[name] for name in ("tokens", *PLACE, "cos", "sin")},
+        "target_k": randn(3, pages, 2, 64, 4, seed=15),
+        "target_v": randn(3, pages, 2, 64, 4, seed=16),
+        "verified": ints(65, 4),
+        "target_cos": randn(96, 2),
+        "target_sin": randn(96, 2),
+        "min_level_tokens": 0.0,
+        **{name: shared[name] for name in ("children", "scores", "levels")},
+    }
+
+
 def draft_heads() -> Arguments:
     """Three requests and three heads, of which the last two share their logits."""
     shared = projection(20, 6, 7)
@@ -365,7 +393,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
         *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),
-        *(draft_cascade, draft_cascade_halves, draft_heads),
+        *(draft_cascade, draft_cascade_halves, draft_heads, draft_glide),
         *(expand_backbone, verify_tree, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
@@ -376,7 +404,7 @@ OPTIONAL = {
     ("decoder_pass fed", "ancestors"),
     *((op, "vocabulary") for op in OPS if op.startswith("draft_tree")),
     *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
-    ("draft_heads", "vocabulary"),
+    *(("draft_heads", "vocabulary"), ("draft_glide", "vocabulary")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
 }
 
@@ -386,6 +414,8 @@ HISTORY = ("history", "history_length", "prompt_length")
 DRAFT = ("draft_logits", "draft_rows", "draft_index", "replacement")
 WEIGHTS = ("decoder", "embedding", "embedding_norm", "hidden_state_norm", "fuse")
 WEIGHTS += ("before_residual", "feed_back", "head", "vocabulary")
+GLIDE = ("decoder", "embedding", "embedding_rows", "queries", "outs", "target_heads", "target_head_dim")
+GLIDE += ("reach", "block", "head", "vocabulary")
 CASCADE = ("decoder", "embedding", "fuse", "embedding_norm", "hidden_state_norm", "head_norm", "head")
 CASCADE += ("markov_rank", "markov_tokens", "markov_head", "vocabulary")
 DRAFTED = tuple(f"trees.{name}" for name in _C.DraftedTrees._fields)
@@ -401,6 +431,11 @@ def _trees(arguments: Arguments) -> _C.SampledTrees:
     return _C.SampledTrees(*tree, sampling, _record(_C.TokenHistory, HISTORY)(arguments))
 
 
+def _target_cache(arguments: Arguments) -> _C.KVCacheView:
+    k, v, lengths = (arguments.pop(name) for name in ("target_k", "target_v", "verified"))
+    return _C.KVCacheView(k, v, arguments["block_table"], lengths, arguments["row_start"], 0)
+
+
 CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
 RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's arguments
     "rope_cache": CACHE,
@@ -408,6 +443,7 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
     "decoder_pass": CACHE,
     "draft_tree": {**CACHE, "weights": _record(_C.EagleWeights, WEIGHTS), "trees": _record(_C.DraftedTrees, DRAFTED)},
     "draft_cascade": {**CACHE, "network": _record(_C.CascadeNetwork, CASCADE)},
+    "draft_glide": {"target": _target_cache, **CACHE, "network": _record(_C.GlideNetwork, GLIDE)},
     "draft_heads": {"network": _record(_C.HeadsNetwork, ("hidden", "heads", "vocabulary"))},
     "expand_backbone": {"trees": _record(_C.BackboneTrees, _C.BackboneTrees._fields)},
     "verify_tree": {

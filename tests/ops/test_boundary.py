@@ -28,6 +28,7 @@ from tests.ops.arguments import (
 from tests.selection import looped
 
 CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
+CLASSES |= {"GlideNetwork"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
 RECORDS |= {"VerifyWorkspace", "BackboneTrees", "DraftedTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
@@ -72,6 +73,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draft_cascade": {"k_cache", "v_cache", "children", "scores"},
         "draft_cascade halves": {"k_cache", "v_cache", "children", "scores"},
         "draft_heads": {"children", "scores"},
+        "draft_glide": {"k_cache", "v_cache", "children", "scores", "levels"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "linear_argmax quantised": {"ids", "keys"},
@@ -97,8 +99,9 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
-    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_tree", "draft_cascade")},
-    **{(op, "embedding"): FORMATS for op in ("draft_tree", "draft_cascade")},
+    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_tree", "draft_cascade", "draft_glide")},
+    **{(op, "embedding"): FORMATS for op in ("draft_tree", "draft_cascade", "draft_glide")},
+    ("draft_glide", "target_k"): FLOATS,
     ("draft_cascade", "markov_tokens"): FORMATS,
     ("tree_attention", "out"): FLOATS,
 }
@@ -127,7 +130,7 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 
 PASSES = ("decoder_pass", "decoder_pass fed")
 TREE_DRAFTS = ("draft_tree", "draft_tree fused", "draft_tree joined")
-DRAFTS = (*TREE_DRAFTS, "draft_cascade", "draft_cascade halves")
+DRAFTS = (*TREE_DRAFTS, "draft_cascade", "draft_cascade halves", "draft_glide")
 PAIRS = ("draft_tree", "draft_cascade")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
@@ -240,10 +243,15 @@ VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),
-    *((op, *case) for op in PAIRS for case in CACHE_VALUES),
+    *((op, *case) for op in (*PAIRS, "draft_glide") for case in CACHE_VALUES),
     *((op, "tokens", 1, value, f"tokens: entry 1 is {value}") for op in PAIRS for value in (-1, 32, -(2**31))),
     *((op, "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for op in PAIRS for value in (-1, 32)),
     *((op, "row_start", 1, 8, "row_start: request 1 has no pair") for op in PAIRS),
+    ("draft_glide", "row_start", 1, 0, "row_start: request 0 has no token"),
+    *[("draft_glide", "tokens", 1, value, f"tokens: entry 1 is {value}, expected 0") for value in (-1, -(2**31))],
+    ("draft_glide", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
+    *[("draft_glide", "verified", 1, value, f"verified: entry 1 is {value}, expected all 5") for value in (5, 3, -1)],
+    ("draft_glide", "lengths", 1, 92, "verified: entry 1 is 4, expected all 95"),
     ("draft_heads", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
     ("draft_tree", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
     ("draft_cascade", "lengths", 1, 94, "lengths: position 96 is past the 96 rows"),

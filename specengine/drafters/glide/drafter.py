@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 
 import torch
 
@@ -30,6 +31,7 @@ from specengine.drafters.glide.config import Config
 from specengine.drafters.glide.device_state import DeviceState
 from specengine.drafters.glide.network import GlideNetwork
 from specengine.drafters.glide.rows import GlideRows
+from specengine.drafters.level_drafts import backbone
 from specengine.drafters.one_engine import OneEngine
 from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
@@ -75,6 +77,7 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
         self._expanders = BackboneExpanders(config.widths, config.thresholds)
+        self._native = self.network.native_draft(config.widths[0])
 
     @property
     def projections(self) -> list[Projection]:
@@ -126,8 +129,7 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
         able = [i for i, request in enumerate(requests) if len(request.tokens) > 1 and request.draft_limit > 0]
         if able:
             drafted = [requests[i] for i in able]
-            best = self._expand(self._backbone(drafted, least_tokens))
-            for i, tree in zip(able, scored_trees(best, drafted, self.network.target_ids), strict=True):
+            for i, tree in zip(able, self._grown(drafted, least_tokens), strict=True):
                 trees[i] = tree
         return self.calibrated.calibrate(requests, trees)
 
@@ -138,17 +140,35 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
     def learned(self) -> list[list[float]]:
         return self.calibrated.learned
 
-    def _backbone(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[torch.Tensor]:
+    def _grown(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        """Returns every request's tree, with the drafter's own chances. Every request has at least two tokens."""
+        if self._native is None:
+            return scored_trees(self._expand(self._backbone(requests)), requests, self.network.target_ids)
+        runs, starts = self._unread(requests)
+        place = self.network.cache.batch([request.pages for request in requests], starts)
+        levels = min(self.config.length, max(s.draft_limit for s in requests))
+        verified = [len(request.tokens) - 1 for request in requests]
+        network = self.network
+        tokens, scores = self._native(runs, place, network.pool, network.cache, verified, levels, least_tokens)
+        for request, count in zip(requests, verified, strict=True):
+            request.drafter_state.cached = count  # the root is passed again once the target has cached its keys
+        return [
+            backbone(s.tokens[-1], *self._cut(own, log_probs), s.draft_limit)
+            for s, own, log_probs in zip(requests, tokens, scores, strict=True)
+        ]
+
+    def _cut(self, tokens: list[list[int]], scores: list[list[float]]) -> tuple[list[list[int]], list[list[float]]]:
+        """Leaves each level as many nodes as its class has (CAPE)."""
+        bounds, widths = self.config.thresholds, self.config.widths
+        kept = [widths[sum(exp(level[0]) > bound for bound in bounds)] for level in scores]
+        own = [level[:width] for level, width in zip(tokens, kept, strict=True)]
+        return own, [level[:width] for level, width in zip(scores, kept, strict=True)]
+
+    def _backbone(self, requests: Sequence[DraftRequest]) -> list[torch.Tensor]:
         """Returns the logits [B, Vd] of every level; the next level continues the likeliest token of each."""
         deepest = min(self.config.length, max(s.draft_limit for s in requests))
-        reach = [1.0] * len(requests)
         logits = [self._first_logits(requests)]
         while (levels := len(logits)) < deepest:
-            if least_tokens:  # the next level is as likely as those above it
-                sure = self.calibrated.chances(confidence(logits[-1]))
-                reach = [before * chance for before, chance in zip(reach, sure, strict=True)]
-                if sum(chance ** (1 + 1 / levels) for chance in reach) < least_tokens:
-                    break
             best = torch.tensor([token for (token,) in likeliest(logits[-1], 1)], dtype=torch.int32)
             tokens = self.network.target_ids(best.to(self._device)).tolist()
             starts = [len(request.tokens) - 1 + levels for request in requests]
@@ -162,15 +182,19 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
 
     def _first_logits(self, requests: Sequence[DraftRequest]) -> torch.Tensor:
         """Passes the tokens committed since the last draft; the last of them is the root."""
-        for request in requests:
-            self._catch_up(request, max(self._most, self._prefill_rows // len(requests)))
-        starts = [request.drafter_state.cached for request in requests]
-        runs = [request.tokens[start:] for request, start in zip(requests, starts, strict=True)]
+        runs, starts = self._unread(requests)
         logits = self.network.logits(self._rows(requests, runs, starts))
         for request in requests:
             # The root is passed again once the target has cached its keys.
             request.drafter_state.cached = len(request.tokens) - 1
         return logits
+
+    def _unread(self, requests: Sequence[DraftRequest]) -> tuple[list[list[int]], list[int]]:
+        """Returns the tokens of every request that are not cached, few enough for one pass, and where they begin."""
+        for request in requests:
+            self._catch_up(request, max(self._most, self._prefill_rows // len(requests)))
+        starts = [request.drafter_state.cached for request in requests]
+        return [request.tokens[start:] for request, start in zip(requests, starts, strict=True)], starts
 
     def _catch_up(self, request: DraftRequest, most: int) -> None:
         """Passes tokens until at most `most` are left: a prompt is more than one pass should hold."""

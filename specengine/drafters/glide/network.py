@@ -8,7 +8,8 @@ import torch
 
 from specengine._C import KVCacheView
 from specengine.cache.kv_cache import KVCache
-from specengine.cache.page_pool import page_bytes
+from specengine.cache.page_pool import PagePool, page_bytes
+from specengine.drafters.glide.native_draft import GlideDraft, GlideParts
 from specengine.drafters.glide.rows import GlideRows
 from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
@@ -68,6 +69,7 @@ class GlideNetwork:
         self.projections = [*products, *(product for pair in self._cross for product in pair), self.head]
         self.block = checkpoint.fields.get("block_size", int, BLOCK)
         self._target, self._ops, self.device = target.config, target.ops.layer, target.device
+        self._on_device = target.ops.on_device
         self._rope, self._target_rope = RopeTables(c, target.device), RopeTables(target.config, target.device)
         self._kv_shape, self._cache_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), target.cache_dtype
 
@@ -80,6 +82,30 @@ class GlideNetwork:
         """Allocates its pages beside the target's."""
         self.cache = cache
         self._pool = cache.companion(*self._kv_shape, self._cache_dtype)
+
+    @property
+    def pool(self) -> PagePool:
+        """Its own keys and values."""
+        return self._pool
+
+    def native_draft(self, top_k: int) -> GlideDraft | None:
+        """Makes the one native call of a draft; None on CUDA."""
+        if self._on_device:
+            return None
+        cross = [(query, out) for query, out in filter(None, self._cross)]
+        parts = GlideParts(
+            config=self.config,
+            target=self._target,
+            layers=self._layers,
+            cross=cross,
+            embedding=self._embedding,
+            final_norm=self._norm,
+            head=self.head,
+            vocabulary=self._vocabulary,
+            reach=self._reach,
+            block=self.block,
+        )
+        return GlideDraft(parts, self._rope, self._target_rope, top_k)
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""

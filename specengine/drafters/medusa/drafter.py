@@ -106,9 +106,10 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
         self._expanders = BackboneExpanders([self.candidates.ranks])
-        heads, on_cpu = self.heads[: self.candidates.levels], target.device.type == "cpu"
-        ranks = self.candidates.ranks
-        self._native = HeadsDraft(self._hidden, heads, self._vocabulary, ranks) if on_cpu else None
+        self._native: HeadsDraft | None = None
+        if not target.ops.on_device:
+            heads, ranks = self.heads[: self.candidates.levels], self.candidates.ranks
+            self._native = HeadsDraft(self._hidden, heads, self._vocabulary, ranks)
 
     @property
     def projections(self) -> list[Projection]:
