@@ -117,6 +117,26 @@ class EagleWeights:
         head: Projection,
         vocabulary: Tensor | None,
     ) -> None: ...
+    def draft(
+        self,
+        runs: Sequence[Sequence[int]],
+        hidden_states: Tensor,
+        rows: Sequence[int],
+        pages: Sequence[Sequence[int]],
+        cached: Sequence[int],
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        limits: Sequence[int],
+        levels: int,
+        top_k: int,
+        beam: int,
+        nodes: int,
+        min_level_gain: float,
+        min_node_gain: float,
+        min_reach: float,
+    ) -> tuple: ...
 
 class SuffixAutomaton:
     def __init__(self) -> None: ...
@@ -225,6 +245,7 @@ def draft_tree(
     weights: EagleWeights,
     tokens: Tensor,
     hidden_states: Tensor,
+    rows: Tensor,
     cache: KVCacheView,
     cos: Tensor,
     sin: Tensor,

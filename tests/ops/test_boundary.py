@@ -131,7 +131,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
     ("tree_attention", "workspace", 0),
-    *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1))),
+    *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1), ("hidden_states", 0))),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *(
         (op, name, 1)
@@ -246,6 +246,7 @@ VALUES = [
     ("draft_tree", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
     ("draft_tree", "row_start", 1, 8, "row_start: request 1 has no pair"),
     ("draft_tree", "limits", 1, -1, "limits: entry 1 is negative"),
+    *[("draft_tree", "rows", 1, value, f"rows: entry 1 is {value}, expected 0 to 8") for value in (-1, 9)],
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
     *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],
     *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],

@@ -147,12 +147,19 @@ class Eagle(Drafter, ReadsPairs):
     def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft) -> list[ScoredTree]:
         """Returns the trees by one call of the core."""
         begin = time.perf_counter()
-        runs, picked, place = self.pairs.take_all_runs(requests)
+        unread = self.pairs.take_unread(requests)
         limits = [s.draft_limit for s in requests]
-        levels = min(self.config.levels, max(limits))
-        hidden_states, tables = self.network.native_hidden_states(picked), self.network.cos_sin
-        least = self._thresholds(len(requests))
-        trees, drafted = draft(runs, hidden_states, place, self.pairs.pool, tables, limits, levels, least)
+        trees, drafted = draft(
+            unread.tokens,
+            *self.network.native_rows(unread.hidden_states, unread.rows),
+            [s.pages for s in requests],
+            unread.cached,
+            self.pairs.pool,
+            self.network.cos_sin,
+            limits,
+            min(self.config.levels, max(limits)),
+            self._thresholds(len(requests)),
+        )
         self._levels.record(len(requests), (time.perf_counter() - begin) / drafted)
         return trees
 
