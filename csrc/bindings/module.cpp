@@ -1,5 +1,6 @@
 // The op table: every op on one page, in the order of a cycle. An op's arguments are the members of its struct in ops/.
 #include "bindings/bind.h"
+#include "bindings/draft_lists.h"
 #include "bindings/machine.h"
 #include "bindings/pools.h"
 #include "ops/commit_tokens.h"
@@ -56,7 +57,13 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   // draft
   bind_op<ExpandBackbone>(m, "expand_backbone");
-  bind_class<EagleWeights>(m, "EagleWeights");
+  {
+    using pybind11::arg;
+    bind_class<EagleWeights>(m, "EagleWeights")
+        .def("draft", &draft_lists, arg("runs"), arg("hidden_states"), arg("rows"), arg("pages"), arg("cached"),
+             arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("levels"), arg("top_k"),
+             arg("beam"), arg("nodes"), arg("min_level_tokens"), arg("min_reach"));
+  }
   bind_op<DraftTree>(m, "draft_tree");
   bind_class<CascadeNetwork>(m, "CascadeNetwork");
   bind_op<DraftCascade>(m, "draft_cascade");

@@ -71,11 +71,6 @@ TensorView first(TensorView x, int64_t rows) {
   return x;
 }
 
-// With all dimensions but the first flattened.
-TensorView as_rows(const TensorView& x) {
-  return tensor(x.data, x.dtype, {x.shape[0], x.ndim == 3 ? x.shape[1] * x.shape[2] : x.shape[1]});
-}
-
 void copy_row(const TensorView& from, int64_t row, const TensorView& to, int64_t to_row, int64_t columns) {
   std::copy_n(from.as<float>() + row * columns, columns, to.as<float>() + to_row * columns);
 }
@@ -126,23 +121,36 @@ void expand(const DraftTree& op, const LevelRows& own, int64_t R, GrowingTrees& 
   trees.add(top_tokens, log_probs);
 }
 
+// The hidden states of the true pairs, and their fusion where they are fused.
+struct PairStates {
+  TensorView picked, fuse_in, fused;
+
+  PairStates(const DraftTree& op, Workspace& space) {
+    const EagleWeights& w = *op.weights;
+    const int64_t M = op.tokens.shape[0], F = op.hidden_states.shape[1];
+    picked = space.floats({M, F});
+    if (w.fuses_pairs()) fuse_in = space.rows(M, F, w.fuse), fused = space.floats({M, w.decoder.hidden});
+  }
+};
+
 // Reads the true pairs; leaves the outputs at each request's last one.
 void read_pairs(const DraftTree& op, const LevelRows& own, Workspace space) {
   const EagleWeights& w = *op.weights;
   const int64_t M = op.tokens.shape[0], B = op.limits.shape[0], C = w.decoder.hidden;
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
-  TensorView hidden_states = as_rows(op.hidden_states);
+  const PairStates states(op, space);
+  for (int64_t m = 0; m < M; ++m) {
+    copy_row(op.hidden_states, op.rows.as<int32_t>()[m], states.picked, m, op.hidden_states.shape[1]);
+  }
   if (w.fuses_pairs()) {
-    const TensorView given = space.rows(M, hidden_states.shape[1], w.fuse), states = hidden_states;
-    hidden_states = space.floats({M, C});
-    prepare(states, w.fuse, given);
-    project(given, w.fuse, hidden_states);
+    prepare(states.picked, w.fuse, states.fuse_in);
+    project(states.fuse_in, w.fuse, states.fused);
   }
   const PassRows rows(w, M, space);
   for (int64_t b = 0; b < B; ++b) {
     std::iota(rows.depths.as<int32_t>() + row_start[b], rows.depths.as<int32_t>() + row_start[b + 1], 0);
   }
-  pass(op, rows, op.tokens, hidden_states, op.cache, TensorView());
+  pass(op, rows, op.tokens, w.fuses_pairs() ? states.fused : states.picked, op.cache, TensorView());
   for (int64_t b = 0; b < B; ++b) {
     const int64_t last = row_start[b + 1] - 1;
     copy_row(rows.read(w), last, own.read, b, C), copy_row(rows.fed(w), last, own.fed, b, C);
@@ -181,6 +189,7 @@ void check_values(const DraftTree& op) {
     if (op.limits.as<int32_t>()[b] < 0) fail("limits: entry ", b, " is negative");
   }
   check_ids(op.tokens, "tokens", V);
+  check_ids(op.rows, "rows", op.hidden_states.shape[0]);
 }
 
 }  // namespace
@@ -216,15 +225,10 @@ void EagleWeights::validate() const {
 Device DraftTree::validate() const {
   Checker check;
   const Decoder& d = weights->decoder;
-  Dim M{"M"}, F{"F"}, B{"B"}, N{"N"}, positions{"positions"};
+  Dim M{"M"}, R{"R"}, F{"F"}, B{"B"}, N{"N"}, positions{"positions"};
   check(tokens, "tokens", {DType::kInt32}, {M});
-  if (hidden_states.ndim == 3) {
-    Dim S{"S"}, C{"C"};
-    check(hidden_states, "hidden_states", {DType::kFloat32}, {M, S, C});
-    F.value = S * C, F.bound_by = "hidden_states";
-  } else {
-    check(hidden_states, "hidden_states", {DType::kFloat32}, {M, F});
-  }
+  check(rows, "rows", {DType::kInt32}, {M});
+  check(hidden_states, "hidden_states", {DType::kFloat32}, {R, F});
   if (weights->fuses_pairs()) check_projection(check, weights->fuse, "fuse", d.hidden, F);
   if (!weights->fuses_pairs() && F != d.hidden) fail("hidden_states: expected ", d.hidden, " columns, got ", F.value);
   cache.validate(check, static_cast<int64_t>(d.layers.size()), d.kv_heads, d.head_dim);
@@ -261,7 +265,7 @@ void run_cpu(const DraftTree& op) {
 
   Workspace count(nullptr);
   GrowingTrees(op, count), LevelRows(op, count);
-  if (w.fuses_pairs()) count.rows(M, as_rows(op.hidden_states).shape[1], w.fuse), count.floats({M, w.decoder.hidden});
+  PairStates(op, count);
   PassRows(w, std::max(M, B * op.beam), count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());

@@ -48,7 +48,8 @@ struct DraftedTrees {
 struct DraftTree {
   const EagleWeights* weights;
   TensorView tokens;         // [M] int32, chains of true pairs, at least one of each request; the last one is the root
-  TensorView hidden_states;  // [M, F] or [M, S, F / S] float32; F = hidden where fuse does not make them
+  TensorView hidden_states;  // [R, F] float32; F = hidden where fuse does not make them
+  TensorView rows;           // [M] int32, each pair's row of hidden_states
   KvCacheView cache;         // all layers, written; lengths: pairs that are cached
   TensorView cos;            // [positions, head_dim / 2] float32
   TensorView sin;            // [positions, head_dim / 2] float32
@@ -56,9 +57,9 @@ struct DraftTree {
   int64_t top_k;
   int64_t beam;
   float min_level_tokens;
-  float min_reach;      // nodes that the text reaches with less probability are left out
-  TensorView limits;    // [B] int32, deepest level of each request's tree
-  DraftedTrees trees;   // written
+  float min_reach;     // nodes that the text reaches with less probability are left out
+  TensorView limits;   // [B] int32, deepest level of each request's tree
+  DraftedTrees trees;  // written
 
   Device validate() const;
 };

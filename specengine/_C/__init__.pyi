@@ -117,6 +117,25 @@ class EagleWeights:
         head: Projection,
         vocabulary: Tensor | None,
     ) -> None: ...
+    def draft(
+        self,
+        runs: Sequence[Sequence[int]],
+        hidden_states: Tensor,
+        rows: Sequence[int],
+        pages: Sequence[Sequence[int]],
+        cached: Sequence[int],
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        limits: Sequence[int],
+        levels: int,
+        top_k: int,
+        beam: int,
+        nodes: int,
+        min_level_tokens: float,
+        min_reach: float,
+    ) -> tuple: ...
 
 class CascadeNetwork:
     def __init__(
@@ -263,6 +282,7 @@ def draft_tree(
     weights: EagleWeights,
     tokens: Tensor,
     hidden_states: Tensor,
+    rows: Tensor,
     cache: KVCacheView,
     cos: Tensor,
     sin: Tensor,
@@ -294,7 +314,7 @@ def draft_glide(
     sin: Tensor,
     target_cos: Tensor,
     target_sin: Tensor,
-    min_level_gain: float,
+    min_level_tokens: float,
     children: Tensor,
     scores: Tensor,
     levels: Tensor,

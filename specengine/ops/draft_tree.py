@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 
 from specengine import _C
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.weight import Projection, Weight
-
-
-class CachedPairs(Protocol):
-    """The pairs that are cached for each request of a batch."""
-
-    @property
-    def block_table(self) -> torch.Tensor: ...
-
-    @property
-    def lengths(self) -> torch.Tensor: ...
 
 
 class KeysAndValues(Protocol):
@@ -59,8 +47,7 @@ class EagleWeights:
     vocabulary: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class Thresholds:
+class Thresholds(NamedTuple):
     """What of a tree is not worth its time; csrc/ops/draft_tree.h has the expectations.
 
     level_tokens: that a further level must be expected to add, the sum over the requests.
@@ -71,23 +58,7 @@ class Thresholds:
     reach: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """Outputs of one batch size, and numpy's views of them, which become lists in less time."""
-
-    trees: _C.DraftedTrees
-    arrays: tuple[np.ndarray, ...]
-
-    @staticmethod
-    def empty(batch: int, nodes: int) -> _Outputs:
-        arrays = (
-            np.zeros((batch, nodes), dtype=np.int32),
-            np.zeros((batch, nodes), dtype=np.int32),
-            np.zeros((batch, nodes), dtype=np.float32),
-            np.zeros(batch, dtype=np.int32),
-            np.zeros(batch, dtype=np.int32),
-        )
-        return _Outputs(_C.DraftedTrees(*map(torch.from_numpy, arrays)), arrays)
+WHOLE = Thresholds()  # the largest tree
 
 
 class TreeDraft:
@@ -98,8 +69,8 @@ class TreeDraft:
     """
 
     def __init__(self, weights: EagleWeights, top_k: int, beam: int, nodes: int) -> None:
-        self._top_k, self._beam, self._nodes = top_k, beam, nodes
-        self._weights = _C.EagleWeights(
+        self.sizes = (top_k, beam, nodes)
+        self.weights = _C.EagleWeights(
             decoder=weights.decoder.native,
             embedding=weights.embedding.data,
             embedding_norm=weights.embedding_norm,
@@ -110,53 +81,27 @@ class TreeDraft:
             head=native_projection(weights.head),
             vocabulary=weights.vocabulary,
         )
-        self._outputs: dict[int, _Outputs] = {}  # by requests: after a target's pass, fresh memory misses every cache
 
     def __call__(
         self,
         runs: Sequence[Sequence[int]],
         hidden_states: torch.Tensor,
-        place: CachedPairs,
+        rows: Sequence[int],
+        pages: Sequence[Sequence[int]],
+        cached: Sequence[int],
         pool: KeysAndValues,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         limits: Sequence[int],
         levels: int,
-        least: Thresholds = Thresholds(),
+        least: Thresholds = WHOLE,
     ) -> tuple[list[ScoredTree], int]:
         """Returns each request's tree in the target's tokens, nodes level by level, and the levels that were drafted.
 
         runs: tokens of the true pairs of each request, at least one; the last one is the root.
-        hidden_states: float32 [M, columns] or [M, states, columns] of all pairs.  place: the pairs before them.
-        limits: deepest level of each tree.  levels: at most.
+        hidden_states: float32 [R, columns] or [R, states, columns].  rows: those of all pairs.  pages: of each request.
+        cached: pairs before these.  limits: deepest level of each tree.  levels: at most.
         Raises ValueError as a decoder does, and for logits that are no distribution.
         """
-        batch = len(runs)
-        outputs = self._outputs.get(batch)
-        if outputs is None:
-            outputs = self._outputs[batch] = _Outputs.empty(batch, self._nodes)
-        cos, sin = cos_sin
-        starts = [*accumulate(map(len, runs), initial=0)]
-        _C.draft_tree(
-            self._weights,
-            _ints(runs[0] if batch == 1 else [*chain(*runs)]),
-            hidden_states,
-            _C.KVCacheView(pool.k, pool.v, place.block_table, place.lengths, _ints(starts), 0),
-            cos,
-            sin,
-            levels,
-            self._top_k,
-            self._beam,
-            least.level_tokens,
-            least.reach,
-            _ints(limits),
-            outputs.trees,
-        )
-        tokens, parents, chances, counts, (grown, *_) = (array.tolist() for array in outputs.arrays)
-        trees = [
-            ScoredTree(tokens[b][:count], parents[b][:count], chances[b][:count]) for b, count in enumerate(counts)
-        ]
-        return trees, grown
-
-
-def _ints(values: Sequence[int]) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, dtype=np.int32))
+        place = (pages, cached, pool.k, pool.v, *cos_sin)
+        trees, drafted = self.weights.draft(runs, hidden_states, rows, *place, limits, levels, *self.sizes, *least)
+        return [ScoredTree(*tree) for tree in trees], drafted

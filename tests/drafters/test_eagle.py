@@ -125,13 +125,37 @@ def test_a_tree_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
             assert one.chances == pytest.approx(other.chances, rel=1e-4)
 
 
+def test_pairs_of_several_passes_are_read_as_those_of_one(layout):
+    spec, _ = layout
+    whole, single = (Bench(spec, PROMPTS, "top_k=3,levels=3,nodes=16,adaptive=false") for _ in range(2))
+    single.drafter._tree_draft = None
+    for drafted in (slice(1, 3), slice(0, 0), slice(0, 4), slice(3, 4), slice(0, 4)):  # the others' pairs wait
+        grown = []
+        for bench in (whole, single):
+            bench.commit([[1, 2, 3], [8], [9, 9], [30, 31, 5, 6]])
+            grown.append(bench.drafter.grow(bench.requests[drafted]) if bench.requests[drafted] else [])
+        for one, other in zip(*grown, strict=True):
+            assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
+            assert one.chances == pytest.approx(other.chances, rel=1e-4)
+
+
+def test_no_pass_of_the_target_is_kept_for_more_than_a_draft(tmp_path):
+    bench = Bench(spec_of(tmp_path), PROMPTS[2:])
+    bench.drafter.grow(bench.requests)
+    sizes = []
+    for _ in range(3):
+        bench.commit([[1, 2], [3, 4]])
+        held = [bench.drafter.pairs.state(request).pairs._hidden_states for request in bench.requests]
+        sizes.append({sum(part.untyped_storage().nbytes() // part[0].nbytes for part in own) for own in held})
+    assert sizes == [{4}, {4}, {6}]  # rows: of a pass of both requests; of each request, copied when others came
+
+
 @pytest.mark.parametrize("beam", [1, 2])
-@pytest.mark.parametrize("share, levels", [(0.0, 5), (1.1, 1)])
-def test_a_tree_ends_where_another_level_does_not_pay(tmp_path, share, levels, beam):
+@pytest.mark.parametrize("least, levels", [(0.0, 5), (4.1, 1)])
+def test_a_tree_ends_where_another_level_does_not_pay(tmp_path, least, levels, beam):
     bench = Bench(spec_of(tmp_path), PROMPTS, f"top_k=2,levels=5,beam={beam},adaptive=false")
-    bench.drafter._thresholds = lambda batch: Thresholds(level_gain=share)
     children = 2 + (levels - 1) * 2 * beam
-    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:])} == {1 + children}
+    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:], least)} == {1 + children}
 
 
 def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):

@@ -177,7 +177,8 @@ def draft_tree() -> Arguments:
         "head": projection(20, 6, 7),
         "vocabulary": torch.arange(20, dtype=torch.int32),
         "tokens": ints(*range(8)),
-        "hidden_states": randn(8, 6, seed=5),
+        "hidden_states": randn(9, 6, seed=5),
+        "rows": ints(*range(8)),
         **{name: passed[name] for name in PLACE if name != "row_start"},
         "row_start": ints(0, 5, 8),
         "cos": randn(96, 4),
@@ -197,7 +198,7 @@ def draft_tree() -> Arguments:
 
 def draft_tree_fused() -> Arguments:
     """Its hidden states are made of ten columns."""
-    return {**draft_tree(), "fuse": projection(6, 10, 9), "hidden_states": randn(8, 10, seed=5)}
+    return {**draft_tree(), "fuse": projection(6, 10, 9), "hidden_states": randn(9, 10, seed=5)}
 
 
 def draft_tree_joined() -> Arguments:

@@ -6,37 +6,31 @@ import pytest
 import torch
 
 from specengine import _C
-from specengine.cache.kv_cache import CacheBatch
-from specengine.ops.draft_tree import Thresholds
+from specengine.ops.draft_tree import WHOLE, Thresholds
 from tests.drafters.eagle_bench import PROMPTS, Bench, spec_of
-from tests.ops.arguments import WEIGHTS, decoder, draft_tree, draft_tree_joined, projection
-
-
-WHOLE = Thresholds()
+from tests.ops.arguments import WEIGHTS, decoder, draft_tree, draft_tree_joined, ints, projection
+from tests.ops.arguments import call as call_op
 
 
 class Call:
     """A draft of two requests whose arguments can be changed."""
 
-    def __init__(self, tmp_path, monkeypatch, options="top_k=2,levels=3,beam=2"):
+    def __init__(self, tmp_path, options="top_k=2,levels=3,beam=2"):
         bench = Bench(spec_of(tmp_path), PROMPTS[2:], f"{options},adaptive=false")
-        self.drafter, requests = bench.drafter, bench.requests
-        self.runs, picked, self.place = self.drafter.pairs.take_all_runs(requests)
-        self.hidden_states = self.drafter.network.native_hidden_states(picked)
+        self.drafter = bench.drafter
+        self.runs, picked, rows, self.cached = self.drafter.pairs.take_unread(bench.requests)
+        self.hidden_states, self.rows = self.drafter.network.native_rows(picked, rows)
+        self.pages = [request.pages for request in bench.requests]
         self.limits = [3, 3]
-        native = _C.draft_tree
-        self.change = lambda arguments: arguments
-        monkeypatch.setattr(_C, "draft_tree", lambda *rest: native(*self.change(list(rest))))
 
     def __call__(self, least=WHOLE, levels=3):
-        network, place = self.drafter.network, (self.place, self.drafter.pairs.pool)
-        draft = self.drafter._tree_draft
-        return draft(self.runs, self.hidden_states, *place, network.cos_sin, self.limits, levels, least)
+        given = (self.runs, self.hidden_states, self.rows, self.pages, self.cached, self.drafter.pairs.pool)
+        return self.drafter._tree_draft(*given, self.drafter.network.cos_sin, self.limits, levels, least)
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch):
-    return Call(tmp_path, monkeypatch)
+def call(tmp_path):
+    return Call(tmp_path)
 
 
 def reaches(tree):
@@ -59,8 +53,8 @@ def test_a_draft_begins_with_the_root_and_has_children_of_falling_chance(call):
 
 
 @pytest.mark.parametrize("beam", [1, 2])
-def test_no_level_is_drafted_that_is_expected_to_add_too_few_tokens(tmp_path, monkeypatch, beam):
-    call = Call(tmp_path, monkeypatch, f"top_k=2,levels=3,beam={beam}")
+def test_no_level_is_drafted_that_is_expected_to_add_too_few_tokens(tmp_path, beam):
+    call = Call(tmp_path, f"top_k=2,levels=3,beam={beam}")
     whole, _ = call()
     shares = []
     for depth in (1, 2):
@@ -102,12 +96,12 @@ def test_the_bits_do_not_depend_on_the_instruction_set_or_the_requests_beside(ca
             assert bits(call()[0]) == bits(expected), name
     finally:
         _C.set_instruction_set(best)
-    table, lengths = call.place.block_table, call.place.lengths
-    rows = [len(run) for run in call.runs]
-    hidden_states, runs = call.hidden_states, call.runs
-    for b, states in enumerate(hidden_states.split(rows)):
-        call.runs, call.hidden_states, call.limits = [runs[b]], states, [3]
-        call.place = CacheBatch(table[b : b + 1], lengths[b : b + 1])
+    whole = call.runs, call.pages, call.cached
+    first = 0
+    for b, run in enumerate(whole[0]):
+        call.runs, call.pages, call.cached = ([own[b]] for own in whole)
+        call.rows, call.limits = range(first, first + len(run)), [3]
+        first += len(run)
         ((alone,), _) = call()
         assert alone == expected[b]
 
@@ -148,71 +142,86 @@ def test_a_network_without_norms_refuses_what_does_not_fit(changes, message):
         _C.EagleWeights(**{name: arguments[name] for name in WEIGHTS} | changes)
 
 
-ARGUMENTS = ["weights", "tokens", "hidden_states", "cache", "cos", "sin", "levels", "top_k", "beam"]
-ARGUMENTS += ["min_level_tokens", "min_reach", "limits", "trees"]
-RECORDS = [ARGUMENTS.index("cache"), ARGUMENTS.index("trees")]
+@pytest.mark.parametrize(
+    "name, wrong, message",
+    [
+        ("lengths", ints(100_000, 2), "block_table: request 0 needs"),
+        ("row_start", ints(0, 8, 8), "row_start: request 1 has no pair"),
+        ("first_node", 1, "first_node: expected 0, got 1"),
+        ("cos", torch.zeros(60, 4), "sin: expected shape"),
+        ("levels", 0, "levels: expected 1 to 256, got 0"),
+        ("levels", 2**62, "levels: expected 1 to 256, got 4611686018427387904"),
+        ("levels", 129, "levels: 129 of beam=2 expand 257 nodes, at most 256"),
+        ("levels", 90, r"block_table: request \d needs \d+ pages"),
+        ("top_k", 0, "top_k: expected 1 to 20, got 0"),
+        ("top_k", 21, "top_k: expected 1 to 20, got 21"),
+        ("beam", 0, "beam: expected 1 to top_k=3, got 0"),
+        ("beam", 4, "beam: expected 1 to top_k=3, got 4"),
+        ("trees.parents", torch.zeros(2, 0, dtype=torch.int32), "trees.parents: expected shape"),
+    ],
+)
+def test_wrong_arguments_are_named(name, wrong, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call_op("draft_tree", {**draft_tree(), name: wrong})
+
+
+def test_too_many_candidates_are_refused():
+    with pytest.raises(ValueError, match="levels: 7 of them have 2421 candidates, at most 2048"):
+        call_op("draft_tree", {**draft_tree(), "levels": 7, "top_k": 20, "beam": 20})
+
+
+def test_states_side_by_side_are_the_columns_of_a_row(call):
+    assert call.hidden_states.dim() == 3
+    apart = call()
+    call.hidden_states = call.hidden_states.flatten(1)
+    assert call() == apart
+    call.hidden_states = call.hidden_states.view(len(call.hidden_states), -1, 3).mT
+    with pytest.raises(ValueError, match="hidden_states: expected shape"):
+        call()
+
+
+def test_the_rows_of_pairs_may_lie_anywhere():
+    order = torch.tensor([4, 8, 0, 2, 7, 1, 5, 3])
+    plain, mixed = draft_tree(), draft_tree()
+    mixed["hidden_states"] = torch.zeros(9, 6)
+    mixed["hidden_states"][order] = plain["hidden_states"][:8]
+    other = {**draft_tree(), "hidden_states": mixed["hidden_states"]}  # with the first rows
+    mixed["rows"] = order.int()
+    for arguments in (plain, mixed, other):
+        call_op("draft_tree", arguments)
+    assert plain["trees.chances"].equal(mixed["trees.chances"])
+    assert not plain["trees.chances"].equal(other["trees.chances"])
 
 
 @pytest.mark.parametrize(
     "name, wrong, message",
     [
-        ("tokens", torch.full((2,), 999, dtype=torch.int32), "tokens: entry 0 is 999"),
-        ("tokens", torch.zeros(2, dtype=torch.int64), "tokens: expected .*int32"),
-        ("hidden_states", torch.zeros(2, 3), "fuse: expected shape .* with C=3"),
-        ("lengths", torch.full((2,), 100_000, dtype=torch.int32), "block_table: request 0 needs"),
-        ("row_start", torch.tensor([0, 2, 2], dtype=torch.int32), "row_start: request 1 has no pair"),
-        ("first_node", 1, "first_node: expected 0, got 1"),
-        ("cos", torch.zeros(1, 8), "lengths: position"),
-        ("levels", 0, "levels: expected 1 to 256, got 0"),
-        ("levels", 2**62, "levels: expected 1 to 256, got 4611686018427387904"),
-        ("levels", 129, "levels: 129 of beam=2 expand 257 nodes, at most 256"),
-        ("top_k", 0, "top_k: expected 1 to 48, got 0"),
-        ("top_k", 49, "top_k: expected 1 to 48, got 49"),
-        ("beam", 0, "beam: expected 1 to top_k=2, got 0"),
-        ("beam", 3, "beam: expected 1 to top_k=2, got 3"),
-        ("limits", torch.tensor([1, -1], dtype=torch.int32), "limits: entry 1 is negative"),
-        ("chances", torch.zeros(2, 3), "trees.chances: expected shape"),
-        ("node_counts", torch.zeros(3, dtype=torch.int32), "trees.node_counts: expected shape"),
-        ("parents", torch.zeros(2, 0, dtype=torch.int32), "trees.parents: expected shape"),
+        ("rows", [0], "rows: expected shape"),
+        ("rows", range(1 << 20), "rows: expected shape"),
+        ("pages", [[0]], "pages: expected 2 lists, one per request, got 1"),
+        ("cached", [0], "lengths: expected shape"),
+        ("limits", [1, -1], "limits: entry 1 is negative"),
+        ("runs", [[], [3]], "rows: expected shape"),
     ],
 )
-def test_wrong_arguments_are_named(call, name, wrong, message):
-    def change(arguments):
-        if name in ARGUMENTS:
-            arguments[ARGUMENTS.index(name)] = wrong
-            if name == "cos":  # its pair has the same shape
-                arguments[ARGUMENTS.index("sin")] = wrong
-        for place in RECORDS:
-            if name in arguments[place]._fields and name not in ARGUMENTS:
-                arguments[place] = arguments[place]._replace(**{name: wrong})
-        return arguments
-
-    call.change = change
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_too_many_candidates_are_refused(call):
-    def change(arguments):
-        for name, value in (("levels", 6), ("top_k", 40), ("beam", 40)):
-            arguments[ARGUMENTS.index(name)] = value
-        return arguments
-
-    call.change = change
-    with pytest.raises(ValueError, match="levels: 6 of them have 8041 candidates, at most 2048"):
+def test_wrong_lists_are_named(call, name, wrong, message):
+    setattr(call, name, wrong)
+    with pytest.raises(ValueError, match=f"^{message}"):
         call()
 
 
 def test_a_draft_past_the_pages_of_a_request_is_refused(call):
-    call.place = CacheBatch(call.place.block_table[:, :1].contiguous(), call.place.lengths + 64)
+    call.pages = [[0], [1]]
+    call.cached = [64, 64]
     with pytest.raises(ValueError, match="block_table: request 0 needs"):
         call()
 
 
 def test_the_slots_of_all_expanded_nodes_need_pages(call):
-    """Before anything is written; the tree itself would have fitted."""
-    call.place = CacheBatch(call.place.block_table[:, :1].contiguous(), torch.tensor([23, 60], dtype=torch.int32))
-    with pytest.raises(ValueError, match="block_table: request 1 needs 2 pages for 65 slots"):
+    """Before anything is written; the pairs alone would fit."""
+    call.pages = [[0], [1]]
+    call.cached = [0, 61 - len(call.runs[1]) + 1]
+    with pytest.raises(ValueError, match="block_table: request 1 needs 2 pages for 66 slots"):
         call()
     call(levels=2)
 

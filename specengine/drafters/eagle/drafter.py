@@ -129,12 +129,19 @@ class Eagle(ReadsPairs, Drafter):
 
     def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft, least_tokens: float) -> list[ScoredTree]:
         """Returns the trees by one call of the core."""
-        runs, picked, place = self.pairs.take_all_runs(requests)
+        unread = self.pairs.take_unread(requests)
         limits = [s.draft_limit for s in requests]
-        levels = min(self.config.levels, max(limits))
-        hidden_states, tables = self.network.native_hidden_states(picked), self.network.cos_sin
-        least = Thresholds(least_tokens, RARE if least_tokens else 0.0)
-        trees, _ = draft(runs, hidden_states, place, self.pairs.pool, tables, limits, levels, least)
+        trees, _ = draft(
+            unread.tokens,
+            *self.network.native_rows(unread.hidden_states, unread.rows),
+            [s.pages for s in requests],
+            unread.cached,
+            self.pairs.pool,
+            self.network.cos_sin,
+            limits,
+            min(self.config.levels, max(limits)),
+            Thresholds(least_tokens, RARE if least_tokens else 0.0),
+        )
         return trees
 
     def _candidates(self, outputs: Outputs, expanded: Expanded, levels: int, least_tokens: float) -> DynamicTrees:

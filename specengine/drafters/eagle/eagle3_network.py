@@ -11,7 +11,7 @@ from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.decoder import Decoder
 from specengine.ops.draft_tree import EagleWeights
-from specengine.ops.row_tools import join_columns
+from specengine.ops.row_tools import join_columns, take_rows
 from specengine.ops.weight import Projection
 
 
@@ -69,8 +69,10 @@ class Eagle3Network(EagleNetwork):
             wide = self._normed(wide, self.norms.all_layers)
         return self.ops.linear(wide, self.fc)
 
-    def native_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
-        return picked if self._fuses_alone else self.fuse(picked)
+    def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+        if self.fc is None or self._fuses_alone:
+            return picked, rows
+        return self.fuse(take_rows(picked, rows)), range(len(rows))
 
     def _out_norm(self) -> torch.Tensor:
         return self.norms.out

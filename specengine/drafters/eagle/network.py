@@ -82,9 +82,9 @@ class EagleNetwork(ABC):
             return None
         return TreeDraft(self._weights(self._decoder, vocabulary), top_k, beam, nodes)
 
-    def native_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
-        """Returns picked hidden states as that draft takes them, float32 [M, ..]."""
-        return self.fuse(picked)
+    def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+        """Returns rows of picked hidden states as that draft takes them: float32 [R, ..] and rows of these."""
+        return picked, rows
 
     @property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,10 +12,11 @@ from specengine.cache.page_pool import page_bytes
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_network import PairNetwork
-from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, take_pairs
+from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, UnreadPairs, take_pairs
 from specengine.drafters.one_engine import OneEngine
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.row_tools import take_rows
 
 MOST_WAITING = 64  # pairs
 
@@ -45,6 +46,8 @@ class PairReader:
         self._kv_shape = (c.num_layers, c.num_kv_heads, c.head_dim)
         self._kv_dtype = target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
+        # A pass on the CPU writes tensors of its own; on CUDA the next replay of a graph writes the same ones again.
+        self._keeps_passes = target.device.type == "cpu"
         self._pages: list[list[int]] = []  # of the last block table
         self._table = torch.empty(0, 0, dtype=torch.int32)
 
@@ -94,11 +97,18 @@ class PairReader:
         states = [self.state(request) for request in requests]
         if all(state.behind for state in states):
             return
-        picked = self.network.pick(hidden_states)
-        parts = [picked] if len(requests) == 1 else picked.split([len(tokens) for tokens in committed])
-        for state, part in zip(states, parts, strict=True):
-            if not state.behind:
-                state.pairs.add(part)
+        whole, rows = hidden_states.origin
+        picked = self.network.pick(whole)
+        if rows is None:
+            rows = range(len(picked))
+        first = 0
+        for state, tokens in zip(states, committed, strict=True):
+            end = first + len(tokens)
+            if not state.behind and self._keeps_passes:
+                state.pairs.add_rows(picked, rows[first:end])
+            elif not state.behind:
+                state.pairs.add(take_rows(picked, rows[first:end]))
+            first = end
 
     def begin_draft(self, requests: Sequence[DraftRequest]) -> list[int]:
         """Begins a draft; returns the indices of the requests that can be drafted for."""
@@ -121,6 +131,13 @@ class PairReader:
     def take_all(self, requests: Sequence[DraftRequest]) -> tuple[PairRows, CacheBatch]:
         """Takes every unread pair, as take() does."""
         return self.take(requests, [own.count for own in self.of(requests)])
+
+    def take_unread(self, requests: Sequence[DraftRequest]) -> UnreadPairs:
+        """Takes every unread pair."""
+        unread = UnreadPairs.take(requests, self.of(requests))
+        last = max([first + len(own) for first, own in zip(unread.cached, unread.tokens, strict=True)])
+        self.network.ensure_positions(last + self._beyond)
+        return unread
 
     def take_all_runs(self, requests: Sequence[DraftRequest]) -> tuple[list[list[int]], torch.Tensor, CacheBatch]:
         """Takes every unread pair; returns tokens, hidden states [M, ..] and where keys and values go."""
