@@ -273,7 +273,9 @@ def draft_glide() -> Arguments:
         "target_cos": randn(96, 2),
         "target_sin": randn(96, 2),
         "min_level_tokens": 0.0,
-        **{name: shared[name] for name in ("children", "scores", "levels")},
+        "children": torch.zeros(2, 3, 2, dtype=torch.int32),
+        "scores": torch.zeros(2, 3, 2),
+        "levels": ints(0, 0),
     }
 
 
