@@ -31,20 +31,24 @@ class Acceptance:
     def __init__(self, prior: Sequence[float] | Acceptance, weight: float, memory: float) -> None:
         self.prior, self.weight = prior, weight
         self._keep = 1 - 1 / memory
-        self._seen = [0.0] * len(prior.rates() if isinstance(prior, Acceptance) else prior)
-        self._accepted = [0.0] * len(self._seen)
-        self.learned = [self._seen, self._accepted]
+        self._rates = list(prior.rates() if isinstance(prior, Acceptance) else prior)
+        self._seen = [0.0] * len(self._rates)
+        self._accepted = [0.0] * len(self._rates)
+        self.learned = [self._seen, self._accepted, self._rates]
 
     def rates(self) -> list[float]:
-        """Returns the probability of acceptance of each kind."""
-        prior = self.prior.rates() if isinstance(self.prior, Acceptance) else self.prior
-        counts = zip(self._accepted, self._seen, prior, strict=True)
-        return [(accepted + self.weight * rate) / (seen + self.weight) for accepted, seen, rate in counts]
+        """Returns the probability of acceptance of each kind; not a copy.
+
+        Of a prior that learns, each kind counts as it was at the kind's last observation here.
+        """
+        return self._rates
 
     def observe(self, kind: int, accepted: float, expected: float = 1.0) -> None:
         """Counts one node whose parent was accepted. expected: acceptances that the prior promised."""
-        self._seen[kind] = self._seen[kind] * self._keep + expected
-        self._accepted[kind] = self._accepted[kind] * self._keep + accepted
+        prior: Sequence[float] = self.prior.rates() if isinstance(self.prior, Acceptance) else self.prior
+        seen = self._seen[kind] = self._seen[kind] * self._keep + expected
+        taken = self._accepted[kind] = self._accepted[kind] * self._keep + accepted
+        self._rates[kind] = (taken + self.weight * prior[kind]) / (seen + self.weight)
         if isinstance(self.prior, Acceptance):
             self.prior.observe(kind, accepted)
 

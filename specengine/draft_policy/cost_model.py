@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Callable, Mapping
+from functools import partial
 
 # Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. The speed sets their scale.
 ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
@@ -27,7 +27,7 @@ def interpolated(points: Mapping[int, float], x: float) -> float:
 class CycleCosts:
     """Gives the seconds of a cycle without its drafting, by its rows.
 
-    rows: seconds before any measurement, by ascending row counts from 1, two at least.
+    rows: seconds before any measurement, of ascending row counts from 1, two at least.
     speed: seconds that a usual second takes now; 0: nothing was measured.
     known: what was learned, by batch size (powers of 2) and prefix (powers of 4), then by rows (powers of 2).
     """
@@ -37,47 +37,57 @@ class CycleCosts:
         self.known: dict[tuple[int, int], dict[int, float]] = {}
         self.speed = 0.0
 
-    def curve(self, requests: int, nodes: int, prefix: float) -> list[float]:
-        """Returns the seconds with 0 to `nodes` nodes, roots excluded, never less for more.
+    def curve(self, requests: int, prefix: float) -> Curve:
+        """Returns the seconds by nodes. prefix: tokens in the cache, the mean of the batch."""
+        return Curve(requests, partial(self._point, self._nearest(*_place(requests, prefix))))
 
-        prefix: tokens in the cache, the mean of the batch.
-        """
-        most, out = 0.0, []
-        for (a, low), (b, high) in pairwise(self._points(requests, requests + nodes, prefix).items()):
-            for rows in range(max(a, requests), min(b, requests + nodes + 1)):
-                most = max(most, low + (high - low) * (rows - a) / (b - a))
-                out.append(most)
-        return out
-
-    def observe(self, requests: int, nodes: int, prefix: float, seconds: float) -> float:
+    def observe(self, curve: Curve, prefix: float, nodes: int, seconds: float) -> float:
         """Learns from a measured cycle: moves the two points beside its rows.
 
         Returns how much more than usual everything takes now: the machine may have become slower or faster.
         """
-        rows = requests + nodes
-        points, own = self._points(requests, rows, prefix), self.known.setdefault(_place(requests, prefix), {})
-        expected = interpolated(points, rows)
+        rows = curve.requests + nodes
+        below, share = rows.bit_length() - 1, rows / (1 << (rows.bit_length() - 1)) - 1
+        expected = curve(nodes)
         self.speed = followed(self.speed or seconds / expected, seconds / expected, SPEED)
         change = followed(expected, seconds / self.speed) / expected - 1
-        below = 1 << (rows.bit_length() - 1)
-        share = (rows - below) / below
-        for point, weight in ((below, 1 - share), (2 * below, share)):
+        own = self.known.setdefault(_place(curve.requests, prefix), {})
+        for bit, weight in ((below, 1 - share), (below + 1, share)):
             if weight:
-                own[point] = points[point] * (1 + change * weight / (share**2 + (1 - share) ** 2))
+                own[bit] = curve.point(bit) * (1 + change * weight / (share**2 + (1 - share) ** 2))
         return self.speed
 
-    def _points(self, requests: int, rows: int, prefix: float) -> dict[int, float]:
-        """Returns the seconds of 1, 2, 4, .. rows, past `rows`; unknown ones are in the prior's ratio to known ones."""
-        size, length = _place(requests, prefix)
-        nearest = min(self.known, key=lambda key: abs(key[0] - size) + abs(key[1] - length), default=None)
-        known = self.known[nearest] if nearest else {}
-        points: dict[int, float] = {}
-        for bit in range(rows.bit_length() + 1):
-            point = 1 << bit
-            by = min(known, key=lambda other: abs(other.bit_length() - bit - 1), default=0)
-            scale = known[by] / interpolated(self._prior, by) if by else 1.0
-            points[point] = scale * interpolated(self._prior, point)
-        return points
+    def _nearest(self, size: int, length: int) -> Mapping[int, float]:
+        distance = {abs(place[0] - size) + abs(place[1] - length): known for place, known in self.known.items()}
+        return distance[min(distance)] if distance else {}
+
+    def _point(self, known: Mapping[int, float], bit: int) -> float:
+        """Returns the seconds of 2^bit rows; unknown ones are in the prior's ratio to the nearest known ones."""
+        if bit in known or not known:
+            return known[bit] if known else interpolated(self._prior, 1 << bit)
+        by = min(known, key=lambda other: abs(other - bit))
+        return known[by] / interpolated(self._prior, 1 << by) * interpolated(self._prior, 1 << bit)
+
+
+class Curve:
+    """The seconds of a cycle by its nodes, never less for more. point: gives those of 2^bit rows."""
+
+    def __init__(self, requests: int, point: Callable[[int], float]) -> None:
+        self.requests = requests
+        self._point, self._points = point, list[float]()
+
+    def point(self, bit: int) -> float:
+        """Returns the seconds of 2^bit rows."""
+        while len(self._points) <= bit:
+            self._points.append(max(self._point(len(self._points)), *self._points[-1:], 0.0))
+        return self._points[bit]
+
+    def __call__(self, nodes: int) -> float:
+        """Returns the seconds with so many nodes, roots excluded."""
+        rows = self.requests + nodes
+        bit = rows.bit_length() - 1
+        low = self.point(bit)
+        return low + (self.point(bit + 1) - low) * (rows / (1 << bit) - 1)
 
 
 def _place(requests: int, prefix: float) -> tuple[int, int]:

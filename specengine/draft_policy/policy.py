@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Protocol
 
 from specengine.draft_policy.acceptance import Agreement
-from specengine.draft_policy.cost_model import CycleCosts, followed
+from specengine.draft_policy.cost_model import Curve, CycleCosts, followed
 from specengine.draft_trees.cut import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
@@ -98,7 +98,7 @@ class Draft:
     began: float
     trees: list[DraftTree]
     prefix: float
-    seconds: list[float]
+    seconds: Curve
     nodes: int = 0
     sources: list[tuple[int, list[ScoredTree]]] = field(default_factory=list)
     joints: list[tuple[Agreement, list[tuple[ScoredTree, list[tuple[int, float]]]]]] = field(default_factory=list)
@@ -149,8 +149,7 @@ class DraftPolicy:
             if levels:
                 draft.sources.append((number, more))
                 whole = self._joined(number, draft, whole, more)
-                seconds = self._seconds(draft, sum(len(tree.tokens) for tree in whole))
-                trees = cut_trees(whole, price, seconds, self._most)
+                trees = cut_trees(whole, price, draft.seconds, self._most)
             self._step(number, draft, trees, levels, began)
         return draft
 
@@ -177,7 +176,7 @@ class DraftPolicy:
             return
         count, nodes, drafting = len(requests), 0, sum(step.seconds for step in draft.steps)
         seconds = self._clock() - draft.began
-        speed = self._costs.observe(count, draft.nodes, draft.prefix, seconds - drafting)
+        speed = self._costs.observe(draft.seconds, draft.prefix, draft.nodes, seconds - drafting)
         for step in draft.steps:
             pairs = zip(step.before, step.after, committed, strict=True)
             gained = sum(after.accepted(text) - before.accepted(text) for before, after, text in pairs)
@@ -199,15 +198,8 @@ class DraftPolicy:
     def _begin(self, requests: Sequence[Any]) -> Draft:
         trees = [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         prefix = sum(len(request.tokens) for request in requests) / len(requests)
-        self._open = Draft(requests, self._clock(), trees, prefix, [])
+        self._open = Draft(requests, self._clock(), trees, prefix, self._costs.curve(len(requests), prefix))
         return self._open
-
-    def _seconds(self, draft: Draft, nodes: int) -> list[float]:
-        """Returns the seconds of the cycle with 0 to `nodes` nodes, or more."""
-        if len(draft.seconds) <= nodes:
-            count = len(draft.requests)
-            draft.seconds = self._costs.curve(count, max(nodes, self._most, 2 * count), draft.prefix)
-        return draft.seconds
 
     def _price(self, draft: Draft) -> float:
         """Returns the tokens that a second must bring: as many as recent cycles, plain cycles at least."""
@@ -215,7 +207,7 @@ class DraftPolicy:
             return 0.0
         count = len(draft.requests)
         tokens, seconds = self._rates.get(count.bit_length(), (0.0, 1.0))
-        return max(count / self._seconds(draft, 0)[0], tokens / seconds)
+        return max(count / draft.seconds(0), tokens / seconds)
 
     def _pays(self, number: int, draft: Draft, price: float) -> bool:
         """Returns whether a source is to draft: it pays, or its gain is unknown, or it is explored."""
@@ -224,10 +216,9 @@ class DraftPolicy:
         if not self._adaptive or gain.uses < FIRST:
             return True
         nodes = max(0, round(draft.nodes + count * gain.nodes))
-        seconds = self._seconds(draft, max(nodes, draft.nodes))
-        loss = seconds[nodes] - seconds[draft.nodes] + gain.seconds - count * gain.tokens / price
+        loss = draft.seconds(nodes) - draft.seconds(draft.nodes) + gain.seconds - count * gain.tokens / price
         if loss > 0:
-            self._left[number] = min(self._left[number], max(loss, seconds[0]))
+            self._left[number] = min(self._left[number], max(loss, draft.seconds(0)))
             if self._left[number] < loss:
                 return False
             self._left[number] -= loss
@@ -248,8 +239,8 @@ class DraftPolicy:
     def _level_seconds(self, number: int, draft: Draft) -> float:
         """Returns the seconds of one more level: its draft, and a row of every request."""
         count = len(draft.requests)
-        seconds = self._seconds(draft, draft.nodes + 2 * count)
-        return seconds[draft.nodes + 2 * count] - seconds[draft.nodes + count] + self._gain(number, count).further
+        rows = draft.seconds(draft.nodes + 2 * count) - draft.seconds(draft.nodes + count)
+        return rows + self._gain(number, count).further
 
     def _joined(
         self, number: int, draft: Draft, trees: Sequence[ScoredTree], more: list[ScoredTree]

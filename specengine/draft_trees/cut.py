@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 
 
-def cut_trees(trees: Sequence[ScoredTree], price: float, seconds: Sequence[float], most: int) -> list[DraftTree]:
+def cut_trees(trees: Sequence[ScoredTree], price: float, seconds: Callable[[int], float], most: int) -> list[DraftTree]:
     """Returns the trees with those nodes for which expected tokens less the price of the cycle's seconds are most.
 
-    price: tokens that a second must bring; 0: every node pays.  seconds: of a cycle, by its nodes, roots excluded.
+    price: tokens that a second must bring; 0: every node pays.  seconds: of a cycle by its nodes, no roots counted.
     most: nodes of a tree, root excluded.
     """
     likeliest: list[tuple[float, int, int]] = []
@@ -24,12 +24,13 @@ def cut_trees(trees: Sequence[ScoredTree], price: float, seconds: Sequence[float
         likeliest += sorted(own)[:most]
     if len(trees) > 1:
         likeliest.sort()
-    value = least = -price * seconds[0]
-    taken = 0
+    best = price * -seconds(0)
+    expected, taken = 0.0, 0
     for count, (reached, _, _) in enumerate(likeliest, start=1):
-        value -= reached + price * (seconds[count] - seconds[count - 1])
-        if value > least:
-            least, taken = value, count
+        expected -= reached
+        value = expected - price * seconds(count)
+        if value > best:
+            best, taken = value, count
     kept: list[list[int]] = [[] for _ in trees]
     for _, number, node in likeliest[:taken]:
         kept[number].append(node)

@@ -37,7 +37,7 @@ DRAFTERS = {
 
 # The trained drafters that `auto` looks for in the package, best first, and their options on the CPU. A pass on the CPU
 # waits for memory, the drafter's as well as the target's, so the weights are small and the trees narrow.
-TRAINED = {"eagle3": ";levels=5;top_k=4;beam=1;dtype=int4", "fasteagle": ";dtype=int4"}
+TRAINED = ("eagle3", "fasteagle")
 
 
 def drafter_names() -> list[str]:
@@ -80,7 +80,7 @@ def best_drafter(target: Transformer) -> Spec:
         return Spec(copies, None, {})
     if target.ops.on_device:  # a combination would draft on the host between two captured cycles
         return Spec(name, None, {})
-    return Spec("combine", f"{copies}+{name}{TRAINED[name]}", {})
+    return Spec("combine", f"{copies}+{name}", {})
 
 
 def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:

@@ -16,8 +16,8 @@ class EagleConfig:
 
     nodes: of the largest tree, root included.  levels: of the tree (the published code's depth and one).
     top_k: children per node.
-    beam: nodes expanded per level; 0: top_k of them, as EAGLE-2 has it; 1: the likeliest one. With 1 its siblings are
-    leaves, and a draft costs what a chain's costs.
+    beam: nodes expanded per level; 1: the likeliest one. With 1 its siblings are leaves, and a draft costs what a
+    chain's costs. 0: top_k of them, as EAGLE-2 has it, but one where the tree is adaptive and drafted on the CPU.
     adaptive: keep the nodes that pay, otherwise the largest tree.
     tree: one given as rank paths instead, a published one (eagle_25 is EAGLE-1's) or a .json file with a list of them.
     dtype: of the drafter's weights, as the engine's.

@@ -53,6 +53,8 @@ class Eagle(ReadsPairs, Drafter):
         if self._static:
             shape = self._static
             config = replace(config, nodes=shape.nodes, levels=shape.levels, top_k=shape.top_k, beam=0)
+        elif config.adaptive and not config.beam and not target.ops.on_device:
+            config = replace(config, beam=1)  # rows of the drafter take time on the CPU
         super().__init__(config, path, target)
         loaded = self._open(path, target)
         check_range("top_k", config.top_k, 1, loaded.network.head.rows)

@@ -39,7 +39,7 @@ from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
-from specengine.ops.row_tools import confidence, likeliest, stack_rows
+from specengine.ops.row_tools import likeliest, stack_rows
 from specengine.ops.weight import Projection
 from specengine.utils.spec_string import check_range
 
