@@ -33,12 +33,14 @@ class Checkpoint(ABC):
     No file stays mapped or cached between calls: a loader that converts tensor by tensor needs little extra memory.
 
     source: path or name, for messages.  metadata: of a GGUF file, which includes the tokenizer; None for others.
+    drafts: whether a target verifies what the weights predict, so that int4 may reach the head too.
     """
 
     source: str
     config: ModelConfig
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, Any] | None = None
+    drafts: bool = False
 
     # bytes of result per step; mapped pages and blocks of a step take about as much again
     step_bytes = 4 << 20

@@ -29,6 +29,8 @@ class DraftCheckpoint(Int8Checkpoint):
     json: config.json as a dict, {} where the folder has none; fields of nested objects that only group are lifted.
     """
 
+    drafts = True
+
     def __init__(self, files: Checkpoint, json: Mapping[str, Any]) -> None:
         super().__init__(files)
         self.json: dict[str, Any] = dict(json)

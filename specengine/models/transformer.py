@@ -130,13 +130,17 @@ class Transformer:
         return self._embedding.weights[0]
 
     def head_rows(self, tokens: torch.Tensor | None) -> Projection:
-        """Copies the head's rows of some tokens, int32 [Vd], in the head's own format; None returns the whole head."""
+        """Copies the head's rows of some tokens, int32 [Vd], for a drafter; None returns the whole head.
+
+        The copy has the head's own format, but 4 bits beside layers of 4 bits.
+        """
         if tokens is None:
             return self.head
         (whole,), bias = self.head.weights, self.head.bias
         rows = torch.empty(len(tokens), self.config.hidden_size, device=self.device)
         self.ops.layer.gather_rows(whole, tokens, rows)
-        part = self.ops.empty_weight(*rows.shape, whole.format, self.device)
+        form = "q4_min" if self.draft_dtype("auto") == "int4" else whole.format
+        part = self.ops.empty_weight(*rows.shape, form, self.device)
         self.ops.pack_linear(rows, part, 0)
         return Projection((part,), None if bias is None else bias[tokens.long()])
 

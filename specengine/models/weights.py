@@ -13,7 +13,8 @@ from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Projection, Weight
 
-# `auto` keeps the format of the checkpoint; int4 stores embedding and head in 8 bits, as GGUF files of that size do.
+# `auto` keeps the format of the checkpoint. int4 stores embedding and head in 8 bits, as GGUF files of that size do, and
+# a drafter's head in 4: a level reads little else.
 DTYPES = ("auto", *FLOAT_FORMATS, "int8", "int4")
 
 _STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size
@@ -43,6 +44,7 @@ class WeightLoader:
         self.device = device
         self.ops = ops
         self.formats: set[str] = set()
+        self._ends = ("embed_tokens",) if checkpoint.drafts else ("embed_tokens", "lm_head")  # 8 bits of int4
 
     def model(self) -> ModelWeights:
         """Reads the whole model."""
@@ -134,7 +136,7 @@ class WeightLoader:
     def _format(self, name: str) -> str:
         stored = self.checkpoint.tensors[f"{name}.weight"].dtype
         if self.dtype == "int4":
-            return "q8" if name.endswith(("embed_tokens", "lm_head")) else "q4_min"
+            return "q8" if name.endswith(self._ends) else "q4_min"
         if self.dtype == "int8":
             return "q8"
         if self.dtype != "auto":

@@ -69,6 +69,17 @@ def test_the_prompt_s_ngrams_are_drafted_where_asked_for():
         assert ((21, 22) in paths_of(tree)) == prompt
 
 
+@pytest.mark.parametrize("prompt", [True, False])
+def test_the_answer_s_ngrams_are_drafted_where_those_of_the_prompt_are(prompt):
+    drafter, request = drafter_of(prompt=prompt, ngram=3), sequence_of([40, 41])
+    drafter.draft([request])
+    request.tokens += [20, 21, 22, 20]
+    drafter.observe([request], [[20, 21, 22, 20]], None)
+    (tree,) = drafter.draft([request])
+    assert ((21, 22) in paths_of(tree)) == prompt
+    assert pool_of(drafter.pool) == ({40: [(41, 20)], 41: [(20, 21)], 20: [(21, 22)], 21: [(22, 20)]} if prompt else {})
+
+
 def test_no_tree_is_deeper_or_larger_than_allowed():
     rng = random.Random(3)
     drafter = drafter_of(window=10, ngram=6, guesses=20)

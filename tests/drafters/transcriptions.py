@@ -65,7 +65,10 @@ def lookahead(target, text, columns, n, guesses, prompt):
         tried = [*map(list, phrases), *paths]
         said = said_behind(target, text, tried)
         past = next_window(pool, guesses, text[-1], past, new, n)
-        text += said
+        for token in said:
+            text.append(token)
+            if prompt and len(text) >= n:
+                insert(pool, guesses, text[-n], tuple(text[len(text) - n + 1 :]))
         yield tried, said, pool, past
 
 

@@ -108,6 +108,7 @@ def test_blocks_of_32_are_held_as_they_are_or_in_8_bits(tmp_path, kind, form, ar
     path = write_gguf(tmp_path / "m.gguf", config, state)
     loaded = load_model(path)
     assert loaded.target.formats == {form} and loaded.dtype == "auto"
+    assert loaded.target.draft_dtype("auto") == ("int8" if form == "q8" else "int4")
     assert len(loaded.target._layers[0].qkv.weights) == 1
     assert difference(logits(loaded), logits(load_model(path, dtype="float32"))) < 0.05
 
@@ -132,6 +133,16 @@ def test_floats_are_quantised_where_that_is_asked_for(folder, dtype, formats, mo
     plain = load_model(folder, dtype="float32")
     assert loaded.target.weight_bytes() < plain.target.weight_bytes() * (0.27 if dtype == "int8" else 0.22)
     assert difference(logits(loaded), logits(plain)) < most
+
+
+@pytest.mark.parametrize(
+    "dtype, drafts, head", [("bfloat16", "auto", "bfloat16"), ("int8", "int8", "q8"), ("int4", "int4", "q4_min")]
+)
+def test_weights_that_draft_take_the_format_of_most_weights(folder, k_quants, dtype, drafts, head):
+    target = load_model(folder, dtype=dtype).target
+    assert target.draft_dtype("auto") == drafts and target.draft_dtype("float32") == "float32"
+    assert target.head_rows(torch.tensor([3, 1], dtype=torch.int32)).weights[0].format == head
+    assert load_model(k_quants).target.draft_dtype("auto") == "int4"
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16"])

@@ -61,7 +61,9 @@ class DraftCost:
             dtype = next((form for form in FLOAT_FORMATS if form in target.formats), "float32")
         self.target = target
         self.nodes = nodes
-        self.net = load_transformer(RandomCheckpoint(config, seed=1), dtype, target.device, target.ops)
+        checkpoint = RandomCheckpoint(config, seed=1)
+        checkpoint.drafts = True
+        self.net = load_transformer(checkpoint, dtype, target.device, target.ops)
         self.net.ensure_positions(shape.max_position)
         self.net.tune()
         self._longest = max(0, shape.max_position - positions)

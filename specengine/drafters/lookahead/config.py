@@ -15,8 +15,8 @@ class Config:
     """The options.
 
     window: columns, W.  ngram: length, N.  guesses: n-grams tried per cycle, G, and kept per token.
-    prompt: the pool has the prompt's n-grams, too.  warm: one pool for all requests, otherwise one for each.
-    keys: tokens that a pool has n-grams of, at most.  pool: a file to begin with, of Lookahead.save_pool.
+    prompt: the pool has the n-grams of prompt and answer, too.
+    warm: one pool for all requests, otherwise one for each.  keys: tokens that a pool has n-grams of, at most.  pool: a file to begin with, of Lookahead.save_pool.
     adaptive: skip cycles that do not pay, otherwise draft in every cycle.
     """
 

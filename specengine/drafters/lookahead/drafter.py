@@ -8,7 +8,7 @@ node; the published code does not accept it. Under every rule the window is refr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specengine._C import PhrasePool
@@ -28,11 +28,21 @@ from specengine.models.transformer import Transformer
 
 @dataclass
 class State:
-    """What the drafter remembers of one request. column: of the last tree; empty where the window was left out."""
+    """What the drafter remembers of one request.
+
+    column: of the last tree; empty where the window was left out.  pooled: tokens whose n-grams are in the pool.
+    """
 
     window: JacobiWindow
     pool: PhrasePool
-    column: list[int]
+    column: list[int] = field(default_factory=list)
+    pooled: int = 0
+
+    def pool_text(self, tokens: Sequence[int], ngram: int) -> None:
+        """Puts the n-grams that end in new tokens of prompt and answer into the pool."""
+        for end in range(max(self.pooled + 1, ngram), len(tokens) + 1):
+            self.pool.insert(tokens[end - ngram], tokens[end - ngram + 1 : end])
+        self.pooled = len(tokens)
 
 
 class Lookahead(Drafter, ChoiceReader):
@@ -90,6 +100,9 @@ class Lookahead(Drafter, ChoiceReader):
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
+        for request in requests if self.config.prompt else ():
+            if request.drafter_state is not None:
+                request.drafter_state.pool_text(request.tokens, self.config.ngram)
         self.policy.observe(requests, committed)
 
     def _tree(self, request: DraftRequest, drafts: bool) -> DraftTree:
@@ -107,8 +120,8 @@ class Lookahead(Drafter, ChoiceReader):
         return paths.tree
 
     def _begin(self, request: DraftRequest) -> State:
-        config, tokens = self.config, request.tokens
-        pool = self._phrases.pool_for_request()
-        for start in range(len(tokens) - config.ngram + 1 if config.prompt else 0):
-            pool.insert(tokens[start], tokens[start + 1 : start + config.ngram])
-        return State(JacobiWindow(config.window, config.ngram, tokens), pool, [])
+        window = JacobiWindow(self.config.window, self.config.ngram, request.tokens)
+        state = State(window, self._phrases.pool_for_request())
+        if self.config.prompt:
+            state.pool_text(request.tokens, self.config.ngram)
+        return state
