@@ -1,15 +1,16 @@
 // The op table: every op on one page, in the order of a cycle. An op's arguments are the members of its struct in ops/.
 #include "bindings/bind.h"
+#include "bindings/draft_lists.h"
 #include "bindings/machine.h"
 #include "bindings/pools.h"
 #include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
-#include "ops/draft_backbone.h"
 #include "ops/draft_cascade.h"
 #include "ops/draft_glide.h"
 #include "ops/draft_heads.h"
 #include "ops/draft_lookup.h"
+#include "ops/draft_tree.h"
 #include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
 #include "ops/layer.h"
@@ -33,6 +34,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<AcceptedPaths>(m);
   add_record<VerifyWorkspace>(m);
   add_record<BackboneTrees>(m);
+  add_record<DraftedTrees>(m);
 
   // weights
   bind_op<PackLinear>(m, "pack_linear");
@@ -55,8 +57,14 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   // draft
   bind_op<ExpandBackbone>(m, "expand_backbone");
-  bind_class<BackboneNetwork>(m, "BackboneNetwork");
-  bind_op<DraftBackbone>(m, "draft_backbone");
+  {
+    using pybind11::arg;
+    bind_class<EagleWeights>(m, "EagleWeights")
+        .def("draft", &draft_lists, arg("runs"), arg("hidden_states"), arg("rows"), arg("pages"), arg("cached"),
+             arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("levels"), arg("top_k"),
+             arg("beam"), arg("nodes"), arg("min_level_gain"), arg("min_node_gain"), arg("min_reach"));
+  }
+  bind_op<DraftTree>(m, "draft_tree");
   bind_class<CascadeNetwork>(m, "CascadeNetwork");
   bind_op<DraftCascade>(m, "draft_cascade");
   bind_class<DraftHead>(m, "DraftHead");

@@ -2,56 +2,11 @@
 // Pass 2, one request after the other: the tree, a few hundred integers.
 #include "ops/expand_backbone.h"
 
+#include "cpu/best_of_row.h"
 #include "cpu/parallel_for.h"
-#include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {
-
-constexpr int64_t kSkip = 4 * kLanes;  // tokens that are passed over together where none is among the best
-
-// The highest value; sees_nan: whether there is a NaN, which is never "greater".
-float highest_of(const float* x, int64_t size, bool& sees_nan) {
-  f32x8 best = splat(-INFINITY);
-  i32x8 good = best == best;
-  int64_t v = 0;
-  for (; v + kLanes <= size; v += kLanes) {
-    const f32x8 value = load8(x + v);
-    good &= value == value;
-    best = max8(value, best);
-  }
-  float highest = max_of(best);
-  sees_nan = false;
-  for (int i = 0; i < kLanes; ++i) sees_nan = sees_nan || good[i] == 0;
-  for (; v < size; ++v) sees_nan = sees_nan || x[v] != x[v], highest = std::max(highest, x[v]);
-  return highest;
-}
-
-// The `width` largest values in descending order; equal values keep the lower token first. There is no NaN.
-void top_k(const float* x, int64_t size, int64_t width, int32_t* tokens, float* values) {
-  int64_t count = 0;
-  for (int64_t begin = 0; begin < size; begin += kSkip) {
-    if (count == width && begin + kSkip <= size) {
-      const f32x8 low = max8(load8(x + begin), load8(x + begin + kLanes));
-      const f32x8 high = max8(load8(x + begin + 2 * kLanes), load8(x + begin + 3 * kLanes));
-      if (!(max_of(max8(low, high)) > values[width - 1])) continue;
-    }
-    for (int64_t v = begin; v < std::min(size, begin + kSkip); ++v) {
-      if (count == width && !(x[v] > values[width - 1])) continue;
-      int64_t at = count < width ? count++ : width - 1;
-      for (; at > 0 && x[v] > values[at - 1]; --at) values[at] = values[at - 1], tokens[at] = tokens[at - 1];
-      values[at] = x[v], tokens[at] = static_cast<int32_t>(v);
-    }
-  }
-}
-
-float log_sum_exp(const float* x, int64_t size, float highest) {
-  double total = 0;  // blocks of eight lanes added in order
-  int64_t v = 0;
-  for (; v + kLanes <= size; v += kLanes) total += sum8(exp8(load8(x + v) - splat(highest)));
-  for (; v < size; ++v) total += exp1(x[v] - highest);
-  return highest + static_cast<float>(std::log(total));
-}
 
 // A level's workspace, of which the CPU, which does not divide the vocabulary, uses the first part.
 int64_t level_stride(const ExpandBackbone& op) { return op.top_tokens.shape[2] * op.top_tokens.shape[3]; }

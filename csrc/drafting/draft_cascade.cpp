@@ -162,23 +162,22 @@ void run_cpu(const DraftCascade& op) {
   const Decoder& d = network.decoder;
   const int64_t M = op.tokens.shape[0], F = op.hidden_states.shape[1] * d.hidden;
   const int64_t B = op.cache.lengths.shape[0], T = op.children.shape[1], k = op.children.shape[2];
-  const int64_t V = network.head.total_rows(), layers = static_cast<int64_t>(d.layers.size());
+  const int64_t layers = static_cast<int64_t>(d.layers.size());
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   const TensorView none;
 
   Workspace count(nullptr);
-  PassRows(network, M, F, count), LevelRows(network, B, T, count), LevelChildren(T * B, V, k, count);
+  PassRows(network, M, F, count), LevelRows(network, B, T, count), LevelChildren(T * B, k, count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());
   Workspace space(memory.get() + (64 - address % 64));
   const PassRows rows(network, M, F, space);
   const LevelRows own(network, B, T, space);
-  const LevelChildren best(T * B, V, k, space);
+  const LevelChildren best(T * B, k, space);
   std::fill_n(rows.ones.as<float>(), d.hidden, 1.0f);
   for (int64_t b = 0; b < B; ++b) {
     std::iota(rows.depths.as<int32_t>() + row_start[b], rows.depths.as<int32_t>() + row_start[b + 1], 0);
   }
-  best.begin();
 
   fuse(op, rows);
   run_cpu(DecoderPass{&d, none, rows.fused, network.reads_halves() ? OptionalTensor(rows.joined) : OptionalTensor(),

@@ -63,6 +63,13 @@ class BackboneTrees(NamedTuple):
     ancestors: Tensor
     node_counts: Tensor
 
+class DraftedTrees(NamedTuple):
+    tokens: Tensor
+    parents: Tensor
+    chances: Tensor
+    node_counts: Tensor
+    levels: Tensor
+
 class Projection:
     def __init__(self, weights: Sequence[Tensor], rows: Sequence[int], bias: Tensor | None) -> None: ...
 
@@ -97,19 +104,39 @@ class Decoder:
     ) -> None: ...
     def workspace_bytes(self, rows: int) -> int: ...
 
-class BackboneNetwork:
+class EagleWeights:
     def __init__(
         self,
         decoder: Decoder,
         embedding: Tensor,
-        embedding_norm: Tensor,
-        hidden_state_norm: Tensor,
+        embedding_norm: Tensor | None,
+        hidden_state_norm: Tensor | None,
         fuse: Projection,
         before_residual: bool,
         feed_back: bool,
         head: Projection,
         vocabulary: Tensor | None,
     ) -> None: ...
+    def draft(
+        self,
+        runs: Sequence[Sequence[int]],
+        hidden_states: Tensor,
+        rows: Sequence[int],
+        pages: Sequence[Sequence[int]],
+        cached: Sequence[int],
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        limits: Sequence[int],
+        levels: int,
+        top_k: int,
+        beam: int,
+        nodes: int,
+        min_level_gain: float,
+        min_node_gain: float,
+        min_reach: float,
+    ) -> tuple: ...
 
 class CascadeNetwork:
     def __init__(
@@ -252,17 +279,22 @@ def expand_backbone(
     sums: Tensor,
     arrived: Tensor,
 ) -> None: ...
-def draft_backbone(
-    network: BackboneNetwork,
+def draft_tree(
+    weights: EagleWeights,
     tokens: Tensor,
     hidden_states: Tensor,
+    rows: Tensor,
     cache: KVCacheView,
     cos: Tensor,
     sin: Tensor,
+    levels: int,
+    top_k: int,
+    beam: int,
     min_level_gain: float,
-    children: Tensor,
-    scores: Tensor,
-    levels: Tensor,
+    min_node_gain: float,
+    min_reach: float,
+    limits: Tensor,
+    trees: DraftedTrees,
 ) -> None: ...
 def draft_cascade(
     network: CascadeNetwork,

@@ -26,6 +26,11 @@ class HiddenStates:
         """Returns the hidden states of some rows; each tensor is taken on first use, uncopied where it can be."""
         return _PickedRows(self, picked)
 
+    @property
+    def origin(self) -> tuple[HiddenStates, Sequence[int] | None]:
+        """The hidden states of a whole pass, and which of its rows these are; None: all."""
+        return self, None
+
 
 class _PickedRows(HiddenStates):
     """Takes rows on first use, because a drafter reads only one of the two tensors."""
@@ -36,6 +41,10 @@ class _PickedRows(HiddenStates):
 
     def rows(self, picked: Sequence[int]) -> HiddenStates:
         return _PickedRows(self._whole, [self._picked[row] for row in picked])
+
+    @property
+    def origin(self) -> tuple[HiddenStates, Sequence[int] | None]:
+        return self._whole, self._picked
 
     @cached_property
     def last(self) -> torch.Tensor:  # type: ignore[override]  # taken when first read

@@ -46,6 +46,8 @@ class RopeTables:
 
     def ensure(self, count: int) -> None:
         """Extends the tables to `count` positions."""
+        if count <= len(self.cos_sin[0]):
+            return
         with self._lock:
             have = len(self.cos_sin[0])
             if count > have:

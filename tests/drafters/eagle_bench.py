@@ -65,7 +65,7 @@ class Bench:
         """The candidates of a draft, and the logits of every pass [rows, Vd]."""
         seen, logits = [], self.drafter.network.logits
         self.drafter.network.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
-        self.drafter._backbone_draft = None  # a backbone's passes are to be seen one by one
+        self.drafter._tree_draft = None  # the passes are to be seen one by one
         ready = [request for request in self.requests if self.drafter.pairs.state(request).pairs.count]
         grown, grow = [], self.drafter._candidates
         self.drafter._candidates = lambda *rest: grown.append(grow(*rest)) or grown[-1]

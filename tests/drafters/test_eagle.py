@@ -6,6 +6,7 @@ import torch
 from specengine import SamplingParams
 from specengine.draft_policy.reading_choice import FIRST, _Worth
 from specengine.drafters import load_drafter
+from specengine.ops.draft_tree import Thresholds
 from tests.drafters.eagle_bench import LAYOUTS, OPTIONS, PROMPTS, Bench, spec_of
 from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, write_drafter
 from tests.drafters.requests import path_to, sequence_of
@@ -96,27 +97,66 @@ def test_an_impossible_training_length_is_named(tmp_path, length):
         Bench(spec_of(tmp_path, trained_length=length), PROMPTS[:1])
 
 
-@pytest.mark.parametrize("options", ["top_k=1,levels=5", "top_k=4,levels=5,nodes=60", "top_k=4,levels=5,nodes=9"])
-def test_a_backbone_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
+@pytest.mark.parametrize(
+    "options",
+    [
+        "top_k=1,levels=5",
+        "top_k=4,levels=5,nodes=60,beam=1",
+        "top_k=4,levels=5,nodes=9,beam=1",
+        "top_k=4,levels=5,nodes=24",
+        "top_k=3,levels=12,nodes=60,beam=2",
+        "top_k=10,levels=4,nodes=200",
+        "top_k=5,levels=1,nodes=4",
+    ],
+)
+def test_a_tree_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
     spec, _ = layout
-    whole, single = (Bench(spec, PROMPTS, f"{options},beam=1,adaptive=false") for _ in range(2))
-    assert (whole.drafter._backbone_draft is not None) == spec.startswith("eagle3")
-    single.drafter._backbone_draft = None
+    whole, single = (Bench(spec, PROMPTS, f"{options},adaptive=false") for _ in range(2))
+    assert whole.drafter._tree_draft is not None
+    single.drafter._tree_draft = None
+    limits = (100, 100, 2, 3)
     for committed in ([[1, 2, 3], [8], [9, 9], [30, 31]], [[6], [2, 8, 5], [7], [1]], [[5, 4], [1], [2], [3]]):
         for bench in (whole, single):
             bench.commit(committed)
+            for request, limit in zip(bench.requests, limits, strict=True):
+                request.limit = len(request.tokens) - request.prompt_length + limit + 1
         for one, other in zip(*(bench.drafter.grow(bench.requests) for bench in (whole, single)), strict=True):
             assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
             assert one.chances == pytest.approx(other.chances, rel=1e-4)
-            assert len(one.tokens) == min(whole.drafter.config.nodes, 1 + 5 * whole.drafter.config.top_k)
 
 
+def test_pairs_of_several_passes_are_read_as_those_of_one(layout):
+    spec, _ = layout
+    whole, single = (Bench(spec, PROMPTS, "top_k=3,levels=3,nodes=16,adaptive=false") for _ in range(2))
+    single.drafter._tree_draft = None
+    for drafted in (slice(1, 3), slice(0, 0), slice(0, 4), slice(3, 4), slice(0, 4)):  # the others' pairs wait
+        grown = []
+        for bench in (whole, single):
+            bench.commit([[1, 2, 3], [8], [9, 9], [30, 31, 5, 6]])
+            grown.append(bench.drafter.grow(bench.requests[drafted]) if bench.requests[drafted] else [])
+        for one, other in zip(*grown, strict=True):
+            assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
+            assert one.chances == pytest.approx(other.chances, rel=1e-4)
+
+
+def test_no_pass_of_the_target_is_kept_for_more_than_a_draft(tmp_path):
+    bench = Bench(spec_of(tmp_path), PROMPTS[2:])
+    bench.drafter.grow(bench.requests)
+    sizes = []
+    for _ in range(3):
+        bench.commit([[1, 2], [3, 4]])
+        held = [bench.drafter.pairs.state(request).pairs._hidden_states for request in bench.requests]
+        sizes.append({sum(part.untyped_storage().nbytes() // part[0].nbytes for part in own) for own in held})
+    assert sizes == [{4}, {4}, {6}]  # rows: of a pass of both requests; of each request, copied when others came
+
+
+@pytest.mark.parametrize("beam", [1, 2])
 @pytest.mark.parametrize("share, levels", [(0.0, 5), (1.1, 1)])
-def test_a_backbone_ends_where_another_level_does_not_pay(tmp_path, share, levels):
-    bench = Bench(spec_of(tmp_path), PROMPTS, "top_k=2,levels=5,beam=1,adaptive=false")
-    draft = bench.drafter._backbone_draft
-    bench.drafter._backbone_draft = lambda *rest: draft(*rest[:-1], share)
-    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:])} == {1 + 2 * levels}
+def test_a_tree_ends_where_another_level_does_not_pay(tmp_path, share, levels, beam):
+    bench = Bench(spec_of(tmp_path), PROMPTS, f"top_k=2,levels=5,beam={beam},adaptive=false")
+    bench.drafter._thresholds = lambda batch: Thresholds(level_gain=share)
+    children = 2 + (levels - 1) * 2 * beam
+    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:])} == {1 + children}
 
 
 def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):

@@ -160,8 +160,8 @@ def decoder_pass_fed() -> Arguments:
     return {**decoder_pass(), "decoder": native, "tokens": None, "inputs": randn(8, 6, seed=5)}
 
 
-def draft_backbone() -> Arguments:
-    """Two requests with chains of 5 and 3 pairs, three levels of two tokens."""
+def draft_tree() -> Arguments:
+    """EAGLE-3: two requests with chains of 5 and 3 pairs, three levels, of which the best two nodes have children."""
     first = {**decoder_layer(), "attention_norm": None, "qkv": projection(64, 12, 1)}
     layers = [_C.DecoderLayer(**first), _C.DecoderLayer(**decoder_layer())]
     changes = {"embedding": None, "layers": layers, "first_columns": 12, "hidden_state_layers": (2,)}
@@ -177,26 +177,42 @@ def draft_backbone() -> Arguments:
         "head": projection(20, 6, 7),
         "vocabulary": torch.arange(20, dtype=torch.int32),
         "tokens": ints(*range(8)),
-        "hidden_states": randn(8, 6, seed=5),
+        "hidden_states": randn(9, 6, seed=5),
+        "rows": ints(*range(8)),
         **{name: passed[name] for name in PLACE if name != "row_start"},
         "row_start": ints(0, 5, 8),
         "cos": randn(96, 4),
         "sin": randn(96, 4),
+        "levels": 3,
+        "top_k": 3,
+        "beam": 2,
         "min_level_gain": 0.0,
-        "children": torch.zeros(2, 3, 2, dtype=torch.int32),
-        "scores": torch.zeros(2, 3, 2),
-        "levels": ints(0, 0),
+        "min_node_gain": 0.0,
+        "min_reach": 0.0,
+        "limits": ints(3, 2),
+        **{f"trees.{name}": torch.zeros(2, 9, dtype=torch.int32) for name in ("tokens", "parents")},
+        "trees.chances": torch.zeros(2, 9),
+        "trees.node_counts": ints(0, 0),
+        "trees.levels": ints(0, 0),
     }
 
 
-def draft_backbone_fused() -> Arguments:
+def draft_tree_fused() -> Arguments:
     """Its hidden states are made of ten columns."""
-    return {**draft_backbone(), "fuse": projection(6, 10, 9), "hidden_states": randn(8, 10, seed=5)}
+    return {**draft_tree(), "fuse": projection(6, 10, 9), "hidden_states": randn(9, 10, seed=5)}
+
+
+def draft_tree_joined() -> Arguments:
+    """EAGLE-1, which has no norms of the halves."""
+    layers = [_C.DecoderLayer(**{**decoder_layer(), **changes}) for changes in ({"attention_norm": None}, {})]
+    native = _C.Decoder(**{**decoder(), "embedding": None, "layers": layers, "hidden_state_layers": (2,)})
+    changes = {"embedding_norm": None, "hidden_state_norm": None, "fuse": projection(6, 12, 9)}
+    return {**draft_tree(), "decoder": native, **changes}
 
 
 def draft_cascade() -> Arguments:
     """Two requests with chains of 5 and 3 pairs; two levels of two tokens."""
-    shared = draft_backbone()
+    shared = draft_tree()
     changes = {"embedding": None, "hidden_state_layers": (1, 2)}
     return {
         "decoder": _C.Decoder(**{**decoder(), **changes}),
@@ -236,7 +252,7 @@ def draft_cascade_halves() -> Arguments:
 
 def draft_glide() -> Arguments:
     """Two requests that lack 5 and 3 tokens, three levels of two tokens; the target has three layers."""
-    shared = draft_backbone()
+    shared = draft_tree()
     changes = {"embedding": None, "hidden_state_layers": ()}
     pages = shared["k_cache"].shape[1]
     return {
@@ -258,7 +274,9 @@ def draft_glide() -> Arguments:
         "target_cos": randn(96, 2),
         "target_sin": randn(96, 2),
         "min_level_gain": 0.0,
-        **{name: shared[name] for name in ("children", "scores", "levels")},
+        "children": torch.zeros(2, 3, 2, dtype=torch.int32),
+        "scores": torch.zeros(2, 3, 2),
+        "levels": ints(0, 0),
     }
 
 
@@ -379,12 +397,13 @@ OPS: dict[str, Callable[[], Arguments]] = {
     .replace("_sampled", " sampled")
     .replace("_fed", " fed")
     .replace("_fused", " fused")
+    .replace("_joined", " joined")
     .replace("_halves", " halves"): op
     for op in (
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
-        *(decoder_pass_fed, draft_backbone, draft_backbone_fused, select_nodes),
+        *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),
         *(draft_cascade, draft_cascade_halves, draft_heads, draft_glide),
         *(expand_backbone, verify_tree, verify_tree_drawn, verify_tree_sampled, draw_siblings, compact_kv),
     )
@@ -393,7 +412,8 @@ OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
-    *(("decoder_pass fed", "ancestors"), ("draft_backbone", "vocabulary"), ("draft_backbone fused", "vocabulary")),
+    ("decoder_pass fed", "ancestors"),
+    *((op, "vocabulary") for op in OPS if op.startswith("draft_tree")),
     *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
     *(("draft_heads", "vocabulary"), ("draft_glide", "vocabulary")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
@@ -403,8 +423,9 @@ OPTIONAL = {
 # The names under which a record's fields stand in the arguments, so that each can be spoiled.
 HISTORY = ("history", "history_length", "prompt_length")
 DRAFT = ("draft_logits", "draft_rows", "draft_index", "replacement")
-NETWORK = ("decoder", "embedding", "embedding_norm", "hidden_state_norm", "fuse")
-NETWORK += ("before_residual", "feed_back", "head", "vocabulary")
+WEIGHTS = ("decoder", "embedding", "embedding_norm", "hidden_state_norm", "fuse")
+WEIGHTS += ("before_residual", "feed_back", "head", "vocabulary")
+DRAFTED = tuple(f"trees.{name}" for name in _C.DraftedTrees._fields)
 GLIDE = ("decoder", "embedding", "embedding_rows", "queries", "outs", "target_heads", "target_head_dim")
 GLIDE += ("reach", "block", "head", "vocabulary")
 CASCADE = ("decoder", "embedding", "fuse", "embedding_norm", "hidden_state_norm", "head_norm", "head")
@@ -431,7 +452,7 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
     "rope_cache": CACHE,
     "tree_attention": CACHE,
     "decoder_pass": CACHE,
-    "draft_backbone": {**CACHE, "network": _record(_C.BackboneNetwork, NETWORK)},
+    "draft_tree": {**CACHE, "weights": _record(_C.EagleWeights, WEIGHTS), "trees": _record(_C.DraftedTrees, DRAFTED)},
     "draft_cascade": {**CACHE, "network": _record(_C.CascadeNetwork, CASCADE)},
     "draft_glide": {"target": _target_cache, **CACHE, "network": _record(_C.GlideNetwork, GLIDE)},
     "draft_heads": {"network": _record(_C.HeadsNetwork, ("hidden", "heads", "vocabulary"))},

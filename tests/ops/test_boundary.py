@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specengine import _C
 from tests.ops.arguments import (
+    DRAFTED,
     OPS,
     OPTIONAL,
     TENSORS,
@@ -26,18 +27,10 @@ from tests.ops.arguments import (
 )
 from tests.selection import looped
 
-CLASSES = {
-    "Projection",
-    "DecoderLayer",
-    "Decoder",
-    "BackboneNetwork",
-    "CascadeNetwork",
-    "DraftHead",
-    "HeadsNetwork",
-    "GlideNetwork",
-}
+CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
+CLASSES |= {"GlideNetwork"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
-RECORDS |= {"VerifyWorkspace", "BackboneTrees"}
+RECORDS |= {"VerifyWorkspace", "BackboneTrees", "DraftedTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 NOT_OPS |= {"PhrasePool", "SuffixAutomaton", "TextCorpus", "sort_suffixes"}  # see tests/pools
@@ -77,8 +70,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draw_siblings": {"drawn", "scores", "weights"},
         "decoder_pass": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
         "decoder_pass fed": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
-        "draft_backbone": {"k_cache", "v_cache", "children", "scores", "levels"},
-        "draft_backbone fused": {"k_cache", "v_cache", "children", "scores", "levels"},
+        **{op: {"k_cache", "v_cache", *DRAFTED} for op in DRAFTS},
         "draft_cascade": {"k_cache", "v_cache", "children", "scores"},
         "draft_cascade halves": {"k_cache", "v_cache", "children", "scores"},
         "draft_heads": {"children", "scores"},
@@ -110,8 +102,8 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
-    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_backbone", "draft_cascade", "draft_glide")},
-    **{(op, "embedding"): FORMATS for op in ("draft_backbone", "draft_cascade", "draft_glide")},
+    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_tree", "draft_cascade", "draft_glide")},
+    **{(op, "embedding"): FORMATS for op in ("draft_tree", "draft_cascade", "draft_glide")},
     ("draft_glide", "target_k"): FLOATS,
     ("draft_cascade", "markov_tokens"): FORMATS,
     ("tree_attention", "out"): FLOATS,
@@ -140,13 +132,15 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 
 
 PASSES = ("decoder_pass", "decoder_pass fed")
-DRAFTS = ("draft_backbone", "draft_backbone fused", "draft_cascade", "draft_cascade halves", "draft_glide")
+DRAFTS = ("draft_tree", "draft_tree fused", "draft_tree joined")
+BACKBONES = ("draft_cascade", "draft_cascade halves", "draft_glide")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
     ("tree_attention", "workspace", 0),
-    *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1))),
+    *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1), ("hidden_states", 0))),
+    *((op, name, dim) for op in BACKBONES for name, dim in (("embedding", 0), ("block_table", 1))),
     ("draft_cascade halves", "markov_tokens", 0),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *(
@@ -256,17 +250,23 @@ VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),
-    *((op, *case) for op in DRAFTS[::2] for case in CACHE_VALUES),
-    *((op, "tokens", 1, value, f"tokens: entry 1 is {value}") for op in DRAFTS[:4:2] for value in (-1, 32, -(2**31))),
-    *((op, "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for op in DRAFTS[:4:2] for value in (-1, 32)),
-    *((op, "row_start", 1, 8, "row_start: request 1 has no pair") for op in DRAFTS[:4:2]),
+    *(("draft_tree", *case) for case in CACHE_VALUES),
+    *[("draft_tree", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
+    *[("draft_tree", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
+    ("draft_tree", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
+    ("draft_tree", "row_start", 1, 8, "row_start: request 1 has no pair"),
+    ("draft_tree", "limits", 1, -1, "limits: entry 1 is negative"),
+    *[("draft_tree", "rows", 1, value, f"rows: entry 1 is {value}, expected 0 to 8") for value in (-1, 9)],
+    *((op, *case) for op in BACKBONES[::2] for case in CACHE_VALUES),
+    *[("draft_cascade", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
+    *[("draft_cascade", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
+    ("draft_cascade", "row_start", 1, 8, "row_start: request 1 has no pair"),
     ("draft_glide", "row_start", 1, 0, "row_start: request 0 has no token"),
     *[("draft_glide", "tokens", 1, value, f"tokens: entry 1 is {value}, expected 0") for value in (-1, -(2**31))],
     ("draft_glide", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
     *[("draft_glide", "verified", 1, value, f"verified: entry 1 is {value}, expected all 5") for value in (5, 3, -1)],
     ("draft_glide", "lengths", 1, 92, "verified: entry 1 is 4, expected all 95"),
     ("draft_heads", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
-    ("draft_backbone", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
     ("draft_cascade", "lengths", 1, 94, "lengths: position 96 is past the 96 rows"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
     *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],

@@ -15,10 +15,9 @@ from math import exp
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_policy.level_choice import LevelChoice
+from specengine.draft_policy.level_choice import UNLIKELY, LevelChoice
 from specengine.draft_policy.measured_costs import adaptive_costs
 from specengine.draft_policy.tree_sizing import TreeSizing
-from specengine.draft_trees.backbone import backbone_tree
 from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.draft_trees.rank_paths import RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -38,7 +37,7 @@ from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
-from specengine.ops.draft_backbone import BackboneDraft
+from specengine.ops.draft_tree import Thresholds, TreeDraft
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.utils.spec_string import check_range
 
@@ -77,8 +76,8 @@ class Eagle(Drafter, ReadsPairs):
         self._levels = LevelChoice(self.sizing.costs)
         self._expanders = BackboneExpanders([config.top_k])
         self._own_bits = own_bits(config.expanded).to(target.device)
-        whole = config.width == 1 and not self._static
-        self._backbone_draft = self.network.backbone_draft(loaded.tokens, config.top_k) if whole else None
+        sizes = (config.top_k, config.width, self.max_nodes)
+        self._tree_draft = None if self._static else self.network.tree_draft(loaded.tokens, *sizes)
 
     @abstractmethod
     def _open(self, path: str | None, target: Transformer) -> LoadedEagle:
@@ -115,8 +114,8 @@ class Eagle(Drafter, ReadsPairs):
         self.pairs.release(request)
 
     def grow(self, requests: Sequence[DraftRequest]) -> list[ScoredTree]:
-        if self._backbone_draft:
-            return self._backbones(requests, self._backbone_draft)
+        if self._tree_draft:
+            return self._grown(requests, self._tree_draft)
         limits = [s.draft_limit for s in requests]
         read, place = self.pairs.take_all(requests)
         outputs = self._outputs(read, place)
@@ -145,20 +144,34 @@ class Eagle(Drafter, ReadsPairs):
         fused = self.network.fuse(read.hidden_states)
         return self.network.forward(read.rows, fused, place, self.pairs.pool).rows(read.last)
 
-    def _backbones(self, requests: Sequence[DraftRequest], draft: BackboneDraft) -> list[ScoredTree]:
-        """Returns backbones with leaves, by one call of the core."""
+    def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft) -> list[ScoredTree]:
+        """Returns the trees by one call of the core."""
         begin = time.perf_counter()
-        runs, picked, place = self.pairs.take_all_runs(requests)
-        levels = min(self.config.levels, max(s.draft_limit for s in requests))
-        hidden_states = self.network.backbone_hidden_states(picked)
-        least = self._levels.least_gain(len(requests))
-        tokens, scores = draft(runs, hidden_states, place, self.pairs.pool, self.network.cos_sin, levels, least)
-        self._levels.record(len(requests), (time.perf_counter() - begin) / len(tokens[0]))
-        rare = 0.0 if self.sizing.costs is None else RARE
-        return [
-            backbone_tree(s.tokens[-1], own, chances, s.draft_limit, self.max_nodes - 1, rare)
-            for s, own, chances in zip(requests, tokens, scores, strict=True)
-        ]
+        unread = self.pairs.take_unread(requests)
+        limits = [s.draft_limit for s in requests]
+        trees, drafted = draft(
+            unread.tokens,
+            *self.network.native_rows(unread.hidden_states, unread.rows),
+            [s.pages for s in requests],
+            unread.cached,
+            self.pairs.pool,
+            self.network.cos_sin,
+            limits,
+            min(self.config.levels, max(limits)),
+            self._thresholds(len(requests)),
+        )
+        self._levels.record(len(requests), (time.perf_counter() - begin) / drafted)
+        return trees
+
+    def _thresholds(self, batch: int) -> Thresholds:
+        """Returns what is not worth drafting for so many requests."""
+        costs, level_gain = self.sizing.costs, self._levels.least_gain(batch)
+        if costs is None:
+            return Thresholds()
+        if self.config.width == 1:
+            return Thresholds(level_gain, reach=RARE)
+        row = costs(2 * batch) / costs(batch) - 1  # what one more node in every request takes
+        return Thresholds(level_gain, max(UNLIKELY, row))
 
     def _candidates(self, outputs: Outputs, expanded: Expanded, levels: int) -> DynamicTrees:
         """Returns all candidates of at most so many levels, from the outputs of the last true pairs on."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from specengine.drafters.eagle.network import EagleNetwork, Outputs
+from specengine.ops.decoder import Decoder
+from specengine.ops.draft_tree import EagleWeights
 from specengine.ops.row_tools import join_columns
 
 
@@ -13,6 +15,9 @@ class Eagle1Network(EagleNetwork):
 
     fc: [hidden, 2 hidden].
     """
+
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights:
+        return EagleWeights(decoder, self.embedding, None, None, self.fc, False, False, self.head, vocabulary)
 
     def _out_norm(self) -> torch.Tensor:
         return torch.ones(self.config.hidden_size, device=self.device)  # its result is never read

@@ -10,8 +10,8 @@ import torch
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.decoder import Decoder
-from specengine.ops.draft_backbone import BackboneDraft, BackboneNetwork
-from specengine.ops.row_tools import join_columns
+from specengine.ops.draft_tree import EagleWeights
+from specengine.ops.row_tools import join_columns, take_rows
 from specengine.ops.weight import Projection
 
 
@@ -44,6 +44,8 @@ class Eagle3Network(EagleNetwork):
     def __init__(self, order: Sequence[int], norms: Eagle3Norms, fc: Projection | None, parts: EagleParts) -> None:
         self.order = list(order)
         self.norms = norms
+        plain = norms.all_layers is None and not norms.each_layer and self.order == list(range(len(order)))
+        self._fuses_alone = fc is not None and plain  # fc takes picked hidden states as they lie
         # A checkpoint's attention norm of the first layer is the embedding's norm: the layer reads two normed halves.
         first, *others = parts.layers
         super().__init__(fc, replace(parts, layers=[replace(first, attention_norm=None), *others]))
@@ -67,14 +69,10 @@ class Eagle3Network(EagleNetwork):
             wide = self._normed(wide, self.norms.all_layers)
         return self.ops.linear(wide, self.fc)
 
-    def backbone_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
-        return picked.flatten(1) if self._fuses_alone else self.fuse(picked)
-
-    @property
-    def _fuses_alone(self) -> bool:
-        """Whether fc takes picked hidden states as they lie."""
-        plain = self.norms.all_layers is None and not self.norms.each_layer
-        return self.fc is not None and plain and self.order == list(range(len(self.order)))
+    def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+        if self.fc is None or self._fuses_alone:
+            return picked, rows
+        return self.fuse(take_rows(picked, rows)), range(len(rows))
 
     def _out_norm(self) -> torch.Tensor:
         return self.norms.out
@@ -82,12 +80,10 @@ class Eagle3Network(EagleNetwork):
     def _first_columns(self) -> int:
         return 2 * self.config.hidden_size
 
-    def backbone_draft(self, vocabulary: torch.Tensor | None, top_k: int) -> BackboneDraft | None:
-        if not isinstance(self._decoder, Decoder):
-            return None
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights:
         norms = self.norms
-        network = BackboneNetwork(
-            self._decoder,
+        return EagleWeights(
+            decoder,
             self.embedding,
             norms.embedding,
             norms.hidden_state,
@@ -97,7 +93,6 @@ class Eagle3Network(EagleNetwork):
             self.head,
             vocabulary,
         )
-        return BackboneDraft(network, top_k)
 
     def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         normed = self._normed(hidden_states, self.norms.hidden_state)

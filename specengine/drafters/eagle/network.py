@@ -20,8 +20,8 @@ from specengine.models.config import ModelConfig
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.ops import Ops
-from specengine.ops.decoder import Layer, Rows
-from specengine.ops.draft_backbone import BackboneDraft
+from specengine.ops.decoder import Decoder, Layer, Rows
+from specengine.ops.draft_tree import EagleWeights, TreeDraft
 from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection, Weight
 
@@ -73,16 +73,18 @@ class EagleNetwork(ABC):
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
 
-    def backbone_draft(self, vocabulary: torch.Tensor | None, top_k: int) -> BackboneDraft | None:
-        """Returns a whole draft of a backbone with leaves as one call of the core, or None where there is no such call.
+    def tree_draft(self, vocabulary: torch.Tensor | None, top_k: int, beam: int, nodes: int) -> TreeDraft | None:
+        """Returns a whole draft as one call of the core, or None where there is no such call.
 
         vocabulary: of the head.
         """
-        return None
+        if not isinstance(self._decoder, Decoder):
+            return None
+        return TreeDraft(self._weights(self._decoder, vocabulary), top_k, beam, nodes)
 
-    def backbone_hidden_states(self, picked: torch.Tensor) -> torch.Tensor:
-        """Returns picked hidden states as that draft takes them, float32 [M, columns]."""
-        return self.fuse(picked)
+    def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+        """Returns rows of picked hidden states as that draft takes them: float32 [R, ..] and rows of these."""
+        return picked, rows
 
     @property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +112,10 @@ class EagleNetwork(ABC):
     def logits(self, read: torch.Tensor) -> torch.Tensor:
         """Returns float32 [M, Vd] of outputs for the head."""
         return self.ops.linear(read, self.head)
+
+    @abstractmethod
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights:
+        """Returns the weights as the core takes them."""
 
     @abstractmethod
     def _out_norm(self) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
@@ -14,10 +15,11 @@ from specengine.draft_policy.reading_choice import ReadingChoice
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_network import PairNetwork
-from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, take_pairs
+from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, UnreadPairs, take_pairs
 from specengine.drafters.one_engine import OneEngine
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.row_tools import take_rows
 
 MOST_WAITING = 64  # pairs, and cycles without a draft
 
@@ -51,6 +53,10 @@ class PairReader:
         self._kv_shape = (c.num_layers, c.num_kv_heads, c.head_dim)
         self._kv_dtype = target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
+        # A pass on the CPU writes tensors of its own; on CUDA the next replay of a graph writes the same ones again.
+        self._keeps_passes = target.device.type == "cpu"
+        self._pages: list[list[int]] = []  # of the last block table
+        self._table = torch.empty(0, 0, dtype=torch.int32)
 
     @property
     def page_bytes(self) -> int:
@@ -102,11 +108,18 @@ class PairReader:
         states = [self.state(request) for request in requests]
         if all(state.behind for state in states):
             return
-        picked = self.network.pick(hidden_states)
-        parts = [picked] if len(requests) == 1 else picked.split([len(tokens) for tokens in committed])
-        for state, part in zip(states, parts, strict=True):
-            if not state.behind:
-                state.pairs.add(part)
+        whole, rows = hidden_states.origin
+        picked = self.network.pick(whole)
+        if rows is None:
+            rows = range(len(picked))
+        first = 0
+        for state, tokens in zip(states, committed, strict=True):
+            end = first + len(tokens)
+            if not state.behind and self._keeps_passes:
+                state.pairs.add_rows(picked, rows[first:end])
+            elif not state.behind:
+                state.pairs.add(take_rows(picked, rows[first:end]))
+            first = end
 
     def begin_draft(self, requests: Sequence[DraftRequest]) -> list[int]:
         """Begins a draft; returns the indices of the requests that can be drafted for."""
@@ -145,17 +158,29 @@ class PairReader:
         """Takes every unread pair, as take() does."""
         return self.take(requests, [own.count for own in self.of(requests)])
 
+    def take_unread(self, requests: Sequence[DraftRequest]) -> UnreadPairs:
+        """Takes every unread pair."""
+        unread = UnreadPairs.take(requests, self.of(requests))
+        last = max([first + len(own) for first, own in zip(unread.cached, unread.tokens, strict=True)])
+        self.network.ensure_positions(last + self._beyond)
+        return unread
+
     def take_all_runs(self, requests: Sequence[DraftRequest]) -> tuple[list[list[int]], torch.Tensor, CacheBatch]:
         """Takes every unread pair; returns tokens, hidden states [M, ..] and where keys and values go."""
         pairs = self.of(requests)
         place = self.place(requests, [own.first for own in pairs])
         runs, picked = take_pairs(requests, pairs, [own.count for own in pairs])
-        self.network.ensure_positions(max(own.first for own in pairs) + self._beyond)
+        self.network.ensure_positions(max([own.first for own in pairs]) + self._beyond)
         return runs, picked, place
 
     def place(self, requests: Sequence[DraftRequest], lengths: Sequence[int]) -> CacheBatch:
         """Returns the pages of requests of which so many slots are filled."""
-        return self._cache.batch([request.pages for request in requests], lengths)
+        pages = [request.pages for request in requests]
+        if pages != self._pages:  # they rarely change, and a table takes longer to make than to compare
+            self._pages = [[*own] for own in pages]
+            self._table = self._cache.batch(pages, lengths).block_table
+        filled = torch.from_numpy(np.array(lengths, dtype=np.int32))
+        return CacheBatch(self._table, filled if self._device.type == "cpu" else filled.to(self._device))
 
     def read_ahead(self, requests: Sequence[DraftRequest]) -> None:
         """Reads all pairs but the last ones, from which the next draft goes on; counts the time as a loss."""

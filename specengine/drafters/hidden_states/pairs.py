@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.engine_views import DraftRequest
+from specengine.ops.row_tools import stack_rows, take_rows
 
 
 class Pairs:
@@ -21,20 +23,46 @@ class Pairs:
     def __init__(self, first: int = 0) -> None:
         self.first = first
         self.count = 0
-        self.hidden_states: list[torch.Tensor] = []
+        self._hidden_states: list[torch.Tensor] = []
+        self._rows: Sequence[int] | None = None  # of the only tensor, where the pairs are not all of its rows
 
     def add(self, hidden_states: torch.Tensor) -> None:
         """Appends hidden states [M, ..] of the next positions."""
-        self.hidden_states.append(hidden_states)
+        self._settle()
+        self._hidden_states.append(hidden_states)
         self.count += hidden_states.shape[0]
+
+    def add_rows(self, hidden_states: torch.Tensor, rows: Sequence[int]) -> None:
+        """Appends some rows of a tensor that nobody overwrites; they are copied only where other pairs wait."""
+        if self.count:
+            self.add(take_rows(hidden_states, rows))
+        else:
+            self._hidden_states, self._rows, self.count = [hidden_states], rows, len(rows)
 
     def take(self, count: int) -> torch.Tensor:
         """Returns the hidden states of the first `count` pairs, which count as read from now on."""
-        hidden_states = self.hidden_states[0] if len(self.hidden_states) == 1 else torch.cat(self.hidden_states)
+        self._settle()
+        parts = self._hidden_states
+        hidden_states = parts[0] if len(parts) == 1 else torch.cat(parts)
         self.first += count
         self.count -= count
-        self.hidden_states = [hidden_states[count:]] if self.count else []
+        self._hidden_states = [hidden_states[count:]] if self.count else []
         return hidden_states[:count] if self.count else hidden_states
+
+    def take_all(self) -> tuple[torch.Tensor, Sequence[int]]:
+        """Returns hidden states and which of their rows the unread pairs are; the pairs count as read from now on."""
+        if self._rows is None:
+            hidden_states = self.take(self.count)
+            return hidden_states, range(len(hidden_states))
+        (hidden_states,), rows = self._hidden_states, self._rows
+        self.first += self.count
+        self.count, self._hidden_states, self._rows = 0, [], None
+        return hidden_states, rows
+
+    def _settle(self) -> None:
+        """Copies rows, so that the rest of their tensor is freed."""
+        if self._rows is not None:
+            self._hidden_states, self._rows = [take_rows(self._hidden_states[0], self._rows)], None
 
 
 @dataclass
@@ -58,6 +86,34 @@ class PairState:
         """Drops the pairs that are not read yet, and stops drafting."""
         self.pairs = Pairs(self.pairs.first)
         self.behind = True
+
+
+class UnreadPairs(NamedTuple):
+    """The unread pairs of several requests.
+
+    tokens: of each request.  hidden_states: [R, ..], of which `rows` are those of all pairs.  cached: pairs that each
+    request has read before.
+    """
+
+    tokens: list[list[int]]
+    hidden_states: torch.Tensor
+    rows: Sequence[int]
+    cached: list[int]
+
+    @staticmethod
+    def take(requests: Sequence[DraftRequest], pairs: Sequence[Pairs]) -> UnreadPairs:
+        """Takes every unread pair of every request; those of one pass are not copied."""
+        cached = [own.first for own in pairs]
+        tokens = [s.tokens[own.first + 1 : own.first + 1 + own.count] for s, own in zip(requests, pairs, strict=True)]
+        parts = [own.take_all() for own in pairs]
+        hidden_states, rows = parts[0]
+        if len(parts) > 1:
+            if all(other is hidden_states for other, _ in parts):
+                rows = [row for _, own in parts for row in own]
+            else:
+                hidden_states = stack_rows([take_rows(other, own) for other, own in parts])
+                rows = range(len(hidden_states))
+        return UnreadPairs(tokens, hidden_states, rows, cached)
 
 
 def take_pairs(
