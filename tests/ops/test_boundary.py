@@ -142,6 +142,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1), ("hidden_states", 0))),
     *((op, name, dim) for op in BACKBONES for name, dim in (("embedding", 0), ("block_table", 1))),
     ("draft_cascade halves", "markov_tokens", 0),
+    *((op, "hidden_states", 0) for op in BACKBONES[:2]),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *(
         (op, name, 1)
@@ -260,6 +261,7 @@ VALUES = [
     *((op, *case) for op in BACKBONES[::2] for case in CACHE_VALUES),
     *[("draft_cascade", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
     *[("draft_cascade", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
+    *[("draft_cascade", "rows", 1, value, f"rows: entry 1 is {value}, expected 0 to 8") for value in (-1, 9)],
     ("draft_cascade", "row_start", 1, 8, "row_start: request 1 has no pair"),
     ("draft_glide", "row_start", 1, 0, "row_start: request 0 has no token"),
     *[("draft_glide", "tokens", 1, value, f"tokens: entry 1 is {value}, expected 0") for value in (-1, -(2**31))],
