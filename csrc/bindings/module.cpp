@@ -1,5 +1,6 @@
 // The op table: every op on one page, in the order of a cycle. An op's arguments are the members of its struct in ops/.
 #include "bindings/bind.h"
+#include "bindings/cascade_lists.h"
 #include "bindings/draft_lists.h"
 #include "bindings/machine.h"
 #include "bindings/pools.h"
@@ -65,7 +66,12 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
              arg("beam"), arg("nodes"), arg("min_level_tokens"), arg("min_reach"));
   }
   bind_op<DraftTree>(m, "draft_tree");
-  bind_class<CascadeNetwork>(m, "CascadeNetwork");
+  {
+    using pybind11::arg;
+    bind_class<CascadeNetwork>(m, "CascadeNetwork")
+        .def("draft", &cascade_lists, arg("runs"), arg("hidden_states"), arg("rows"), arg("pages"), arg("cached"),
+             arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("levels"), arg("top_k"));
+  }
   bind_op<DraftCascade>(m, "draft_cascade");
   bind_class<DraftHead>(m, "DraftHead");
   bind_class<HeadsNetwork>(m, "HeadsNetwork");

@@ -11,7 +11,7 @@ namespace {
 
 // The tensors of the pass over M rows of F columns of hidden states.
 struct PassRows {
-  TensorView ones, embedded, normed, joined, fuse_in, fused, depths, hidden_states, at_layers, workspace;
+  TensorView ones, states, embedded, normed, joined, fuse_in, fused, depths, hidden_states, at_layers, workspace;
 
   PassRows(const CascadeNetwork& network, int64_t M, int64_t F, Workspace& space)
       : PassRows(network.decoder, network, M, F, joined_columns(network, F), space) {}
@@ -24,6 +24,7 @@ struct PassRows {
  private:
   PassRows(const Decoder& d, const CascadeNetwork& network, int64_t M, int64_t F, int64_t columns, Workspace& space)
       : ones(space.floats({d.hidden})),
+        states(space.floats({M, F})),
         embedded(space.floats({M, d.hidden})),
         normed(space.floats({M, network.reads_halves() ? d.hidden : F})),
         joined(space.floats({M, columns})),
@@ -64,16 +65,20 @@ void fuse(const DraftCascade& op, const PassRows& rows) {
   const CascadeNetwork& network = *op.network;
   const Decoder& d = network.decoder;
   const TensorView none;
+  const int64_t F = rows.states.shape[1];
+  for (int64_t m = 0; m < op.tokens.shape[0]; ++m) {
+    std::copy_n(op.hidden_states.as<float>() + op.rows.as<int32_t>()[m] * F, F, rows.states.as<float>() + m * F);
+  }
   run_cpu(GatherRows{network.embedding, op.tokens, rows.embedded});
   if (network.reads_halves()) {
-    prepare_rows(as_rows(op.hidden_states), network.fuse, rows.fuse_in);
+    prepare_rows(rows.states, network.fuse, rows.fuse_in);
     project(rows.fuse_in, network.fuse, rows.fused);
     run_cpu(RmsNorm{rows.embedded, none, network.embedding_norm, rows.embedded, d.eps});
     run_cpu(RmsNorm{rows.fused, none, network.hidden_state_norm, rows.normed, d.eps});
     return join(rows.embedded, rows.normed, rows.joined);
   }
   const auto states = [&](const TensorView& x) { return tensor(x.data, x.dtype, {x.numel() / d.hidden, d.hidden}); };
-  run_cpu(RmsNorm{states(op.hidden_states), none, rows.ones, states(rows.normed), d.eps});
+  run_cpu(RmsNorm{states(rows.states), none, rows.ones, states(rows.normed), d.eps});
   join(rows.normed, rows.embedded, rows.joined);
   prepare_rows(rows.joined, network.fuse, rows.fuse_in);
   project(rows.fuse_in, network.fuse, rows.fused);
@@ -100,6 +105,7 @@ void check_values(const DraftCascade& op) {
     if (last >= op.cos.shape[0]) fail("lengths: position ", last, " is past the ", op.cos.shape[0], " rows of cos");
   }
   check_ids(op.tokens, "tokens", op.network->embedding.shape[0] * kPanel);
+  check_ids(op.rows, "rows", op.hidden_states.shape[0]);
 }
 
 }  // namespace
@@ -142,9 +148,10 @@ Device DraftCascade::validate() const {
   Checker check;
   const Decoder& d = network->decoder;
   const int64_t layers = static_cast<int64_t>(d.layers.size());
-  Dim M{"M"}, states{"states"}, B{"B"}, T{"T"}, k{"k"}, positions{"positions"};
+  Dim M{"M"}, R{"R"}, states{"states"}, B{"B"}, T{"T"}, k{"k"}, positions{"positions"};
   check(tokens, "tokens", {DType::kInt32}, {M});
-  check(hidden_states, "hidden_states", {DType::kFloat32}, {M, states, d.hidden});
+  check(hidden_states, "hidden_states", {DType::kFloat32}, {R, states, d.hidden});
+  check(rows, "rows", {DType::kInt32}, {M});
   const int64_t embeddings = network->reads_halves() ? 0 : 1;
   check_projection(check, network->fuse, "fuse", d.hidden, (states + embeddings) * d.hidden);
   cache.validate(check, layers, d.kv_heads, d.head_dim);
@@ -162,23 +169,22 @@ void run_cpu(const DraftCascade& op) {
   const Decoder& d = network.decoder;
   const int64_t M = op.tokens.shape[0], F = op.hidden_states.shape[1] * d.hidden;
   const int64_t B = op.cache.lengths.shape[0], T = op.children.shape[1], k = op.children.shape[2];
-  const int64_t V = network.head.total_rows(), layers = static_cast<int64_t>(d.layers.size());
+  const int64_t layers = static_cast<int64_t>(d.layers.size());
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   const TensorView none;
 
   Workspace count(nullptr);
-  PassRows(network, M, F, count), LevelRows(network, B, T, count), LevelChildren(T * B, V, k, count);
+  PassRows(network, M, F, count), LevelRows(network, B, T, count), LevelChildren(T * B, k, count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());
   Workspace space(memory.get() + (64 - address % 64));
   const PassRows rows(network, M, F, space);
   const LevelRows own(network, B, T, space);
-  const LevelChildren best(T * B, V, k, space);
+  const LevelChildren best(T * B, k, space);
   std::fill_n(rows.ones.as<float>(), d.hidden, 1.0f);
   for (int64_t b = 0; b < B; ++b) {
     std::iota(rows.depths.as<int32_t>() + row_start[b], rows.depths.as<int32_t>() + row_start[b + 1], 0);
   }
-  best.begin();
 
   fuse(op, rows);
   run_cpu(DecoderPass{&d, none, rows.fused, network.reads_halves() ? OptionalTensor(rows.joined) : OptionalTensor(),

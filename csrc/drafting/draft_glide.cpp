@@ -257,19 +257,18 @@ Device DraftGlide::validate() const {
 void run_cpu(const DraftGlide& op) {
   check_values(op);
   const GlideNetwork& network = *op.network;
-  const int64_t C = network.decoder.hidden, V = network.head.total_rows();
+  const int64_t C = network.decoder.hidden;
   const int64_t M = op.tokens.shape[0], B = op.children.shape[0], T = op.children.shape[1], k = op.children.shape[2];
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
 
   Workspace count(nullptr);
-  PerRequest(network, B, count), LevelChildren(B, V, k, count), PassRows(op, B, B, count), PassRows(op, M, B, count);
+  PerRequest(network, B, count), LevelChildren(B, k, count), PassRows(op, B, B, count), PassRows(op, M, B, count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());
   Workspace space(memory.get() + (64 - address % 64));
   const PerRequest own(network, B, space);
-  const LevelChildren best(B, V, k, space);
+  const LevelChildren best(B, k, space);
   const PassRows rows(op, B, B, space), first(op, M, B, space);
-  best.begin();
 
   const auto expand = [&](int64_t level) {
     prepare_rows(own.last, network.head, own.head_in);

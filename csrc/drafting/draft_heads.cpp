@@ -78,13 +78,12 @@ void run_cpu(const DraftHeads& op) {
   const int64_t B = op.children.shape[0], T = op.children.shape[1], k = op.children.shape[2], C = network.hidden;
 
   Workspace count(nullptr);
-  HeadRows(network, B, T, count), LevelChildren(T * B, network.tokens(), k, count);
+  HeadRows(network, B, T, count), LevelChildren(T * B, k, count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());
   Workspace space(memory.get() + (64 - address % 64));
   const HeadRows own(network, B, T, space);
-  const LevelChildren best(T * B, network.tokens(), k, space);
-  best.begin();
+  const LevelChildren best(T * B, k, space);
   std::fill_n(own.gate_up.as<float>(), own.gate_up.numel(), 1.0f);
 
   for (int64_t t = 0; t < T; ++t) {

@@ -33,7 +33,8 @@ struct CascadeNetwork {
 struct DraftCascade {
   const CascadeNetwork* network;
   TensorView tokens;         // [M] int32, chains of true pairs, at least one of each request
-  TensorView hidden_states;  // [M, states, hidden] float32, of several layers of the target
+  TensorView hidden_states;  // [R, states, hidden] float32, of several layers of the target
+  TensorView rows;           // [M] int32, each pair's row of hidden_states
   KvCacheView cache;         // all layers, written; lengths: pairs that are cached
   TensorView cos;            // [positions, head_dim / 2] float32
   TensorView sin;            // [positions, head_dim / 2] float32

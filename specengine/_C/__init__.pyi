@@ -152,6 +152,21 @@ class CascadeNetwork:
         markov_head: Projection,
         vocabulary: Tensor | None,
     ) -> None: ...
+    def draft(
+        self,
+        runs: Sequence[Sequence[int]],
+        hidden_states: Tensor,
+        rows: Sequence[int],
+        pages: Sequence[Sequence[int]],
+        cached: Sequence[int],
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        limits: Sequence[int],
+        levels: int,
+        top_k: int,
+    ) -> list: ...
 
 class DraftHead:
     def __init__(self, blocks: Sequence[Projection], logits: Projection) -> None: ...
@@ -298,6 +313,7 @@ def draft_cascade(
     network: CascadeNetwork,
     tokens: Tensor,
     hidden_states: Tensor,
+    rows: Tensor,
     cache: KVCacheView,
     cos: Tensor,
     sin: Tensor,

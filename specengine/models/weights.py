@@ -13,8 +13,8 @@ from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Projection, Weight
 
-# `auto` keeps the format of the checkpoint. int4 stores embedding and head in 8 bits, as GGUF files of that size do, and
-# a drafter's head in 4: a level reads little else.
+# `auto` keeps the format of the checkpoint. int4 stores embedding and head in 8 bits, as GGUF files of that size do,
+# and a drafter's head in 4: a level reads little else.
 DTYPES = ("auto", *FLOAT_FORMATS, "int8", "int4")
 
 _STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size

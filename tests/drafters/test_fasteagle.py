@@ -2,10 +2,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specengine import _C, Engine, SamplingParams
+from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter, shipped
 from specengine.drafters.fasteagle.drafter import Config, FastEagle
+from specengine.drafters.fasteagle.native_draft import CascadeDraft
+from specengine.drafters.fasteagle.network import Cascade
 from tests.drafters.draft_files import RandomWeights, dense_layer, norm
 from tests.drafters.fasteagle_files import DRAFT_VOCAB, LEVELS, SHAPE, TAPS, TINY, random_cascade
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
@@ -120,8 +122,9 @@ def test_the_tree_is_a_backbone_with_leaves(folder):
 
 def test_drafting_costs_one_call_of_the_core(folder, monkeypatch):
     engine, calls = tiny_engine(f"fasteagle:{folder},adaptive=false"), []
-    draft = _C.draft_cascade
-    monkeypatch.setattr(_C, "draft_cascade", lambda *rest: calls.append(1) or draft(*rest))
+    draft = CascadeDraft.__call__
+    monkeypatch.setattr(CascadeDraft, "__call__", lambda *rest: calls.append(1) or draft(*rest))
+    monkeypatch.setattr(Cascade, "outputs", None)
     output = engine.generate([5, 9, 13], GREEDY)
     assert len(calls) == output.stats.cycles - 1  # the last cycle has no room for a draft
 

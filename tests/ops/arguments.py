@@ -225,7 +225,8 @@ def draft_cascade() -> Arguments:
         "markov_tokens": None,
         "markov_head": _C.Projection((), (), None),
         "vocabulary": shared["vocabulary"],
-        "hidden_states": randn(8, 2, 6, seed=5),
+        "hidden_states": randn(9, 2, 6, seed=5),
+        "rows": ints(*range(1, 9)),
         **{name: shared[name] for name in ("tokens", *PLACE, "cos", "sin")},
         "children": torch.zeros(2, 2, 2, dtype=torch.int32),
         "scores": torch.zeros(2, 2, 2),
@@ -389,8 +390,8 @@ OPS: dict[str, Callable[[], Arguments]] = {
     .replace("_sampled", " sampled")
     .replace("_fed", " fed")
     .replace("_fused", " fused")
-    .replace("_halves", " halves")
-    .replace("_joined", " joined"): op
+    .replace("_joined", " joined")
+    .replace("_halves", " halves"): op
     for op in (
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
@@ -417,11 +418,11 @@ HISTORY = ("history", "history_length", "prompt_length")
 DRAFT = ("draft_logits", "draft_rows", "draft_index", "replacement")
 WEIGHTS = ("decoder", "embedding", "embedding_norm", "hidden_state_norm", "fuse")
 WEIGHTS += ("before_residual", "feed_back", "head", "vocabulary")
+DRAFTED = tuple(f"trees.{name}" for name in _C.DraftedTrees._fields)
 GLIDE = ("decoder", "embedding", "embedding_rows", "queries", "outs", "target_heads", "target_head_dim")
 GLIDE += ("reach", "block", "head", "vocabulary")
 CASCADE = ("decoder", "embedding", "fuse", "embedding_norm", "hidden_state_norm", "head_norm", "head")
 CASCADE += ("markov_rank", "markov_tokens", "markov_head", "vocabulary")
-DRAFTED = tuple(f"trees.{name}" for name in _C.DraftedTrees._fields)
 
 
 def _record(kind: Callable[..., Any], names: Sequence[str]) -> Callable[[Arguments], Any]:

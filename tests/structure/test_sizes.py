@@ -15,6 +15,7 @@ MOST_FILES_AT_THE_TOP = 4
 MOST_CYCLE_LINES = 60
 CODE = (".py", ".pyi", ".h", ".cpp", ".cu", ".cuh", ".html", ".js", ".css")
 README, CYCLE = "README.md", f"{PACKAGE}/engine/cycle.py"
+WRITTEN = f"{PACKAGE}/_C/__init__.pyi"  # by csrc/bindings/write_stub.py
 
 
 def lines(path: Path) -> int:
@@ -22,9 +23,9 @@ def lines(path: Path) -> int:
 
 
 def code_files(root: Path) -> list[Path]:
-    """Sources of the package and of the core."""
+    """Sources of the package and of the core; what a program writes is none."""
     files = (path for folder in (PACKAGE, "csrc") for path in sorted((root / folder).rglob("*")))
-    return [path for path in files if path.suffix in CODE and path.is_file()]
+    return [path for path in files if path.suffix in CODE and path.is_file() and path != root / WRITTEN]
 
 
 def named_files(root: Path) -> list[Path]:

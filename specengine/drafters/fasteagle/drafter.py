@@ -20,7 +20,6 @@ from specengine.drafters.fasteagle.native_draft import CascadeDraft
 from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
-from specengine.drafters.level_drafts import backbone
 from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
@@ -113,14 +112,10 @@ class FastEagle(ReadsPairs, Drafter):
 
     def _backbones(self, requests: Sequence[DraftRequest], draft: CascadeDraft) -> list[ScoredTree]:
         """Returns backbones with leaves, by one call of the core."""
-        runs, picked, place = self.pairs.take_all_runs(requests)
-        levels = min(self.levels, max(s.draft_limit for s in requests))
-        cos_sin = self.network.cos_sin
-        tokens, scores = draft(runs, picked, place, self.pairs.pool, cos_sin, levels)
-        return [
-            backbone(s.tokens[-1], own, log_probs, s.draft_limit)
-            for s, own, log_probs in zip(requests, tokens, scores, strict=True)
-        ]
+        unread = self.pairs.take_unread(requests)
+        limits = [s.draft_limit for s in requests]
+        pages = [s.pages for s in requests]
+        return draft(unread, pages, self.pairs.pool, self.network.cos_sin, limits, min(self.levels, max(limits)))
 
     def _expand(self, outputs: torch.Tensor) -> BackboneTrees:
         """Returns trees in the drafter's tokens, of the layers' outputs [B, layers, hidden]."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
-from specengine.cache.cache_batch import CacheBatch
 from specengine.cache.page_pool import PagePool
+from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.drafters.fasteagle.checkpoint import Markov
-from specengine.drafters.level_drafts import Children, DraftedLevels, chain_rows
+from specengine.drafters.hidden_states.pairs import UnreadPairs
 from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.weight import Projection, Weight
 
@@ -53,25 +53,25 @@ class CascadeDraft:
             markov_head=native_projection(markov.product) if markov else _C.Projection((), (), None),
             vocabulary=network.vocabulary,
         )
-        self._levels = DraftedLevels(top_k)
+        self._top_k = top_k
 
     def __call__(
         self,
-        runs: Sequence[Sequence[int]],
-        hidden_states: torch.Tensor,
-        place: CacheBatch,
+        unread: UnreadPairs,
+        pages: Sequence[Sequence[int]],
         pool: PagePool,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
+        limits: Sequence[int],
         levels: int,
-    ) -> Children:
-        """Returns the likeliest tokens of every request's first `levels` levels, and their log-probabilities.
+    ) -> list[ScoredTree]:
+        """Returns each request's backbone with leaves, in the target's tokens.
 
-        The tokens are the target's ids.  runs: tokens of the true pairs of each request, at least one.
-        hidden_states: float32 [M, states, hidden] of all pairs.  place: the pairs before them.
+        unread: at least one pair of each request.  pages: of each request.  limits: levels of each tree.
+        levels: that are read by the head, at most one per layer.
         Raises ValueError as a decoder does, for more levels than layers, and for logits that are no distribution.
         """
-        tokens, row_start = chain_rows(runs)
-        cache = _C.KVCacheView(pool.k, pool.v, place.block_table, place.lengths, row_start, 0)
-        children, scores = self._levels.room(len(runs), levels)
-        _C.draft_cascade(self._network, tokens, hidden_states, cache, *cos_sin, children, scores)
-        return children.tolist(), scores.tolist()
+        place = (pages, unread.cached, pool.k, pool.v, *cos_sin)
+        trees = self._network.draft(
+            unread.tokens, unread.hidden_states, unread.rows, *place, limits, levels, self._top_k
+        )
+        return [ScoredTree(*tree) for tree in trees]

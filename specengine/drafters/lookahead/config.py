@@ -16,7 +16,8 @@ class Config:
 
     window: columns, W.  ngram: length, N.  guesses: n-grams tried per cycle, G, and kept per token.
     prompt: the pool has the n-grams of prompt and answer, too.
-    warm: one pool for all requests, otherwise one for each.  keys: tokens that a pool has n-grams of, at most.  pool: a file to begin with, of Lookahead.save_pool.
+    warm: one pool for all requests, otherwise one for each.  keys: tokens that a pool has n-grams of, at most.
+    pool: a file to begin with, of Lookahead.save_pool.
     adaptive: skip cycles that do not pay, otherwise draft in every cycle.
     """
 
