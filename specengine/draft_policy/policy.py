@@ -21,7 +21,7 @@ from specengine.draft_trees.tree import DraftTree
 
 EXPLORED = 0.01  # of the time, at most, is lost to drafts that are expected not to pay
 FIRST, MEMORY = 4, 32  # drafts before a source's mean gain counts, and drafts that the mean remembers
-CYCLES = 16  # that the price remembers
+CYCLES = 16  # that the price remembers; and the most in a row in which nothing is asked, where nothing pays
 
 
 class Source(Protocol):
@@ -128,7 +128,9 @@ class DraftPolicy:
         self._gains: dict[tuple[int, int], Gain] = {}  # by source and batch size
         self._rates: dict[int, tuple[float, float]] = {}  # recent tokens and seconds of a cycle, by batch size
         self._left = [0.0] * max(1, len(sources))  # seconds that each source may lose
+        self._losses = [0.0] * max(1, len(sources))  # that each source is expected to make
         self._open: Draft | None = None
+        self._resting = {"requests": 0, "cycles": 0}
         self._memory, self._cycles = memory, 0
         if memory:
             self._load(memory.read())
@@ -136,11 +138,12 @@ class DraftPolicy:
     def draft(self, requests: Sequence[Any], views: Sequence[Sequence[Any]] | None = None) -> Draft:
         """Returns the draft of a cycle. views: the requests as each source sees them; None: as they are."""
         draft = self._begin(requests)
-        price = self._price(draft)
+        resting = self._rests(len(requests))
+        price = 0.0 if resting else self._price(draft)
         whole: list[ScoredTree] = []
         for number, source in enumerate(self._sources):
             own = requests if views is None else views[number]
-            if not self._pays(number, draft, price):
+            if resting or not self._pays(number, draft, price):
                 source.skip(own)
                 continue
             began = self._clock()
@@ -151,6 +154,7 @@ class DraftPolicy:
                 whole = self._joined(number, draft, whole, more)
                 trees = cut_trees(whole, price, draft.seconds, self._most)
             self._step(number, draft, trees, levels, began)
+        self._rest(draft)
         return draft
 
     def draft_whole(self, requests: Sequence[Any], grow: Callable[[bool], list[DraftTree]]) -> list[DraftTree]:
@@ -158,11 +162,30 @@ class DraftPolicy:
         if not requests:
             return []
         draft = self._begin(requests)
-        if not self._pays(0, draft, self._price(draft)):
+        if self._rests(len(requests)) or not self._pays(0, draft, self._price(draft)):
+            self._rest(draft)
             return grow(False)
         began = self._clock()
         self._step(0, draft, grow(True), 1, began)
         return draft.trees
+
+    def _rests(self, requests: int) -> bool:
+        """Counts a cycle of a rest; returns whether it is one."""
+        rest = self._resting
+        rest["cycles"] = rest["cycles"] - 1 if rest["requests"] == requests else 0
+        if rest["cycles"] <= 0:
+            return False
+        self._open = None
+        return True
+
+    def _rest(self, draft: Draft) -> None:
+        """Begins a rest where no source drafts: until the cheapest one may be explored, nothing is computed."""
+        if self._open is None or draft.steps:
+            return
+        earned = EXPLORED * draft.seconds(0)
+        cycles = min([CYCLES, *((self._losses[number] - left) // earned for number, left in enumerate(self._left))])
+        self._resting = {"requests": len(draft.requests), "cycles": int(cycles)}
+        self._left = [left + earned * max(0.0, cycles - 1) for left in self._left]
 
     def observe(self, requests: Sequence[Any], committed: Sequence[Sequence[int]]) -> None:
         """Learns from the committed tokens of a cycle, at its end."""
@@ -217,6 +240,7 @@ class DraftPolicy:
             return True
         nodes = max(0, round(draft.nodes + count * gain.nodes))
         loss = draft.seconds(nodes) - draft.seconds(draft.nodes) + gain.seconds - count * gain.tokens / price
+        self._losses[number] = loss
         if loss > 0:
             self._left[number] = min(self._left[number], max(loss, draft.seconds(0)))
             if self._left[number] < loss:
