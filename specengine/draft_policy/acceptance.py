@@ -43,6 +43,12 @@ class Acceptance:
         """
         return self._rates
 
+    def refresh(self) -> None:
+        """Takes up what a prior that learns has learned meanwhile, of every kind."""
+        prior = self.prior.rates() if isinstance(self.prior, Acceptance) else self.prior
+        counts = zip(self._accepted, self._seen, prior, strict=True)
+        self._rates[:] = [(accepted + self.weight * rate) / (seen + self.weight) for accepted, seen, rate in counts]
+
     def observe(self, kind: int, accepted: float, expected: float = 1.0) -> None:
         """Counts one node whose parent was accepted. expected: acceptances that the prior promised."""
         prior: Sequence[float] = self.prior.rates() if isinstance(self.prior, Acceptance) else self.prior

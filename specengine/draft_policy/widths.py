@@ -31,7 +31,9 @@ class WidthPolicy:
         expected: list[float] = []
         for width in widths:
             tokens = reach = 1.0
-            for rate in self._acceptance(width).rates()[: width - 1]:
+            acceptance = self._acceptance(width)
+            acceptance.refresh()  # what other widths taught counts for widths that are never chosen
+            for rate in acceptance.rates()[: width - 1]:
                 reach *= rate
                 tokens += reach
             expected.append(tokens)

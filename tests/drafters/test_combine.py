@@ -2,7 +2,6 @@
 
 import gc
 import json
-import time
 import weakref
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from specengine import SamplingParams, drafters
-from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.drafters import best_drafter, load_drafter, shipped
 from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, ScoredDrafter
@@ -20,10 +19,12 @@ from specengine.types import CycleTrace
 from tests.drafters import fasteagle_files
 from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.requests import sequence_of
+from tests.drafters.steady import pass_time, steady
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")
+COSTS = {1: 1.0, 2: 1.001, 64: 1.1}
 PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 9], [7], [3, 4, 3, 4, 3, 4, 3], list(range(40, 60)) * 2]
 
 
@@ -83,75 +84,60 @@ def test_a_batch_of_no_requests_has_no_trees(folder):
 
 
 class Part:
-    """Proposes one tree, and counts how often it is asked."""
+    """Proposes one tree, which takes some time, and counts how often it is asked."""
 
-    name = "part"
+    name, learned = "part", ()
 
-    def __init__(self, tree):
-        self.tree, self.asked, self.skipped, self.saved = tree, 0, 0, []
+    def __init__(self, tree, drafter=None, seconds=0.0):
+        self.tree, self.drafter, self.seconds, self.asked, self.skipped = tree, drafter, seconds, 0, 0
 
-    def propose(self, requests):
+    def propose(self, requests, least_tokens):
         self.asked += 1
+        if self.drafter:
+            pass_time(self.drafter, self.seconds)
         return [self.tree for _ in requests]
 
     def skip(self, requests):
         self.skipped += 1
 
-    def record_gain(self, requests, saved):
-        self.saved.append(saved)
+    def observe(self, requests, committed, hidden_states): ...
+
+
+def combined(*trees, seconds=0.0, costs=COSTS):
+    """A combination of parts that propose these trees."""
+    drafter = Combine(Config(), "+".join(["prompt_lookup"] * len(trees)), tiny_model().target, CycleCosts(costs))
+    drafter.parts[:] = [Part(tree, drafter, seconds) for tree in trees]
+    return steady(drafter)
+
+
+def cycles(drafter, text, count=320, batch=1):
+    """Returns the sizes of the trees of so many cycles, each of other requests."""
+    sizes = []
+    for _ in range(count):
+        requests = [sequence_of([1]) for _ in range(batch)]
+        trees = drafter.draft(requests)
+        drafter.observe(requests, [text[: tree.accepted(text) + 1] for tree in trees], None)
+        sizes += [len(tree.tokens) for tree in trees]
+    return sizes
 
 
 @pytest.mark.parametrize("useful", [True, False])
 def test_a_part_is_asked_where_it_pays(useful):
     sure = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.9, 0.9])
-    other = ScoredTree([1, 2, 3, 4], [-1, 0, 1, 2], [1.0, 0.9, 0.9, 0.95 if useful else 0.001])
-    spec, model = "prompt_lookup+prompt_lookup", tiny_model()
-    drafter = Combine(Config(), spec, model.target, CostModel((1, 2, 64), (1.0, 1.001, 1.1)))
-    drafter.parts = parts = [Part(sure), Part(other)]
-    # each another request's: between two cycles of one, a pass would take what is predicted
-    sizes = [len(drafter.draft([sequence_of([1])])[0].tokens) for _ in range(320)]
-    assert parts[0].asked == 320 and parts[1].asked + parts[1].skipped == 320
-    assert [len(part.saved) for part in parts] == [part.asked for part in parts]  # each is told what it was worth
-    assert (parts[1].asked == 320 and sizes[-1] == 4) if useful else (parts[1].asked < 40 and sizes[-1] == 3)
-
-
-class Keeping(CacheCompanion):
-    """Keeps so many bytes of a page, and skips reading or does not."""
-
-    page_bytes = 0
-
-    def __init__(self, page_bytes, skips):
-        self.page_bytes, self.skips = page_bytes, skips
-
-    def attach(self, cache): ...
-
-    def skips_reading(self, batch):
-        return self.skips
-
-
-@pytest.mark.parametrize(
-    ("kept", "unread"), [((), False), ((True,), True), ((True, True), True), ((True, False), False)]
-)
-def test_a_text_is_left_unread_where_no_part_that_keeps_anything_would_read_it(kept, unread):
-    drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1.0, 2.0)))
-    drafter.parts = [Keeping(0, False), *(Keeping(64, own) for own in kept), object()]
-    assert drafter.skips_reading(8) is unread
-    drafter._costs = None  # all are asked in every cycle
-    assert drafter.skips_reading(8) is False
+    other = ScoredTree([1, 2, 3, 4], [-1, 0, 1, 2], [1.0, 0.9, 0.9, 0.9])
+    drafter = combined(sure, other, seconds=0.05)
+    sizes = cycles(drafter, [2, 3, 4 if useful else 9, 7, 7])
+    first, second = drafter.parts
+    assert first.asked == 320 and second.asked + second.skipped == 320
+    assert (second.asked == 320 and sizes[-1] == 4) if useful else (second.asked < 60 and sizes[-1] == 3)
 
 
 def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
-    class Slow(Part):
-        def propose(self, requests):
-            time.sleep(0.002)
-            return super().propose(requests)
-
-    drafter = Combine(Config(), "prompt_lookup+prompt_lookup", tiny_model().target, CostModel((1, 64), (1e-4, 1e-2)))
-    drafter.parts = parts = [Slow(ScoredTree([1, 2], [-1, 0], [1.0, 0.5])) for _ in range(2)]
-    trees = [drafter.draft([sequence_of([1]) for _ in range(4)]) for _ in range(320)]
-    assert all(part.asked < 30 and part.asked + part.skipped == 320 for part in parts)
-    assert [len(tree.tokens) for tree in trees[-1]] == [1, 1, 1, 1]
-    assert max(parts[0].saved) < -0.001
+    tree = ScoredTree([1, 2], [-1, 0], [1.0, 0.5])
+    drafter = combined(tree, tree, seconds=5.0)
+    sizes = cycles(drafter, [2, 3, 4], batch=4)
+    assert all(part.asked < 16 and part.asked + part.skipped == 320 for part in drafter.parts)
+    assert sizes[-4:] == [1, 1, 1, 1]
 
 
 class Fixed(Part, HiddenStateReader, CacheCompanion):
@@ -159,7 +145,7 @@ class Fixed(Part, HiddenStateReader, CacheCompanion):
 
     max_nodes, spare_slots, page_bytes = 8, 8, 0
 
-    def propose(self, requests):
+    def propose(self, requests, least_tokens):
         return [self.tree.rooted(request.tokens[-1], request.draft_limit) for request in requests]
 
     def attach(self, cache): ...
@@ -180,7 +166,7 @@ def test_every_part_is_counted_by_itself():
         Fixed(ScoredTree([0, 319, often, 318], [-1, 0, 0, 2], [1.0, 0.5, 0.5, 0.5])),
     ]
     drafter = Combine(Config(adaptive=False), "prompt_lookup+prompt_lookup:", model.target)
-    drafter.parts, drafter._names = parts, ["one", "two"]
+    drafter.parts[:], drafter._names = parts, ["one", "two"]
     output = tiny_engine(drafter).generate(PROMPTS[0], replace(GREEDY, trace=True))
     assert output.token_ids == plain
     expected = {"one": [0, 0], "two": [0, 0]}

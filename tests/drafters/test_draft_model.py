@@ -7,7 +7,7 @@ import tokenizers
 import torch
 
 from specengine import Engine, SamplingParams
-from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters import check_offers, load_drafter
 from specengine.drafters.capabilities import LogitsDrafter
@@ -27,6 +27,7 @@ from specengine.tensor_parallel.loading import load_model
 from specengine.tokenizer import Tokenizer
 from specengine.tokenizer.vocabulary import Vocabulary
 from tests.drafters.requests import GREEDY, path_to, sequence_of
+from tests.drafters.steady import steady
 from tests.engines import tiny_engine, tiny_model
 from tests.models.files import CONFIG_JSON, random_state, write_folder
 
@@ -465,10 +466,10 @@ def test_distributions_are_not_looked_for_where_there_are_none():
 
 def test_what_does_not_pay_is_left_out_where_no_samples_are_wanted():
     drafted = {}
-    for costs, pays in ((CostModel((1, 64), (1.0, 1.0 + 1e-9)), True), (CostModel((1, 64), (1e-9, 1.0)), False)):
+    for costs, pays in ((CycleCosts({1: 1.0, 64: 1.0}), True), (CycleCosts({1: 1.0, 64: 64e9}), False)):
         target = tiny_model().target
-        drafter = DraftModel(Config(length=3, layers=2), "self", target, costs)
+        drafter = steady(DraftModel(Config(length=3, layers=2), "self", target, costs))
         outputs = tiny_engine(drafter).generate(PROMPTS, GREEDY)
         assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
         drafted[pays] = sum(output.stats.cycles for output in outputs)
-    assert drafted[True] < 0.4 * drafted[False]
+    assert drafted[True] < 0.6 * drafted[False]

@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from specengine import SamplingParams
-from specengine.draft_policy.reading_choice import FIRST, _Worth
 from specengine.drafters import load_drafter
-from specengine.ops.draft_tree import Thresholds
 from tests.drafters.eagle_bench import LAYOUTS, OPTIONS, PROMPTS, Bench, spec_of
 from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, write_drafter
-from tests.drafters.requests import path_to, sequence_of
+from tests.drafters.requests import path_to
 from tests.engines import ids, tiny_engine, tiny_model
 
 GREEDY = SamplingParams(max_new_tokens=24)
@@ -194,102 +192,6 @@ def test_no_token_changes(tmp_path, name, options, params, batch):
     assert engine.cache.pages_in_use == 0
     if "top_k=40" in options:
         assert max(output.stats.tau for output in outputs) > 1
-
-
-@pytest.mark.parametrize("sharing", [0, 8], ids=["alone", "shared prefixes"])
-@pytest.mark.filterwarnings("ignore:drafter")
-def test_what_nothing_was_drafted_of_for_long_is_not_read_unless_it_is_shared(tmp_path, monkeypatch, sharing):
-    engine, params = tiny_engine(spec_of(tmp_path), prefix_cache_mib=sharing), SamplingParams(max_new_tokens=150)
-    drafter, calls = engine.drafter, []
-
-    def spied(owner, name: str) -> None:
-        own = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda requests: (calls.append(name), own(requests))[1])
-
-    spied(drafter.pairs, "read_ahead")
-    spied(drafter, "grow")
-
-    def cycles(prompts: list[list[int]], pauses) -> list:
-        calls.clear()
-        asked = iter(range(1 << 20))
-        monkeypatch.setattr(drafter.sizing.pauses, "should_skip", lambda requests: pauses(next(asked)))
-        outputs = engine.generate(prompts, params)
-        assert ids(outputs) == ids(tiny_engine("none").generate(prompts, params))
-        return outputs
-
-    (said,) = cycles([PROMPTS[2]], lambda cycle: True)
-    assert calls == ["read_ahead"] * (3 if sharing else 1)  # the prompt; where texts are shared, 64 pairs and again
-    (again,) = cycles([PROMPTS[2] + said.token_ids], lambda cycle: cycle % 3)
-    assert "grow" in calls
-    assert (again.stats.prefix_hit_tokens > len(PROMPTS[2])) == bool(sharing)
-    cycles([PROMPTS[2], PROMPTS[3]], lambda cycle: 5 < cycle < 80)
-    assert (calls.count("grow") > 6) == bool(sharing)  # who was left behind is drafted no more
-
-
-@pytest.mark.filterwarnings("ignore:drafter")
-def test_texts_are_left_unread_where_drafts_did_not_pay_for_reading_them(tmp_path, monkeypatch):
-    batch, short, long = 8, SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=120)
-    prompts = [[*PROMPTS[3], i] for i in range(batch)]
-    plain = ids(tiny_engine("none", max_batch_size=batch).generate(prompts, long))
-
-    def read(engine, params) -> bool:
-        reads = []
-        with monkeypatch.context() as patch:
-            own = engine.drafter.pairs.take
-            patch.setattr(engine.drafter.pairs, "take", lambda *given: (reads.append(1), own(*given))[1])
-            assert ids(engine.generate(prompts, params)) == [tokens[: params.max_new_tokens] for tokens in plain]
-        return bool(reads)
-
-    for options, left in (("adaptive=true", True), ("adaptive=false", False)):
-        engine = tiny_engine(f"{spec_of(tmp_path)},{options}", max_batch_size=batch, prefix_cache_mib=0)
-        monkeypatch.setattr(engine.drafter.sizing.pauses, "should_skip", lambda requests: True)  # nothing is gained
-        for _ in range(3):  # nothing could be drafted
-            read(engine, short)
-        assert read(engine, long) and read(engine, long)  # as many texts as a verdict takes
-        if not left:  # who does not adapt is not asked
-            engine.drafter.pairs.readings._sizes[batch.bit_length()] = _Worth(-1.0, 100)
-        found = [read(engine, long) for _ in range(batch)]
-        assert found == ([False] * (batch - 1) + [True] if left else [True] * batch)
-    with_cache = tiny_engine(spec_of(tmp_path), max_batch_size=batch, prefix_cache_mib=8)
-    with_cache.drafter.pairs.readings._sizes[batch.bit_length()] = _Worth(-1.0, 100)
-    with_cache.generate(prompts, short)
-    assert not with_cache.drafter.pairs.readings._sizes[batch.bit_length()].begun  # nor asked
-
-
-def test_a_text_s_account_holds_its_share_of_what_drafts_saved_and_is_closed_once(tmp_path):
-    drafter = tiny_engine(spec_of(tmp_path), prefix_cache_mib=0).drafter
-    texts = [sequence_of(prompt) for prompt in PROMPTS[:3]]
-    texts[2].skips_drafter_cache = True
-    drafter.pairs.note_batch(texts)
-    drafter.record_gain(texts, 3.0)
-    drafter.pairs.note_batch(texts[:2])
-    drafter.record_gain(texts[:1], 1.0)
-    for _ in range(2):
-        for text in texts:
-            drafter.release(text)
-            assert text.drafter_state is None
-    assert drafter.pairs.readings._sizes == {2: _Worth(1.5, 2)}  # the first one's 2.5 counts until there is a second
-
-
-@pytest.mark.filterwarnings("ignore:drafter")
-@pytest.mark.parametrize("saved", [1.0, -1.0])
-@pytest.mark.parametrize("spec", ["{}", "combine:prompt_lookup+{}"])
-def test_texts_are_read_as_long_as_cycles_gain(tmp_path, monkeypatch, spec, saved):
-    engine = tiny_engine(spec.format(spec_of(tmp_path)), max_batch_size=2, prefix_cache_mib=0)
-    monkeypatch.setattr("specengine.draft_policy.pauses.Pauses.should_skip", lambda self, requests: False)
-    part = getattr(engine.drafter, "parts", [engine.drafter])[-1]
-    own = part.record_gain
-    monkeypatch.setattr(part, "record_gain", lambda texts, _: own(texts, saved))
-    monkeypatch.setattr(  # reading is credited nothing: what is found comes of drafts
-        part.pairs,
-        "read_ahead",
-        part.pairs.cache_all_but_last,
-    )
-    for _ in range(FIRST):
-        engine.generate(PROMPTS[:2], GREEDY)
-    (worth,) = part.pairs.readings._sizes.values()
-    assert worth.ended >= FIRST and worth.gained * saved > 0
-    assert engine.drafter.skips_reading(2) == (saved < 0)
 
 
 def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):

@@ -7,8 +7,7 @@ from safetensors.torch import load_file
 
 from specengine import Engine, SamplingParams
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_policy.cost_model import CostModel
-from specengine.draft_policy.level_choice import next_level_pays
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters import load_drafter
 from specengine.drafters.glide.config import THRESHOLDS, WIDTHS, Config
 from specengine.drafters.glide.drafter import Glide
@@ -216,15 +215,10 @@ def test_rows_see_the_blocks_before_theirs_and_drafts_all_there_is():
     assert visible([9, 3], [10, 3], [2, 1]) == [5, 10, 3]
 
 
-def test_one_more_level_is_drafted_only_where_it_pays():
-    sure, unsure = next_level_pays([0.9], [1.9], 1, 1.0, 0.1), next_level_pays([0.1], [1.1], 1, 1.0, 0.1)
-    assert sure and not unsure and not next_level_pays([0.9], [1.9], 1, 1.0, 2.0)
-
-
 @pytest.mark.parametrize(("seconds", "deepest"), [(1e-9, 1), (1e3, 4)])
 def test_it_drafts_as_deep_as_the_target_is_dear(model, tmp_path, seconds, deepest):
     write(tmp_path, glide_state())
-    drafter = Glide(Config(cape=False), str(tmp_path), model.target, costs=CostModel((1, 32), (seconds, seconds)))
+    drafter = Glide(Config(cape=False), str(tmp_path), model.target, costs=CycleCosts({1: seconds, 32: seconds}))
     lengths = []
     drafter._expand = lambda logits: lengths.append(len(logits)) or Glide._expand(drafter, logits)
     steer(drafter, PROMPTS[:1], GREEDY, model=model)

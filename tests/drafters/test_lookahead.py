@@ -4,19 +4,20 @@ from types import SimpleNamespace
 import pytest
 
 from specengine._C import MAX_NODES
-from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.lookahead.drafter import Config, Lookahead
 from specengine.ops import native
 from tests.drafters import transcriptions
 from tests.drafters.function_model import paths_of, pool_of, prefixes, run, sequence_of
 from tests.drafters.repeating import PROMPTS, function
+from tests.drafters.steady import steady
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, tiny_engine
 
 TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
 
 
 def drafter_of(costs=None, **options):
-    return Lookahead(Config(**{"adaptive": costs is not None, "warm": True} | options), None, TARGET, costs)
+    return steady(Lookahead(Config(**{"adaptive": costs is not None, "warm": True} | options), None, TARGET, costs))
 
 
 @pytest.mark.parametrize("window, ngram, guesses", [(7, 5, 7), (4, 3, 2), (5, 2, 3), (1, 4, 1)])
@@ -92,7 +93,7 @@ def test_no_tree_is_deeper_or_larger_than_allowed():
 
 
 def test_what_does_not_pay_is_left_out_for_most_cycles():
-    cheap, dear = CostModel((1, 64), (1.0, 1.0 + 1e-9)), CostModel((1, 64), (1.0, 64.0))
+    cheap, dear = CycleCosts({1: 1.0, 64: 1.0}), CycleCosts({1: 1.0, 64: 64.0})
     drafted = []
     for costs in (cheap, dear):
         drafter, request = drafter_of(costs), sequence_of([1, 5, 2, 8, 1, 5])

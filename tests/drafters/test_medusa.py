@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import silu
 
 from specengine import Engine, SamplingParams
-from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.rank_paths import PUBLISHED, RankTree
 from specengine.drafters import load_drafter
 from specengine.drafters.medusa.drafter import Medusa
@@ -182,7 +182,7 @@ def test_an_unknown_tree_is_refused_by_name():
 
 
 def test_a_pass_that_costs_much_per_row_is_not_made_wide(tmp_path):
-    dear = CostModel((1, 2), (1.0, 2.0))
+    dear = CycleCosts({1: 1.0, 2: 2.0})
     drafter = drafter_of(write(tmp_path, heads_state()))
     adaptive = Medusa(type(drafter.config)(adaptive=True), str(tmp_path), tiny_model().target, costs=dear)
     assert max(len(tree.tokens) for _, trees in steer(adaptive, PROMPTS, GREEDY).drafts for tree in trees) < 4

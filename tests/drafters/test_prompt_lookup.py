@@ -2,14 +2,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.prompt_lookup.drafter import LONGEST, Config, PromptLookup
 from specengine.ops import native
 from tests.drafters.leaf_paths import paths
+from tests.drafters.steady import steady
 
-FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
-CHEAP = CostModel((1, 2, 4, 8, 16, 32), (1.0, 1.15, 1.4, 2.2, 4.0, 7.5))
-DEAR = CostModel((1, 64), (1.0, 64.0))
+FREE = CycleCosts({1: 1.0, 64: 1.0})
+CHEAP = CycleCosts({1: 1.0, 2: 1.15, 4: 1.4, 8: 2.2, 16: 4.0, 32: 7.5})
+DEAR = CycleCosts({1: 1.0, 64: 64.0})
 LOOP = [*range(1, 20)]
 
 TARGET = SimpleNamespace(ops=native)  # all that a drafter with costs of its own asks of a target
@@ -20,7 +21,7 @@ def sequence_of(tokens, limit=100):
 
 
 def drafter_of(costs=CHEAP, **options):
-    return PromptLookup(Config(**options), None, TARGET, costs)
+    return steady(PromptLookup(Config(**options), None, TARGET, costs))
 
 
 def draft(tokens, *, limit=100, **options):
@@ -138,11 +139,11 @@ def test_equal_observations_give_equal_trees():
 
 
 def test_several_tokens_committed_at_once_are_learned_like_one_after_the_other():
-    at_once, drafter = sequence_of(LOOP * 3), drafter_of()
+    at_once, drafter = sequence_of(LOOP * 3), drafter_of(adaptive=False)
     drafter.draft([at_once])
     at_once.tokens += LOOP[:5]
     drafter.observe([at_once], [LOOP[:5]], None)
-    one_by_one, other = sequence_of(LOOP * 3), drafter_of()
+    one_by_one, other = sequence_of(LOOP * 3), drafter_of(adaptive=False)
     say(other, one_by_one, LOOP[:5])
     assert drafter.acceptance.rates() == other.acceptance.rates()
 

@@ -4,17 +4,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.suffix.config import Config
 from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
 from specengine.drafters.suffix.drafter import CORPUS, OWN, Suffix
 from specengine.ops import native
 from specengine.types import SourceStats
 from tests.drafters.leaf_paths import paths
+from tests.drafters.steady import steady
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 
-FREE = CostModel((1, 64), (1.0, 1.0 + 1e-9))
-DEAR = CostModel((1, 64), (1.0, 64.0))
+FREE = CycleCosts({1: 1.0, 64: 1.0})
+DEAR = CycleCosts({1: 1.0, 64: 64.0})
 LOOP = [*range(1, 20)]
 TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
 
@@ -25,7 +26,7 @@ def sequence_of(tokens, limit=100, prompt_length=1):
 
 
 def drafter_of(costs=FREE, path=None, **options):
-    return Suffix(Config(**{"corpus": path is not None} | options), path, TARGET, costs)
+    return steady(Suffix(Config(**{"corpus": path is not None} | options), path, TARGET, costs))
 
 
 def draft(tokens, *, limit=100, path=None, **options):
@@ -98,17 +99,17 @@ def test_memory_of_earlier_requests_is_bounded():
 
 
 def test_it_learns_what_pays_and_drafts_no_more_where_nothing_does():
-    drafter = drafter_of(CostModel((1, 2, 4, 8, 16, 32), (1.0, 1.15, 1.4, 2.2, 4.0, 7.5)))
+    drafter = drafter_of(CycleCosts({1: 1.0, 2: 1.15, 4: 1.4, 8: 2.2, 16: 4.0, 32: 7.5}))
     right, wrong = sequence_of(LOOP * 2), sequence_of(LOOP * 2)
     sizes = {}
     for step in range(60):
         for name, request in (("right", right), ("wrong", wrong)):
             (tree,) = drafter.draft([request])
             sizes.setdefault(name, []).append(len(tree.tokens))
-            follows = request.tokens[-19]
-            token = follows if name == "right" else 20 + step % 70
-            request.tokens += [token] if name == "right" else [token, LOOP[step % 19]]
-            drafter.observe([request], [request.tokens[-1:] if name == "right" else request.tokens[-2:]], None)
+            following = (LOOP * 3)[request.tokens[-1] :] if name == "right" else [20 + step % 70, LOOP[step % 19]]
+            committed = following[: tree.accepted(following) + 1] if name == "right" else following
+            request.tokens += committed
+            drafter.observe([request], [committed], None)
     assert sizes["right"][-1] > 8 and max(sizes["wrong"][-10:]) < sizes["right"][-1]
     assert max(len(tree.tokens) for tree in drafter_of(DEAR).draft([sequence_of(LOOP * 2)])) == 1
 

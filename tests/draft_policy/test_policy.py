@@ -1,0 +1,278 @@
+"""What the policy drafts, in a world whose clock, texts and drafters are made up."""
+
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from specengine.draft_policy import policy as module
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import FIRST, DraftPolicy
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree
+
+ROWS = {1: 1.0, 2: 1.05, 4: 1.15, 8: 1.35, 1024: 52.15}  # 0.05 seconds per row
+
+
+class World:
+    """A text of ones alone. right: by how far a drafter's next token is one; seconds: of cycles by rows."""
+
+    def __init__(self, requests=1, row=0.05):
+        self.now, self.row = 0.0, row
+        self.draw = random.Random(1)
+        self.requests = [SimpleNamespace(tokens=[1]) for _ in range(requests)]
+
+    def clock(self):
+        return self.now
+
+    def cycle(self, policy, trees):
+        committed = [[1] * (tree.accepted([1] * 99) + 1) for tree in trees]
+        self.now += 0.95 + self.row * sum(len(tree.tokens) for tree in trees)
+        for request, tokens in zip(self.requests, committed, strict=True):
+            request.tokens += tokens
+        policy.observe(self.requests, committed)
+        return sum(map(len, committed))
+
+    def run(self, policy, cycles):
+        """Returns tokens per second."""
+        began = self.now
+        tokens = sum(self.cycle(policy, policy.draft(self.requests).trees) for _ in range(cycles))
+        return tokens / (self.now - began)
+
+
+class FakeSource:
+    """Drafts chains, each of whose tokens is right by a chance, of which it knows."""
+
+    def __init__(self, world, chance, first=0.1, further=0.1, levels=6):
+        self.world, self.chance, self.seconds, self.most = world, chance, (first, further), levels
+        self.learned, self.asked, self.skipped, self.levels = [[0.0]], 0, 0, []
+
+    def propose(self, requests, least_tokens):
+        self.asked += 1
+        levels = 1
+        while levels < self.most and len(requests) * self.chance ** (levels + 1) >= least_tokens:
+            levels += 1
+        self.levels.append(levels)
+        self.world.now += self.seconds[0] + self.seconds[1] * (levels - 1)
+        return [self.tree(request.tokens[-1], levels) for request in requests]
+
+    def tree(self, root, levels):
+        tokens = [1 if self.world.draw.random() < self.chance else 2 for _ in range(levels)]
+        return ScoredTree([root, *tokens], range(-1, levels), [1.0, *[self.chance] * levels])
+
+    def skip(self, requests):
+        self.skipped += 1
+
+
+class Kept:
+    """Remembers as a file does: through JSON."""
+
+    def __init__(self, text="{}"):
+        self.text = text
+
+    def read(self):
+        return json.loads(self.text)
+
+    def write(self, learned):
+        self.text = json.dumps(learned)
+
+
+def policy_of(world, *sources, most=15, **options):
+    return DraftPolicy(sources, most, costs=CycleCosts(ROWS), clock=world.clock, **options)
+
+
+def share_drafting(requests=1, cycles=6000):
+    world = World(requests)
+    source = FakeSource(world, chance=0.02, first=0.5)
+    policy = policy_of(world, source)
+    speed = world.run(policy, cycles)
+    assert source.asked + source.skipped == cycles and source.asked > FIRST
+    return 0.5 * source.asked / world.now, speed * 1.0 / requests
+
+
+@pytest.mark.parametrize("requests", [1, 6])
+def test_a_source_that_never_pays_takes_a_hundredth_of_the_time(monkeypatch, requests):
+    share, _ = share_drafting(requests)
+    assert share < 0.013
+    monkeypatch.setattr(module, "EXPLORED", 0.2)
+    assert share_drafting(requests)[0] > 0.1
+
+
+def test_a_source_that_pays_is_asked_in_every_cycle_and_brings_what_it_can():
+    world = World()
+    source = FakeSource(world, chance=0.8)
+    policy = policy_of(world, source)
+    world.run(policy, 100)
+    assert world.run(policy, 1000) > 1.8 and source.skipped == 0  # plain decoding: 1
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_of_two_sources_the_one_that_pays_is_used(good):
+    world = World()
+    sources = [FakeSource(world, chance=0.8 if number == good else 0.02, first=0.3) for number in range(2)]
+    policy = policy_of(world, *sources)
+    speed = world.run(policy, 2000)
+    assert sources[good].skipped < 20 and sources[1 - good].asked < 150
+    alone = World()
+    assert speed > 0.95 * alone.run(policy_of(alone, FakeSource(alone, chance=0.8, first=0.3)), 2000)
+
+
+def test_a_source_that_comes_to_pay_is_found_and_one_that_ceases_to_is_left():
+    world = World()
+    source = FakeSource(world, chance=0.02, first=0.3)
+    policy = policy_of(world, source)
+    world.run(policy, 500)
+    source.chance = 0.8
+    world.run(policy, 4000)
+    asked = source.asked
+    world.run(policy, 200)
+    assert source.asked - asked > 190
+    source.chance = 0.02
+    world.run(policy, 200)
+    asked = source.asked
+    world.run(policy, 500)
+    assert source.asked - asked < 30
+
+
+def test_levels_are_drafted_as_deep_as_they_pay():
+    deepest = {}
+    for further in (0.01, 0.3):
+        world = World()
+        source = FakeSource(world, chance=0.7, further=further, levels=12)
+        world.run(policy_of(world, source), 300)
+        deepest[further] = source.levels[-1]
+    assert deepest[0.01] >= 4 > deepest[0.3] >= 1
+
+
+@pytest.mark.parametrize(("row", "nodes"), [(0.001, 3), (0.25, 2), (0.45, 1), (0.9, 0)])
+def test_a_node_is_kept_exactly_where_its_chance_exceeds_the_price_of_its_row(row, nodes):
+    world = World()
+    source = FakeSource(world, chance=0.6, levels=3)  # reached with 0.6, 0.36 and 0.216
+    source.propose = lambda requests, least_tokens: [source.tree(1, 3)]
+    costs = CycleCosts({1: 1.0, 1024: 1 + 1023 * row})  # a plain cycle brings one token in one second
+    (tree,) = DraftPolicy([source], 15, costs=costs, clock=world.clock).draft(world.requests).trees
+    assert len(tree.tokens) - 1 == nodes
+
+
+def test_a_policy_that_does_not_adapt_asks_everybody_for_everything_and_keeps_the_likeliest():
+    world = World()
+    sources = [FakeSource(world, chance=chance, first=9.0) for chance in (0.001, 0.002)]
+    policy = policy_of(world, *sources, adaptive=False, most=4)
+    for _ in range(50):
+        draft = policy.draft(world.requests)
+        assert [len(tree.tokens) for tree in draft.trees] == [5]
+        world.cycle(policy, draft.trees)
+    assert [source.asked for source in sources] == [50, 50] and sources[0].levels == [6] * 50
+    assert not policy._costs.known
+
+
+def test_what_another_thread_observes_is_not_learned():
+    world, others = World(), [SimpleNamespace(tokens=[1])]
+    policy = policy_of(world, FakeSource(world, chance=0.5))
+    policy.draft(world.requests)
+    policy.observe(others, [[1, 1]])
+    assert not policy._costs.known and not policy._rates
+    policy.draft(world.requests)
+    policy.observe([*world.requests, *others], [[1], [1]])
+    assert not policy._costs.known
+    policy.draft(world.requests)
+    world.now += 1.0
+    policy.observe(world.requests, [[1]])
+    assert policy._costs.known and policy._rates
+    policy.observe(world.requests, [[1]] * 5)  # no draft is open
+
+
+@pytest.mark.parametrize(("chance", "used"), [(0.02, False), (0.9, True)])
+def test_a_drafter_of_all_or_nothing_drafts_where_it_pays(chance, used):
+    world, drafted = World(), []
+    policy = policy_of(world)
+
+    def grow(drafts):
+        drafted.append(drafts)
+        if not drafts:
+            return [DraftTree([1], [-1])]
+        world.now += 0.3
+        return [DraftTree([1, 1 if world.draw.random() < chance else 2], [-1, 0])]
+
+    for _ in range(3000):
+        world.cycle(policy, policy.draft_whole(world.requests, grow))
+    assert drafted[:FIRST] == [True] * FIRST
+    assert (sum(drafted) == 3000) if used else (FIRST < sum(drafted) < 140)
+    assert policy.draft_whole([], grow) == []
+
+
+@pytest.mark.parametrize("chance", [0.02, 0.9])
+def test_a_new_process_drafts_as_the_one_that_saved(chance):
+    world, kept = World(), Kept()
+    policy = policy_of(world, FakeSource(world, chance=chance, first=0.4), memory=kept)
+    world.run(policy, 256)
+    source = FakeSource(world, chance=chance, first=0.4)
+    source.learned = [[7.0]]
+    again = policy_of(world, source, memory=kept)
+    assert source.learned == [[0.0]]
+    assert json.loads(json.dumps(again._learned())) == json.loads(kept.text)
+    world.run(again, 50)
+    assert (source.skipped == 0) if chance > 0.5 else (source.asked < 4)
+    fresh = FakeSource(world, chance=chance, first=0.4)
+    world.run(policy_of(world, fresh), 50)
+    assert fresh.asked >= FIRST
+
+
+def test_it_saves_rarer_and_rarer():
+    world, saved = World(), []
+    kept = SimpleNamespace(read=dict, write=lambda learned: saved.append(policy._cycles))
+    policy = policy_of(world, FakeSource(world, chance=0.5), memory=kept)
+    world.run(policy, 300)
+    assert saved == [16, 32, 64, 128, 256]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"costs": []},
+        {"costs": 3},
+        {"costs": [[1, 1, [[1, "x"]]]]},
+        {"gains": [[0]]},
+        {"gains": [[0, 1, *[None] * 6]]},
+        {"gains": [[0, 1, *[0.5] * 9]]},
+        {"chances": [["x"]]},
+        {"chances": None},
+        {"chances": [[1.0], [2.0, 3.0]]},
+    ],
+)
+def test_a_damaged_file_teaches_nothing_and_stops_nothing(damage):
+    world = World()
+    kept = Kept(json.dumps({"costs": [], "gains": [], "chances": []} | damage))
+    for text in (kept.text, "{}"):
+        kept.text = text
+        source = FakeSource(world, chance=0.8)
+        policy = policy_of(world, source, memory=kept)
+        assert not policy._costs.known and not policy._gains and source.learned == [[0.0]]
+        world.run(policy, 32)
+        assert json.loads(kept.text)["costs"]
+
+
+def test_a_larger_batch_begins_with_what_a_smaller_one_taught():
+    world = World()
+    source = FakeSource(world, chance=0.02, first=0.5)
+    policy = policy_of(world, source)
+    world.run(policy, 300)
+    world.requests = [SimpleNamespace(tokens=[1]) for _ in range(4)]
+    asked = source.asked
+    world.run(policy, 100)
+    assert source.asked - asked < 4
+    (tree, *_) = policy.draft(world.requests).trees
+    assert len(tree.tokens) == 1
+
+
+def test_what_two_sources_draft_is_joined_and_each_source_is_named():
+    world = World()
+    one, two = FakeSource(world, 0.9), FakeSource(world, 0.5)
+    one.propose = lambda requests, least_tokens: [ScoredTree([1, 2], [-1, 0], [1.0, 0.9])]
+    two.propose = lambda requests, least_tokens: [ScoredTree([1, 2, 3], [-1, 0, 0], [1.0, 0.3, 0.5])]
+    draft = policy_of(world, one, two).draft(world.requests)
+    assert draft.trees == [DraftTree([1, 2, 3], [-1, 0, 0])] and [number for number, _ in draft.sources] == [0, 1]
+    two.propose = lambda requests, least_tokens: [ScoredTree.root(1)]
+    draft = policy_of(world, one, two).draft(world.requests)
+    assert draft.trees == [DraftTree([1, 2], [-1, 0])] and [number for number, _ in draft.sources] == [0]
