@@ -97,7 +97,7 @@ class Eagle(ReadsPairs, Drafter):
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
         if self._tree_draft:
             return self._grown(requests, self._tree_draft, least_tokens)
         limits = [s.draft_limit for s in requests]
