@@ -77,6 +77,7 @@ class Eagle(Drafter, ReadsPairs):
         self._expanders = BackboneExpanders([config.top_k])
         self._own_bits = own_bits(config.expanded).to(target.device)
         sizes = (config.top_k, config.width, self.max_nodes)
+        self._drafted = False  # since the last cycle was observed
         self._tree_draft = None if self._static else self.network.tree_draft(loaded.tokens, *sizes)
 
     @abstractmethod
@@ -106,6 +107,9 @@ class Eagle(Drafter, ReadsPairs):
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         assert hidden_states is not None  # a HiddenStateReader is given them
+        if self._drafted and self._tree_draft:  # the next cycle probably drafts too
+            self._drafted = False
+            self._tree_draft.fetch()
         self.pairs.observe(requests, committed, hidden_states)
         for request, tokens in zip(requests, committed, strict=True):
             self.sizing.learn(request, tokens)
@@ -147,6 +151,7 @@ class Eagle(Drafter, ReadsPairs):
     def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft) -> list[ScoredTree]:
         """Returns the trees by one call of the core."""
         begin = time.perf_counter()
+        self._drafted = True
         unread = self.pairs.take_unread(requests)
         limits = [s.draft_limit for s in requests]
         trees, drafted = draft(
