@@ -63,6 +63,15 @@ class BackboneTrees(NamedTuple):
     ancestors: Tensor
     node_counts: Tensor
 
+class TreePlan(NamedTuple):
+    levels: int
+    top_k: int
+    beam: int
+    min_level_gain: float
+    min_node_gain: float
+    min_reach: float
+    limits: Tensor
+
 class DraftedTrees(NamedTuple):
     tokens: Tensor
     parents: Tensor
@@ -130,13 +139,8 @@ class EagleWeights:
         cos: Tensor,
         sin: Tensor,
         limits: Sequence[int],
-        levels: int,
-        top_k: int,
-        beam: int,
-        nodes: int,
-        min_level_gain: float,
-        min_node_gain: float,
-        min_reach: float,
+        sizes: tuple[int, int, int, int],
+        least: tuple[float, float, float],
     ) -> tuple: ...
 
 class SuffixAutomaton:
@@ -250,13 +254,7 @@ def draft_tree(
     cache: KVCacheView,
     cos: Tensor,
     sin: Tensor,
-    levels: int,
-    top_k: int,
-    beam: int,
-    min_level_gain: float,
-    min_node_gain: float,
-    min_reach: float,
-    limits: Tensor,
+    plan: TreePlan,
     trees: DraftedTrees,
 ) -> None: ...
 def select_nodes(

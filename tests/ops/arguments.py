@@ -355,7 +355,12 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
     "rope_cache": CACHE,
     "tree_attention": CACHE,
     "decoder_pass": CACHE,
-    "draft_tree": {**CACHE, "weights": _record(_C.EagleWeights, WEIGHTS), "trees": _record(_C.DraftedTrees, DRAFTED)},
+    "draft_tree": {
+        **CACHE,
+        "weights": _record(_C.EagleWeights, WEIGHTS),
+        "trees": _record(_C.DraftedTrees, DRAFTED),
+        "plan": _record(_C.TreePlan, _C.TreePlan._fields),
+    },
     "expand_backbone": {"trees": _record(_C.BackboneTrees, _C.BackboneTrees._fields)},
     "verify_tree": {
         "trees": _trees,
