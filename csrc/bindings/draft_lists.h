@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "bindings/tensor_caster.h"
@@ -43,10 +44,11 @@ inline TensorView side_by_side(const TensorView& x) {
 inline pybind11::tuple draft_lists(const EagleWeights& weights, const std::vector<Ints>& runs,
                                    const TensorView& hidden_states, Ints rows, const std::vector<Ints>& pages,
                                    Ints cached, const TensorView& k_cache, const TensorView& v_cache,
-                                   const TensorView& cos, const TensorView& sin, Ints limits, int64_t levels,
-                                   int64_t top_k, int64_t beam, int64_t nodes, float min_level_tokens,
-                                   float min_reach) {
+                                   const TensorView& cos, const TensorView& sin, Ints limits,
+                                   const std::tuple<int64_t, int64_t, int64_t, int64_t>& sizes,
+                                   const std::pair<float, float>& least) {
   const int64_t B = static_cast<int64_t>(runs.size());
+  const auto [levels, top_k, beam, nodes] = sizes;
   if (pages.size() != runs.size()) fail("pages: expected ", B, " lists, one per request, got ", pages.size());
   if (nodes < 1 || nodes > kMaxNodes) fail("nodes: expected 1 to ", kMaxNodes, ", got ", nodes);
   Ints tokens, row_start{0}, parents(B * nodes), out_tokens(B * nodes), counts(B), grown(B);
@@ -65,19 +67,8 @@ inline pybind11::tuple draft_lists(const EagleWeights& weights, const std::vecto
         k_cache, v_cache, view_of(table, B, static_cast<int64_t>(width)), view_of(cached), view_of(row_start), 0};
     const DraftedTrees trees{view_of(out_tokens, B, nodes), view_of(parents, B, nodes),
                              tensor(chances.data(), DType::kFloat32, {B, nodes}), view_of(counts), view_of(grown)};
-    const DraftTree op{&weights,
-                       view_of(tokens),
-                       side_by_side(hidden_states),
-                       view_of(rows),
-                       cache,
-                       cos,
-                       sin,
-                       levels,
-                       top_k,
-                       beam,
-                       min_level_tokens,
-                       min_reach,
-                       view_of(limits),
+    const TreePlan plan{levels, top_k, beam, least.first, least.second, view_of(limits)};
+    const DraftTree op{&weights, view_of(tokens), side_by_side(hidden_states), view_of(rows), cache, cos, sin, plan,
                        trees};
     if (op.validate() != Device::kCpu) fail("hidden_states: expected a tensor on cpu");
     run_cpu(op);

@@ -35,6 +35,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<AcceptedPaths>(m);
   add_record<VerifyWorkspace>(m);
   add_record<BackboneTrees>(m);
+  add_record<TreePlan>(m);
   add_record<DraftedTrees>(m);
 
   // weights
@@ -63,8 +64,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
     bind_class<EagleWeights>(m, "EagleWeights")
         .def("fetch", &EagleWeights::fetch)
         .def("draft", &draft_lists, arg("runs"), arg("hidden_states"), arg("rows"), arg("pages"), arg("cached"),
-             arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("levels"), arg("top_k"),
-             arg("beam"), arg("nodes"), arg("min_level_tokens"), arg("min_reach"));
+             arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("sizes"), arg("least"));
   }
   bind_op<DraftTree>(m, "draft_tree");
   {

@@ -14,6 +14,7 @@ concept IsRecord = requires { T::kRecord; };
 inline std::string type_name(const TensorView*) { return "Tensor"; }
 inline std::string type_name(const OptionalTensor*) { return "Tensor | None"; }
 inline std::string type_name(const int64_t*) { return "int"; }
+inline std::string type_name(const float*) { return "float"; }
 inline std::string type_name(const bool*) { return "bool"; }
 template <IsRecord Record>
 std::string type_name(const Record*) {

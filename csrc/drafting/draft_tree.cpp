@@ -45,19 +45,19 @@ struct LevelRows {
   TensorView read, fed, head_in, logits, top_tokens, log_probs, tokens, sources, row_start, lengths, ancestors,
       fed_rows;
 
-  LevelRows(const DraftTree& op, Workspace& space) : LevelRows(op, op.limits.shape[0], space) {}
+  LevelRows(const DraftTree& op, Workspace& space) : LevelRows(op, op.plan.limits.shape[0], space) {}
 
  private:
   LevelRows(const DraftTree& op, int64_t B, Workspace& space)
-      : LevelRows(op, *op.weights, B, B * (op.levels > 1 ? op.beam : 1), op.weights->decoder.hidden, space) {}
+      : LevelRows(op, *op.weights, B, B * (op.plan.levels > 1 ? op.plan.beam : 1), op.weights->decoder.hidden, space) {}
 
   LevelRows(const DraftTree& op, const EagleWeights& w, int64_t B, int64_t R, int64_t C, Workspace& space)
       : read(space.floats({R, C})),
         fed(space.floats({R, C})),
         head_in(space.rows(R, C, w.head)),
         logits(space.floats({R, w.head.total_rows()})),
-        top_tokens(space.ints({R, op.top_k})),
-        log_probs(space.floats({R, op.top_k})),
+        top_tokens(space.ints({R, op.plan.top_k})),
+        log_probs(space.floats({R, op.plan.top_k})),
         tokens(space.ints({R})),
         sources(space.ints({R})),
         row_start(space.ints({B + 1})),
@@ -137,7 +137,7 @@ struct PairStates {
 // Reads the true pairs; leaves the outputs at each request's last one.
 void read_pairs(const DraftTree& op, const LevelRows& own, Workspace space) {
   const EagleWeights& w = *op.weights;
-  const int64_t M = op.tokens.shape[0], B = op.limits.shape[0], C = w.decoder.hidden;
+  const int64_t M = op.tokens.shape[0], B = op.plan.limits.shape[0], C = w.decoder.hidden;
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   const PairStates states(op, space);
   for (int64_t m = 0; m < M; ++m) {
@@ -164,7 +164,7 @@ void read_pairs(const DraftTree& op, const LevelRows& own, Workspace space) {
 void read_level(const DraftTree& op, const LevelRows& own, const PassRows& rows, GrowingTrees& trees,
                 int64_t width_before) {
   const EagleWeights& w = *op.weights;
-  const int64_t B = op.limits.shape[0], R = B * trees.width(), C = w.decoder.hidden, opened = trees.opened();
+  const int64_t B = op.plan.limits.shape[0], R = B * trees.width(), C = w.decoder.hidden, opened = trees.opened();
   trees.open(own.tokens.as<int32_t>(), own.sources.as<int32_t>(), own.row_start.as<int32_t>(),
              own.ancestors.as<uint32_t>(), width_before);
   for (int64_t r = 0; r < R; ++r) copy_row(own.fed, own.sources.as<int32_t>()[r], own.fed_rows, r, C);
@@ -185,9 +185,9 @@ void check_values(const DraftTree& op) {
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   for (int64_t b = 0; b < cache.requests(); ++b) {
     if (row_start[b + 1] == row_start[b]) fail("row_start: request ", b, " has no pair");
-    const int64_t last = op.cache.lengths.as<int32_t>()[b] + row_start[b + 1] - row_start[b] + op.levels - 2;
+    const int64_t last = op.cache.lengths.as<int32_t>()[b] + row_start[b + 1] - row_start[b] + op.plan.levels - 2;
     if (last >= op.cos.shape[0]) fail("lengths: position ", last, " is past the ", op.cos.shape[0], " rows of cos");
-    if (op.limits.as<int32_t>()[b] < 0) fail("limits: entry ", b, " is negative");
+    if (op.plan.limits.as<int32_t>()[b] < 0) fail("limits: entry ", b, " is negative");
   }
   check_ids(op.tokens, "tokens", V);
   check_ids(op.rows, "rows", op.hidden_states.shape[0]);
@@ -256,23 +256,23 @@ Device DraftTree::validate() const {
   B.value = cache.requests(), B.bound_by = "lengths";
   check(cos, "cos", {DType::kFloat32}, {positions, d.head_dim / 2});
   check(sin, "sin", {DType::kFloat32}, {positions, d.head_dim / 2});
-  check(limits, "limits", {DType::kInt32}, {B});
+  check(plan.limits, "limits", {DType::kInt32}, {B});
   check(trees.tokens, "trees.tokens", {DType::kInt32}, {B, N});
   check(trees.parents, "trees.parents", {DType::kInt32}, {B, N});
   check(trees.chances, "trees.chances", {DType::kFloat32}, {B, N});
   check(trees.node_counts, "trees.node_counts", {DType::kInt32}, {B});
   check(trees.levels, "trees.levels", {DType::kInt32}, {B});
   const int64_t most = std::min<int64_t>(kMaxNodes - 1, weights->head.total_rows());
-  if (top_k < 1 || top_k > most) fail("top_k: expected 1 to ", most, ", got ", top_k);
-  if (beam < 1 || beam > top_k) fail("beam: expected 1 to top_k=", top_k, ", got ", beam);
-  if (levels < 1 || levels > kMaxNodes) fail("levels: expected 1 to ", kMaxNodes, ", got ", levels);
+  if (plan.top_k < 1 || plan.top_k > most) fail("top_k: expected 1 to ", most, ", got ", plan.top_k);
+  if (plan.beam < 1 || plan.beam > plan.top_k) fail("beam: expected 1 to top_k=", plan.top_k, ", got ", plan.beam);
+  if (plan.levels < 1 || plan.levels > kMaxNodes) fail("levels: expected 1 to ", kMaxNodes, ", got ", plan.levels);
   if (GrowingTrees::expanded(*this) > kMaxNodes) {
-    fail("levels: ", levels, " of beam=", beam, " expand ", GrowingTrees::expanded(*this), " nodes, at most ",
+    fail("levels: ", plan.levels, " of beam=", plan.beam, " expand ", GrowingTrees::expanded(*this), " nodes, at most ",
          kMaxNodes, " are supported");
   }
   if (GrowingTrees::candidates(*this) > kMaxCandidates) {
-    fail("levels: ", levels, " of them have ", GrowingTrees::candidates(*this), " candidates, at most ", kMaxCandidates,
-         " are supported");
+    fail("levels: ", plan.levels, " of them have ", GrowingTrees::candidates(*this), " candidates, at most ",
+         kMaxCandidates, " are supported");
   }
   if (N < 1 || N > kMaxNodes) fail("trees.tokens: N=", N.value, " nodes, expected 1 to ", kMaxNodes);
   return check.device();
@@ -280,13 +280,13 @@ Device DraftTree::validate() const {
 
 void run_cpu(const DraftTree& op) {
   check_values(op);
-  const int64_t M = op.tokens.shape[0], B = op.limits.shape[0];
+  const int64_t M = op.tokens.shape[0], B = op.plan.limits.shape[0];
   const EagleWeights& w = *op.weights;
 
   Workspace count(nullptr);
   GrowingTrees(op, count), LevelRows(op, count);
   PairStates(op, count);
-  PassRows(w, std::max(M, B * op.beam), count);
+  PassRows(w, std::max(M, B * op.plan.beam), count);
   const std::unique_ptr<uint8_t[]> memory(new uint8_t[count.used() + 64]);
   const auto address = reinterpret_cast<uintptr_t>(memory.get());
   Workspace space(memory.get() + (64 - address % 64));
@@ -296,8 +296,8 @@ void run_cpu(const DraftTree& op) {
   read_pairs(op, own, space);
   trees.begin(own.tokens.as<int32_t>());
   expand(op, own, B, trees);
-  const PassRows rows(w, B * op.beam, space);
-  for (int64_t width = 1; trees.levels() < op.levels && trees.another_level_pays();) {
+  const PassRows rows(w, B * op.plan.beam, space);
+  for (int64_t width = 1; trees.levels() < op.plan.levels && trees.another_level_pays();) {
     const int64_t before = width;
     width = trees.width();
     read_level(op, own, rows, trees, before);

@@ -14,12 +14,14 @@ namespace specengine {
 // Candidate 0 is the root; then come its children, and level by level the children of the beam's nodes in their order.
 class GrowingTrees {
  public:
-  static int64_t candidates(const DraftTree& op) { return 1 + op.top_k + (op.levels - 1) * op.beam * op.top_k; }
-  static int64_t expanded(const DraftTree& op) { return 1 + (op.levels - 1) * op.beam; }
+  static int64_t candidates(const DraftTree& op) {
+    return 1 + op.plan.top_k + (op.plan.levels - 1) * op.plan.beam * op.plan.top_k;
+  }
+  static int64_t expanded(const DraftTree& op) { return 1 + (op.plan.levels - 1) * op.plan.beam; }
 
   GrowingTrees(const DraftTree& op, Workspace& space)
       : op_(op),
-        B_(op.limits.shape[0]),
+        B_(op.plan.limits.shape[0]),
         N_(op.trees.tokens.shape[1]),
         C_(candidates(op)),
         words_((expanded(op) + 31) / 32),
@@ -28,11 +30,11 @@ class GrowingTrees {
         depths_(space.ints({B_, C_})),
         scores_(space.floats({B_, C_})),
         log_probs_(space.floats({B_, C_})),
-        beams_(space.ints({B_, op.beam})),
-        above_(space.ints({B_, op.beam})),
-        order_(space.ints({op.beam * op.top_k})),
-        bits_(space.ints({B_, op.beam, words_})),
-        bits_above_(space.ints({B_, op.beam, words_})),
+        beams_(space.ints({B_, op.plan.beam})),
+        above_(space.ints({B_, op.plan.beam})),
+        order_(space.ints({op.plan.beam * op.plan.top_k})),
+        bits_(space.ints({B_, op.plan.beam, words_})),
+        bits_above_(space.ints({B_, op.plan.beam, words_})),
         kept_(space.ints({B_, N_})),
         kept_depths_(space.ints({B_, N_})),
         kept_bits_(space.ints({B_, N_, (N_ + 31) / 32})) {}
@@ -42,8 +44,8 @@ class GrowingTrees {
     std::fill_n(depths_.as<int32_t>(), B_ * C_, -1);  // no candidate yet
     for (int64_t b = 0; b < B_; ++b) {
       put(b * C_, roots[b], -1, 0, 0, 0);
-      beams_.as<int32_t>()[b * op_.beam] = 0;
-      uint32_t* bits = bits_.as<uint32_t>() + b * op_.beam * words_;
+      beams_.as<int32_t>()[b * op_.plan.beam] = 0;
+      uint32_t* bits = bits_.as<uint32_t>() + b * op_.plan.beam * words_;
       std::fill_n(bits, words_, 0u), bits[0] = 1;  // node 0 is the last true pair
     }
   }
@@ -55,11 +57,11 @@ class GrowingTrees {
   // Adds the children of the beam; then chooses the next beam.
   // tokens: [B * width, k] in rows of the head.  log_probs: [B * width, k].
   void add(const TensorView& tokens, const TensorView& log_probs) {
-    const int64_t k = op_.top_k, width = width_, first = end_;
+    const int64_t k = op_.plan.top_k, width = width_, first = end_;
     const int32_t* vocabulary = op_.weights->vocabulary.defined() ? op_.weights->vocabulary.as<int32_t>() : nullptr;
     ++levels_;
     end_ += width * k;
-    width_ = std::min(op_.beam, width * k);
+    width_ = std::min(op_.plan.beam, width * k);
     for (int64_t b = 0; b < B_; ++b) {
       for (int64_t j = 0; j < width * k; ++j) {
         const int64_t child = b * width * k + j;
@@ -82,7 +84,7 @@ class GrowingTrees {
       reached = std::min(reached, 1.0);  // the run goes through one of the nodes at most
       tokens += std::pow(reached, 1 + 1 / depth);
     }
-    return !(tokens < op_.min_level_tokens);
+    return !(tokens < op_.plan.min_level_tokens);
   }
 
   // Writes the rows of the beam, one after the other.
@@ -92,11 +94,11 @@ class GrowingTrees {
     for (int64_t b = 0; b < B_; ++b) {
       row_start[b] = static_cast<int32_t>(b * width_);
       for (int64_t j = 0; j < width_; ++j) {
-        const int64_t row = b * width_ + j, node = opened_ + j, above = above_.as<int32_t>()[b * op_.beam + j];
+        const int64_t row = b * width_ + j, node = opened_ + j, above = above_.as<int32_t>()[b * op_.plan.beam + j];
         tokens[row] = tokens_.as<int32_t>()[b * C_ + beam(b)[j]];
         sources[row] = static_cast<int32_t>(b * width_before + above);
-        uint32_t* own = bits_.as<uint32_t>() + (b * op_.beam + j) * words_;
-        std::copy_n(bits_above_.as<uint32_t>() + (b * op_.beam + above) * words_, words_, own);
+        uint32_t* own = bits_.as<uint32_t>() + (b * op_.plan.beam + j) * words_;
+        std::copy_n(bits_above_.as<uint32_t>() + (b * op_.plan.beam + above) * words_, words_, own);
         own[node / 32] |= 1u << node % 32;
         std::copy_n(own, words_, ancestors + row * words_);
       }
@@ -112,10 +114,11 @@ class GrowingTrees {
   // Writes the best nodes of every request.
   void select() const {
     int32_t* depths = depths_.as<int32_t>();
-    for (int64_t i = 0; op_.min_reach > 0 && i < B_ * C_; ++i) {  // a node reaches less than its parent: parents stay
-      if (depths[i] > 0 && std::exp(static_cast<double>(scores_.as<float>()[i])) < op_.min_reach) depths[i] = -1;
+    for (int64_t i = 0; op_.plan.min_reach > 0 && i < B_ * C_;
+         ++i) {  // a node reaches less than its parent: parents stay
+      if (depths[i] > 0 && std::exp(static_cast<double>(scores_.as<float>()[i])) < op_.plan.min_reach) depths[i] = -1;
     }
-    run_cpu(SelectNodes{tokens_, parents_, depths_, scores_, op_.limits, op_.trees.tokens, op_.trees.parents,
+    run_cpu(SelectNodes{tokens_, parents_, depths_, scores_, op_.plan.limits, op_.trees.tokens, op_.trees.parents,
                         kept_depths_, kept_, kept_bits_, op_.trees.node_counts});
     for (int64_t b = 0; b < B_; ++b) {
       for (int64_t i = 0; i < op_.trees.node_counts.as<int32_t>()[b]; ++i) {
@@ -127,7 +130,7 @@ class GrowingTrees {
   }
 
  private:
-  int32_t* beam(int64_t b) const { return beams_.as<int32_t>() + b * op_.beam; }
+  int32_t* beam(int64_t b) const { return beams_.as<int32_t>() + b * op_.plan.beam; }
   double reach(int64_t b, int64_t j) const {
     return std::exp(static_cast<double>(scores_.as<float>()[b * C_ + beam(b)[j]]));
   }
@@ -147,7 +150,7 @@ class GrowingTrees {
                       [&](int32_t x, int32_t y) { return score[x] != score[y] ? score[x] > score[y] : x < y; });
     for (int64_t j = 0; j < width_; ++j) {
       beam(b)[j] = static_cast<int32_t>(first) + order[j];
-      above_.as<int32_t>()[b * op_.beam + j] = order[j] / static_cast<int32_t>(op_.top_k);
+      above_.as<int32_t>()[b * op_.plan.beam + j] = order[j] / static_cast<int32_t>(op_.plan.top_k);
     }
   }
 

@@ -31,6 +31,17 @@ struct EagleWeights {
   void fetch() const;
 };
 
+// How large a tree becomes.
+struct TreePlan {
+  static constexpr char kRecord[] = "TreePlan";
+  int64_t levels;  // at most
+  int64_t top_k;
+  int64_t beam;
+  float min_level_tokens;
+  float min_reach;    // nodes that the text reaches with less probability are left out
+  TensorView limits;  // [B] int32, deepest level of each request's tree
+};
+
 struct DraftedTrees {
   static constexpr char kRecord[] = "DraftedTrees";
   TensorView tokens;       // [B, N] int32: the root and the nodes level by level, in the target's tokens
@@ -55,12 +66,7 @@ struct DraftTree {
   KvCacheView cache;         // all layers, written; lengths: pairs that are cached
   TensorView cos;            // [positions, head_dim / 2] float32
   TensorView sin;            // [positions, head_dim / 2] float32
-  int64_t levels;            // at most
-  int64_t top_k;
-  int64_t beam;
-  float min_level_tokens;
-  float min_reach;     // nodes that the text reaches with less probability are left out
-  TensorView limits;   // [B] int32, deepest level of each request's tree
+  TreePlan plan;
   DraftedTrees trees;  // written
 
   Device validate() const;

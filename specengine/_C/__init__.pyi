@@ -63,6 +63,14 @@ class BackboneTrees(NamedTuple):
     ancestors: Tensor
     node_counts: Tensor
 
+class TreePlan(NamedTuple):
+    levels: int
+    top_k: int
+    beam: int
+    min_level_tokens: float
+    min_reach: float
+    limits: Tensor
+
 class DraftedTrees(NamedTuple):
     tokens: Tensor
     parents: Tensor
@@ -130,12 +138,8 @@ class EagleWeights:
         cos: Tensor,
         sin: Tensor,
         limits: Sequence[int],
-        levels: int,
-        top_k: int,
-        beam: int,
-        nodes: int,
-        min_level_tokens: float,
-        min_reach: float,
+        sizes: tuple[int, int, int, int],
+        least: tuple[float, float],
     ) -> tuple: ...
 
 class CascadeNetwork:
@@ -302,12 +306,7 @@ def draft_tree(
     cache: KVCacheView,
     cos: Tensor,
     sin: Tensor,
-    levels: int,
-    top_k: int,
-    beam: int,
-    min_level_tokens: float,
-    min_reach: float,
-    limits: Tensor,
+    plan: TreePlan,
     trees: DraftedTrees,
 ) -> None: ...
 def draft_cascade(

@@ -107,5 +107,5 @@ class TreeDraft:
         Raises ValueError as a decoder does, and for logits that are no distribution.
         """
         place = (pages, cached, pool.k, pool.v, *cos_sin)
-        trees, drafted = self.weights.draft(runs, hidden_states, rows, *place, limits, levels, *self.sizes, *least)
+        trees, drafted = self.weights.draft(runs, hidden_states, rows, *place, limits, (levels, *self.sizes), least)
         return [ScoredTree(*tree) for tree in trees], drafted

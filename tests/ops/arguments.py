@@ -445,7 +445,12 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
     "rope_cache": CACHE,
     "tree_attention": CACHE,
     "decoder_pass": CACHE,
-    "draft_tree": {**CACHE, "weights": _record(_C.EagleWeights, WEIGHTS), "trees": _record(_C.DraftedTrees, DRAFTED)},
+    "draft_tree": {
+        **CACHE,
+        "weights": _record(_C.EagleWeights, WEIGHTS),
+        "trees": _record(_C.DraftedTrees, DRAFTED),
+        "plan": _record(_C.TreePlan, _C.TreePlan._fields),
+    },
     "draft_cascade": {**CACHE, "network": _record(_C.CascadeNetwork, CASCADE)},
     "draft_glide": {"target": _target_cache, **CACHE, "network": _record(_C.GlideNetwork, GLIDE)},
     "draft_heads": {"network": _record(_C.HeadsNetwork, ("hidden", "heads", "vocabulary"))},

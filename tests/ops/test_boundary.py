@@ -30,7 +30,7 @@ from tests.selection import looped
 CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
 CLASSES |= {"GlideNetwork"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
-RECORDS |= {"VerifyWorkspace", "BackboneTrees", "DraftedTrees"}
+RECORDS |= {"VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 NOT_OPS |= {"PhrasePool", "SuffixAutomaton", "TextCorpus", "sort_suffixes"}  # see tests/pools
