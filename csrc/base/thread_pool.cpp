@@ -54,6 +54,7 @@ class ThreadPool {
   int wanted() const { return wanted_; }
 
   void run(int64_t count, void (*body)(void*, int64_t), void* context) {
+    ranges_left_.store(0, std::memory_order_relaxed);
     body_ = body, context_ = context;
     for (int i = 0; i < wanted_; ++i) {
       shares_[i].next.store(count * i / wanted_, std::memory_order_relaxed);
@@ -72,7 +73,27 @@ class ThreadPool {
     for (int spins = 0; active_.load() != 0; ++spins) spins < kSpinRounds ? pause() : (void)sched_yield();
   }
 
+  void fetch(const MemoryRange* ranges, int count) {
+    ranges_left_.store(0);  // a worker that still fetches may mix old and new ranges, which harms nobody
+    for (int i = 0; i < count; ++i) {
+      ranges_[i].begin.store(static_cast<const char*>(ranges[i].begin), std::memory_order_relaxed);
+      ranges_[i].bytes.store(ranges[i].bytes, std::memory_order_relaxed);
+    }
+    next_piece_.store(0, std::memory_order_relaxed);
+    {
+      std::lock_guard<std::mutex> lock(sleep_mutex_);
+      ranges_left_.store(count);
+    }
+    if (sleeping_.load() > 0) wake_.notify_all();
+  }
+
  private:
+  static constexpr int64_t kFetched = 16384;  // bytes that a worker takes at once
+  struct Range {
+    std::atomic<const char*> begin{nullptr};
+    std::atomic<int64_t> bytes{0};
+  };
+
   // The pieces that a thread begins with lie side by side, so its prefetches reach into the next piece.
   struct alignas(64) Share {
     std::atomic<int64_t> next{0};
@@ -102,14 +123,40 @@ class ThreadPool {
   }
 
   void wait_for_change(uint64_t seen) {
-    for (int i = 0; i < kSpinRounds; ++i) {
-      if (generation_.load() != seen) return;
-      pause();
+    while (true) {
+      for (int i = 0; i < kSpinRounds; ++i) {
+        if (generation_.load() != seen) return;
+        if (ranges_left_.load(std::memory_order_relaxed) > 0) {
+          fetch_piece(seen), i = 0;
+        } else {
+          pause();
+        }
+      }
+      std::unique_lock<std::mutex> lock(sleep_mutex_);
+      sleeping_.fetch_add(1);
+      wake_.wait(lock, [&] { return generation_.load() != seen || ranges_left_.load() > 0; });
+      sleeping_.fetch_sub(1);
     }
-    std::unique_lock<std::mutex> lock(sleep_mutex_);
-    sleeping_.fetch_add(1);
-    wake_.wait(lock, [&] { return generation_.load() != seen; });
-    sleeping_.fetch_sub(1);
+  }
+
+  // Fetches the next piece of the ranges; looks every few lines whether there is a job.
+  void fetch_piece(uint64_t seen) {
+    int64_t first = next_piece_.fetch_add(1) * kFetched;
+    const int count = ranges_left_.load();
+    for (int i = 0; i < count; ++i) {
+      const int64_t bytes = ranges_[i].bytes.load(std::memory_order_relaxed);
+      if (first >= bytes) {
+        first -= (bytes + kFetched - 1) / kFetched * kFetched;
+        continue;
+      }
+      const char* begin = ranges_[i].begin.load(std::memory_order_relaxed);
+      for (int64_t at = first; at < std::min(bytes, first + kFetched); at += 64) {
+        if (at % 1024 == 0 && generation_.load(std::memory_order_relaxed) != seen) return;
+        __builtin_prefetch(begin + at, 0, 2);
+      }
+      return;
+    }
+    ranges_left_.store(0);
   }
 
   int wanted_;
@@ -120,6 +167,9 @@ class ThreadPool {
   std::atomic<int> sleeping_{0};
   std::atomic<uint64_t> generation_{0};
   std::atomic<bool> stopping_{false};
+  Range ranges_[kMostRanges];
+  std::atomic<int> ranges_left_{0};  // 0: nothing to fetch
+  std::atomic<int64_t> next_piece_{0};
   // The current job. Written before open_ becomes true, read only by active threads.
   std::atomic<bool> open_{false};
   std::atomic<int> active_{0};
@@ -163,6 +213,11 @@ void set_num_threads(int n) {
                                 std::to_string(n));
   }
   wanted_threads.store(n);
+}
+
+void fetch_while_idle(const MemoryRange* ranges, int count) {
+  std::unique_lock<std::mutex> lock(pool_mutex, std::defer_lock);
+  if (lock.try_lock() && pool != nullptr) pool->fetch(ranges, std::min(count, kMostRanges));
 }
 
 void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context) {

@@ -9,6 +9,17 @@ namespace specengine {
 // have returned. body must not throw. A second caller at the same time runs its work alone, on its own thread.
 void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context);
 
+// Memory that is read soon.
+struct MemoryRange {
+  const void* begin;
+  int64_t bytes;
+};
+constexpr int kMostRanges = 64;
+
+// Lets the workers, which wait while the caller's thread is elsewhere, fetch the first ranges into the caches; returns
+// at once. They stop at the next run_parallel. Ranges may be freed meanwhile: a prefetch never faults.
+void fetch_while_idle(const MemoryRange* ranges, int count);
+
 int num_threads();            // OMP_NUM_THREADS if set, else the cores this process may use
 void set_num_threads(int n);  // takes effect at the next op
 

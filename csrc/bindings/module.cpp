@@ -61,6 +61,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   {
     using pybind11::arg;
     bind_class<EagleWeights>(m, "EagleWeights")
+        .def("fetch", &EagleWeights::fetch)
         .def("draft", &draft_lists, arg("runs"), arg("hidden_states"), arg("rows"), arg("pages"), arg("cached"),
              arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("levels"), arg("top_k"),
              arg("beam"), arg("nodes"), arg("min_level_tokens"), arg("min_reach"));

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "base/thread_pool.h"
 #include "drafting/growing_trees.h"
 #include "ops/layer.h"
 #include "ops/top_tokens.h"
@@ -220,6 +221,25 @@ void EagleWeights::validate() const {
   check.optional(vocabulary, "vocabulary", {DType::kInt32}, {head.total_rows()});
   if (check.device() != Device::kCpu) fail("embedding: expected a tensor on cpu, got ", name_of(check.device()));
   if (vocabulary.defined()) check_ids(vocabulary, "vocabulary", embedding.shape[0] * kPanel);
+}
+
+void EagleWeights::fetch() const {
+  constexpr int64_t kMost = 16 << 20;  // of a last-level cache of usually 32 MiB
+  std::vector<MemoryRange> ranges;
+  int64_t left = kMost;
+  const auto add = [&](const Projection& projection) {
+    for (const TensorView& weight : projection.weights) {
+      const int64_t size = weight.dtype == DType::kUInt8 ? 1 : weight.dtype == DType::kFloat32 ? 4 : 2;
+      ranges.push_back({weight.data, std::min(left, weight.numel() * size)});
+      left -= ranges.back().bytes;
+    }
+  };
+  add(fuse);
+  for (const DecoderLayer& layer : decoder.layers) {
+    add(layer.qkv), add(layer.attention_out), add(layer.gate_up), add(layer.down);
+  }
+  add(head);
+  fetch_while_idle(ranges.data(), static_cast<int>(ranges.size()));
 }
 
 Device DraftTree::validate() const {

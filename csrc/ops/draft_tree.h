@@ -27,6 +27,8 @@ struct EagleWeights {
   bool has_norms() const { return embedding_norm.defined(); }
   bool fuses_pairs() const { return has_norms() && !fuse.weights.empty(); }
   void validate() const;
+  // Lets waiting threads bring the weights near, for a draft that follows soon.
+  void fetch() const;
 };
 
 struct DraftedTrees {

@@ -117,6 +117,7 @@ class EagleWeights:
         head: Projection,
         vocabulary: Tensor | None,
     ) -> None: ...
+    def fetch(self) -> None: ...
     def draft(
         self,
         runs: Sequence[Sequence[int]],

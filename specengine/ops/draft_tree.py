@@ -82,6 +82,10 @@ class TreeDraft:
             vocabulary=weights.vocabulary,
         )
 
+    def fetch(self) -> None:
+        """Lets threads that wait bring the weights near, for a draft that follows soon; returns at once."""
+        self.weights.fetch()
+
     def __call__(
         self,
         runs: Sequence[Sequence[int]],

@@ -137,6 +137,16 @@ def test_pairs_of_several_passes_are_read_as_those_of_one(layout):
             assert one.chances == pytest.approx(other.chances, rel=1e-4)
 
 
+def test_weights_are_fetched_ahead_only_behind_a_draft(tmp_path, monkeypatch):
+    bench, fetched = Bench(spec_of(tmp_path), PROMPTS[2:]), []
+    monkeypatch.setattr(bench.drafter._tree_draft, "fetch", lambda: fetched.append(len(bench.requests[0].tokens)))
+    for drafts in (True, False, False, True):
+        if drafts:
+            bench.drafter.grow(bench.requests)
+        bench.commit([[1, 2], [3, 4]])
+    assert fetched == [39, 45]
+
+
 def test_no_pass_of_the_target_is_kept_for_more_than_a_draft(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[2:])
     bench.drafter.grow(bench.requests, 0.0)

@@ -117,3 +117,50 @@ def test_a_first_layer_of_another_width_is_refused():
 def test_wrong_arguments_are_named(changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         drafted("draft_cascade", **changes)
+
+
+def lists(op, **changes):
+    """The same draft, with lists for arguments."""
+    arguments = OPS[op]()
+    network = _C.CascadeNetwork(**{name: arguments[name] for name in CASCADE})
+    place = {name: arguments[name] for name in ("hidden_states", "k_cache", "v_cache", "cos", "sin")}
+    return network.draft(
+        **{
+            "runs": [arguments["tokens"][:5].tolist(), arguments["tokens"][5:].tolist()],
+            "rows": arguments["rows"].tolist(),
+            "pages": arguments["block_table"].tolist(),
+            "cached": arguments["lengths"].tolist(),
+            **place,
+            "limits": [2, 1],
+            "levels": 2,
+            "top_k": 3,
+        }
+        | changes
+    )
+
+
+@pytest.mark.parametrize("op", BOTH)
+def test_lists_make_backbones_of_what_the_op_drafts(op):
+    children, scores = drafted(op, **room(2, 2, 3))
+    deep, shallow = lists(op)
+    assert deep[0] == [4, *children[0].flatten().tolist()] and deep[1] == [-1, 0, 0, 0, 1, 1, 1]
+    assert shallow[0] == [7, *children[1, 0].tolist()] and shallow[1] == [-1, 0, 0, 0]
+    assert deep[2] == pytest.approx([1, *scores[0].exp().flatten().tolist()], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"pages": [[0]]}, "pages: expected 2 lists, one per request, got 1"),
+        ({"limits": [1]}, "limits: expected 2 numbers, one per request, got 1"),
+        ({"levels": 0}, "levels: expected 1 to 256, got 0"),
+        ({"levels": 3}, "children: expected at most 2 levels, one per layer, got 3"),
+        ({"top_k": 0}, "top_k: expected 1 to 256, got 0"),
+        ({"top_k": 21}, "children: expected at least one level of 1 to 20 tokens"),
+        ({"runs": [[1, 2, 3, 4, 5, 6, 7, 8], []]}, "row_start: request 1 has no pair"),
+        ({"rows": [0, 1]}, "rows: expected shape"),
+    ],
+)
+def test_wrong_lists_are_named(changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        lists("draft_cascade", **changes)

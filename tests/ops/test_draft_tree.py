@@ -106,6 +106,22 @@ def test_the_bits_do_not_depend_on_the_instruction_set_or_the_requests_beside(ca
         assert alone == expected[b]
 
 
+def test_fetching_weights_ahead_changes_nothing_and_outlives_them(tmp_path):
+    expected, _ = Call(tmp_path)()
+    threads = _C.num_threads()
+    try:
+        for count in (1, 2, 3):
+            _C.set_num_threads(count)
+            call = Call(tmp_path)
+            for _ in range(20):
+                call.drafter._tree_draft.fetch()
+                assert call()[0] == expected
+            call.drafter._tree_draft.fetch()
+            del call  # the workers may still fetch
+    finally:
+        _C.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [

@@ -75,6 +75,7 @@ class Eagle(ReadsPairs, Drafter):
         self._expanders = BackboneExpanders([config.top_k])
         self._own_bits = own_bits(config.expanded).to(target.device)
         sizes = (config.top_k, config.width, self.max_nodes)
+        self._drafted = False  # since the last cycle was observed
         self._tree_draft = None if self._static else self.network.tree_draft(loaded.tokens, *sizes)
 
     @abstractmethod
@@ -97,7 +98,15 @@ class Eagle(ReadsPairs, Drafter):
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        if self._drafted and self._tree_draft:  # the next cycle probably drafts too
+            self._drafted = False
+            self._tree_draft.fetch()
+        super().observe(requests, committed, hidden_states)
+
+    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
         if self._tree_draft:
             return self._grown(requests, self._tree_draft, least_tokens)
         limits = [s.draft_limit for s in requests]
@@ -131,6 +140,7 @@ class Eagle(ReadsPairs, Drafter):
 
     def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft, least_tokens: float) -> list[ScoredTree]:
         """Returns the trees by one call of the core."""
+        self._drafted = True
         unread = self.pairs.take_unread(requests)
         limits = [s.draft_limit for s in requests]
         trees, _ = draft(

@@ -32,7 +32,7 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
     policy: DraftPolicy
 
     @abstractmethod
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
         """Returns the tree of every request, with the drafter's own chances; least_tokens: as propose() takes it.
 
         Every request has at least one unread pair, and room for a drafted token.
