@@ -130,7 +130,7 @@ class DraftPolicy:
         self._left = [0.0] * max(1, len(sources))  # seconds that each source may lose
         self._losses = [0.0] * max(1, len(sources))  # that each source is expected to make
         self._open: Draft | None = None
-        self._resting = {"requests": 0, "cycles": 0}
+        self._resting = {"requests": 0, "cycles": 0.0, "earned": 0.0}
         self._memory, self._cycles = memory, 0
         if memory:
             self._load(memory.read())
@@ -176,6 +176,7 @@ class DraftPolicy:
         if rest["cycles"] <= 0:
             return False
         self._open = None
+        self._left = [left + rest["earned"] for left in self._left]
         return True
 
     def _rest(self, draft: Draft) -> None:
@@ -184,8 +185,7 @@ class DraftPolicy:
             return
         earned = EXPLORED * draft.seconds(0)
         cycles = min([CYCLES, *((self._losses[number] - left) // earned for number, left in enumerate(self._left))])
-        self._resting = {"requests": len(draft.requests), "cycles": int(cycles)}
-        self._left = [left + earned * max(0.0, cycles - 1) for left in self._left]
+        self._resting = {"requests": len(draft.requests), "cycles": cycles, "earned": earned}
 
     def observe(self, requests: Sequence[Any], committed: Sequence[Sequence[int]]) -> None:
         """Learns from the committed tokens of a cycle, at its end."""

@@ -1,6 +1,6 @@
 """Cuts scored candidates to a tree of N nodes: the rerank of EAGLE-2 and -3, and a drafter's tree cut to a fixed width.
 
-For captured cycles draft_policy/width_choice.py chooses N, through engine/device/cycle_graphs.py. On the CPU EAGLE's
+For captured cycles draft_policy/widths.py chooses N, through engine/device/cycle_graphs.py. On the CPU EAGLE's
 option `nodes` is N; after this rerank cut_trees keeps the nodes that pay.
 """
 

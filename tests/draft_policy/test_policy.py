@@ -99,6 +99,16 @@ def test_a_source_that_never_pays_takes_a_hundredth_of_the_time(monkeypatch, req
     assert share_drafting(requests)[0] > 0.1
 
 
+def test_batches_that_change_in_every_cycle_are_explored_no_more():
+    world = World(2)
+    source, both = FakeSource(world, chance=0.02, first=0.5), world.requests
+    policy = policy_of(world, source)
+    for cycle in range(4000):
+        world.requests = both[: 1 + cycle % 2]
+        world.cycle(policy, policy.draft(world.requests).trees)
+    assert 0.5 * source.asked / world.now < 0.013
+
+
 def test_a_source_that_pays_is_asked_in_every_cycle_and_brings_what_it_can():
     world = World()
     source = FakeSource(world, chance=0.8)

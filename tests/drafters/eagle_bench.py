@@ -69,7 +69,7 @@ class Bench:
         ready = [request for request in self.requests if self.drafter.pairs.state(request).pairs.count]
         grown, grow = [], self.drafter._candidates
         self.drafter._candidates = lambda *rest: grown.append(grow(*rest)) or grown[-1]
-        self.drafter.grow(ready)
+        self.drafter.grow(ready, 0.0)
         self.drafter.network.logits, self.drafter._candidates = logits, grow
         (trees,) = grown
         return ready, trees, seen

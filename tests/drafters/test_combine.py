@@ -70,6 +70,7 @@ def test_what_a_part_knows_of_a_sequence_goes_with_the_sequence(folder):
     request = sequence_of([5, 6, 5, 6])
     drafter.draft([request])
     copies = weakref.ref(request.drafter_state.parts[0])
+    drafter._policy.observe([request], [[5]])
     assert copies() is not None
     gc.disable()
     try:
@@ -125,7 +126,7 @@ def cycles(drafter, text, count=320, batch=1):
 def test_a_part_is_asked_where_it_pays(useful):
     sure = ScoredTree([1, 2, 3], [-1, 0, 1], [1.0, 0.9, 0.9])
     other = ScoredTree([1, 2, 3, 4], [-1, 0, 1, 2], [1.0, 0.9, 0.9, 0.9])
-    drafter = combined(sure, other, seconds=0.05)
+    drafter = combined(sure, other, seconds=0.3)
     sizes = cycles(drafter, [2, 3, 4 if useful else 9, 7, 7])
     first, second = drafter.parts
     assert first.asked == 320 and second.asked + second.skipped == 320

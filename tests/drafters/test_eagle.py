@@ -118,7 +118,7 @@ def test_a_tree_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
             bench.commit(committed)
             for request, limit in zip(bench.requests, limits, strict=True):
                 request.limit = len(request.tokens) - request.prompt_length + limit + 1
-        for one, other in zip(*(bench.drafter.grow(bench.requests) for bench in (whole, single)), strict=True):
+        for one, other in zip(*(bench.drafter.grow(bench.requests, 0.0) for bench in (whole, single)), strict=True):
             assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
             assert one.chances == pytest.approx(other.chances, rel=1e-4)
 
@@ -131,7 +131,7 @@ def test_pairs_of_several_passes_are_read_as_those_of_one(layout):
         grown = []
         for bench in (whole, single):
             bench.commit([[1, 2, 3], [8], [9, 9], [30, 31, 5, 6]])
-            grown.append(bench.drafter.grow(bench.requests[drafted]) if bench.requests[drafted] else [])
+            grown.append(bench.drafter.grow(bench.requests[drafted], 0.0) if bench.requests[drafted] else [])
         for one, other in zip(*grown, strict=True):
             assert (list(one.tokens), list(one.parents)) == (list(other.tokens), list(other.parents))
             assert one.chances == pytest.approx(other.chances, rel=1e-4)
@@ -149,7 +149,7 @@ def test_weights_are_fetched_ahead_only_behind_a_draft(tmp_path, monkeypatch):
 
 def test_no_pass_of_the_target_is_kept_for_more_than_a_draft(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[2:])
-    bench.drafter.grow(bench.requests)
+    bench.drafter.grow(bench.requests, 0.0)
     sizes = []
     for _ in range(3):
         bench.commit([[1, 2], [3, 4]])

@@ -18,6 +18,7 @@ from specengine.train.objectives import glide as trained
 from specengine.train.objectives.target_layers import shape_of
 from tests.drafters.dense import attended, dense_target, largest_error, mlp, normed, projected, rotated
 from tests.drafters.glide_files import JSON, glide_state, write
+from tests.drafters.steady import steady
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids
 from tests.models.files import CONFIG_JSON, random_state, write_folder
@@ -146,7 +147,7 @@ def test_no_level_is_drafted_that_adds_too_little(model, tmp_path):
     steer(drafter, PROMPTS[:1], GREEDY, model=model)
     assert all(row == sorted(row, reverse=True) for row in depths)
     every, some, one = zip(*depths, strict=True)
-    assert max(every) == 4 and set(one) == {1} and sum(one) < sum(some) < sum(every)
+    assert max(every) == 4 and max(one) <= 2 and sum(one) < sum(some) < sum(every)
 
 
 def test_trees_are_backbones_with_more_siblings_where_the_drafter_is_unsure(model, target_state, tmp_path):
@@ -215,14 +216,21 @@ def test_rows_see_the_blocks_before_theirs_and_drafts_all_there_is():
     assert visible([9, 3], [10, 3], [2, 1]) == [5, 10, 3]
 
 
-@pytest.mark.parametrize(("seconds", "deepest"), [(1e-9, 1), (1e3, 4)])
-def test_it_drafts_as_deep_as_the_target_is_dear(model, tmp_path, seconds, deepest):
+@pytest.mark.parametrize(("row", "deepest"), [(1.0, 1), (0.0, 4)])
+def test_it_drafts_no_level_whose_rows_are_dear(model, tmp_path, row, deepest):
     write(tmp_path, glide_state())
-    drafter = Glide(Config(cape=False), str(tmp_path), model.target, costs=CycleCosts({1: seconds, 32: seconds}))
-    lengths = []
-    drafter._expand = lambda logits: lengths.append(len(logits)) or Glide._expand(drafter, logits)
+    costs = CycleCosts({1: 1.0, 32: 1 + 31 * row})
+    drafter, depths = steady(Glide(Config(cape=False), str(tmp_path), model.target, costs=costs)), []
+    propose = drafter.propose
+
+    def watched(requests, least_tokens):
+        trees = propose(requests, least_tokens)
+        depths.append(trees[0].levels)
+        return trees
+
+    drafter.propose = watched
     steer(drafter, PROMPTS[:1], GREEDY, model=model)
-    assert max(lengths) == deepest
+    assert max(depths) == deepest
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_chances_are_those_of_a_dense_reading_whatever_is_accepted(layout, in_co
         drafter._native = None
     propose = Medusa.propose
 
-    def recorded(self, requests):
-        trees = propose(self, requests)
+    def recorded(self, requests, least_tokens):
+        trees = propose(self, requests, least_tokens)
         seen.extend((list(s.tokens), s.drafter_state.drafted) for s in requests if s.drafter_state)  # not calibrated
         return trees
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams, generate
-from specengine.draft_policy.cost_model import CostModel
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.capabilities import HiddenStateReader
 from specengine.drafters.none import NoneDrafter
+from specengine.drafters.prompt_lookup.drafter import Config, PromptLookup
 from specengine.ops import native, reference
 from specengine.tensor_parallel.loading import load_model
+from tests.drafters.steady import steady
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, oracle_engine, tiny_engine, tiny_model
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 90)), [11, 12, 11, 12, 11, 12, 11], [200] * 9]
@@ -38,22 +40,14 @@ def test_accepting_much_of_many_trees_changes_nothing(params, seed):
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_trees_chosen_by_cost_change_nothing(params, batch):
-    traced, engine = dataclasses.replace(params, trace=True), tiny_engine("prompt_lookup", max_batch_size=batch)
-    engine.drafter.costs = CostModel((1, 4, 16), (1.0, 1.1, 2.0))
+    costs = CycleCosts({1: 1.0, 4: 1.1, 16: 2.0})
+    drafter = steady(PromptLookup(Config(), None, tiny_model().target, costs))
+    traced, engine = dataclasses.replace(params, trace=True), tiny_engine(drafter, max_batch_size=batch)
     plain = tiny_engine("none").generate(PROMPTS, params)
     for _ in range(2):  # the second time with what was learned
         speculative = engine.generate(PROMPTS, traced)
         assert ids(speculative) == ids(plain)
         assert len({len(cycle.tokens) for output in speculative for cycle in output.trace}) > 2
-
-
-@pytest.mark.parametrize("drafter, compacts", [("none", False), ("prompt_lookup", True)])
-def test_the_cache_is_compacted_where_a_path_may_leave_slots_between(drafter, compacts, monkeypatch):
-    engine, calls = tiny_engine(f"{drafter},adaptive=false" if compacts else drafter), []
-    compact = engine.cache.compact
-    monkeypatch.setattr(engine.cache, "compact", lambda *given: (calls.append(1), compact(*given)))
-    assert ids(engine.generate(PROMPTS, GREEDY)) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
-    assert bool(calls) == compacts
 
 
 def test_bfloat16_weights_are_lossless_too():
