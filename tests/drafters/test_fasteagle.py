@@ -76,8 +76,8 @@ def test_every_draft_is_what_the_architecture_says_of_the_whole_text(tmp_path, m
         engine.drafter._native = None
     seen, grow = [], FastEagle.grow
 
-    def recorded(self, requests):
-        trees = grow(self, requests)
+    def recorded(self, requests, least_tokens):
+        trees = grow(self, requests, least_tokens)
         seen.extend((list(s.tokens), tree) for s, tree in zip(requests, trees, strict=True))
         return trees
 
