@@ -28,14 +28,16 @@ asked() { # NAME DRAFTER TOKENS OPTIONS...
   learn "$name" "$drafter" --data asked --prompts prompts.jsonl --tokens "$tokens" --epochs 1 --seed 2 "$@"
 }
 
-corpus() { # NAME DRAFTER TOKENS OPTIONS...
-  local name=$1 drafter=$2 tokens=$3 && shift 3
-  if [ ! -d corpus_data ]; then
-    python -W ignore "$here/prompts.py" 7000 prompts_11.jsonl 11
-    python -W ignore "$here/prompts.py" 6000 prompts_3.jsonl 3
-    python "$here/corpus_dialogues.py" "$shipped/suffix/corpus.safetensors" corpus_data prompts_11.jsonl prompts_3.jsonl
-  fi
-  learn "$name" "$drafter" --data corpus_data --tokens "$tokens" --batch-tokens 512 --evaluate-steps 350 "$@"
+corpus() { # the answers of suffix's corpus: in corpus_data, and again the shards from number 63 on in corpus_rest
+  [ ! -d corpus_data ] || return 0
+  python -W ignore "$here/prompts.py" 7000 prompts_11.jsonl 11
+  python -W ignore "$here/prompts.py" 6000 prompts_3.jsonl 3
+  python "$here/corpus_dialogues.py" "$shipped/suffix/corpus.safetensors" corpus_data prompts_11.jsonl prompts_3.jsonl
+  mkdir -p corpus_rest
+  local shards=(corpus_data/dialogues-*.safetensors) number
+  for ((number = 63; number < ${#shards[@]}; number++)); do
+    ln -sf "../${shards[number]}" "corpus_rest/$(printf dialogues-%05d.safetensors $((number - 63)))"
+  done
 }
 
 both() { # NAME DRAFTER
@@ -48,8 +50,12 @@ for name; do
   case $name in
     eagle3) both eagle3 eagle3,levels=5 ;;
     fasteagle)
-      corpus fasteagle fasteagle,levels=3,entry=concat,head=own,start=entry,markov=64,cross_entropy=1,feature=0,decay=2 \
-        700000 --start "$shipped/eagle3" --learning-rate 7e-4
+      corpus
+      parts=fasteagle,levels=3,entry=concat,head=own,start=entry,markov=64,cross_entropy=1,feature=0,decay=2
+      learn first_fasteagle $parts --data corpus_data --tokens 700000 --batch-tokens 512 --seed 0 \
+        --learning-rate 7e-4 --start "$shipped/eagle3"
+      learn fasteagle $parts --data corpus_rest --tokens 330000 --batch-tokens 512 --seed 0 \
+        --learning-rate 4e-4 --start first_fasteagle --keep-vocabulary
       ;;
     medusa) asked medusa medusa,heads=4 600000 --learning-rate 1e-3 ;;
     glide) asked glide glide,layers=1 450000 --learning-rate 1e-3 ;;
