@@ -33,6 +33,7 @@ from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
+from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.draft_tree import Thresholds, TreeDraft
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
