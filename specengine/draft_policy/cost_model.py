@@ -46,7 +46,7 @@ class CycleCosts:
 
         Returns how much more than usual everything takes now: the machine may have become slower or faster.
         """
-        rows = curve.requests + nodes
+        rows, seconds = curve.requests + nodes, max(seconds, 1e-9)
         below, share = rows.bit_length() - 1, rows / (1 << (rows.bit_length() - 1)) - 1
         expected = curve(nodes)
         self.speed = followed(self.speed or seconds / expected, seconds / expected, SPEED)

@@ -69,8 +69,10 @@ class Gain:
         self.nodes += (nodes - self.nodes) / self.uses
         self.levels += (levels - self.levels) / self.uses
         more = max(0, levels - 1)
+        if not self.first:
+            self.first = self.further = seconds / max(1, levels)
         expected = self.first + self.further * more
-        change = (followed(expected, seconds) if expected else seconds) - expected
+        change = followed(expected, seconds) - expected
         self.first = max(0.0, self.first + change / (1 + more * more))  # the least change of both that explains it
         self.further = max(0.0, self.further + change * more / (1 + more * more))
 
