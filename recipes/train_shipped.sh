@@ -56,6 +56,8 @@ for name; do
         --learning-rate 7e-4 --start "$shipped/eagle3"
       learn fasteagle $parts --data corpus_rest --tokens 330000 --batch-tokens 512 --seed 0 \
         --learning-rate 4e-4 --start first_fasteagle --keep-vocabulary
+      mkdir -p smaller && cp fasteagle/{README.md,config.json,model.safetensors} smaller
+      python "$here/fewer_tokens.py" smaller corpus_data 6656
       ;;
     medusa) asked medusa medusa,heads=4 600000 --learning-rate 1e-3 ;;
     glide) asked glide glide,layers=1 450000 --learning-rate 1e-3 ;;
