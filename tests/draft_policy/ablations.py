@@ -6,15 +6,16 @@ off or a constant changed, in percent of the policy as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import exp, log
 from typing import Any
 from unittest.mock import patch
 
 from specengine.draft_policy import cost_model, policy
-from specengine.draft_policy.acceptance import Calibration
-from tests.draft_policy.replay import DRAFTS, Machine, Plan, Remembered, adaptive, fixed, load
+from specengine.draft_policy.acceptance import Agreement, Calibration
+from tests.draft_policy.replay import DRAFTS, Machine, Plan, Remembered, Text, adaptive, fixed, load
 
 STEEP = {1: 18.6e-3, 2: 19.5e-3, 4: 21.2e-3, 8: 27.3e-3, 16: 50e-3, 32: 100e-3, 256: 800e-3}  # llama-3.2-1b, int4
 MACHINES = {
@@ -26,11 +27,11 @@ MACHINES = {
 SOURCES = (["suffix"], ["eagle3"], ["suffix", "eagle3"])
 
 
-def speed() -> float:
-    """Returns the mean speed-up of the policy over plain decoding."""
-    texts, logs = load(), []
+def speed(all_names: Sequence[list[str]] = SOURCES, confidence: float = 1.0) -> float:
+    """Returns the mean speed-up of the policy over plain decoding. confidence: below 1, eagle3 is surer than it was."""
+    texts, logs = [_surer(text, confidence) for text in load()], []
     for machine in MACHINES.values():
-        for names in SOURCES:
+        for names in all_names:
             memory = Remembered()
             adaptive(texts, names, machine, memory=memory)
             for trace, batch in ((texts, 1), ([text.cut(12) for text in texts], 1), (texts, 3)):
@@ -38,6 +39,14 @@ def speed() -> float:
                 logs.append(log(plain / adaptive(trace, names, machine, batch, memory)))
                 logs.append(log(plain / adaptive(trace, names, machine, batch)))
     return exp(sum(logs) / len(logs))
+
+
+def _surer(text: Text, confidence: float) -> Text:
+    drafts = [
+        {**row, "eagle3": replace(row["eagle3"], chances=[chance**confidence for chance in row["eagle3"].chances])}
+        for row in text.drafts
+    ]
+    return Text(text.tokens, drafts, text.kind)
 
 
 @contextmanager
@@ -60,11 +69,17 @@ def _plain_price(self: Any, draft: Any) -> float:
     return len(draft.requests) / draft.seconds(0)
 
 
+_NO_CALIBRATION = patch.object(Calibration, "__call__", lambda self, chances: list(chances))
+_NO_AGREEMENT = patch.object(Agreement, "observe", lambda self, tree, verdicts, committed: None)
+ALONE: list[tuple[str, Any, dict[str, Any]]] = [
+    ("no calibration, of a network that is too sure", _NO_CALIBRATION, {"all_names": [["eagle3"]], "confidence": 0.3}),
+    ("no agreement, of suffix and eagle3 together", _NO_AGREEMENT, {"all_names": [["suffix", "eagle3"]]}),
+]
 CASES = {
-    "no calibration": lambda: patch.object(Calibration, "__call__", lambda self, chances: list(chances)),
+    "no calibration": lambda: _NO_CALIBRATION,
     "price of plain decoding": lambda: patch.object(policy.DraftPolicy, "_price", _plain_price),
     "no speed of the machine": lambda: constant("SPEED", 0.0, cost_model),
-    "no exploration": lambda: constant("EXPLORED", 0.0),
+    "no exploration": lambda: constant("EXPLORED", 1e-9),
     **{f"EXPLORED = {x}": lambda x=x: constant("EXPLORED", x) for x in (0.003, 0.03)},
     **{f"FIRST = {x}": lambda x=x: constant("FIRST", x) for x in (1, 2, 8)},
     **{f"MEMORY = {x}": lambda x=x: constant("MEMORY", x) for x in (8, 16, 64)},
@@ -87,6 +102,10 @@ def main() -> None:
     for name, switched in CASES.items():
         with switched():
             print(f"| {name} | {100 * (speed() / whole - 1):+.1f} % |", flush=True)
+    for name, switched, arguments in ALONE:
+        with_it = speed(**arguments)
+        with switched:
+            print(f"| {name} | {100 * (speed(**arguments) / with_it - 1):+.1f} % |", flush=True)
 
 
 if __name__ == "__main__":
