@@ -51,14 +51,17 @@ class CycleCosts:
         expected = curve(nodes)
         self.speed = followed(self.speed or seconds / expected, seconds / expected, SPEED)
         change = followed(expected, seconds / self.speed) / expected - 1
-        own = self.known.setdefault(_place(curve.requests, prefix), {})
+        place = _place(curve.requests, prefix)
+        if place not in self.known:  # what is known elsewhere stays known here
+            self.known[place] = dict(self._nearest(*place))
+        own = self.known[place]
         for bit, weight in ((below, 1 - share), (below + 1, share)):
             if weight:
                 own[bit] = curve.point(bit) * (1 + change * weight / (share**2 + (1 - share) ** 2))
         return self.speed
 
     def _nearest(self, size: int, length: int) -> Mapping[int, float]:
-        distance = {abs(place[0] - size) + abs(place[1] - length): known for place, known in self.known.items()}
+        distance = {abs(place[0] - size) + abs(place[1] - length): known for place, known in list(self.known.items())}
         return distance[min(distance)] if distance else {}
 
     def _point(self, known: Mapping[int, float], bit: int) -> float:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
+from math import isfinite
 from typing import Any, Protocol
 
 from specengine.draft_policy.acceptance import Agreement
@@ -19,8 +20,10 @@ from specengine.draft_trees.cut import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 
+PLAIN = 100  # every so many cycles one is plain: what it takes is the measure of everything
 EXPLORED = 0.01  # of the time, at most, is lost to drafts that are expected not to pay
 FIRST, MEMORY = 4, 32  # drafts before a source's mean gain counts, and drafts that the mean remembers
+ENGINES = 8  # whose cycles may be under way at once
 CYCLES = 16  # that the price remembers; and the most in a row in which nothing is asked, where nothing pays
 
 
@@ -131,7 +134,7 @@ class DraftPolicy:
         self._rates: dict[int, tuple[float, float]] = {}  # recent tokens and seconds of a cycle, by batch size
         self._left = [0.0] * max(1, len(sources))  # seconds that each source may lose
         self._losses = [0.0] * max(1, len(sources))  # that each source is expected to make
-        self._open: Draft | None = None
+        self._open: dict[int, Draft] = {}  # not observed yet, by the first request: engines may share a drafter
         self._resting = {"requests": 0, "cycles": 0.0, "earned": 0.0}
         self._memory, self._cycles = memory, 0
         if memory:
@@ -140,7 +143,7 @@ class DraftPolicy:
     def draft(self, requests: Sequence[Any], views: Sequence[Sequence[Any]] | None = None) -> Draft:
         """Returns the draft of a cycle. views: the requests as each source sees them; None: as they are."""
         draft = self._begin(requests)
-        resting = self._rests(len(requests))
+        resting = self._rests(draft) or self._is_plain()
         price = 0.0 if resting else self._price(draft)
         whole: list[ScoredTree] = []
         for number, source in enumerate(self._sources):
@@ -156,7 +159,8 @@ class DraftPolicy:
                 whole = self._joined(number, draft, whole, more)
                 trees = cut_trees(whole, price, draft.seconds, self._most)
             self._step(number, draft, trees, levels, began)
-        self._rest(draft)
+        if not resting:
+            self._rest(draft)
         return draft
 
     def draft_whole(self, requests: Sequence[Any], grow: Callable[[bool], list[DraftTree]]) -> list[DraftTree]:
@@ -164,26 +168,31 @@ class DraftPolicy:
         if not requests:
             return []
         draft = self._begin(requests)
-        if self._rests(len(requests)) or not self._pays(0, draft, self._price(draft)):
+        if self._rests(draft) or self._is_plain():
+            return grow(False)
+        if not self._pays(0, draft, self._price(draft)):
             self._rest(draft)
             return grow(False)
         began = self._clock()
         self._step(0, draft, grow(True), 1, began)
         return draft.trees
 
-    def _rests(self, requests: int) -> bool:
+    def _is_plain(self) -> bool:
+        return self._adaptive and self._cycles % PLAIN == PLAIN - 1
+
+    def _rests(self, draft: Draft) -> bool:
         """Counts a cycle of a rest; returns whether it is one."""
         rest = self._resting
-        rest["cycles"] = rest["cycles"] - 1 if rest["requests"] == requests else 0
+        rest["cycles"] = rest["cycles"] - 1 if rest["requests"] == len(draft.requests) else 0
         if rest["cycles"] <= 0:
             return False
-        self._open = None
+        self._open.pop(id(draft.requests[0]), None)
         self._left = [left + rest["earned"] for left in self._left]
         return True
 
     def _rest(self, draft: Draft) -> None:
         """Begins a rest where no source drafts: until the cheapest one may be explored, nothing is computed."""
-        if self._open is None or draft.steps:
+        if draft.steps:
             return
         earned = EXPLORED * draft.seconds(0)
         cycles = min([CYCLES, *((self._losses[number] - left) // earned for number, left in enumerate(self._left))])
@@ -191,7 +200,7 @@ class DraftPolicy:
 
     def observe(self, requests: Sequence[Any], committed: Sequence[Sequence[int]]) -> None:
         """Learns from the committed tokens of a cycle, at its end."""
-        draft, self._open = self._open, None  # at once: engines in other threads may share the drafter
+        draft = self._open.pop(id(requests[0]), None) if requests else None
         if draft is None or len(draft.requests) != len(requests) or draft.requests[0] is not requests[0]:
             return
         for agreement, joints in draft.joints:
@@ -223,8 +232,11 @@ class DraftPolicy:
     def _begin(self, requests: Sequence[Any]) -> Draft:
         trees = [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         prefix = sum(len(request.tokens) for request in requests) / len(requests)
-        self._open = Draft(requests, self._clock(), trees, prefix, self._costs.curve(len(requests), prefix))
-        return self._open
+        draft = Draft(requests, self._clock(), trees, prefix, self._costs.curve(len(requests), prefix))
+        if len(self._open) >= ENGINES:  # of cycles that failed
+            self._open.clear()
+        self._open[id(requests[0])] = draft
+        return draft
 
     def _price(self, draft: Draft) -> float:
         """Returns the tokens that a second must bring: as many as recent cycles, plain cycles at least."""
@@ -254,7 +266,7 @@ class DraftPolicy:
         """Returns a source's gain at a batch size; what the nearest smaller size has taught is where it begins."""
         size = count.bit_length()
         if (number, size) not in self._gains:
-            smaller = max((bits for source, bits in self._gains if source == number and bits < size), default=0)
+            smaller = max((bits for source, bits in list(self._gains) if source == number and bits < size), default=0)
             known = self._gains.get((number, smaller), Gain())
             larger = 2 ** (size - smaller)
             self._gains[number, size] = replace(
@@ -300,6 +312,13 @@ class DraftPolicy:
             costs = {(size, prefix): {n: float(s) for n, s in points} for size, prefix, points in learned["costs"]}
             gains = {(number, size): Gain(*map(float, numbers)) for number, size, *numbers in learned["gains"]}
             chances = [[float(x) for x in numbers] for numbers in learned["chances"]]
+            seconds = [s for points in costs.values() for s in points.values()]
+            places = [*gains, *costs, *((n, 0) for points in costs.values() for n in points)]
+            numbers = [x for gain in gains.values() for x in astuple(gain)]
+            if not all(isinstance(n, int) for place in places for n in place) or min(seconds, default=1.0) <= 0:
+                return
+            if not all(map(isfinite, (*seconds, *numbers, *(x for own in chances for x in own)))):
+                return
             self._costs.known, self._gains = costs, gains
             for own, known in zip(self._chances(), chances, strict=True):
                 own[:] = known if len(known) == len(own) else own

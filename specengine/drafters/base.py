@@ -33,9 +33,10 @@ class Drafter(ABC):
     offers: ClassVar[frozenset[Wants]] = frozenset({Wants.NOTHING, Wants.SAMPLES})
 
     config: Any  # an instance of config_type
+    path: str | None = None  # of its weights or texts, as given
 
     def __init__(self, config: Any, path: str | None, target: Transformer) -> None:
-        self.config = config
+        self.config, self.path = config, path
 
     @property
     def adaptive(self) -> bool:

@@ -27,10 +27,11 @@ def policy_of(
     costs: given ones; None: learned, and remembered by the next process.  sources: what proposes scored trees.
     parts: other drafters whose options change what is learned.
     """
-    memory = None
-    if drafter.adaptive and costs is None:
-        memory = PolicyFile(target, " + ".join(f"{each.name} {each.config}" for each in (drafter, *parts)))
-    return DraftPolicy(sources, drafter.max_nodes - 1, adaptive=drafter.adaptive, costs=costs, memory=memory)
+    # Captured cycles on a GPU have fixed widths, which their graphs choose.
+    adaptive, memory = drafter.adaptive and not target.ops.on_device, None
+    if adaptive and costs is None:
+        memory = PolicyFile(target, " + ".join(f"{each.name}:{each.path} {each.config}" for each in (drafter, *parts)))
+    return DraftPolicy(sources, drafter.max_nodes - 1, adaptive=adaptive, costs=costs, memory=memory)
 
 
 class PolicyFile:

@@ -8,7 +8,7 @@ import pytest
 
 from specengine.draft_policy import policy as module
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import FIRST, DraftPolicy
+from specengine.draft_policy.policy import FIRST, PLAIN, DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 
@@ -109,12 +109,12 @@ def test_batches_that_change_in_every_cycle_are_explored_no_more():
     assert 0.5 * source.asked / world.now < 0.013
 
 
-def test_a_source_that_pays_is_asked_in_every_cycle_and_brings_what_it_can():
+def test_a_source_that_pays_is_asked_in_every_cycle_but_a_plain_one_in_a_hundred():
     world = World()
     source = FakeSource(world, chance=0.8)
     policy = policy_of(world, source)
     world.run(policy, 100)
-    assert world.run(policy, 1000) > 1.8 and source.skipped == 0  # plain decoding: 1
+    assert world.run(policy, 1000) > 1.8 and source.skipped <= 1 + 1100 // PLAIN  # plain decoding: 1
 
 
 @pytest.mark.parametrize("good", [0, 1])
@@ -123,7 +123,7 @@ def test_of_two_sources_the_one_that_pays_is_used(good):
     sources = [FakeSource(world, chance=0.8 if number == good else 0.02, first=0.3) for number in range(2)]
     policy = policy_of(world, *sources)
     speed = world.run(policy, 2000)
-    assert sources[good].skipped < 20 and sources[1 - good].asked < 150
+    assert sources[good].skipped < 40 and sources[1 - good].asked < 150
     alone = World()
     assert speed > 0.95 * alone.run(policy_of(alone, FakeSource(alone, chance=0.8, first=0.3)), 2000)
 
@@ -208,7 +208,7 @@ def test_a_drafter_of_all_or_nothing_drafts_where_it_pays(chance, used):
     for _ in range(3000):
         world.cycle(policy, policy.draft_whole(world.requests, grow))
     assert drafted[:FIRST] == [True] * FIRST
-    assert (sum(drafted) == 3000) if used else (FIRST < sum(drafted) < 140)
+    assert (sum(drafted) >= 3000 * (1 - 1 / PLAIN) - 1) if used else (FIRST < sum(drafted) < 140)
     assert policy.draft_whole([], grow) == []
 
 
@@ -286,3 +286,16 @@ def test_what_two_sources_draft_is_joined_and_each_source_is_named():
     two.propose = lambda requests, least_tokens: [ScoredTree.root(1)]
     draft = policy_of(world, one, two).draft(world.requests)
     assert draft.trees == [DraftTree([1, 2], [-1, 0])] and [number for number, _ in draft.sources] == [0]
+
+
+def test_plain_cycles_are_measured_now_and_then_so_that_dear_rows_are_noticed(monkeypatch):
+    def speed():
+        """Of plain decoding, where a second row takes two thirds more."""
+        world = World(row=2.0)
+        policy = policy_of(world, FakeSource(world, chance=0.5))
+        world.run(policy, 1000)
+        return world.run(policy, 2000) * (0.95 + 2.0)
+
+    assert speed() > 0.97
+    monkeypatch.setattr(module, "PLAIN", 10**9)
+    assert speed() < 0.93

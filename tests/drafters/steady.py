@@ -27,7 +27,7 @@ def steady(drafter):
     observe = policy.observe
 
     def observe_after_a_cycle(requests, committed):
-        if draft := policy._open:
+        if draft := policy._open.get(id(requests[0])):
             pass_time(drafter, draft.seconds(draft.nodes))
         observe(requests, committed)
 
