@@ -48,7 +48,7 @@ class State:
 class Lookahead(Drafter, ChoiceReader):
     """Drafts n-grams that the target found behind its own guesses.
 
-    costs: of rows; by default the target's, measured.
+    costs: of cycles; by default learned from them.
     """
 
     name = "lookahead"

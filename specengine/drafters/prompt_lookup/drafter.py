@@ -70,7 +70,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     """Drafts copies of earlier text. It costs little, and it pays where the text repeats itself.
 
     Example: after 1 2 3 9 1 2 4 1 2 with 2-grams, the tree is 2 -> 4 -> 1 -> 2 and 2 -> 3 -> 9 -> 1.
-    costs: of rows; by default the target's, measured.
+    costs: of cycles; by default learned from them.
     """
 
     name = "prompt_lookup"

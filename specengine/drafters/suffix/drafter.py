@@ -72,7 +72,7 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
     """Drafts copies of earlier texts, by how often they occurred.
 
     path: of a corpus, see `specengine corpus`, or of a folder with one.
-    costs: of rows; by default the target's, measured.
+    costs: of cycles; by default learned from them.
     """
 
     name = "suffix"
