@@ -39,7 +39,7 @@ from specengine.utils.spec_string import check_range
 class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
     """Drafts a cheaper model's likeliest tokens, or tokens drawn from its distributions.
 
-    costs: of the target's rows; by default measured.
+    costs: of cycles; by default learned from them.
     """
 
     name = "draft_model"

@@ -38,7 +38,7 @@ from specengine.tokenizer import Tokenizer
 class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerChecker):
     """Drafts sentences of a small model and phrases behind them.
 
-    costs: of the target's rows; by default measured.
+    costs: of cycles; by default learned from them.
     """
 
     name = "ouroboros"
