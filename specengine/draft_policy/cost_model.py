@@ -86,7 +86,7 @@ class Curve:
         return self._points[bit]
 
     def __call__(self, nodes: int) -> float:
-        """Returns the seconds with so many nodes, roots excluded."""
+        """Returns the seconds of a cycle with this number of nodes, roots excluded."""
         rows = self.requests + nodes
         bit = rows.bit_length() - 1
         low = self.point(bit)

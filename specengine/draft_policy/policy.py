@@ -20,7 +20,7 @@ from specengine.draft_trees.cut import cut_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 
-PLAIN = 100  # every so many cycles one is plain: what it takes is the measure of everything
+PLAIN = 100  # one cycle of this many is plain: the price of all others is measured by it
 EXPLORED = 0.01  # of the time, at most, is lost to drafts that are expected not to pay
 FIRST, MEMORY = 4, 32  # drafts before a source's mean gain counts, and drafts that the mean remembers
 ENGINES = 8  # whose cycles may be under way at once

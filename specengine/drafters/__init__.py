@@ -35,8 +35,7 @@ DRAFTERS = {
     "suffix": "suffix.drafter:Suffix",
 }
 
-# The trained drafters that `auto` looks for in the package, best first, and their options on the CPU. A pass on the CPU
-# waits for memory, the drafter's as well as the target's, so the weights are small and the trees narrow.
+# The trained drafters that `auto` looks for in the package, best first.
 TRAINED = ("eagle3", "fasteagle")
 
 

@@ -140,14 +140,14 @@ def test_no_level_is_drafted_that_adds_too_little(model, tmp_path):
     propose = drafter.propose
 
     def watched(requests, least_tokens):
-        depths.append([len(propose(requests, least)[0].tokens) - 1 for least in (0.0, 0.02, 0.6)])
+        depths.append([len(propose(requests, least)[0].tokens) - 1 for least in (0.0, 0.02, 1.01)])
         return propose(requests, 0.0)
 
     drafter.propose = watched
     steer(drafter, PROMPTS[:1], GREEDY, model=model)
     assert all(row == sorted(row, reverse=True) for row in depths)
     every, some, one = zip(*depths, strict=True)
-    assert max(every) == 4 and max(one) <= 2 and sum(one) < sum(some) < sum(every)
+    assert max(every) == 4 and set(one) == {1} and sum(one) < sum(some) < sum(every)
 
 
 def test_trees_are_backbones_with_more_siblings_where_the_drafter_is_unsure(model, target_state, tmp_path):

@@ -12,7 +12,7 @@ from specengine.cache.page_pool import page_bytes
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_network import PairNetwork
-from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, UnreadPairs, take_pairs
+from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, UnreadPairs
 from specengine.drafters.one_engine import OneEngine
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -138,14 +138,6 @@ class PairReader:
         last = max([first + len(own) for first, own in zip(unread.cached, unread.tokens, strict=True)])
         self.network.ensure_positions(last + self._beyond)
         return unread
-
-    def take_all_runs(self, requests: Sequence[DraftRequest]) -> tuple[list[list[int]], torch.Tensor, CacheBatch]:
-        """Takes every unread pair; returns tokens, hidden states [M, ..] and where keys and values go."""
-        pairs = self.of(requests)
-        place = self.place(requests, [own.first for own in pairs])
-        runs, picked = take_pairs(requests, pairs, [own.count for own in pairs])
-        self.network.ensure_positions(max([own.first for own in pairs]) + self._beyond)
-        return runs, picked, place
 
     def place(self, requests: Sequence[DraftRequest], lengths: Sequence[int]) -> CacheBatch:
         """Returns the pages of requests of which so many slots are filled."""
