@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.policy import EXPLORED
@@ -17,33 +19,23 @@ class WidthPolicy:
 
     def __init__(self, nodes: int) -> None:
         self._all = Acceptance([0.5] * (nodes - 1), weight=4, memory=100)
-        self._widths: dict[int, Acceptance] = {}
+        self._widths = {width: Acceptance(self._all, weight=8, memory=100) for width in range(1, nodes + 1)}
         self._left = 0.0  # seconds that drafts may lose to be explored
-
-    def _acceptance(self, width: int) -> Acceptance:
-        return self._widths.setdefault(width, Acceptance(self._all, weight=8, memory=100))
 
     def choose(self, widths: Sequence[int], seconds: Sequence[float]) -> int:
         """Returns the width of the next cycle.
 
         widths: ascending.  seconds: of a cycle of each width.
         """
-        expected: list[float] = []
         for width in widths:
-            tokens = reach = 1.0
-            acceptance = self._acceptance(width)
-            acceptance.refresh()  # what other widths taught counts for widths that are never chosen
-            for rate in acceptance.rates()[: width - 1]:
-                reach *= rate
-                tokens += reach
-            expected.append(tokens)
+            self._widths[width].refresh()  # what other widths taught counts for widths that are never chosen
+        expected = [1 + sum(accumulate(self._widths[width].rates()[: width - 1], mul)) for width in widths]
         best = min(range(len(widths)), key=lambda i: (seconds[i] / expected[i], i))  # the narrowest of equals
         if best == 0 and len(widths) > 1:  # a root alone shows nothing of the drafter
             loss = seconds[1] - expected[1] * seconds[0] / expected[0]
             self._left = min(self._left + EXPLORED * seconds[0], loss)
             if self._left >= loss:
-                self._left = 0.0
-                return widths[1]
+                self._left, best = 0.0, 1
         return widths[best]
 
     def observe(self, width: int, levels: int, accepted: int) -> None:
@@ -53,4 +45,4 @@ class WidthPolicy:
         accepted: drafted tokens.
         """
         for depth in range(min(accepted + 1, max(levels, 1), width - 1)):
-            self._acceptance(width).observe(depth, depth < accepted)
+            self._widths[width].observe(depth, depth < accepted)

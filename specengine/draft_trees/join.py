@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from specengine.draft_trees.scored_tree import ScoredTree
 
 
-@dataclass(frozen=True)
-class JoinedTree:
-    """tokens, parents: of the joint tree.  chances: of each node, by the first and by the second tree; 0: not there.
+def join_trees(first: ScoredTree, second: ScoredTree, *, pooled: bool = False) -> ScoredTree:
+    """Joins two trees with the same root; a node of both has the chance that the surer one gives it.
 
-    inner: nodes that have children in the first, and in the second tree.
+    pooled: the second drafter knows more. Of a parent that it expanded, a node of the first has the mean of both
+    chances, where 0 is the chance of a node that the second leaves out.
     """
-
-    tokens: list[int]
-    parents: list[int]
-    chances: list[list[float]]
-    inner: tuple[set[int], set[int]]
-
-
-def join_trees(first: ScoredTree, second: ScoredTree) -> JoinedTree:
-    """Joins two trees with the same root."""
-    tokens = list(first.tokens)
-    parents = list(first.parents)
-    chances = [[chance, 0.0] for chance in first.chances]
+    tokens, parents, chances = [*first.tokens], [*first.parents], [*first.chances]
     children = {(first.parents[node], first.tokens[node]): node for node in range(1, len(tokens))}
-    inner: set[int] = set()
-    place = [0]
+    place, others = [0], [0.0] * len(tokens)  # chances by the second
     for token, parent, chance in zip(second.tokens[1:], second.parents[1:], second.chances[1:], strict=True):
         parent = place[parent]
         node = children.setdefault((parent, token), len(tokens))
         if node == len(tokens):
             tokens.append(token)
             parents.append(parent)
-            chances.append([0.0, 0.0])
-        chances[node][1] = chance
-        inner.add(parent)
+            chances.append(chance)
+            others.append(chance)
+        others[node] = chance
         place.append(node)
-    return JoinedTree(tokens, parents, chances, (set(first.parents), inner))
+    expanded = {parents[node] for node in place}
+    for node in range(1, len(tokens)):
+        own, other = chances[node], others[node]
+        chances[node] = (own + other) / 2 if pooled and parents[node] in expanded else max(own, other)
+    return ScoredTree(tokens, parents, chances)

@@ -150,6 +150,10 @@ class ScoredDrafter(ABC):
         least_tokens: what one more level must be expected to add, the sum over the requests; 0: draft all levels.
         """
 
+    def ready(self, requests: Sequence[DraftRequest]) -> int:
+        """Returns for how many of these requests it can draft; by default for all."""
+        return len(requests)
+
     @abstractmethod
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Notes, in place of propose(), that this cycle drafts nothing for these requests."""

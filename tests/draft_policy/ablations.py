@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from specengine.draft_policy import cost_model, policy
-from specengine.draft_policy.acceptance import Agreement, Calibration
+from specengine.draft_policy.acceptance import Calibration
 from tests.draft_policy.replay import DRAFTS, Machine, Plan, Remembered, Text, adaptive, fixed, load
 
 STEEP = {1: 18.6e-3, 2: 19.5e-3, 4: 21.2e-3, 8: 27.3e-3, 16: 50e-3, 32: 100e-3, 256: 800e-3}  # llama-3.2-1b, int4
@@ -70,10 +70,8 @@ def _plain_price(self: Any, draft: Any) -> float:
 
 
 _NO_CALIBRATION = patch.object(Calibration, "__call__", lambda self, chances: list(chances))
-_NO_AGREEMENT = patch.object(Agreement, "observe", lambda self, tree, verdicts, committed: None)
 ALONE: list[tuple[str, Any, dict[str, Any]]] = [
     ("no calibration, of a network that is too sure", _NO_CALIBRATION, {"all_names": [["eagle3"]], "confidence": 0.3}),
-    ("no agreement, of suffix and eagle3 together", _NO_AGREEMENT, {"all_names": [["suffix", "eagle3"]]}),
 ]
 CASES = {
     "no calibration": lambda: _NO_CALIBRATION,

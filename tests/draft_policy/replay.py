@@ -13,10 +13,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from specengine.draft_policy.acceptance import Calibration
-from specengine.draft_policy.cost_model import interpolated
 from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.drafters.policy_file import learned_of, teach
 
 SOURCES = {"suffix": 1, "eagle3": 0}  # columns of the file, the cheaper source first
 ROWS = {1: 3.0e-3, 2: 3.15e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.2e-3, 32: 11.5e-3, 256: 90e-3}  # seconds of a cycle
@@ -48,6 +50,11 @@ class Text:
     def cut(self, tokens: int) -> Text:
         """Returns its first tokens."""
         return Text(self.tokens[:tokens], self.drafts[:tokens], self.kind)
+
+
+def seconds_of(points: dict[int, float], rows: int) -> float:
+    """Returns the seconds of a cycle on the line through the neighbours of its rows."""
+    return float(np.interp(rows, [*points], [*points.values()]))
 
 
 class Clock:
@@ -92,6 +99,9 @@ class Recorded:
     @property
     def learned(self) -> list[list[float]]:
         return self._calibration.learned if self._calibration else []
+
+    def ready(self, requests: Sequence[Request]) -> int:
+        return len(requests)
 
     def propose(self, requests: Sequence[Request], least_tokens: float) -> list[ScoredTree]:
         trees = [request.draft(self.name) for request in requests]
@@ -207,7 +217,7 @@ def run(
             trees = draft(live)
             rows = sum(len(tree.tokens) for tree in trees)
             factor = machine.slowness(clock.seconds) * (1 + machine.jitter * noise.expovariate(1))
-            clock.seconds += factor * interpolated(machine.rows, rows)
+            clock.seconds += factor * seconds_of(machine.rows, rows)
             committed = [
                 request.ahead[: 1 + accepted(tree, request.ahead)] for request, tree in zip(live, trees, strict=True)
             ]
@@ -242,11 +252,8 @@ class Remembered:
     def __init__(self) -> None:
         self.learned: dict[str, Any] = {}
 
-    def read(self) -> dict[str, Any]:
-        return self.learned
-
-    def write(self, learned: dict[str, Any]) -> None:
-        self.learned = json.loads(json.dumps(learned))
+    def save(self, policy: DraftPolicy) -> None:
+        self.learned = json.loads(json.dumps(learned_of(policy)))
 
 
 def adaptive(
@@ -259,7 +266,9 @@ def adaptive(
     """Returns the seconds of the policy over some sources."""
     clock = Clock()
     sources = [Recorded(name, clock, machine) for name in names]
-    policy = DraftPolicy(sources, 63, memory=memory, clock=clock)
+    policy = DraftPolicy(sources, 63, save=memory.save if memory else None, clock=clock)
+    if memory:
+        teach(policy, memory.learned)
 
     def observe(live: Sequence[Request], committed: list[list[int]]) -> None:
         for source in sources:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -49,11 +51,15 @@ def test_a_policy_that_takes_everything_would_be_noticed(monkeypatch):
 
 
 def test_parts_that_are_good_at_different_texts_are_faster_together_than_any_fixed_plan():
-    texts, batch = TRACES["mixed"]
-    memory = Remembered()
-    adaptive(texts * 2, ["suffix", "eagle3"], memory=memory)
-    best = min(fixed(texts, plan) for plan in PLANS)
-    assert adaptive(texts, ["suffix", "eagle3"], batch=batch, memory=memory) < 0.95 * best
+    gains = []
+    for seed in range(4):
+        past, texts, memory = TEXTS * 3, TEXTS * 2, Remembered()
+        Random(seed).shuffle(past)
+        Random(seed + 10).shuffle(texts)
+        adaptive(past, ["suffix", "eagle3"], memory=memory)
+        best = min(fixed(texts, plan) for plan in PLANS)
+        gains.append(best / adaptive(texts, ["suffix", "eagle3"], memory=memory))
+    assert fmean(gains) > 1.02, gains
 
 
 def test_a_fixed_plan_takes_what_its_costs_say():

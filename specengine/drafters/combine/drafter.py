@@ -148,7 +148,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         draft = self._policy.draft(requests, self._views(requests))
         for i, request in enumerate(requests):
             request.drafter_state.tree = draft.trees[i]
-            request.drafter_state.sources = [(self._names[number], trees[i]) for number, trees in draft.sources]
+            request.drafter_state.sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
         return draft.trees
 
     def _views(self, requests: Sequence[DraftRequest]) -> list[list[Any]]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specengine._C import MATCHED, SuffixAutomaton, TextCorpus
-from specengine.draft_policy.acceptance import Acceptance, Agreement
+from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_trees.join import join_trees
 from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
@@ -53,19 +54,17 @@ class State:
 
     text: all tokens but those since the last draft.  rates: by source, how often each kind of node was right.
     drafted: of the last draft, source by source, the tree and the kinds of its nodes.
-    joints: arguments of Agreement.observe.  tree: the tree that draft() returned.
+    tree: the tree that draft() returned.
     """
 
     rates: list[Acceptance]
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     drafted: list[tuple[int, ScoredTree, list[int]]] = field(default_factory=list)
-    joints: list[tuple[Agreement, ScoredTree, list[tuple[int, float]]]] = field(default_factory=list)
     tree: DraftTree | None = None
 
     def clear(self) -> None:
         """Forgets the last draft."""
         self.drafted = []
-        self.joints = []
 
 
 class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
@@ -89,7 +88,6 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         self.earlier = TextMemory(config.remember) if config.remember else None
         # of all requests
         self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]
-        self.agreements = [Agreement() for _ in SOURCES]  # of a source with those before it
         self.policy = policy_of(self, target, costs, [self])
 
     @property
@@ -132,15 +130,12 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
             for source, tree, kinds in state.drafted:
                 for node, accepted in judge_nodes(tree, tokens):
                     state.rates[source].observe(kinds[node], accepted)
-            for agreement, joint, verdicts in state.joints:
-                agreement.observe(joint, verdicts, tokens)
             state.clear()
         self.policy.observe(requests, committed)
 
     @property
     def learned(self) -> list[list[float]]:
-        learners: list[Acceptance | Agreement] = [*self.rates, *self.agreements]
-        return [numbers for learner in learners for numbers in learner.learned]
+        return [numbers for rates in self.rates for numbers in rates.learned]
 
     def release(self, request: DraftRequest) -> None:
         if self.earlier is not None and len(request.tokens) > request.prompt_length:
@@ -166,8 +161,7 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         for source, text in others:
             more = self._continued(state, source, text, context, deepest, least)
             if len(more.tokens) > 1:
-                tree, verdicts = self.agreements[source].join(tree, more)
-                state.joints.append((self.agreements[source], tree, verdicts))
+                tree = join_trees(tree, more)
         return tree
 
     def _continued(

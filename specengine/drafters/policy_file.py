@@ -1,0 +1,75 @@
+"""The file in which the next process finds what a draft policy has learned: costs, gains and chances."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import astuple
+from itertools import chain
+from math import isfinite
+from typing import Any
+
+import torch
+
+from specengine.draft_policy.policy import FIRST, DraftPolicy, Gain
+from specengine.models.transformer import Transformer
+from specengine.utils.build_info import build_info, cpu_name
+from specengine.utils.measurement_cache import measurement_path, read_measurement, write_measurement
+
+
+class PolicyFile:
+    """One file in the cache folder for each target, machine and drafter. drafter: names and options."""
+
+    def __init__(self, target: Transformer, drafter: str) -> None:
+        build = build_info()
+        self._key = {
+            "model": repr(target.config),
+            "weights": f"{', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
+            "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__],
+            "processes": target.tensor_parallel,
+            "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name(),
+            **{name: build[name] for name in ("version", "instruction_set", "threads")},
+            "drafter": drafter,
+        }
+        self._path = measurement_path("policy", self._key)
+
+    def save(self, policy: DraftPolicy) -> None:
+        """Keeps what the policy has learned."""
+        write_measurement(self._path, self._key, learned_of(policy))
+
+    def load(self, policy: DraftPolicy) -> None:
+        """Gives the policy what was learned; nothing where there is no file, or a damaged one."""
+        teach(policy, read_measurement(self._path, self._key) or {})
+
+
+def learned_of(policy: DraftPolicy) -> dict[str, Any]:
+    """Returns what a policy has learned, as plain JSON values."""
+    costs = [[*place, list(points.items())] for place, points in policy.costs.known.items()]
+    gains = [[*key, *astuple(gain)] for key, gain in policy.gains.items()]
+    return {"costs": costs, "gains": gains, "chances": _chances(policy)}
+
+
+def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
+    """Gives a policy what another process has learned, all of it or nothing."""
+    with suppress(KeyError, TypeError, ValueError):
+        costs = {(size, prefix): {n: float(s) for n, s in points} for size, prefix, points in learned["costs"]}
+        gains = {(source, size): Gain(*map(float, own)) for source, size, *own in learned["gains"]}
+        chances = [[float(x) for x in numbers] for numbers in learned["chances"]]
+        seconds = [s for points in costs.values() for s in points.values()]
+        keys = [n for key in (*gains, *costs, *costs.values()) for n in key]
+        numbers = [
+            *seconds,
+            *(x for gain in gains.values() for x in astuple(gain)),
+            *(x for own in chances for x in own),
+        ]
+        if not all(isinstance(n, int) for n in keys) or not all(map(isfinite, numbers)) or min(seconds, default=1) <= 0:
+            return
+        pairs = [*zip(_chances(policy), chances, strict=True)]
+        for gain in gains.values():
+            gain.uses = min(gain.uses, FIRST)  # texts may have changed since
+        policy.costs.known, policy.gains = costs, gains
+        for own, known in pairs:
+            own[:] = known if len(known) == len(own) else own
+
+
+def _chances(policy: DraftPolicy) -> list[list[float]]:
+    return [numbers for source in policy.sources for numbers in source.learned]
