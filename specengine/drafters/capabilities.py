@@ -150,6 +150,13 @@ class ScoredDrafter(ABC):
         least_tokens: what one more level must be expected to add, the sum over the requests; 0: draft all levels.
         """
 
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
+        """Returns how many levels the last propose() drafted, which took its time; `trees` is what it returned.
+
+        By default the deepest tree's levels: a drafter that leaves out its deepest nodes counts them here.
+        """
+        return max((tree.levels for tree in trees), default=0)
+
     @abstractmethod
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Notes, in place of propose(), that this cycle drafts nothing for these requests."""
