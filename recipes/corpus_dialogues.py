@@ -8,16 +8,17 @@ The tokens in question are the target's own distributions at every place, so a w
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import random
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
 from specengine.tensor_parallel.loading import load_model, load_tokenizer
@@ -94,7 +95,8 @@ class Questions:
     def of(self, end: Sequence[int], answer: Sequence[int]) -> list[int] | None:
         """Returns the tokens of the likeliest question that ends so, None where none is likely."""
         words = set(answer)
-        found = [(self._sum(set(q) & words) / self._sum(set(q)), q) for q in self._by_end.get(tuple(end), ())]
+        alike = [(set(q), q) for q in self._by_end.get(tuple(end), ())]
+        found = [(self._sum(own & words) / self._sum(own), q) for own, q in alike if self._sum(own)]
         share, question = max(found, default=(0.0, None), key=lambda each: each[0])
         return question if share > _SHARED else None
 
@@ -102,14 +104,30 @@ class Questions:
         return sum(self._weight[word] for word in words)
 
 
-def main(corpus: Path, folder: Path, *prompts: Path) -> None:
-    """Writes shards."""
+def tokens_of(corpus: Path) -> list[int]:
+    """Reads the tokens of a corpus. Raises ValueError for another file and for larger ids."""
+    tensors = load_file(corpus)
+    if "tokens" not in tensors or tensors["tokens"].dtype != torch.uint16:
+        raise ValueError(f"CORPUS: {corpus}: expected a corpus of suffix whose tokens are uint16")
+    return tensors["tokens"].int().tolist()
+
+
+def questions_of(path: Path) -> Iterator[str]:
+    """Yields the first turns of a file of prompts. Raises ValueError for a line that is no prompt."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            yield json.loads(line)["turns"][0]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f'PROMPTS: {path}: line {number} is not {{"turns": [TEXT, ..]}}') from error
+
+
+def main(corpus: Path, folder: Path, prompts: Sequence[Path]) -> None:
+    """Writes shards. Raises ValueError for a corpus without answers, and for prompts that are not JSON lines."""
     tokenizer = load_tokenizer(_MODEL)
     assert tokenizer is not None
-    tokens = load_file(corpus)["tokens"].int().tolist()
+    tokens = tokens_of(corpus)
     seams = Seams(tokens)
-    lines = [line for path in prompts for line in path.read_text(encoding="utf-8").splitlines()]
-    asked = {json.loads(line)["turns"][0] for line in lines}
+    asked = {question for path in prompts for question in questions_of(path)}
     questions = Questions([tokenizer.encode(text, add_special_tokens=False) for text in sorted(asked)])
     prefix = question_prefix(tokenizer)
     mark = tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
@@ -117,7 +135,11 @@ def main(corpus: Path, folder: Path, *prompts: Path) -> None:
     for part in parts_of(tokens):
         if part[2:_CONTEXT] == mark:
             texts.append([])
+        elif not texts:
+            raise ValueError(f"CORPUS: {corpus} does not begin with the end of a question; expected a corpus of chats")
         texts[-1].append(part)
+    if not texts:
+        raise ValueError(f"CORPUS: {corpus} is empty")
     dialogues, known = [], 0
     for parts in texts:
         text = seams.joined(parts)
@@ -137,4 +159,8 @@ def main(corpus: Path, folder: Path, *prompts: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="Makes training data of a corpus of suffix.")
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("prompts", type=Path, nargs="*")
+    main(**vars(parser.parse_args()))

@@ -7,7 +7,15 @@
 # between. It then continued with other prompts (seed 3), whose answers are part of suffix's corpus. Every model card has
 # the commands.
 set -eu
+[ $# -gt 0 ] || { echo "expected a folder: recipes/train_shipped.sh FOLDER [NAME...]" >&2 && exit 2; }
 folder=$1 && shift
+[ $# -gt 0 ] || set -- eagle3 fasteagle medusa glide draft_model suffix
+for name; do # before hours of work
+  case $name in
+    eagle3 | fasteagle | medusa | glide | draft_model | suffix) ;;
+    *) echo "NAME: unknown drafter $name" >&2 && exit 2 ;;
+  esac
+done
 here=$(dirname "$(realpath "$0")")
 shipped=$here/../specengine/checkpoints/smollm2-135m
 mkdir -p "$folder" && cd "$folder"
@@ -45,7 +53,6 @@ both() { # NAME DRAFTER
   asked "$1" "$2" 1200000 --learning-rate 7e-4 --start "first_$1"
 }
 
-[ $# -gt 0 ] || set -- eagle3 fasteagle medusa glide draft_model suffix
 for name; do
   case $name in
     eagle3) both eagle3 eagle3,levels=5 ;;
@@ -63,6 +70,5 @@ for name; do
     glide) asked glide glide,layers=1 450000 --learning-rate 1e-3 ;;
     suffix) specengine corpus asked --out suffix/corpus.safetensors ;;
     draft_model) asked draft_model draft-model,layers=4 300000 --learning-rate 1e-3 ;;
-    *) echo "unknown drafter $name" >&2 && exit 2 ;;
   esac
 done

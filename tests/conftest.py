@@ -12,7 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import dataclasses
 
 from specengine import Engine
-from specengine.drafters import policies
+from specengine.drafters import policy_file
 from specengine.hub.embedded_models import fetch_embedded
 from specengine.ops import cuda_ops
 from specengine.tensor_parallel.loading import load_model
@@ -20,7 +20,7 @@ from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 from tests.engine.device.prompts import LOOKUP
 from tests.selection import leave_to_full
 
-policies.measurement_path = lambda kind, place: None  # what one test teaches a policy must not reach another
+policy_file.measurement_path = lambda kind, place: None  # what one test teaches a policy must not reach another
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks

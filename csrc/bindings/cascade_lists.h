@@ -1,43 +1,33 @@
-// FastEagle's draft with lists for arguments and results, as EAGLE's has them (bindings/draft_lists.h).
+// FastEagle's draft with lists for arguments and results.
 #pragma once
 #include <cmath>
 
-#include "bindings/draft_lists.h"
+#include "bindings/pair_lists.h"
 #include "ops/draft_cascade.h"
 
 namespace specengine {
 
-// Arguments as of draft_lists; a run's last token is the root. Returns tokens, parents and chances of each tree, of
-// whose levels each node but the likeliest is a leaf.
+// runs, rows, pages, cached: of PairLists; a run's last token is the root. Returns tokens, parents and chances of each
+// tree, of whose levels each node but the likeliest is a leaf.
 inline pybind11::list cascade_lists(const CascadeNetwork& network, const std::vector<Ints>& runs,
                                     const TensorView& hidden_states, Ints rows, const std::vector<Ints>& pages,
                                     Ints cached, const TensorView& k_cache, const TensorView& v_cache,
                                     const TensorView& cos, const TensorView& sin, const Ints& limits, int64_t levels,
                                     int64_t top_k) {
   const int64_t B = static_cast<int64_t>(runs.size());
-  if (pages.size() != runs.size()) fail("pages: expected ", B, " lists, one per request, got ", pages.size());
+  PairLists pairs(runs, std::move(rows), pages, std::move(cached));
   if (limits.size() != runs.size()) fail("limits: expected ", B, " numbers, one per request, got ", limits.size());
   if (levels < 1 || levels > kMaxNodes) fail("levels: expected 1 to ", kMaxNodes, ", got ", levels);
   if (top_k < 1 || top_k > kMaxNodes) fail("top_k: expected 1 to ", kMaxNodes, ", got ", top_k);
-  Ints tokens, row_start{0}, children(B * levels * top_k);
+  Ints children(B * levels * top_k);
   std::vector<float> scores(children.size());
-  size_t width = 0;
-  for (size_t b = 0; b < runs.size(); ++b) {
-    tokens.insert(tokens.end(), runs[b].begin(), runs[b].end());
-    row_start.push_back(static_cast<int32_t>(tokens.size()));
-    width = std::max(width, pages[b].size());
-  }
-  Ints table(B * width);
-  for (size_t b = 0; b < runs.size(); ++b) std::copy(pages[b].begin(), pages[b].end(), table.begin() + b * width);
   {
     const pybind11::gil_scoped_release released;
-    const KvCacheView cache{
-        k_cache, v_cache, view_of(table, B, static_cast<int64_t>(width)), view_of(cached), view_of(row_start), 0};
     const DraftCascade op{&network,
-                          view_of(tokens),
+                          pairs.tokens(),
                           hidden_states,
-                          view_of(rows),
-                          cache,
+                          pairs.rows(),
+                          pairs.cache(k_cache, v_cache),
                           cos,
                           sin,
                           tensor(children.data(), DType::kInt32, {B, levels, top_k}),
@@ -54,8 +44,7 @@ inline pybind11::list cascade_lists(const CascadeNetwork& network, const std::ve
       nodes.push_back(children[first + i]), chances.push_back(std::exp(scores[first + i]));
       parents.push_back(static_cast<int32_t>(i < top_k ? 0 : 1 + (i / top_k - 1) * top_k));
     }
-    trees[b] = pybind11::make_tuple(list_of(nodes.data(), count), list_of(parents.data(), count),
-                                    list_of(chances.data(), count));
+    trees[b] = tree_lists(nodes.data(), parents.data(), chances.data(), count);
   }
   return trees;
 }

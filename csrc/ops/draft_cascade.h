@@ -8,9 +8,8 @@ namespace specengine {
 
 // The weights of the drafter, checked once. Two forms of the first layer's input exist:
 // - first_columns = 0: fuse makes a row of the hidden states, each normed without a weight, and of the embedding;
-// - first_columns = 2 hidden, EAGLE-3's: fuse makes a row of the hidden states alone, which is the residual stream; q,
-// k
-//   and v are made of the normed embedding and that row, normed too.
+// - first_columns = 2 hidden, EAGLE-3's: fuse makes a row of the hidden states alone, which is the residual stream;
+//   q, k and v are made of the normed embedding and that row, normed too.
 struct CascadeNetwork {
   Decoder decoder;                   // hidden_state_layers: every layer's output
   TensorView embedding;              // packed [V, hidden]

@@ -35,6 +35,8 @@ class Source(Protocol):
 
     def propose(self, requests: Sequence[Any], least_tokens: float) -> list[ScoredTree]: ...
 
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int: ...
+
     def skip(self, requests: Sequence[Any]) -> None: ...
 
 
@@ -81,6 +83,7 @@ class Step(NamedTuple):
     source: int
     ready: int
     drafted: list[ScoredTree]
+    levels: int
     trees: list[DraftTree]
     seconds: float
 
@@ -153,7 +156,7 @@ class DraftPolicy:
             pairs = zip(whole, more, strict=True) if whole else ()
             whole = [join_trees(one, other, pooled=True) for one, other in pairs] or more
             trees = cut_trees(whole, price, draft.seconds, self._most)
-            draft.add(Step(number, ready, more, trees, self._clock() - began))
+            draft.add(Step(number, ready, more, source.drafted_levels(more), trees, self._clock() - began))
         if not plain and not draft.steps:
             self._begin_rest(draft)
         return draft
@@ -166,7 +169,7 @@ class DraftPolicy:
         plain = self._is_plain(draft)
         trees = grow(drafts := not plain and self._pays(0, ready, draft, self._price(ready, draft.seconds)))
         if drafts:
-            draft.add(Step(0, ready, [], trees, self._clock() - draft.began))
+            draft.add(Step(0, ready, [], 1, trees, self._clock() - draft.began))
         elif not plain:
             self._begin_rest(draft)
         return trees
@@ -201,11 +204,10 @@ class DraftPolicy:
         seconds, drafting = self._clock() - draft.began, sum(step.seconds for step in draft.steps)
         speed = self.costs.observe(draft.seconds, draft.prefix, draft.nodes, seconds - drafting)
         accepted = nodes = 0  # by the steps before
-        for number, ready, drafted, trees, took in draft.steps:
+        for number, ready, _, levels, trees, took in draft.steps:
             now = sum(tree.accepted(text) for tree, text in zip(trees, committed, strict=True))
             size = sum(len(tree.tokens) - 1 for tree in trees)
             gained, added = (now - accepted) / ready, (size - nodes) / ready
-            levels = max((tree.levels for tree in drafted), default=1)
             self._gain(number, ready).record(gained, added, levels, took / speed)
             accepted, nodes = now, size
         tokens, seconds = float(sum(map(len, committed))), seconds / speed

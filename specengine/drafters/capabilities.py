@@ -154,6 +154,13 @@ class ScoredDrafter(ABC):
         """Returns for how many of these requests it can draft; by default for all."""
         return len(requests)
 
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
+        """Returns how many levels the last propose() drafted, which took its time; `trees` is what it returned.
+
+        By default the deepest tree's levels: a drafter that leaves out its deepest nodes counts them here.
+        """
+        return max((tree.levels for tree in trees), default=0)
+
     @abstractmethod
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Notes, in place of propose(), that this cycle drafts nothing for these requests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from math import exp
@@ -21,10 +22,10 @@ def chain_rows(runs: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tenso
     return torch.from_numpy(tokens), torch.from_numpy(row_start)
 
 
-class DraftedLevels:
-    """Makes room for outputs once per shape: after a target's pass, fresh memory would miss every cache.
+class DraftedLevels(threading.local):
+    """Makes room for outputs once per thread and shape: after a target's pass, fresh memory would miss every cache.
 
-    top_k: children per level.
+    Engines may share a drafter, and each has a lock of its own. top_k: children per level.
     """
 
     def __init__(self, top_k: int) -> None:
@@ -32,7 +33,7 @@ class DraftedLevels:
         self._made: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # by requests and levels
 
     def room(self, batch: int, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns children int32 and scores float32 [B, T, k], which the next draft of this shape overwrites."""
+        """Returns children int32 and scores float32 [B, T, k], which the thread's next draft of this shape reuses."""
         if (batch, levels) not in self._made:
             shape = (batch, levels, self._top_k)
             self._made[batch, levels] = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape)

@@ -27,7 +27,7 @@ def policy_of(
     adaptive = drafter.adaptive and not target.ops.on_device
     file: PolicyFile | None = None
     if adaptive and costs is None:
-        file = PolicyFile(target, " + ".join(f"{each.name}:{each.path} {each.config}" for each in (drafter, *parts)))
+        file = PolicyFile(target, (drafter, *parts))
     policy = DraftPolicy(
         sources, drafter.max_nodes - 1, adaptive=adaptive, costs=costs, save=file.save if file else None
     )

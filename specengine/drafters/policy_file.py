@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from itertools import chain
 from math import isfinite
+from os.path import expanduser
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from specengine.draft_policy.policy import FIRST, DraftPolicy, Gain
+from specengine.drafters.base import Drafter
+from specengine.drafters.shipped import fingerprint, shipped_folder
 from specengine.models.transformer import Transformer
 from specengine.utils.build_info import build_info, cpu_name
-from specengine.utils.measurement_cache import measurement_path, read_measurement, write_measurement
+from specengine.utils.measurement_cache import file_stamps, measurement_path, read_measurement, write_measurement
 
 
 class PolicyFile:
-    """One file in the cache folder for each target, machine and drafter. drafter: names and options."""
+    """One file in the cache folder for each target, machine and drafter.
 
-    def __init__(self, target: Transformer, drafter: str) -> None:
+    It counts only for the weights and texts that the drafters had when it was written.
+    drafters: a drafter and its parts.
+    """
+
+    def __init__(self, target: Transformer, drafters: Sequence[Drafter]) -> None:
         build = build_info()
-        self._key = {
+        place = {
             "model": repr(target.config),
-            "weights": f"{', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
+            "weights": f"{fingerprint(target)}; {', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
             "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__],
             "processes": target.tensor_parallel,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name(),
             **{name: build[name] for name in ("version", "instruction_set", "threads")},
-            "drafter": drafter,
+            "drafter": " + ".join(f"{each.name}:{each.path} {each.config}" for each in drafters),
         }
-        self._path = measurement_path("policy", self._key)
+        self._path = measurement_path("policy", place)
+        self._key = place | {"files": [_stamps_of(each, target) for each in drafters]}
 
     def save(self, policy: DraftPolicy) -> None:
         """Keeps what the policy has learned."""
@@ -56,11 +66,7 @@ def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
         chances = [[float(x) for x in numbers] for numbers in learned["chances"]]
         seconds = [s for points in costs.values() for s in points.values()]
         keys = [n for key in (*gains, *costs, *costs.values()) for n in key]
-        numbers = [
-            *seconds,
-            *(x for gain in gains.values() for x in astuple(gain)),
-            *(x for own in chances for x in own),
-        ]
+        numbers = [*seconds, *chain(*map(astuple, gains.values())), *chain(*chances)]
         if not all(isinstance(n, int) for n in keys) or not all(map(isfinite, numbers)) or min(seconds, default=1) <= 0:
             return
         pairs = [*zip(_chances(policy), chances, strict=True)]
@@ -73,3 +79,9 @@ def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
 
 def _chances(policy: DraftPolicy) -> list[list[float]]:
     return [numbers for source in policy.sources for numbers in source.learned]
+
+
+def _stamps_of(drafter: Drafter, target: Transformer) -> list[list[Any]]:
+    """Returns the stamps of a drafter's local files, which a later training may replace under the same path."""
+    path = drafter.path or shipped_folder(drafter.name, target)
+    return file_stamps(Path(expanduser(path))) if path else []

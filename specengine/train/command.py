@@ -137,7 +137,10 @@ def _train(job: TrainJob, model: LoadedModel, corpus: Corpus, processes: Process
 def _vocabulary(job: TrainJob, model: LoadedModel, corpus: Corpus) -> torch.Tensor | None:
     """Chooses the drafter's tokens; None for all."""
     if job.keep_vocabulary and job.start is not None:
-        return earlier_drafter(job.start).vocabulary(model.config)
+        tokens = earlier_drafter(job.start).vocabulary(model.config)
+        if tokens is not None and not torch.all(tokens[1:] > tokens[:-1]):
+            raise ValueError("keep-vocabulary: expected rising tokens in 'd2t' of the drafter that --start names")
+        return tokens
     smaller = 0 < job.vocabulary < model.config.vocab_size
     return corpus.frequent_tokens(job.vocabulary) if smaller else None
 

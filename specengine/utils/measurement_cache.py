@@ -37,3 +37,15 @@ def write_measurement(path: Path | None, key: Any, data: dict[str, Any]) -> None
         return
     with contextlib.suppress(OSError), atomic_file(path) as part:
         part.write_text(json.dumps({"key": key, **data}), encoding="utf-8")
+
+
+def file_stamps(path: Path) -> list[list[Any]]:
+    """Returns name, size in bytes and time of change in ns of a file, or of every file in a folder.
+
+    Returns [] where there is neither. The stamps are plain JSON values, to be part of a key.
+    """
+    with contextlib.suppress(OSError):
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+        return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    return []

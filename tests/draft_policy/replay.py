@@ -103,6 +103,9 @@ class Recorded:
     def ready(self, requests: Sequence[Request]) -> int:
         return len(requests)
 
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
+        return max(tree.levels for tree in trees)
+
     def propose(self, requests: Sequence[Request], least_tokens: float) -> list[ScoredTree]:
         trees = [request.draft(self.name) for request in requests]
         levels = self.levels(trees, least_tokens)

@@ -65,6 +65,9 @@ class FakeSource:
     def ready(self, requests):
         return len(requests)
 
+    def drafted_levels(self, trees):
+        return max(tree.levels for tree in trees)
+
     def skip(self, requests):
         self.skipped += 1
 

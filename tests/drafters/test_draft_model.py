@@ -43,6 +43,14 @@ SPECS = {
 }
 
 
+def test_a_small_model_s_cache_serves_one_engine():
+    """Another engine's request might move it in the middle of a pass."""
+    model, drafter = tiny_model(), drafter_of()
+    Engine(model, drafter=drafter)
+    with pytest.raises(ValueError, match=r"^drafter: draft_model belongs to another engine; make one for each engine"):
+        Engine(model, drafter=drafter)
+
+
 def drafter_of(spec="self,layers=2", **options) -> DraftModel:
     text = ",".join([f"draft-model:{spec}", "adaptive=false", *(f"{name}={value}" for name, value in options.items())])
     return load_drafter(text, tiny_model().target)

@@ -147,6 +147,20 @@ def test_weights_are_fetched_ahead_only_behind_a_draft(tmp_path, monkeypatch):
     assert fetched == [39, 45]
 
 
+@pytest.mark.parametrize("in_core", [True, False], ids=["core", "torch"])
+def test_levels_whose_nodes_were_all_left_out_count_as_drafted(tmp_path, in_core):
+    bench = Bench(spec_of(tmp_path), PROMPTS, "top_k=2,levels=5,beam=1,nodes=2,adaptive=false")
+    if not in_core:
+        bench.drafter._tree_draft = None
+    trees = bench.drafter.propose(bench.requests, 0.0)
+    assert max(tree.levels for tree in trees) == 1 and bench.drafter.drafted_levels(trees) == 5
+    trees = bench.drafter.propose(bench.requests, 0.0)  # there is no pair that was not read
+    assert bench.drafter.drafted_levels(trees) == 0
+    bench.commit([[1, 2], [3], [4, 4], [5]])
+    trees = bench.drafter.propose(bench.requests, 4.1)
+    assert bench.drafter.drafted_levels(trees) == 1
+
+
 def test_no_pass_of_the_target_is_kept_for_more_than_a_draft(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[2:])
     bench.drafter.grow(bench.requests, 0.0)

@@ -16,6 +16,7 @@ from tests.drafters.medusa_files import HIDDEN, TARGET, VOCAB, heads_state, writ
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 from tests.models.files import random_state
+from tests.threads import at_once
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
@@ -100,6 +101,14 @@ def test_a_reduced_vocabulary_drafts_the_tokens_its_table_names(tmp_path):
     before, (tree,) = steer(drafter_of(write(tmp_path, part)), PROMPTS[:1], GREEDY).drafts[0]
     expected = dense_logits(full, random_state(TARGET), before[0], 0)
     assert tree.tokens[1] == kept[expected[kept].argmax()] and set(tree.tokens[1:]) <= set(kept.tolist())
+
+
+def test_engines_that_share_a_drafter_may_draft_at_once(tmp_path):
+    drafter = drafter_of(write(tmp_path, heads_state()))
+    rows = torch.randn(4, 1, HIDDEN, generator=torch.Generator().manual_seed(0))
+    alone = [drafter._children(own, 4) for own in rows]
+    drafts = at_once(lambda caller: [drafter._children(rows[caller], 4) for _ in range(200)], len(rows))
+    assert all(draft == own for own, drafted in zip(alone, drafts, strict=True) for draft in drafted)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

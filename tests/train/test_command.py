@@ -87,6 +87,12 @@ def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
     assert third.exit_code == 0, third.output
     kept = load_file(tmp_path / "third/model.safetensors")
     assert torch.equal(kept["d2t"], before["d2t"]) and torch.equal(kept["lm_head.weight"], before["lm_head.weight"])
+    falling = alone(tmp_path / "first", tmp_path / "falling") / "model.safetensors"
+    tensors = load_file(falling)
+    tokens = (tensors["d2t"] + torch.arange(64)).flip(0)
+    save_file(tensors | {"d2t": tokens - torch.arange(64)}, falling, {"format": "pt"})
+    refused = run("--out", tmp_path / "refused", *other, "--start", falling.parent, "--keep-vocabulary")
+    assert refused.exit_code == 2 and "keep-vocabulary: expected rising tokens" in refused.output
     refused = run("--out", tmp_path / "refused", *other, "--keep-vocabulary")
     assert refused.exit_code == 2 and "keep-vocabulary: expected a drafter" in refused.output
     card = (tmp_path / "second/README.md").read_text()
@@ -98,6 +104,7 @@ def alone(run, folder):
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(run / name, folder)
+    return folder
 
 
 def test_a_run_goes_on_from_a_drafter_that_was_published(tmp_path, target):

@@ -69,9 +69,9 @@ class SmallModel:
             raise ValueError(f"drafter: token {token} is {ours!r} in {self._path} and {theirs!r} in the target")
 
     def attach(self, cache: KVCache) -> None:
-        """Sizes its cache by the target's. Raises ValueError for a second engine's fixed cache."""
+        """Sizes its cache by the target's. Raises ValueError for a second engine: its pass might move the cache."""
+        self._engine.claim()
         if cache.fixed:
-            self._engine.claim()
             self.model.tune()
             self.cache = self.model.new_cache(cache.k.shape[1])
         self.cache.kept_bytes = cache.kept_bytes

@@ -77,6 +77,7 @@ class Eagle(ReadsPairs, Drafter):
         self._own_bits = own_bits(config.expanded).to(target.device)
         sizes = (config.top_k, config.width, self.max_nodes)
         self._drafted = False  # since the last cycle was observed
+        self._levels = 0  # of the last draft
         self._tree_draft = None if self._static else self.network.tree_draft(loaded.tokens, *sizes)
 
     @abstractmethod
@@ -107,6 +108,13 @@ class Eagle(ReadsPairs, Drafter):
             self._tree_draft.fetch()
         super().observe(requests, committed, hidden_states)
 
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        self._levels = 0
+        return super().propose(requests, least_tokens)
+
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
+        return self._levels  # the likeliest nodes of all levels are kept
+
     def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
         if self._tree_draft:
             return self._grown(requests, self._tree_draft, least_tokens)
@@ -116,6 +124,7 @@ class Eagle(ReadsPairs, Drafter):
         last = self.pairs.place(requests, [own.first - 1 for own in self.pairs.of(requests)])
         levels = min(self.config.levels, max(limits))
         trees = self._candidates(outputs, Expanded(last, self._own_bits, None), levels, least_tokens)
+        self._levels = len(trees.ends)
         roots = torch.tensor([[s.tokens[-1]] for s in requests], dtype=torch.int32, device=self._device)
         tokens, parents, depths, scores = self._rooted(trees, roots)
         room = SelectedTrees.empty(len(requests), self.max_nodes, self._device)
@@ -144,7 +153,7 @@ class Eagle(ReadsPairs, Drafter):
         self._drafted = True
         unread = self.pairs.take_unread(requests)
         limits = [s.draft_limit for s in requests]
-        trees, _ = draft(
+        trees, self._levels = draft(
             unread.tokens,
             *self.network.native_rows(unread.hidden_states, unread.rows),
             [s.pages for s in requests],

@@ -1,8 +1,9 @@
 """Prompt lookup: drafts what followed the last few tokens when they occurred before (Saxena 2023).
 
 Several earlier occurrences are merged into one tree, likeliest node first. A node's chance depends on the length of its
-match, which includes the drafted tokens that lead to it. Every cycle's text is compared with the nodes that were or
-would have been drafted, so the rates are learned without drafting. The rates also decide the size of the tree.
+match, which includes the drafted tokens that lead to it. Where a tree was proposed, the cycle's text is compared with
+all its nodes, so the rates are learned even where none was verified. A skipped cycle teaches nothing. The rates also
+decide the size of the tree.
 """
 
 from __future__ import annotations

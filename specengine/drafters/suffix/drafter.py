@@ -1,9 +1,9 @@
 """Suffix: drafts what followed the longest repeated context most often, in this text, a corpus and earlier requests.
 
 (SuffixDecoding, Oliaro et al. 2024; with a corpus REST, He et al. 2023.) Each source drafts a tree of its own, and the
-trees are joined. A node's chance depends on the length of its match and on how often its token followed. Every cycle's
-text is compared with the nodes that were or would have been drafted, so the rates are learned without drafting. The
-rates also decide the size of the tree.
+trees are joined. A node's chance depends on the length of its match and on how often its token followed. Where a tree
+was proposed, the cycle's text is compared with all its nodes, so the rates are learned even where none was verified. A
+skipped cycle teaches nothing. The rates also decide the size of the tree.
 """
 
 from __future__ import annotations
