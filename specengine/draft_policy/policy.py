@@ -177,6 +177,13 @@ class DraftPolicy:
         self._step(0, draft, grow(True), 1, began)
         return draft.trees
 
+    def reads(self, number: int, batch: int) -> bool:
+        """Returns whether source `number` is to read a request that begins in a batch of this size."""
+        return True
+
+    def charge(self, number: int, seconds: float) -> None:
+        """Counts what reading took against what exploration may lose."""
+
     def _is_plain(self) -> bool:
         return self._adaptive and self._cycles % PLAIN == PLAIN - 1
 
