@@ -1,8 +1,10 @@
-"""The draft policy of a drafter, and the file in which the next process finds what it has learned."""
+"""The draft policy of a drafter, what reading costs it, and the file that keeps for later what it has learned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +34,14 @@ def policy_of(
     if adaptive and costs is None:
         memory = PolicyFile(target, " + ".join(f"{each.name}:{each.path} {each.config}" for each in (drafter, *parts)))
     return DraftPolicy(sources, drafter.max_nodes - 1, adaptive=adaptive, costs=costs, memory=memory)
+
+
+@contextmanager
+def charged(policy: DraftPolicy, number: int) -> Iterator[None]:
+    """Charges a source with the seconds of the block, in which it reads a prompt."""
+    began = time.perf_counter()
+    yield
+    policy.charge(number, time.perf_counter() - began)
 
 
 class PolicyFile:
