@@ -28,8 +28,9 @@ class KVCache(PagePool):
     and values beside the target's.
 
     Requests whose texts begin alike share the full pages of that beginning. They write behind shared pages, so nothing
-    is copied. Full pages without holder stay in the prefix cache until they are evicted: in a fixed pool when a request
-    needs their room, in a growing pool beyond `kept_bytes`, companions included.
+    is copied. Companions have nothing of a text that the drafter did not read; the next request with this text that is
+    read fills them. Full pages without holder stay in the prefix cache until they are evicted: in a fixed pool when a
+    request needs their room, in a growing pool beyond `kept_bytes`, companions included.
 
     Any thread may call free() at any time; one thread at a time may call the other methods.
 
@@ -51,7 +52,7 @@ class KVCache(PagePool):
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
         self._free_pages: list[int] = [*reversed(range(pages or 0))]
         # Queued by free(), taken back at the next allocation, question for room or count of pages.
-        self._returned: deque[tuple[list[int], Sequence[int], Sharing | None]] = deque()
+        self._returned: deque[tuple[list[int], Sequence[int], Sharing | None, bool]] = deque()
         self._known = PrefixIndex()
         self._promised = 0  # pages of all requests; a shared page counts for each holder
         self._lock = threading.Lock()  # engines that share a fixed pool have locks of their own
@@ -98,10 +99,12 @@ class KVCache(PagePool):
         """Returns pages for `slots` tokens. Raises MemoryError where there is no room."""
         return self.allocate_with_prefix(slots, (), None)[0]
 
-    def allocate_with_prefix(self, slots: int, text: Sequence[int], sharing: Sharing | None) -> tuple[list[int], int]:
+    def allocate_with_prefix(
+        self, slots: int, text: Sequence[int], sharing: Sharing | None, filled: bool = True
+    ) -> tuple[list[int], int]:
         """Returns pages for `slots` tokens that begin with `text`, and how many of its tokens are cached in them.
 
-        The last token of `text` never is. Raises MemoryError where there is no room.
+        The last token of `text` never is.  filled: in the companions too. Raises MemoryError where there is no room.
         """
         with self._lock:
             self._take_back()
@@ -109,7 +112,7 @@ class KVCache(PagePool):
             self._shrink(count)
             shared: list[int] = []
             if sharing is not None:
-                shared = self._known.find(sharing, text)
+                shared = self._known.find(sharing, text, filled)
                 self._known.hold(shared)
                 self._known.counts.looked_up += len(text)
                 self._known.counts.hit += len(shared) * PAGE_SIZE
@@ -121,30 +124,40 @@ class KVCache(PagePool):
             self._promised += count
         return pages, len(shared) * PAGE_SIZE
 
-    def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None) -> None:
+    def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None, filled: bool = True) -> None:
         """Adds the full pages of a request's text to the prefix cache; the last token of `text` need not be cached.
 
-        Where the same text was cached before, `pages` gets the earlier pages.
+        Where the same text was cached before, `pages` gets the earlier pages.  filled: the companions' pages are final
+        too; earlier pages without that get it.
         """
         if sharing is not None:
             with self._lock:
-                self._free_pages += self._known.add(sharing, text, pages)
+                self._add(pages, text, sharing, filled)
 
-    def free(self, pages: list[int], text: Sequence[int] = (), sharing: Sharing | None = None) -> None:
+    def free(
+        self, pages: list[int], text: Sequence[int] = (), sharing: Sharing | None = None, filled: bool = True
+    ) -> None:
         """Queues pages; safe at any moment, in any thread.
 
         The next allocation, has_room() or page counter takes them back and shares their text as share() does.
         """
-        self._returned.append((pages, text, sharing))
+        self._returned.append((pages, text, sharing, filled))
+
+    def _add(self, pages: list[int], text: Sequence[int], sharing: Sharing, filled: bool) -> None:
+        for page, known, fills in self._known.add(sharing, text, pages, filled):
+            if fills:  # no holder of the known page reads or writes its part in the companions
+                for pool in self._companions:
+                    pool.copy_page(page, known)
+            self._free_pages.append(page)
 
     def _take_back(self) -> None:
         """Takes the queued pages back."""
         known = self._known
         while self._returned:
-            pages, text, sharing = self._returned.popleft()
+            pages, text, sharing, filled = self._returned.popleft()
             self._promised -= len(pages)
             if sharing is not None:
-                self._free_pages += known.add(sharing, text, pages)
+                self._add(pages, text, sharing, filled)
             self._free_pages += known.drop(pages)
         if not self.fixed and known.unused:
             most = self.kept_bytes // sum(pool.page_bytes for pool in self._pools)

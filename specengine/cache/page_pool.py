@@ -38,6 +38,10 @@ class PagePool:
             k[:, number], v[:, number] = self.k[:, page], self.v[:, page]
         return k, v
 
+    def copy_page(self, page: int, to: int) -> None:
+        """Copies the keys and values of one page to another."""
+        self.k[:, to], self.v[:, to] = self.k[:, page], self.v[:, page]
+
     @property
     def page_bytes(self) -> int:
         """Bytes of one page in all layers, keys and values."""

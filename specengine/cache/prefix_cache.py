@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specengine._C import PAGE_SIZE
 from specengine.ops import Ops
@@ -45,11 +46,23 @@ class Sharing:
         return Sharing() if ops.strict else Sharing(ops.prefill_rows, answers=False)
 
 
+class Replaced(NamedTuple):
+    """A holder's page that is free now, and the known one that took its place.
+
+    fills: the drafter's part of the known page is not filled yet; the freed page has it.
+    """
+
+    page: int
+    known: int
+    fills: bool
+
+
 @dataclass(eq=False, slots=True)
 class _Node:
     page: int = -1
     key: tuple = ()
     parent: _Node | None = None
+    filled: bool = True
     users: int = 1
     children: dict[tuple, _Node] = field(default_factory=dict)
 
@@ -61,6 +74,8 @@ class PrefixIndex:
     A key is the tokens of a page and the token behind them, which a drafter's last pair of the page contains. Keys are
     compared token by token, so equal hashes cause no false hit. A page without holder can be evicted: least recently
     held first, and of one text the last page first.
+
+    A page is filled where the drafter's keys and values of it are final too. The pages before a filled one are filled.
     """
 
     def __init__(self, page_size: int = PAGE_SIZE) -> None:
@@ -79,33 +94,35 @@ class PrefixIndex:
         """Pages that can be evicted."""
         return len(self._unused)
 
-    def find(self, sharing: Sharing, text: Sequence[int]) -> list[int]:
-        """Returns the pages of the longest known beginning of a text."""
+    def find(self, sharing: Sharing, text: Sequence[int], filled: bool = True) -> list[int]:
+        """Returns the pages of the longest known beginning of a text.  filled: of filled pages alone."""
         found, node = [], self._root
         for key in self._keys(sharing, text):
             child = node.children.get(key)
-            if child is None:
+            if child is None or (filled and not child.filled):
                 break
             found.append(child.page)
             node = child
         whole = sharing.step // self._page_size
         return found[: len(found) // whole * whole]
 
-    def add(self, sharing: Sharing, text: Sequence[int], pages: list[int]) -> list[int]:
+    def add(self, sharing: Sharing, text: Sequence[int], pages: list[int], filled: bool = True) -> list[Replaced]:
         """Adds a text with the pages of its holder.
 
         A page that is known for the same text replaces the holder's in `pages`; returns the replaced ones, now free.
+        filled: the holder's pages are filled; the known ones count as filled from now on.
         """
         replaced, node = [], self._root
         for i, key in enumerate(self._keys(sharing, text)):
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = self._nodes[pages[i]] = _Node(pages[i], key, node)
+                child = node.children[key] = self._nodes[pages[i]] = _Node(pages[i], key, node, filled)
                 self.counts.cached += 1
             elif child.page != pages[i]:
                 self.hold([child.page])
-                replaced.append(pages[i])
+                replaced.append(Replaced(pages[i], child.page, filled and not child.filled))
                 pages[i] = child.page
+            child.filled = child.filled or filled
             node = child
         return replaced
 

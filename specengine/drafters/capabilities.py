@@ -107,17 +107,18 @@ class CacheCompanion(ABC):
     def filled(self, request: DraftRequest) -> int:
         """Returns how many of a request's first slots hold their final keys and values.
 
-        Pages are shared with other requests no further than this. Any thread may call it at any moment.
+        Pages of a request that it reads are shared with others no further than this. Any thread may call it at any
+        moment.
         """
         return len(request.tokens)
 
-    def skips_reading(self, batch: int) -> bool:
-        """Returns whether to keep nothing of a request that begins in a batch of this size.
+    def reads(self, tokens: int, batch: int) -> bool:
+        """Returns whether to read a request of so many tokens that begins in such a batch; asked once for each request.
 
-        Such a request `skips_drafter_cache`, and nothing is drafted for it that needs the cache. Called once for each
-        request that shares no pages.
+        The answer is the request's `drafter_reads`. Of a request that it does not read it keeps nothing beside the
+        target's cache, and drafts nothing that needs this.
         """
-        return False
+        return True
 
 
 class LogitsDrafter(ABC):
@@ -164,6 +165,10 @@ class ScoredDrafter(ABC):
     @abstractmethod
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Notes, in place of propose(), that this cycle drafts nothing for these requests."""
+
+    def ready(self, requests: Sequence[DraftRequest]) -> int:
+        """Returns for how many of these requests it can draft."""
+        return len(requests)
 
     @property
     def learned(self) -> list[list[float]]:

@@ -21,7 +21,7 @@ class DraftRequest(Protocol):
     tokens: prompt and output; the last token is the root, whose keys and values are not cached yet.
     limit: output tokens allowed.  accepted_last: drafted tokens that the last cycle accepted.
     pages: of the target's cache.  sharing: the requests it shares pages with, if any.
-    skips_drafter_cache: whether the drafter keeps nothing of it beside the target's cache.
+    drafter_reads: whether the drafter reads it; otherwise it keeps nothing of it beside the target's cache.
     drafter_state: what the drafter remembers of the request; None until the drafter sets it.
     sources: drafted and accepted nodes by source.  trace: of its cycles, where the request asks for one.
     """
@@ -33,7 +33,7 @@ class DraftRequest(Protocol):
     seed: int
     pages: list[int]
     sharing: Sharing | None
-    skips_drafter_cache: bool
+    drafter_reads: bool
     drafter_state: Any
     accepted_last: int
     sources: dict[str, SourceStats]

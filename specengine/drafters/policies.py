@@ -1,8 +1,10 @@
-"""The draft policy of a drafter."""
+"""The draft policy of a drafter, and what reading costs it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.policy import DraftPolicy, Source
@@ -34,3 +36,11 @@ def policy_of(
     if file:
         file.load(policy)
     return policy
+
+
+@contextmanager
+def charged(policy: DraftPolicy, number: int, tokens: int) -> Iterator[None]:
+    """Charges a source with the seconds of the block, in which it reads so many tokens of a prompt."""
+    began = time.perf_counter()
+    yield
+    policy.charge(number, tokens, time.perf_counter() - began)

@@ -91,11 +91,10 @@ class EngineCore:
         batch_size: requests that the batch will have. To be called in the turn in which has_room() was true.
         """
         request.sharing = self.sharing
-        # A prefix hit saves later requests more than reading their prompt costs the drafter.
-        if self._companion and self.sharing is None:
-            request.skips_drafter_cache = self._companion.skips_reading(batch_size)
-        prompt, slots = request.tokens[:-1], self._slots(request)
-        request.pages, request.stats.prefix_hit = self.cache.allocate_with_prefix(slots, prompt, request.sharing)
+        request.drafter_reads = not self._companion or self._companion.reads(len(request.tokens), batch_size)
+        request.pages, request.stats.prefix_hit = self.cache.allocate_with_prefix(
+            self._slots(request), request.tokens[:-1], request.sharing, request.drafter_reads
+        )
 
     def make_batch(self, requests: Sequence[Request]) -> Batch | DeviceBatch:
         """Makes the batch of these requests, on the device where cycles run there."""
@@ -103,7 +102,7 @@ class EngineCore:
 
     def share_pages(self, request: Request) -> None:
         """Lets other requests find the full pages of a request."""
-        self.cache.share(request.pages, self._shareable(request), request.sharing)
+        self.cache.share(request.pages, self._shareable(request), request.sharing, request.drafter_reads)
 
     def release(self, requests: Iterable[Request]) -> None:
         """Hands drafter state and pages back: first Drafter.release, then KVCache.free, which only queues the pages.
@@ -114,11 +113,14 @@ class EngineCore:
         for request in requests:
             tokens = self._shareable(request)
             self.drafter.release(request)  # before the pages: their next owner may rely on the drafter's pages too
-            self.cache.free(request.pages, tokens, request.sharing)
+            self.cache.free(request.pages, tokens, request.sharing, request.drafter_reads)
             request.pages, request.cached = [], 0
 
     def _shareable(self, request: Request) -> list[int]:
-        filled = self._companion.filled(request) if self._companion else len(request.tokens)
+        """Returns the text of the pages to share; where the drafter reads the request, of those it has filled."""
+        filled = len(request.tokens)
+        if self._companion and request.drafter_reads:
+            filled = self._companion.filled(request)
         return request.shareable_tokens(filled)
 
     def _slots(self, request: Request) -> int:

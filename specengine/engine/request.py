@@ -32,7 +32,7 @@ class Request:
     """One sample of one prompt. tokens: prompt and output; the last one is the root and has no slot in the cache yet.
 
     limit: output tokens, at most: max_new_tokens, or as many as the context has room for.
-    sharing: whose pages it may share.  skips_drafter_cache: the drafter keeps no keys and values of it.
+    sharing: whose pages it may share.  drafter_reads: the drafter reads it, and keeps keys and values of it.
     drafter_state: what the drafter remembers of it.  accepted_last: drafted tokens that the last cycle accepted.
     index: its number among the requests of a call.  cached: tokens whose slots are final; 0 during a cycle.
     """
@@ -45,7 +45,7 @@ class Request:
     tokenizer: Tokenizer | None
     pages: list[int] = field(default_factory=list)
     sharing: Sharing | None = None
-    skips_drafter_cache: bool = False
+    drafter_reads: bool = True
     drafter_state: Any = None
     finish_reason: str | None = None
     index: int = 0

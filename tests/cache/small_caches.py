@@ -20,5 +20,5 @@ def text_of(*symbols, tail=7):
     return [symbol for symbol in symbols for _ in range(PAGE_SIZE)] + [tail]
 
 
-def begin(cache, text, sharing=EVERYBODY):
-    return cache.allocate_with_prefix(len(text) + 1, text, sharing)
+def begin(cache, text, sharing=EVERYBODY, filled=True):
+    return cache.allocate_with_prefix(len(text) + 1, text, sharing, filled)

@@ -11,10 +11,10 @@ from specengine.cache.prefix_cache import PrefixCounts, Sharing
 from tests.cache.small_caches import EVERYBODY, begin, new_cache, text_of
 
 
-def keep(cache, text, sharing=EVERYBODY):
+def keep(cache, text, sharing=EVERYBODY, filled=True):
     """A request of this text comes and goes."""
-    pages, hit = begin(cache, text, sharing)
-    cache.free(pages, text, sharing)
+    pages, hit = begin(cache, text, sharing, filled)
+    cache.free(pages, text, sharing, filled)
     return pages, hit
 
 
@@ -101,6 +101,37 @@ def test_texts_that_were_cached_twice_have_one_place():
     cache.free(one)
     cache.free(other)
     assert cache.pages_in_use == 0
+
+
+def test_only_those_who_read_need_filled_pages():
+    cache = new_cache(kept_pages=9)
+    keep(cache, text_of(1, 2), filled=False)
+    assert begin(cache, text_of(1, 2), filled=False)[1] == 2 * PAGE_SIZE
+    assert begin(cache, text_of(1, 2))[1] == 0
+    keep(cache, text_of(1, tail=2))
+    assert begin(cache, text_of(1, 2))[1] == PAGE_SIZE
+    assert begin(cache, text_of(1, 2), filled=False)[1] == 2 * PAGE_SIZE and cache.prefixes.cached == 2
+
+
+def test_pages_are_filled_while_others_hold_them():
+    """The holder of a page holds those before it, so another page cannot take its place."""
+    cache = new_cache(7)
+    beside = cache.companion(1, 1, 2, torch.float32)
+    cache.k.zero_(), beside.k.fill_(-1.0), beside.v.fill_(-1.0)
+    unread, _ = begin(cache, text_of(1, 2), filled=False)
+    cache.share(unread, text_of(1, 2), EVERYBODY, False)
+    read, hit = begin(cache, text_of(1, tail=2))
+    own = read[0]
+    assert hit == 0 and own != unread[0]
+    beside.k[:, own], beside.v[:, own] = 3.0, 4.0
+    cache.share(read, text_of(1, tail=2), EVERYBODY)
+    assert read[0] == unread[0] and (beside.k[:, read[0]] == 3.0).all() and (beside.v[:, read[0]] == 4.0).all()
+    cache.free(read)
+    cache.allocate(2 * PAGE_SIZE)  # one of the replaced page
+    cache.free(unread)
+    found, hit = begin(cache, text_of(1, 2))
+    assert hit == PAGE_SIZE and found[0] == unread[0]
+    assert begin(cache, text_of(1, 2), filled=False)[1] == 2 * PAGE_SIZE
 
 
 def test_what_is_kept_keeps_to_its_bytes_and_counts_companions():

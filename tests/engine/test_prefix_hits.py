@@ -32,18 +32,6 @@ def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name, params):
         assert warm.drafter.small.cache.prefixes.hit == whole(len(SYSTEM))
 
 
-@pytest.mark.parametrize("name", ["eagle3", "fasteagle"])
-def test_a_drafter_that_would_leave_texts_unread_loses_no_hit(make, monkeypatch, name):
-    cold, warm = make(name, prefix_cache_mib=0), make(name)
-    for engine in (cold, warm):
-        monkeypatch.setattr(engine.drafter, "skips_reading", lambda batch: True)
-    for prompt in (FIRST, SECOND):
-        plain = said(make("none"), [prompt], GREEDY)
-        assert said(cold, [prompt], GREEDY) == plain  # not drafted at all
-        assert said(warm, [prompt], GREEDY)[0][0] == plain[0][0]
-    assert warm.cache.prefixes.hit == whole(len(SYSTEM))
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_the_next_turn_finds_the_answer_of_the_last_one(make, name):
     """A conversation: every prompt has the prompt and the answer before it."""
@@ -80,9 +68,9 @@ def test_pages_are_complete_when_they_are_shared(make, name, length):
     engine, reading, shared = make(name), make(name), []
     for number, cache in enumerate(caches(engine)):
 
-        def watch(pages, text=(), sharing=None, *, number=number, cache=cache, act=None):
+        def watch(pages, text=(), sharing=None, filled=True, *, number=number, cache=cache, act=None):
             shared.append((number, text, copies(cache, pages[: (len(text) - 1) // PAGE_SIZE])))
-            act(pages, text, sharing)
+            act(pages, text, sharing, filled)
 
         cache.share, cache.free = partial(watch, act=cache.share), partial(watch, act=cache.free)
     prompt = SYSTEM[:length]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,18 +20,21 @@ class Held:
 
     text: list[int]
     pages: list[int]
+    reads: bool
     begun: set[tuple] = field(default_factory=set)  # beginnings that it shares with others
 
 
 class SharedPages(RuleBasedStateMachine):
     """Beginnings are whole pages of a text and the token behind them; `known` says of each that can be found when it
-    was last let go."""
+    was last let go, and `filled` are those that somebody has read."""
 
     @initialize(fixed=st.booleans())
     def open(self, fixed):
         self.fixed, self.size, self.most = fixed, 7, 3
         self.cache = new_cache(self.size) if fixed else new_cache(kept_pages=self.most)
-        self.held, self.known, self.time, self.evicted = [], {}, 0, 0
+        self.beside = self.cache.companion(1, 1, 1, torch.float32)
+        self.cache.kept_bytes *= 2
+        self.held, self.known, self.filled, self.time, self.evicted = [], {}, set(), 0, 0
 
     def beginnings(self, text, tokens):
         ends = range(PAGE_SIZE, tokens, PAGE_SIZE)
@@ -41,7 +45,9 @@ class SharedPages(RuleBasedStateMachine):
 
     def evict(self):
         unused = [beginning for beginning in self.known if not self.users(beginning)]
-        del self.known[min(unused, key=self.known.get)]
+        beginning = min(unused, key=self.known.get)
+        del self.known[beginning]
+        self.filled.discard(beginning)
         self.evicted += 1
 
     def unused(self):
@@ -53,8 +59,8 @@ class SharedPages(RuleBasedStateMachine):
             place = len(beginning) // PAGE_SIZE - 1
             yield each.pages[place], SYMBOLS.index(beginning[-2]), SYMBOLS.index(beginning[-1])
 
-    @rule(symbols=st.lists(st.sampled_from(SYMBOLS), max_size=3), tail=st.sampled_from(SYMBOLS))
-    def a_sequence_begins(self, symbols, tail):
+    @rule(symbols=st.lists(st.sampled_from(SYMBOLS), max_size=3), tail=st.sampled_from(SYMBOLS), reads=st.booleans())
+    def a_sequence_begins(self, symbols, tail, reads):
         text = text_of(*symbols, tail=tail)
         need = len(text) // PAGE_SIZE + 1
         promised = sum(len(each.pages) for each in self.held)
@@ -63,11 +69,11 @@ class SharedPages(RuleBasedStateMachine):
             return
         found = 0
         ours = self.beginnings(text, len(text))
-        while found < len(ours) and ours[found] in self.known:
+        while found < len(ours) and ours[found] in (self.filled if reads else self.known):
             found += 1
-        pages, hit = begin(self.cache, text)
+        pages, hit = begin(self.cache, text, filled=reads)
         assert hit == found * PAGE_SIZE and len(pages) == need
-        each = Held(text, pages, set(ours[:found]))
+        each = Held(text, pages, reads, set(ours[:found]))
         self.held.append(each)
         if self.fixed:
             physical = len({page for other in self.held for page in other.pages})
@@ -75,26 +81,29 @@ class SharedPages(RuleBasedStateMachine):
                 self.evict()
         for page, symbol, behind in list(self.written(each))[found:]:
             self.cache.k[0, page], self.cache.v[0, page] = symbol, behind
+            self.beside.k[0, page], self.beside.v[0, page] = (symbol, behind) if reads else (-1, -1)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def a_sequence_shares(self, data):
         each = data.draw(st.sampled_from(self.held))
         filled = data.draw(st.integers(0, len(each.text)))
-        self.cache.share(each.pages, each.text[:filled], EVERYBODY)
+        self.cache.share(each.pages, each.text[:filled], EVERYBODY, each.reads)
         self.learn(each, filled)
 
     def learn(self, each, filled):
         for beginning in self.beginnings(each.text, filled):
             self.known.setdefault(beginning, 0)
             each.begun.add(beginning)
+            if each.reads:
+                self.filled.add(beginning)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def a_sequence_ends(self, data):
         each = data.draw(st.sampled_from(self.held))
         filled = data.draw(st.integers(0, len(each.text)))
-        self.cache.free(each.pages, each.text[:filled], EVERYBODY)
+        self.cache.free(each.pages, each.text[:filled], EVERYBODY, each.reads)
         self.learn(each, filled)
         self.held.remove(each)
         for beginning in sorted(each.begun, key=len, reverse=True):
@@ -107,7 +116,8 @@ class SharedPages(RuleBasedStateMachine):
     def pages_hold_what_their_requests_wrote(self):
         for each in self.held:
             for page, symbol, behind in self.written(each):
-                assert (self.cache.k[0, page] == symbol).all() and (self.cache.v[0, page] == behind).all()
+                for pool in (self.cache, self.beside) if each.reads else (self.cache,):
+                    assert (pool.k[0, page] == symbol).all() and (pool.v[0, page] == behind).all()
 
     @invariant()
     def every_page_is_in_use_or_kept_or_free(self):
@@ -119,6 +129,17 @@ class SharedPages(RuleBasedStateMachine):
         assert index.unused == self.unused() == len({*index.pages} - in_use)
         for page, node in index._nodes.items():
             assert node.users == sum(page in each.pages for each in self.held)
+
+    @invariant()
+    def what_is_filled_is_found_as_it_was_written(self):
+        assert self.cache.prefixes.cached == len(self.known)  # takes in what was given back
+        index = self.cache._known
+        assert sum(node.filled for node in index._nodes.values()) == len(self.filled)
+        assert all(node.filled <= (node.parent is None or node.parent.filled) for node in index._nodes.values())
+        for beginning in self.filled:
+            page = index.find(EVERYBODY, beginning)[-1]
+            assert (self.beside.k[0, page] == SYMBOLS.index(beginning[-2])).all()
+            assert (self.beside.v[0, page] == SYMBOLS.index(beginning[-1])).all()
 
     @invariant()
     def only_texts_that_begin_alike_share(self):

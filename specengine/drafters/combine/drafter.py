@@ -25,7 +25,8 @@ from specengine.drafters.capabilities import (
 )
 from specengine.drafters.combine.part_view import PartView, State
 from specengine.drafters.engine_views import DraftRequest
-from specengine.drafters.policies import policy_of
+from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
+from specengine.drafters.policies import charged, policy_of
 from specengine.drafters.source_stats import count_sources
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -116,15 +117,26 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         companions = [pair for pair in zip(self.parts, views, strict=True) if isinstance(pair[0], CacheCompanion)]
         return min([len(request.tokens), *(part.filled(view) for part, view in companions)])
 
+    def reads(self, tokens: int, batch: int) -> bool:
+        """Returns whether any part reads such a request; then all do, as one mark says that a page is filled."""
+        answers = [
+            self._policy.reads(number, tokens, batch) if isinstance(part, ReadsPairs) else part.reads(tokens, batch)
+            for number, part in enumerate(self.parts)
+            if isinstance(part, CacheCompanion)
+        ]
+        return any(answers)
+
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         for part in self.parts:
             if isinstance(part, TokenizerChecker):
                 part.check_tokenizer(tokenizer)
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
-        for part, (view,) in zip(self.parts, self._views([request]), strict=True):
-            if isinstance(part, PromptObserver):
-                part.observe_prompt(view, start, hidden_states)
+        for number, (part, (view,)) in enumerate(zip(self.parts, self._views([request]), strict=True)):
+            reads = request.drafter_reads or not isinstance(part, CacheCompanion)
+            if reads and isinstance(part, PromptObserver):
+                with charged(self._policy, number, len(hidden_states.last)):
+                    part.observe_prompt(view, start, hidden_states)
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None

@@ -24,6 +24,8 @@ MOST_WAITING = 64  # pairs
 class PairReader:
     """Keeps each request's unread pairs, and hands them to the network in the order of the text.
 
+    Of requests that the drafter does not read it keeps none, so nothing is drafted for them.
+
     drafter: its name, for errors.  hidden_state_layers: number of layers whose input the network reads.
     levels: of the drafter's deepest tree.  beyond: positions behind the pairs that a draft on the host reaches.
     """
@@ -72,7 +74,7 @@ class PairReader:
     def state(self, request: DraftRequest) -> PairState:
         """Returns what is remembered of a request; begins it where there is nothing yet."""
         if request.drafter_state is None:
-            request.drafter_state = PairState(behind=request.skips_drafter_cache)
+            request.drafter_state = PairState()
         return request.drafter_state
 
     def of(self, requests: Sequence[DraftRequest]) -> list[Pairs]:
@@ -82,9 +84,7 @@ class PairReader:
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         """Reads a chunk of a prompt from position `start` on."""
         if request.drafter_state is None:
-            request.drafter_state = PairState(Pairs(start), behind=request.skips_drafter_cache)
-        if request.drafter_state.behind:
-            return
+            request.drafter_state = PairState(Pairs(start))
         pairs = request.drafter_state.pairs
         pairs.add(self.network.pick(hidden_states))
         if pairs.count > 1:
@@ -94,20 +94,19 @@ class PairReader:
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates
     ) -> None:
         """Adds the pairs of the committed tokens."""
-        states = [self.state(request) for request in requests]
-        if all(state.behind for state in states):
+        if not any(request.drafter_reads for request in requests):
             return
         whole, rows = hidden_states.origin
         picked = self.network.pick(whole)
         if rows is None:
             rows = range(len(picked))
         first = 0
-        for state, tokens in zip(states, committed, strict=True):
+        for request, tokens in zip(requests, committed, strict=True):
             end = first + len(tokens)
-            if not state.behind and self._keeps_passes:
-                state.pairs.add_rows(picked, rows[first:end])
-            elif not state.behind:
-                state.pairs.add(take_rows(picked, rows[first:end]))
+            if request.drafter_reads and self._keeps_passes:
+                self.state(request).pairs.add_rows(picked, rows[first:end])
+            elif request.drafter_reads:
+                self.state(request).pairs.add(take_rows(picked, rows[first:end]))
             first = end
 
     def begin_draft(self, requests: Sequence[DraftRequest]) -> list[int]:

@@ -69,12 +69,11 @@ class Pairs:
 class PairState:
     """What a drafter that reads pairs remembers of one request.
 
-    drafted: the last draft, before it was cut.  behind: pairs are missing, so nothing is drafted for the request.
+    drafted: the last draft, before it was cut.
     """
 
     pairs: Pairs = field(default_factory=Pairs)
     drafted: ScoredTree | None = None
-    behind: bool = False
 
 
 class UnreadPairs(NamedTuple):

@@ -20,6 +20,7 @@ from specengine.drafters.capabilities import (
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_reader import PairReader
+from specengine.drafters.policies import charged
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.weight import Projection
 
@@ -65,8 +66,13 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
     def learned(self) -> list[list[float]]:
         return self.calibrated.learned
 
+    def ready(self, requests: Sequence[DraftRequest]) -> int:
+        return sum(request.drafter_reads for request in requests)
+
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
-        self.pairs.observe_prompt(request, start, hidden_states)
+        if request.drafter_reads:
+            with charged(self.policy, 0, len(hidden_states.last)):
+                self.pairs.observe_prompt(request, start, hidden_states)
 
     @property
     def page_bytes(self) -> int:
@@ -77,6 +83,9 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
 
     def filled(self, request: DraftRequest) -> int:
         return self.pairs.filled(request)
+
+    def reads(self, tokens: int, batch: int) -> bool:
+        return self.policy.reads(0, tokens, batch)
 
     @property
     def projections(self) -> list[Projection]:
