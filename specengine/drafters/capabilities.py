@@ -166,10 +166,6 @@ class ScoredDrafter(ABC):
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Notes, in place of propose(), that this cycle drafts nothing for these requests."""
 
-    def ready(self, requests: Sequence[DraftRequest]) -> int:
-        """Returns for how many of these requests it can draft."""
-        return len(requests)
-
     @property
     def learned(self) -> list[list[float]]:
         """Lists of fixed length with all that it has learned of chances. The next process fills them again."""
