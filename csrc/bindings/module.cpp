@@ -4,6 +4,7 @@
 #include "bindings/draft_lists.h"
 #include "bindings/machine.h"
 #include "bindings/pools.h"
+#include "bindings/trees.h"
 #include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
@@ -91,8 +92,9 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<CompactKv>(m, "compact_kv");
 
 #if !defined(SPECENGINE_OPS_ONLY)  // a second module in one process must not register the pools' classes again
-  // token pools of drafters without weights, on the host
+  // token pools of drafters without weights, and drafted trees, on the host
   add_pools(m);
+  add_trees(m);
 #endif
 
   // the build and the machine

@@ -86,9 +86,15 @@ def _signature(doc: str) -> tuple[str, str]:
 
 
 def _arguments(text: str) -> list[str]:
-    """The arguments one by one; a comma inside brackets separates none."""
-    arguments = [argument.strip() for argument in re.split(r",(?![^\[]*\])", text) if argument.strip()]
-    return [re.sub(r": list\[", ": Sequence[", argument) for argument in arguments]
+    """The arguments one by one; a comma inside brackets separates none. Lists may be any sequences."""
+    arguments, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and not depth:
+            arguments.append("")
+        else:
+            arguments[-1] += character
+    return [re.sub(r": list\[", ": Sequence[", argument.strip()) for argument in arguments if argument.strip()]
 
 
 def _type_of(value: object) -> str:

@@ -40,15 +40,12 @@ struct Branch {
 };
 
 // Grows the tree, the likeliest node next, until it has `nodes` nodes, root included, or the next would be less likely
-// than `least`. text: has longest_match(context) and branches(match, width, out), the likeliest first.  width: branches
-// of a node.  rates: by kind, the probability of a node given its parent.
+// than `least`. text: has branches(match, width, out), the likeliest first.  match: of the root.  width: branches of a
+// node.  rates: by kind, the probability of a node given its parent.
 template <typename Text>
-Continuations continue_text(const Text& text, std::span<const int32_t> context, int32_t nodes, int32_t deepest,
-                            int32_t width, std::span<const double> rates, double least) {
+Continuations grow_tree(const Text& text, int32_t root, typename Text::Match match, int32_t nodes, int32_t deepest,
+                        int32_t width, std::span<const double> rates, double least) {
   using Match = typename Text::Match;
-  if (context.empty()) fail("context: expected at least one token");
-  if (rates.size() != kKinds) fail("rates: expected ", kKinds, ", got ", rates.size());
-  deepest = std::min(deepest, kDeepest);
   struct Waiting {
     double reach;
     int32_t number, parent, depth;
@@ -57,10 +54,9 @@ Continuations continue_text(const Text& text, std::span<const int32_t> context, 
       return reach != other.reach ? reach < other.reach : number > other.number;  // ties: the earlier one first
     }
   };
-  Continuations tree{{context.back()}, {-1}, {-1}};
+  Continuations tree{{root}, {-1}, {-1}};
   std::priority_queue<Waiting> waiting;
   std::vector<Branch<Match>> found;
-  Match match = text.longest_match(context.last(std::min<size_t>(context.size(), kMatched)));
   int32_t number = 0, depth = 0;
   double reach = 1;
   for (int32_t node = 0;; ++node) {
@@ -77,6 +73,20 @@ Continuations continue_text(const Text& text, std::span<const int32_t> context, 
     tree.parents.push_back(next.parent);
     tree.kinds.push_back(next.branch.kind);
   }
+}
+
+inline void check_rates(std::span<const double> rates, int32_t kinds) {
+  if (rates.size() != static_cast<size_t>(kinds)) fail("rates: expected ", kinds, ", got ", rates.size());
+}
+
+// Grows the tree behind a context. text: has longest_match(context) too.
+template <typename Text>
+Continuations continue_text(const Text& text, std::span<const int32_t> context, int32_t nodes, int32_t deepest,
+                            int32_t width, std::span<const double> rates, double least) {
+  if (context.empty()) fail("context: expected at least one token");
+  check_rates(rates, kKinds);
+  const auto match = text.longest_match(context.last(std::min<size_t>(context.size(), kMatched)));
+  return grow_tree(text, context.back(), match, nodes, std::min(deepest, kDeepest), width, rates, least);
 }
 
 }  // namespace specengine

@@ -76,15 +76,19 @@ TextCorpus::Match TextCorpus::range(std::span<const int32_t> string) const {
     return 0;
   };
   const int64_t begin = first_not(0, size_, [&](int64_t place) { return compared(place) < 0; });
-  const int64_t end = first_not(begin, size_, [&](int64_t place) { return compared(place) <= 0; });
+  // Most strings have few occurrences: their end is near. Far places lie in memory that no cache holds.
+  int64_t end = begin, step = 1;
+  while (end + step <= size_ && compared(end + step - 1) == 0) end += step, step *= 2;
+  end = first_not(end, std::min(end + step, size_), [&](int64_t place) { return compared(place) <= 0; });
   return {begin, end, static_cast<int32_t>(string.size())};
 }
 
 TextCorpus::Match TextCorpus::longest_match(std::span<const int32_t> context) const {
   Match best{0, 0, 0};
-  // A string's suffixes occur wherever it occurs, so the length is found by bisection.
+  // A string's suffixes occur wherever it occurs, so the length is found by bisection, from a usual one on.
+  constexpr size_t kUsual = 4;
   for (size_t least = 1, most = context.size(); least <= most;) {
-    const size_t length = (least + most) / 2;
+    const size_t length = std::min((least + most) / 2, least < kUsual ? kUsual : 2 * least);
     const Match match = range(context.last(length));
     if (match.begin < match.end) {
       best = match, least = length + 1;
@@ -104,9 +108,12 @@ void TextCorpus::branches(const Match& match, int32_t width, std::vector<Branch<
   std::array<Run, kSamples> runs;
   const int64_t samples = std::min(match.end - match.begin, kSamples);
   const auto place = [&](int64_t sample) { return match.begin + sample * (match.end - match.begin) / samples; };
+  // All are read before any is looked at: they lie far apart, and memory answers many requests at once.
+  std::array<int32_t, kSamples> read;
+  for (int64_t sample = 0; sample < samples; ++sample) read[sample] = token_at(place(sample), match.length);
   int64_t used = 0, all = 0;
   for (int64_t sample = 0; sample < samples; ++sample) {
-    const int32_t token = token_at(place(sample), match.length);
+    const int32_t token = read[sample];
     if (token < 0) continue;
     ++all;
     if (used > 0 && runs[used - 1].token == token) {

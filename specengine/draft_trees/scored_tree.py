@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from specengine import _C
+
+
+class Tree(Protocol):
+    """Nodes of a tree, as DraftTree has them."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def parents(self) -> Sequence[int]: ...
 
 
 def tree_levels(parents: Sequence[int]) -> int:
@@ -26,6 +39,11 @@ class ScoredTree:
     def levels(self) -> int:
         """Depth of the deepest node."""
         return tree_levels(self.parents)
+
+    @property
+    def columns(self) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
+        """Tokens, parents and chances."""
+        return self.tokens, self.parents, self.chances
 
     @staticmethod
     def root(token: int) -> ScoredTree:
@@ -54,17 +72,9 @@ class ScoredTree:
         return ScoredTree([self.tokens[node] for node in nodes], parents, [self.chances[node] for node in nodes])
 
 
-def judge_nodes(tree: ScoredTree, committed: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Yields every node whose parent the text runs through, and whether the text runs through the node.
+def judge_nodes(tree: Tree, committed: Sequence[int]) -> list[tuple[int, bool]]:
+    """Returns every node whose parent the text runs through, and whether the text runs through the node.
 
     committed: the text behind the root: the accepted tokens and the bonus token.
     """
-    reached = {0: 0}  # nodes on the committed path, and how many tokens lead to them
-    for node in range(1, len(tree.tokens)):
-        depth = reached.get(tree.parents[node])
-        if depth is None or depth == len(committed):
-            continue
-        accepted = tree.tokens[node] == committed[depth]
-        if accepted:
-            reached[node] = depth + 1
-        yield node, accepted
+    return _C.judge_nodes(tree.tokens, tree.parents, committed)

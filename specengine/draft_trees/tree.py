@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from itertools import count as numbers
+from operator import lt
 
 import numpy as np
 import torch
 
-from specengine._C import MAX_NODES
+from specengine._C import MAX_NODES, TreeRows
 from specengine.draft_trees.scored_tree import tree_levels
+
+KEPT = 256  # sizes of batches whose tensors a layout keeps
+_CHAIN = [*range(-1, MAX_NODES - 1)]  # parents
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class DraftTree:
         count = len(self.tokens)
         if len(self.parents) != count or not 1 <= count <= MAX_NODES:
             raise ValueError(f"tree: expected 1 to {MAX_NODES} nodes with one parent each, got {count}")
+        if self.parents[0] == -1 and all(map(lt, self.parents, range(count))) and min(self.parents[1:], default=0) >= 0:
+            return
         for node, parent in enumerate(self.parents):
             if parent != -1 if node == 0 else not 0 <= parent < node:
                 raise ValueError(f"tree: parent of node {node} is {parent}, expected an earlier node (-1 for the root)")
@@ -38,7 +45,7 @@ class DraftTree:
 
     def accepted(self, committed: Sequence[int]) -> int:
         """Returns how many nodes the committed tokens run through."""
-        children = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
+        children = dict(zip(zip(self.parents, self.tokens, strict=True), numbers(), strict=False))
         node = count = 0
         for token in committed:
             node = children.get((node, token), 0)
@@ -102,27 +109,32 @@ class TreeBatch:
 
 
 class TreeLayout:
-    """Lays out the trees of one batch, cycle after cycle; on the CPU, trees shaped as the last ones only change tokens.
+    """Lays out the trees of one batch, cycle after cycle; on the CPU, one call writes trees of sizes that were there.
 
-    Between two passes the processor's caches are full of weights: a new tensor takes longer than writing some tokens.
+    Between two passes the processor's caches are full of weights: new tensors take longer than writing some numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._shapes: list[list[int]] = []
+        self._written: dict[tuple[int, int, int, bool], tuple[TreeBatch, TreeRows]] = {}  # by sizes and mask
 
     def of(self, trees: Sequence[DraftTree]) -> TreeBatch:
         """Returns the trees' batch, which is valid until the next call."""
         if self._device.type != "cpu":
             return TreeBatch.of(trees, self._device)
-        shapes = [list(tree.parents) for tree in trees]
-        if shapes != self._shapes:
-            self._batch, self._shapes = TreeBatch.of(trees, self._device), shapes
-            self._tokens = self._batch.tokens.numpy()
-        else:
-            for row, token in enumerate(token for tree in trees for token in tree.tokens):
-                self._tokens[row] = token
-        return self._batch
+        tokens, parents = [tree.tokens for tree in trees], [[*tree.parents] for tree in trees]
+        sizes = [len(own) for own in parents]
+        size = len(sizes), sum(sizes), max(sizes, default=0), any(own != _CHAIN[: len(own)] for own in parents)
+        if size in self._written:
+            batch, rows = self._written[size]
+            rows.write(tokens, parents)
+            return batch
+        if len(self._written) == KEPT:
+            self._written.clear()
+        batch = TreeBatch.of(trees, self._device)
+        columns = batch.tokens, batch.parents, batch.depths, batch.row_start, batch.ancestors
+        self._written[size] = batch, TreeRows(*columns)
+        return batch
 
 
 @dataclass(frozen=True)

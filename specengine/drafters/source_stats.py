@@ -5,41 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree
+from specengine import _C
+from specengine.draft_trees.scored_tree import Tree
 from specengine.drafters.engine_views import DraftRequest
 from specengine.types import SourceStats
 
 
 def count_sources(
     request: DraftRequest,
-    tree: DraftTree | None,
-    sources: Sequence[tuple[str, ScoredTree]],
+    tree: Tree | None,
+    sources: Sequence[tuple[str, Tree]],
     committed: Sequence[int],
 ) -> None:
     """Adds a cycle's verified and accepted nodes of each source to a request's statistics and trace.
 
     tree: the verified tree; None: none was drafted.  sources: names and trees with the same root.
     """
-    if tree is None or len(tree.tokens) == 1:
-        return
-    children: dict[tuple[int | None, int], int] = {
-        child: node for node, child in enumerate(zip(tree.parents, tree.tokens, strict=True))
-    }
-    accepted: list[int | None] = [0]
-    for token in committed[: request.accepted_last]:
-        accepted.append(children.get((accepted[-1], token)))
-    nodes: dict[str, set[int | None]] = {}
-    for name, source in sources:
-        places: list[int | None] = [0]  # in the tree
-        for token, parent in zip(source.tokens[1:], source.parents[1:], strict=True):
-            places.append(children.get((places[parent], token)))
-        nodes.setdefault(name, set()).update(places)
-    for name, held in nodes.items():
-        held -= {0, None}
+    if tree is not None and len(tree.tokens) > 1:
+        accepted = committed[: request.accepted_last]
+        columns = [(name, source.tokens, source.parents) for name, source in sources]
+        record_counts(request, _C.count_sources(tree.tokens, tree.parents, columns, accepted))
+
+
+def record_counts(request: DraftRequest, counts: Sequence[tuple[str, int, list[int]]]) -> None:
+    """Adds counted nodes to a request's statistics and trace.
+
+    counts: each source's name, its verified nodes, and which of the accepted nodes, numbered from 0 on, are its own.
+    """
+    for name, drafted, accepted in counts:
         stats = request.sources.setdefault(name, SourceStats())
-        stats.drafted += len(held)
-        stats.accepted += len(held.intersection(accepted))
+        stats.drafted += drafted
+        stats.accepted += len(accepted)
     if request.trace:
-        names = tuple(tuple(name for name, held in nodes.items() if node in held) for node in accepted[1:])
+        path = range(request.accepted_last)
+        names = tuple(tuple(name for name, _, accepted in counts if node in accepted) for node in path)
         request.trace[-1] = replace(request.trace[-1], sources=names)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specengine.draft_trees.tree import DraftTree, TreeBatch, TreeLayout
+from specengine._C import TreeRows
+from specengine.draft_trees.tree import KEPT, DraftTree, TreeBatch, TreeLayout
 
 CPU = torch.device("cpu")
 
@@ -102,17 +103,57 @@ def test_masks_and_depths_follow_the_parents(sizes, seed):
         assert batch.ancestors.shape[1] == (max(sizes) + 31) // 32
 
 
-def test_trees_of_the_last_shapes_change_the_tokens_alone_and_others_are_laid_out_anew():
+def same(batch: TreeBatch, other: TreeBatch) -> bool:
+    names = ("tokens", "parents", "depths", "row_start")
+    masks = batch.ancestors is other.ancestors is None or torch.equal(batch.ancestors, other.ancestors)
+    return (
+        masks
+        and batch.nodes == other.nodes
+        and all(torch.equal(*(getattr(b, n) for b in (batch, other))) for n in names)
+    )
+
+
+def test_trees_of_sizes_that_were_there_are_written_into_the_same_tensors():
     layout, shape = TreeLayout(CPU), [-1, 0, 0, 2]
     first = [DraftTree([1, 2, 3, 4], shape), DraftTree([5], [-1])]
-    others = [DraftTree([6, 7, 8, 9], shape), DraftTree([10], [-1])]
     batch = layout.of(first)
-    assert layout.of(others) is batch and batch.tokens.tolist() == [6, 7, 8, 9, 10]
+    for other in ([-1, 0, 1, 1], [-1, 0, 0, 0]):
+        trees = [DraftTree([6, 7, 8, 9], other), DraftTree([10], [-1])]
+        assert layout.of(trees) is batch and same(batch, TreeBatch.of(trees, CPU))
     shape[3] = 1  # a list that a drafter changes is another shape
-    for trees in (others, others[:1], [DraftTree([1, 2, 3, 4], [-1, 0, 1, 2])], first):
-        other, expected = layout.of(trees), TreeBatch.of(trees, CPU)
-        assert other is not batch and other.nodes == expected.nodes
-        for name in ("tokens", "parents", "depths", "row_start"):
-            assert torch.equal(getattr(other, name), getattr(expected, name))
-        assert other.ancestors is expected.ancestors is None or torch.equal(other.ancestors, expected.ancestors)
-        batch = other
+    assert layout.of(first) is batch and same(batch, TreeBatch.of(first, CPU))
+    for trees in (first[:1], [DraftTree([1, 2, 3, 4], [-1, 0, 1, 2])], [DraftTree([1, 2, 3], [-1, 0, 0])] * 2):
+        assert layout.of(trees) is not batch and same(layout.of(trees), TreeBatch.of(trees, CPU))
+
+
+def test_a_layout_is_that_of_any_batch_and_keeps_few():
+    rng, layout = random.Random(0), TreeLayout(CPU)
+    for _ in range(3):
+        for requests in range(4):
+            for size in (1, 2, 5, 33, 100):
+                sizes = [rng.randint(1, size) for _ in range(requests)]
+                trees = [
+                    tree_of(-1, *(rng.choice([node - 1, rng.randrange(node)]) for node in range(1, n))) for n in sizes
+                ]
+                assert same(layout.of(trees), TreeBatch.of(trees, CPU))
+    for size in range(1, 257):
+        for parents in (range(-1, size - 1), [-1] + [0] * (size - 1)):
+            layout.of([DraftTree([0] * size, parents)])
+    assert len(layout._written) <= KEPT
+
+
+def test_trees_of_other_sizes_are_not_written():
+    batch = TreeBatch.of([tree_of(-1, 0, 0)], CPU)
+    rows = TreeRows(batch.tokens, batch.parents, batch.depths, batch.row_start, batch.ancestors)
+    for tokens, parents, message in (
+        ([[1, 2]], [[-1, 0]], "tokens: expected 3 nodes in all, got 2"),
+        ([[1, 2], [3]], [[-1, 0], [-1]], "tokens: expected 1 trees, got 2"),
+        ([[1, 2, 3]], [[-1, 0, 2]], "parents: parent of node 2 is 2"),
+        ([[1, 2, 3]], [[-1, 0]], "parents: expected one per node"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rows.write(tokens, parents)
+    with pytest.raises(ValueError, match="depths: "):
+        TreeRows(batch.tokens, batch.parents, batch.depths[:2], batch.row_start, batch.ancestors)
+    with pytest.raises(ValueError, match="ancestors: "):
+        TreeRows(batch.tokens, batch.parents, batch.depths, batch.row_start, batch.tokens)

@@ -2,8 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from specengine._C import LONGEST_MATCH
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.drafters.prompt_lookup.drafter import LONGEST, Config, PromptLookup
+from specengine.drafters.prompt_lookup.drafter import Config, PromptLookup
 from specengine.ops import native
 from tests.drafters.leaf_paths import paths
 from tests.drafters.steady import steady
@@ -167,7 +168,7 @@ def test_a_match_of_any_length_has_a_rate():
     for length in (1, 2, 15, 16, 17, 40):
         (tree,) = drafter_of(FREE, nodes=64, length=63, max_ngram=32).draft([sequence_of([*range(length), 99] * 2)])
         assert tree.tokens[0] == 99
-    assert len(drafter_of().acceptance.rates()) == 2 * LONGEST.bit_length()
+    assert len(drafter_of().acceptance.rates()) == 2 * LONGEST_MATCH.bit_length()
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,9 @@ def build(csrc: Path, folder: Path) -> Path:
         return str(folder / f"{source.stem}.o")
 
     parts = ("bindings", "base", "cpu", "cpu/passes", "drafting")
-    pools = {"pools.cpp", "phrase_pool.cpp", "suffix_automaton.cpp", "text_corpus.cpp"}  # not among the ops
-    sources = [path for part in parts for path in sorted((csrc / part).glob("*.cpp")) if path.name not in pools]
+    pools = {"pools", "trees", "ngram_index", "phrase_pool", "scored_tree", "suffix_automaton", "text_corpus"}
+    pools |= {"text_drafts", "tree_rows"}  # not among the ops
+    sources = [path for part in parts for path in sorted((csrc / part).glob("*.cpp")) if path.stem not in pools]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources))
     run(compiler, "-shared", "-pthread", *objects, "-o", str(folder / "_example.so"))

@@ -37,5 +37,9 @@ class PartView:
     def drafter_state(self, state: Any) -> None:
         self._request.drafter_state.parts[self._part] = state
 
+    @property
+    def tokens(self) -> list[int]:
+        return self._request.tokens  # found at once: __getattr__ is asked only after all else
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._request, name)

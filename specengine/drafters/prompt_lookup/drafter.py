@@ -8,11 +8,10 @@ decide the size of the tree.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from specengine._C import MAX_NODES
+from specengine._C import LONGEST_MATCH, MAX_NODES, NgramIndex
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -21,7 +20,6 @@ from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import DeviceDrafter, ScoredDrafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.policies import policy_of
-from specengine.drafters.prompt_lookup.ngram_index import LONGEST, NgramIndex
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.utils.spec_string import check_range
@@ -59,12 +57,10 @@ class Config:
 
 @dataclass
 class State:
-    """What the drafter remembers of a request. found: the matches of the last cycle, at `length` tokens."""
+    """What the drafter remembers of a request. index: of its tokens as they were at the last draft."""
 
     index: NgramIndex
     acceptance: Acceptance
-    found: list[tuple[int, int]] = field(default_factory=list)
-    length: int = 0
 
 
 class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
@@ -107,7 +103,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
             if request.drafter_state:
-                request.drafter_state.found = []
+                request.drafter_state.index.skip()
 
     @property
     def learned(self) -> list[list[float]]:
@@ -115,7 +111,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         """Returns chains: the continuation of the longest match."""
-        return batch.lookup(ngrams=(self.config.min_ngram, LONGEST))
+        return batch.lookup(ngrams=(self.config.min_ngram, LONGEST_MATCH))
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
@@ -125,14 +121,8 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
             state: State | None = request.drafter_state
             if state is None:  # nothing was ever drafted for it
                 continue
-            matches = state.found
-            for token in tokens:
-                if not matches:
-                    break
-                branches = _branches(matches, request.tokens, state.length)
-                for kind, branch, _ in branches:
-                    state.acceptance.observe(kind, branch == token)
-                matches = next((rest for _, branch, rest in branches if branch == token), [])
+            for kind, accepted in state.index.judge(tokens):
+                state.acceptance.observe(kind, accepted)
 
     def _grown(self, request: DraftRequest, least: float) -> ScoredTree:
         """Returns the largest tree of a request, best node first."""
@@ -141,43 +131,8 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
             acceptance = Acceptance(self.acceptance, weight=8, memory=50)
             request.drafter_state = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
         state: State = request.drafter_state
-        state.index.extend(tokens)
-        state.found = state.index.matches(tokens, config.matches)
-        state.length = len(tokens)
+        state.index.append(tokens[len(state.index) :])
         rates = state.acceptance.rates()
         deepest = min(config.length, request.draft_limit)
-        drafted, parents, chances = [tokens[-1]], [-1], [1.0]
-        waiting: list[tuple] = []  # a heap of (-probability, number, parent, depth, token, chance, matches)
-        node = depth = number = 0
-        probability = 1.0
-        matches = state.found
-        while len(drafted) < config.nodes:
-            if depth < deepest:
-                for kind, token, rest in _branches(matches, tokens, state.length):
-                    number += 1  # breaks ties by order of arrival
-                    chance = rates[kind]
-                    heapq.heappush(waiting, (-probability * chance, number, node, depth + 1, token, chance, rest))
-            if not waiting or -waiting[0][0] < least:
-                break
-            probability, _, parent, depth, token, chance, matches = heapq.heappop(waiting)
-            probability = -probability
-            node = len(drafted)
-            drafted.append(token)
-            parents.append(parent)
-            chances.append(chance)
-        return ScoredTree(drafted, parents, chances)
-
-
-def _branches(
-    matches: list[tuple[int, int]], tokens: Sequence[int], count: int
-) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """Returns (kind, token, its matches one token further) of each token that follows a match in tokens[:count]."""
-    following: dict[int, list[tuple[int, int]]] = {}
-    for end, length in matches:
-        if end < count:
-            following.setdefault(tokens[end], []).append((end + 1, length + 1))
-    branches: list[tuple[int, int, list[tuple[int, int]]]] = []
-    for token, rest in following.items():
-        bits = min(LONGEST, rest[0][1] - 1).bit_length()
-        branches.append((2 * (bits - 1) + bool(branches), token, rest))
-    return branches
+        drafted, parents, kinds = state.index.draft(config.matches, config.nodes, deepest, rates, least)
+        return ScoredTree(drafted, parents, [1.0, *(rates[kind] for kind in kinds[1:])])

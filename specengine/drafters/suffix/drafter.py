@@ -13,18 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specengine._C import MATCHED, SuffixAutomaton, TextCorpus
+from specengine._C import MATCHED, SuffixAutomaton, TextCorpus, TextDrafts
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_trees.join import join_trees
-from specengine.draft_trees.scored_tree import ScoredTree, judge_nodes
+from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ScoredDrafter, TokenizerChecker
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.policies import policy_of
 from specengine.drafters.shipped import shipped_folder
-from specengine.drafters.source_stats import count_sources
+from specengine.drafters.source_stats import record_counts
 from specengine.drafters.suffix.config import Config
 from specengine.drafters.suffix.corpus_file import check_corpus_tokenizer, open_corpus
 from specengine.drafters.suffix.text_memory import TextMemory
@@ -53,18 +52,14 @@ class State:
     """What the drafter remembers of one request.
 
     text: all tokens but those since the last draft.  rates: by source, how often each kind of node was right.
-    drafted: of the last draft, source by source, the tree and the kinds of its nodes.
-    tree: the tree that draft() returned.
+    sources, drafts: of the last draft.  tree: the tree that draft() returned.
     """
 
     rates: list[Acceptance]
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
-    drafted: list[tuple[int, ScoredTree, list[int]]] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    drafts: TextDrafts | None = None
     tree: DraftTree | None = None
-
-    def clear(self) -> None:
-        """Forgets the last draft."""
-        self.drafted = []
 
 
 class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
@@ -116,21 +111,23 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
             if state := request.drafter_state:
-                state.clear()
+                state.drafts = None
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         for request, tokens in zip(requests, committed, strict=True):
             state: State | None = request.drafter_state
-            if state is None:  # nothing was ever drafted for it
+            if state is None or state.drafts is None:  # nothing was drafted for it
                 continue
-            sources = [(NAMES[source], tree) for source, tree, _ in state.drafted]
-            count_sources(request, state.tree, sources, tokens)
-            for source, tree, kinds in state.drafted:
-                for node, accepted in judge_nodes(tree, tokens):
-                    state.rates[source].observe(kinds[node], accepted)
-            state.clear()
+            tree = state.tree
+            if tree is not None and len(tree.tokens) > 1:
+                names = [NAMES[source] for source in state.sources]
+                accepted = tokens[: request.accepted_last]
+                record_counts(request, state.drafts.count(tree.tokens, tree.parents, names, accepted))
+            for text, kind, right in state.drafts.judge(tokens):
+                state.rates[state.sources[text]].observe(kind, right)
+            state.drafts = None
         self.policy.observe(requests, committed)
 
     @property
@@ -149,37 +146,17 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
             request.drafter_state = State([Acceptance(rates, weight=8, memory=50) for rates in self.rates])
         state: State = request.drafter_state
         state.text.append(tokens[len(state.text) :])
-        state.clear()
-        context = tokens[-MATCHED:]
-        deepest = min(self.config.length, request.draft_limit)
-        tree = self._continued(state, OWN, state.text, context, deepest, least)
-        others: list[tuple[int, SuffixAutomaton | TextCorpus]] = []
+        texts: list[tuple[int, SuffixAutomaton | TextCorpus]] = [(OWN, state.text)]
         if self.corpus is not None:
-            others.append((CORPUS, self.corpus))
+            texts.append((CORPUS, self.corpus))
         if self.earlier is not None:
-            others += [(EARLIER, text) for text in self.earlier.automata()]
-        for source, text in others:
-            more = self._continued(state, source, text, context, deepest, least)
-            if len(more.tokens) > 1:
-                tree = join_trees(tree, more)
-        return tree
-
-    def _continued(
-        self,
-        state: State,
-        source: int,
-        text: SuffixAutomaton | TextCorpus,
-        context: list[int],
-        deepest: int,
-        least: float,
-    ) -> ScoredTree:
-        """Returns the tree of one source."""
-        config = self.config
-        rates = state.rates[source].rates()
-        nodes, parents, kinds = text.continuations(context, config.nodes, deepest, config.branches, rates, least)
-        tree = ScoredTree(nodes, parents, [1.0, *(rates[kind] for kind in kinds[1:])])
-        state.drafted.append((source, tree, kinds))
-        return tree
+            texts += [(EARLIER, text) for text in self.earlier.automata()]
+        state.sources = [source for source, _ in texts]
+        rates = [state.rates[source].rates() for source in state.sources]
+        config, deepest = self.config, min(self.config.length, request.draft_limit)
+        searched, context = [text for _, text in texts], tokens[-MATCHED:]
+        state.drafts = TextDrafts(searched, context, config.nodes, deepest, config.branches, rates, least)
+        return ScoredTree(*state.drafts.tree())
 
 
 def _corpus_path(path: str | None, target: Transformer) -> Path | None:
