@@ -434,6 +434,7 @@ def sort_suffixes(tokens: Tensor, order: Tensor) -> None: ...
 def join_trees(
     first: tuple[Sequence[int], Sequence[int], Sequence[float]],
     second: tuple[Sequence[int], Sequence[int], Sequence[float]],
+    pooled: bool,
 ) -> tuple[list[int], list[int], list[float]]: ...
 def cut_trees(
     trees: Sequence[tuple[Sequence[int], Sequence[int], Sequence[float]]], costs: Sequence[float], most: int

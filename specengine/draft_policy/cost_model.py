@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 # Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. The speed sets their scale.
-ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 8192: 2.8}
+ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
 BITS = 14  # the largest cycle has 2^(BITS - 1) rows
 USUAL, SPEED = 1 / 16, 1 / 8  # of a deviation: how quickly usual seconds, and the machine's speed, follow
 
@@ -21,13 +21,16 @@ def followed(usual: float, seconds: float, share: float = USUAL) -> float:
 class CycleCosts:
     """Gives the seconds of a cycle without its drafting, by its rows.
 
-    rows: seconds before any measurement, of ascending row counts from 1.
+    rows: seconds before any measurement, of ascending row counts from 1, two at least.
     speed: seconds that a usual second takes now; 0: nothing was measured.
     known: what was learned, by batch size (powers of 2) and prefix (powers of 4), then by rows (powers of 2).
     """
 
     def __init__(self, rows: Mapping[int, float] = ROWS) -> None:
-        self._prior: list[float] = np.interp([1 << bit for bit in range(BITS)], [*rows], [*rows.values()]).tolist()
+        places, seconds = [*rows, 1 << BITS], [*rows.values()]
+        row = (seconds[-1] - seconds[-2]) / (places[-2] - places[-3])  # as between the last two, so beyond them
+        seconds.append(seconds[-1] + row * (places[-1] - places[-2]))
+        self._prior: list[float] = np.interp([1 << bit for bit in range(BITS)], places, seconds).tolist()
         self.known: dict[tuple[int, int], dict[int, float]] = {}
         self.speed = 0.0
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.policy import DraftPolicy, Source
 from specengine.drafters.base import Drafter
-from specengine.drafters.policy_file import PolicyFile
+from specengine.drafters.policy_file import PolicyFile, learned_of, teach
 from specengine.models.transformer import Transformer
 
 
@@ -27,14 +27,12 @@ def policy_of(
     """
     # Captured cycles on a GPU have fixed widths, which their graphs choose.
     adaptive = drafter.adaptive and not target.ops.on_device
-    file: PolicyFile | None = None
-    if adaptive and costs is None:
-        file = PolicyFile(target, (drafter, *parts))
-    policy = DraftPolicy(
-        sources, drafter.max_nodes - 1, adaptive=adaptive, costs=costs, save=file.save if file else None
-    )
-    if file:
-        file.load(policy)
+    most = drafter.max_nodes - 1
+    if not adaptive or costs is not None:
+        return DraftPolicy(sources, most, adaptive=adaptive, costs=costs)
+    file = PolicyFile(target, (drafter, *parts))
+    policy = DraftPolicy(sources, most, save=lambda policy: file.write(learned_of(policy)))
+    teach(policy, file.read())
     return policy
 
 

@@ -42,13 +42,13 @@ class PolicyFile:
         self._path = measurement_path("policy", place)
         self._key = place | {"files": [_stamps_of(each, target) for each in drafters]}
 
-    def save(self, policy: DraftPolicy) -> None:
-        """Keeps what the policy has learned."""
-        write_measurement(self._path, self._key, learned_of(policy))
+    def read(self) -> dict[str, Any]:
+        """Returns what was learned; empty where there is no file, or a damaged one."""
+        return read_measurement(self._path, self._key) or {}
 
-    def load(self, policy: DraftPolicy) -> None:
-        """Gives the policy what was learned; nothing where there is no file, or a damaged one."""
-        teach(policy, read_measurement(self._path, self._key) or {})
+    def write(self, learned: dict[str, Any]) -> None:
+        """Keeps what was learned, as plain JSON values."""
+        write_measurement(self._path, self._key, learned)
 
 
 def learned_of(policy: DraftPolicy) -> dict[str, Any]:

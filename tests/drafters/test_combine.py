@@ -98,6 +98,12 @@ class Part:
             pass_time(self.drafter, self.seconds)
         return [self.tree for _ in requests]
 
+    def ready(self, requests):
+        return len(requests)
+
+    def drafted_levels(self, trees):
+        return self.tree.levels
+
     def skip(self, requests):
         self.skipped += 1
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specengine.drafters import load_drafter, policies, shipped
+from specengine.drafters import load_drafter, policy_file, shipped
 from specengine.tensor_parallel.loading import load_model
 from specengine.utils.measurement_cache import measurement_path
 from tests.drafters.medusa_files import heads_state, write
@@ -19,12 +19,12 @@ LEARNED = {"gains": [1.5]}
 def cache(tmp_path, monkeypatch):
     """Remembers in a folder of the test."""
     monkeypatch.setenv("SPECENGINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(policies, "measurement_path", measurement_path)
+    monkeypatch.setattr(policy_file, "measurement_path", measurement_path)
     return tmp_path / "cache"
 
 
 def file_of(*drafters, target=None):
-    return policies.PolicyFile(target or tiny_model().target, drafters)
+    return policy_file.PolicyFile(target or tiny_model().target, drafters)
 
 
 def test_what_was_learned_of_a_checkpoint_is_not_used_for_the_one_that_replaces_it(tmp_path, cache):
@@ -42,7 +42,7 @@ def test_what_was_learned_of_a_checkpoint_is_not_used_for_the_one_that_replaces_
 @pytest.mark.parametrize("part", [0, 1])
 def test_the_files_of_all_parts_count_and_those_that_come_with_the_package_too(tmp_path, monkeypatch, part):
     text = tmp_path / "corpus"
-    monkeypatch.setattr(policies, "shipped_folder", lambda name, target: tmp_path if name == "eagle3" else None)
+    monkeypatch.setattr(policy_file, "shipped_folder", lambda name, target: tmp_path if name == "eagle3" else None)
     text.write_text("one")
     parts = [
         SimpleNamespace(name=name, path=path, config="") for name, path in (("suffix", str(text)), ("eagle3", None))
