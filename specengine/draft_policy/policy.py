@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from specengine.draft_policy.cost_model import Curve, CycleCosts, followed
+from specengine.draft_policy.cost_model import USUAL, Curve, CycleCosts, followed
 from specengine.draft_trees.cut import cut_trees
 from specengine.draft_trees.join import join_trees
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -69,7 +69,7 @@ class Gain:
         if not self.first:
             self.first = self.further = seconds / max(1, levels)
         expected = self.first + self.further * more
-        change = followed(expected, seconds) - expected
+        change = followed(expected, seconds, max(USUAL, 1 / self.uses)) - expected
         self.first = max(0.0, self.first + change / (1 + more * more))  # the least change of both that explains it
         self.further = max(0.0, self.further + change * more / (1 + more * more))
 
@@ -279,6 +279,5 @@ class DraftPolicy:
         if (number, size) not in self.gains:
             smaller = max((bits for source, bits in list(self.gains) if source == number and bits < size), default=0)
             gain = self.gains.get((number, smaller), Gain())
-            first, further = gain.first * 2 ** (size - smaller), gain.further * 2 ** (size - smaller)
-            self.gains[number, size] = replace(gain, uses=min(gain.uses, FIRST), first=first, further=further)
+            self.gains[number, size] = replace(gain, uses=min(gain.uses, FIRST))  # its own outcomes count soon
         return self.gains[number, size]

@@ -21,7 +21,7 @@ STEEP = {1: 18.6e-3, 2: 19.5e-3, 4: 21.2e-3, 8: 27.3e-3, 16: 50e-3, 32: 100e-3, 
 MACHINES = {
     "usual": Machine(),
     "slower in the middle": Machine(slowness=lambda seconds: 2.0 if seconds > 0.4 else 1.0),
-    "dear rows": Machine(rows=STEEP, drafts={"suffix": (0.35e-3, 0.0), "eagle3": (3e-3, 2.3e-3)}),
+    "dear rows": Machine(rows=STEEP, drafts={"suffix": (0.2e-3, 0.0), "eagle3": (3e-3, 2.3e-3)}),
     "dear network": Machine(drafts={**DRAFTS, "eagle3": (3e-3, 1e-3)}),
 }
 SOURCES = (["suffix"], ["eagle3"], ["suffix", "eagle3"])

@@ -22,7 +22,7 @@ from specengine.drafters.policy_file import learned_of, teach
 
 SOURCES = {"suffix": 1, "eagle3": 0}  # columns of the file, the cheaper source first
 ROWS = {1: 3.0e-3, 2: 3.15e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.2e-3, 32: 11.5e-3, 256: 90e-3}  # seconds of a cycle
-DRAFTS = {"suffix": (0.35e-3, 0.0), "eagle3": (0.45e-3, 0.12e-3)}  # seconds of the first and of each further level
+DRAFTS = {"suffix": (0.2e-3, 0.0), "eagle3": (0.45e-3, 0.12e-3)}  # seconds of the first and of each further level
 PROMPT = 60  # tokens before a text
 
 
