@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from specengine.draft_policy import cost_model, policy
 from specengine.draft_policy.acceptance import Calibration
+from specengine.draft_trees.join import join_trees
 from tests.draft_policy.replay import DRAFTS, Machine, Plan, Remembered, Text, adaptive, fixed, load
 
 STEEP = {1: 18.6e-3, 2: 19.5e-3, 4: 21.2e-3, 8: 27.3e-3, 16: 50e-3, 32: 100e-3, 256: 800e-3}  # llama-3.2-1b, int4
@@ -65,8 +66,8 @@ def constant(name: str, value: Any, module: Any = policy) -> Any:
     return patch.object(module, name, value)
 
 
-def _plain_price(self: Any, draft: Any) -> float:
-    return len(draft.requests) / draft.seconds(0)
+def _plain_price(self: Any, count: int, curve: Any) -> float:
+    return count / curve(0)
 
 
 _NO_CALIBRATION = patch.object(Calibration, "__call__", lambda self, chances: list(chances))
@@ -77,6 +78,9 @@ CASES = {
     "no calibration": lambda: _NO_CALIBRATION,
     "price of plain decoding": lambda: patch.object(policy.DraftPolicy, "_price", _plain_price),
     "no speed of the machine": lambda: constant("SPEED", 0.0, cost_model),
+    "the higher chance of joined trees": lambda: patch.object(
+        policy, "join_trees", lambda one, other, pooled: join_trees(one, other)
+    ),
     "no exploration": lambda: constant("EXPLORED", 1e-9),
     **{f"EXPLORED = {x}": lambda x=x: constant("EXPLORED", x) for x in (0.003, 0.03)},
     **{f"FIRST = {x}": lambda x=x: constant("FIRST", x) for x in (1, 2, 8)},
