@@ -16,6 +16,7 @@ from unittest.mock import patch
 from specengine.draft_policy import cost_model, policy
 from specengine.draft_policy.acceptance import Calibration
 from specengine.draft_trees.join import join_trees
+from specengine.draft_trees.scored_tree import ScoredTree
 from tests.draft_policy.replay import DRAFTS, Machine, Plan, Remembered, Text, adaptive, fixed, load
 
 STEEP = {1: 18.6e-3, 2: 19.5e-3, 4: 21.2e-3, 8: 27.3e-3, 16: 50e-3, 32: 100e-3, 256: 800e-3}  # llama-3.2-1b, int4
@@ -68,6 +69,10 @@ def constant(name: str, value: Any, module: Any = policy) -> Any:
 
 def _plain_price(self: Any, count: int, curve: Any) -> float:
     return count / curve(0)
+
+
+def _joined(one: ScoredTree, other: ScoredTree, pooled: bool) -> ScoredTree:
+    return join_trees(one, other)
 
 
 _NO_CALIBRATION = patch.object(Calibration, "__call__", lambda self, chances: list(chances))
