@@ -68,8 +68,13 @@ std::vector<std::tuple<int32_t, int32_t, bool>> judge_texts(const TextDrafts& se
 void add_text_drafts(py::module_& m) {
   py::class_<TextDrafts>(m, "TextDrafts")
       .def(py::init([](const std::vector<TextDrafts::Text>& texts, const Ints& context, int32_t nodes, int32_t deepest,
-                       int32_t width, const std::vector<std::vector<double>>& rates,
-                       double least) { return TextDrafts(texts, context, nodes, deepest, width, rates, least); }),
+                       int32_t width, const std::vector<std::vector<double>>& rates, double least) {
+             for (const TextDrafts::Text& text : texts) {
+               if (std::visit([](const auto* each) { return each == nullptr; }, text))
+                 fail("texts: expected texts, got None");
+             }
+             return TextDrafts(texts, context, nodes, deepest, width, rates, least);
+           }),
            py::arg("texts"), py::arg("context"), py::arg("nodes"), py::arg("deepest"), py::arg("width"),
            py::arg("rates"), py::arg("least"))
       .def("tree", [](const TextDrafts& self) { return columns_of(self.joint()); })

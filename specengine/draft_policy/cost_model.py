@@ -9,7 +9,7 @@ import numpy as np
 
 # Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. The speed sets their scale.
 ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
-BITS = 14  # the largest cycle has 2^(BITS - 1) rows
+BITS = 14  # points of a curve; beyond them it goes on as between the last two
 USUAL, SPEED = 1 / 16, 1 / 8  # of a deviation: how quickly usual seconds, and the machine's speed, follow
 
 
@@ -39,7 +39,7 @@ class CycleCosts:
 
         Points that no cycle measured are in the prior's ratio to the nearest ones that were.
         """
-        known, prior = self._nearest(*_place(requests, prefix)), self._prior
+        known, prior = dict(self._nearest(*_place(requests, prefix))), self._prior
         nearest = [min(((abs(other - bit), other) for other in known), default=(0, bit))[1] for bit in range(BITS)]
         points = [known.get(by, prior[by]) / prior[by] * prior[bit] for bit, by in enumerate(nearest)]
         return Curve(requests, [*accumulate(points, max)])
@@ -49,7 +49,7 @@ class CycleCosts:
 
         Returns how much more than usual everything takes now: the machine may have become slower or faster.
         """
-        rows, expected = curve.requests + nodes, curve(nodes)
+        rows, expected = min(curve.requests + nodes, 1 << (BITS - 1)), curve(nodes)
         ratio = max(seconds, 1e-9) / expected
         # No cycle is twice as fast as usual, but the first one of a process may be many times slower.
         self.speed = followed(min(self.speed or ratio, 2 * ratio), ratio, SPEED)
@@ -78,7 +78,7 @@ class Curve:
     def __call__(self, nodes: int) -> float:
         """Returns the seconds of a cycle with this number of nodes, roots excluded."""
         rows = self.requests + nodes
-        bit = rows.bit_length() - 1
+        bit = min(rows.bit_length(), BITS - 1) - 1
         low = self.points[bit]
         return low + (self.points[bit + 1] - low) * (rows / (1 << bit) - 1)
 

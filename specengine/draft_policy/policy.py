@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from specengine.draft_policy.cost_model import USUAL, Curve, CycleCosts, followed
@@ -134,7 +135,6 @@ class DraftPolicy:
         self._left = [0.0] * max(1, len(sources))  # seconds that each source may lose
         self._losses = [0.0] * len(self._left)  # that each source was last expected to make
         self._reading = [0.0] * len(self._left)  # seconds in which each source reads a token of a prompt
-        self._unread = [0] * len(self._left)  # requests that each source is still to read, to be explored
         self._open: dict[int, Draft] = {}  # not observed yet, by the first request: engines may share a drafter
         self._rest = (0, 0)  # batch size, and its cycles to come in which nothing is asked
         self._cycles = 0
@@ -146,10 +146,10 @@ class DraftPolicy:
         for number, source in enumerate(self.sources):
             own = requests if views is None else views[number]
             ready = 0 if plain else source.ready(own)
-            if not ready or not self._pays(number, ready, draft, price):
+            if plain or not self._pays(number, ready, draft, price):
                 source.skip(own)
                 continue
-            began, gain = self._clock(), self._gain(number, ready)
+            began, gain = self._clock(), self._gain(number, len(requests))
             row = draft.seconds(draft.nodes + 2 * ready) - draft.seconds(draft.nodes + ready)
             # A level takes its part of the draft, and a row of every request.
             more = source.propose(own, price * (gain.further + row))
@@ -177,18 +177,13 @@ class DraftPolicy:
     def reads(self, number: int, tokens: int, batch: int) -> bool:
         """Returns whether a source is to read a prompt of so many tokens, whose request begins in such a batch.
 
-        It does where its drafts pay. Elsewhere a whole batch is read, rarely, so that they can be explored.
+        It does where its drafts pay. Elsewhere one is read now and then, so that drafts can be explored.
         """
         gain, curve = self._gain(number, batch), self.costs.curve(batch, tokens)
         if not self._adaptive or gain.uses < FIRST:
             return True
-        loss = self._loss(gain, batch, 0, curve, self._price(batch, curve))
-        if loss <= 0:
-            return True
-        if not self._unread[number] and self._affords(number, loss + batch * tokens * self._reading[number]):
-            self._unread[number] = batch
-        self._unread[number] -= (reads := self._unread[number] > 0)
-        return reads
+        loss, reading = self._loss(gain, batch, 0, curve, self._price(batch, curve)), tokens * self._reading[number]
+        return loss <= 0 or self._affords(number, reading, reading + loss / batch)
 
     def charge(self, number: int, tokens: int, seconds: float) -> None:
         """Learns what a source takes to read some tokens of a prompt."""
@@ -208,10 +203,10 @@ class DraftPolicy:
             now = sum(tree.accepted(text) for tree, text in zip(trees, committed, strict=True))
             size = sum(len(tree.tokens) - 1 for tree in trees)
             gained, added = (now - accepted) / ready, (size - nodes) / ready
-            self._gain(number, ready).record(gained, added, levels, took / speed)
+            self._gain(number, count).record(gained, added, levels, took / speed)
             accepted, nodes = now, size
         tokens, seconds = float(sum(map(len, committed))), seconds / speed
-        usual = self._rates.get(count.bit_length(), (tokens, seconds))
+        usual = self._rates.get(count.bit_length(), (count, draft.seconds(0)))
         mean = (usual[0] + (tokens - usual[0]) / CYCLES, usual[1] + (seconds - usual[1]) / CYCLES)
         self._rates[count.bit_length()] = mean
         self._earn(seconds)
@@ -240,9 +235,10 @@ class DraftPolicy:
 
     def _begin_rest(self, draft: Draft) -> None:
         """Begins a rest, as no source drafts: until the first one may be explored, nothing is computed."""
-        earned = EXPLORED * draft.seconds(0)
-        waits = [int((loss - left) / earned) for loss, left in zip(self._losses, self._left, strict=True)]
-        self._rest = (len(draft.requests), min(CYCLES, *waits) if self._adaptive else 0)
+        size, earned = len(draft.requests), EXPLORED * draft.seconds(0)
+        waits = ((loss - left) / earned for loss, left in zip(self._losses, self._left, strict=True))
+        self._rest = (size, max(0, int(min(CYCLES, *waits))) if self._adaptive else 0)
+        self._rates.pop(size.bit_length(), None)  # recent cycles were plain
 
     def _earn(self, seconds: float) -> None:
         self._left = [left + EXPLORED * seconds for left in self._left]
@@ -254,29 +250,29 @@ class DraftPolicy:
 
     def _pays(self, number: int, ready: int, draft: Draft, price: float) -> bool:
         """Returns whether a source is to draft: it pays, or its gain is unknown, or it is explored."""
-        gain = self._gain(number, ready)
-        if not self._adaptive or gain.uses < FIRST:
-            return True
+        gain = self._gain(number, len(draft.requests))
+        if not ready or not self._adaptive or gain.uses < FIRST:
+            self._losses[number] = inf  # it waits for requests, not for what it may lose
+            return ready > 0
         loss = self._losses[number] = self._loss(gain, ready, draft.nodes, draft.seconds, price)
-        # Where requests are unread, what may be lost is saved for reading the next ones.
-        return loss <= 0 or (ready == len(draft.requests) and self._affords(number, loss, draft.seconds(0)))
+        return loss <= 0 or self._affords(number, loss, loss, draft.seconds(0))
 
     def _loss(self, gain: Gain, ready: int, nodes: int, curve: Curve, price: float) -> float:
         """Returns the seconds that a draft is expected to lose. nodes: of the trees before it."""
         rows = curve(max(0, round(nodes + ready * gain.nodes))) - curve(nodes)
         return rows + gain.seconds - ready * gain.tokens / price
 
-    def _affords(self, number: int, loss: float, most: float = 0.0) -> bool:
-        """Takes a loss from what a source may lose, where that suffices. most: seconds to be saved, at least a loss."""
-        self._left[number] = min(self._left[number], max(loss, most))
-        affords = self._left[number] >= loss
-        self._left[number] -= loss if affords else 0.0
+    def _affords(self, number: int, cost: float, least: float, most: float = 0.0) -> bool:
+        """Takes a cost from what a source may lose, once so much was saved at least; no more than `most` is kept."""
+        left = self._left[number] = min(self._left[number], max(least, most))
+        if affords := left >= least:
+            self._left[number] -= cost
         return affords
 
-    def _gain(self, number: int, ready: int) -> Gain:
+    def _gain(self, number: int, batch: int) -> Gain:
         """Returns a source's gain at a batch size; what the nearest smaller size has taught is where it begins."""
-        size = ready.bit_length()
-        if (number, size) not in self.gains:
+        size = batch.bit_length()
+        if (number, size) not in self.gains or not self.gains[number, size].uses:
             smaller = max((bits for source, bits in list(self.gains) if source == number and bits < size), default=0)
             gain = self.gains.get((number, smaller), Gain())
             self.gains[number, size] = replace(gain, uses=min(gain.uses, FIRST))  # its own outcomes count soon

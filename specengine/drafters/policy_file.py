@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from specengine.draft_policy.cost_model import BITS
 from specengine.draft_policy.policy import FIRST, DraftPolicy, Gain
 from specengine.drafters.base import Drafter
 from specengine.drafters.shipped import fingerprint, shipped_folder
@@ -53,21 +54,24 @@ class PolicyFile:
 
 def learned_of(policy: DraftPolicy) -> dict[str, Any]:
     """Returns what a policy has learned, as plain JSON values."""
-    costs = [[*place, list(points.items())] for place, points in policy.costs.known.items()]
-    gains = [[*key, *astuple(gain)] for key, gain in policy.gains.items()]
+    costs = [[*place, [*dict(points).items()]] for place, points in list(policy.costs.known.items())]
+    gains = [[*key, *astuple(gain)] for key, gain in list(policy.gains.items())]
     return {"costs": costs, "gains": gains, "chances": _chances(policy)}
 
 
 def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
     """Gives a policy what another process has learned, all of it or nothing."""
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
         costs = {(size, prefix): {n: float(s) for n, s in points} for size, prefix, points in learned["costs"]}
         gains = {(source, size): Gain(*map(float, own)) for source, size, *own in learned["gains"]}
         chances = [[float(x) for x in numbers] for numbers in learned["chances"]]
         seconds = [s for points in costs.values() for s in points.values()]
         keys = [n for key in (*gains, *costs, *costs.values()) for n in key]
         numbers = [*seconds, *chain(*map(astuple, gains.values())), *chain(*chances)]
+        bits, sources = [n for points in costs.values() for n in points], [source for source, _ in gains]
         if not all(isinstance(n, int) for n in keys) or not all(map(isfinite, numbers)) or min(seconds, default=1) <= 0:
+            return
+        if not {*bits} <= {*range(BITS)} or not {*sources} <= {*range(max(1, len(policy.sources)))}:
             return
         pairs = [*zip(_chances(policy), chances, strict=True)]
         for gain in gains.values():

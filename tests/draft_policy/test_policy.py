@@ -312,3 +312,66 @@ def test_plain_cycles_are_measured_now_and_then_so_that_dear_rows_are_noticed(mo
     assert speed() > 0.97
     monkeypatch.setattr(module, "PLAIN", 10**9)
     assert speed() < 0.93
+
+
+class Reader(FakeSource):
+    """Drafts for the requests that were read."""
+
+    def ready(self, requests):
+        return sum(request.read for request in requests)
+
+    def propose(self, requests, least_tokens):
+        trees = super().propose(requests, least_tokens)
+        pairs = zip(requests, trees, strict=True)
+        return [tree if request.read else ScoredTree.root(request.tokens[-1]) for request, tree in pairs]
+
+
+def serve(world, policy, cycles, batch=4, length=60):
+    """Runs cycles; a request of 60 tokens follows each that ends. Returns the share of requests that were read."""
+    reads = []
+    for _ in range(cycles):
+        world.requests = [request for request in world.requests if len(request.tokens) < 20 + length]
+        while len(world.requests) < batch:
+            reads.append(policy.reads(0, 20, batch))
+            world.requests.append(SimpleNamespace(tokens=[1] * 20, read=reads[-1]))
+            if reads[-1]:
+                policy.charge(0, 20, 0.5)
+                world.now += 0.5
+        world.cycle(policy, policy.draft(world.requests).trees)
+    return sum(reads) / max(1, len(reads))
+
+
+def test_requests_are_read_where_drafts_pay_and_now_and_then_elsewhere():
+    world = World(0)
+    source = Reader(world, chance=0.02, first=0.5)
+    policy = policy_of(world, source)
+    serve(world, policy, 200)
+    asked = source.asked
+    assert 0 < serve(world, policy, 6000) < 0.5
+    assert 0 < 0.5 * (source.asked - asked) / 6200 < 0.03
+    source.chance = 0.9
+    serve(world, policy, 6000)
+    assert serve(world, policy, 200) > 0.9
+    source.chance = 0.02
+    serve(world, policy, 600)
+    assert serve(world, policy, 1000) < 0.5
+
+
+@pytest.mark.parametrize("sources", [1, 2])
+def test_drafting_goes_on_after_requests_that_nobody_read(sources):
+    world, unread = World(), 300
+    readers = [Reader(world, chance=0.9) for _ in range(sources)]
+    policy = policy_of(world, *readers)
+    for read, cycles in ((True, 20), (False, unread), (True, 200)):
+        world.requests = [SimpleNamespace(tokens=[1], read=read)]
+        before = readers[0].asked
+        world.run(policy, cycles)
+    assert readers[0].asked - before > 150
+
+
+def test_a_batch_of_any_size_has_a_price():
+    costs = CycleCosts(ROWS)
+    curve = costs.curve(512, 100)
+    assert curve(512 * 63) == pytest.approx(2 * curve(512 * 31), rel=0.01)
+    costs.observe(curve, 100, 512 * 63, 3e3)
+    assert costs.curve(512, 100)(512 * 63) > 0
