@@ -33,7 +33,7 @@ from specengine.drafters.glide.network import GlideNetwork
 from specengine.drafters.glide.rows import GlideRows
 from specengine.drafters.level_drafts import backbone
 from specengine.drafters.one_engine import OneEngine
-from specengine.drafters.policies import policy_of
+from specengine.drafters.policies import charged, policy_of
 from specengine.drafters.root_tokens import root_tokens
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
@@ -110,8 +110,16 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         """Reads the chunk at once, so that the next prompt that begins alike finds it cached."""
-        self._state(request, cached=start)
-        self._catch_up(request, len(request.tokens) - start - len(hidden_states.last))
+        if request.drafter_reads:
+            with charged(self.policy, 0, len(hidden_states.last)):
+                self._state(request, cached=start)
+                self._catch_up(request, len(request.tokens) - start - len(hidden_states.last))
+
+    def reads(self, tokens: int, batch: int) -> bool:
+        return self.policy.reads(0, tokens, batch)
+
+    def ready(self, requests: Sequence[DraftRequest]) -> int:
+        return sum(request.drafter_reads for request in requests)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return self.policy.draft(requests).trees if requests else []
@@ -126,8 +134,8 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
     def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         # A prompt of one token is in no cache yet.
-        able = [i for i, request in enumerate(requests) if len(request.tokens) > 1 and request.draft_limit > 0]
-        if able:
+        known = [i for i, request in enumerate(requests) if request.drafter_reads and len(request.tokens) > 1]
+        if able := [i for i in known if requests[i].draft_limit > 0]:
             drafted = [requests[i] for i in able]
             for i, tree in zip(able, self._grown(drafted, least_tokens), strict=True):
                 trees[i] = tree
