@@ -175,9 +175,10 @@ class DraftPolicy:
         return trees
 
     def reads(self, number: int, tokens: int, batch: int) -> bool:
-        """Returns whether a source is to read a prompt of so many tokens, whose request begins in such a batch.
+        """Returns whether a source is to read the prompt of a new request.
 
-        It does where its drafts pay. Elsewhere one is read now and then, so that drafts can be explored.
+        tokens: of the prompt.  batch: size of the request's batch. A source reads where its drafts pay. Elsewhere it
+        reads a prompt now and then, to explore drafts.
         """
         gain, curve = self._gain(number, batch), self.costs.curve(batch, tokens)
         if not self._adaptive or gain.uses < FIRST:

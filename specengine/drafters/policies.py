@@ -38,7 +38,7 @@ def policy_of(
 
 @contextmanager
 def charged(policy: DraftPolicy, number: int, tokens: int) -> Iterator[None]:
-    """Charges a source with the seconds of the block, in which it reads so many tokens of a prompt."""
+    """Charges a source with the seconds of the block, which reads a part of a prompt. tokens: of that part."""
     began = time.perf_counter()
     yield
     policy.charge(number, tokens, time.perf_counter() - began)
