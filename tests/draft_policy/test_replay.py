@@ -59,7 +59,7 @@ def test_parts_that_are_good_at_different_texts_are_faster_together_than_any_fix
         adaptive(past, ["suffix", "eagle3"], memory=memory)
         best = min(fixed(texts, plan) for plan in PLANS)
         gains.append(best / adaptive(texts, ["suffix", "eagle3"], memory=memory))
-    assert fmean(gains) > 1.02, gains
+    assert fmean(gains) > 1 / 0.95, gains
 
 
 def test_a_fixed_plan_takes_what_its_costs_say():
