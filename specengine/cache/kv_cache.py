@@ -34,8 +34,8 @@ class KVCache(PagePool):
 
     Any thread may call free() at any time; one thread at a time may call the other methods.
 
-    pages: the size of a fixed pool, which never moves, for captured graphs. None: a pool that grows with the need, and
-    shrinks when it is large and unused.
+    pages: the size of a fixed pool, which never moves, for captured graphs. None: a pool that grows with the need. It
+    shrinks when it is large and unused, and was mostly unused before.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class KVCache(PagePool):
         self._returned: deque[tuple[list[int], Sequence[int], Sharing | None, bool]] = deque()
         self._known = PrefixIndex()
         self._promised = 0  # pages of all requests; a shared page counts for each holder
+        self._peak = 0  # the most of them since the pool was last unused
         self._lock = threading.Lock()  # engines that share a fixed pool have locks of their own
 
     def companion(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagePool:
@@ -122,6 +123,7 @@ class KVCache(PagePool):
                 self._known.drop(shared)
                 raise
             self._promised += count
+            self._peak = max(self._peak, self._promised)
         return pages, len(shared) * PAGE_SIZE
 
     def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None, filled: bool = True) -> None:
@@ -185,11 +187,13 @@ class KVCache(PagePool):
         self._free_pages = [*reversed(range(old, new)), *self._free_pages]
 
     def _shrink(self, count: int) -> None:
-        """Shrinks a large unused pool to the prefix cache and room for `count` pages."""
+        """Shrinks a large unused pool to the prefix cache and room for `count` pages, or as many as were used last."""
+        if self._promised or self.fixed:
+            return
         kept = self._known.pages
-        new = len(kept) + count
-        large = self.k.nbytes + self.v.nbytes > IDLE_BYTES and self.k.shape[1] > 2 * new
-        if large and not self._promised and not self.fixed:
+        new = len(kept) + max(count, self._peak)  # batches of one size neither shrink nor grow it
+        self._peak = 0
+        if self.k.nbytes + self.v.nbytes > IDLE_BYTES and self.k.shape[1] > 2 * new:
             numbers = {page: number for number, page in enumerate(kept)}
             self._resize(new, numbers)
             self._known.renumber(numbers)

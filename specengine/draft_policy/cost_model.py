@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 import numpy as np
 
 # Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. The speed sets their scale.
 ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
 BITS = 14  # points of a curve; beyond them it goes on as between the last two
+_BITS = np.arange(BITS)
 USUAL, SPEED = 1 / 16, 1 / 8  # of a deviation: how quickly usual seconds, and the machine's speed, follow
 
 
@@ -30,19 +30,21 @@ class CycleCosts:
         places, seconds = [*rows, 1 << BITS], [*rows.values()]
         row = (seconds[-1] - seconds[-2]) / (places[-2] - places[-3])  # as between the last two, so beyond them
         seconds.append(seconds[-1] + row * (places[-1] - places[-2]))
-        self._prior: list[float] = np.interp([1 << bit for bit in range(BITS)], places, seconds).tolist()
+        self._prior = np.maximum.accumulate(np.interp(1 << _BITS, places, seconds))
         self.known: dict[tuple[int, int], dict[int, float]] = {}
         self.speed = 0.0
 
     def curve(self, requests: int, prefix: float) -> Curve:
         """Returns the seconds by nodes. prefix: tokens in the cache, the mean of the batch.
 
-        Points that no cycle measured are in the prior's ratio to the nearest ones that were.
+        Points that no cycle measured have the prior's shape between and beyond those that were.
         """
-        known, prior = dict(self._nearest(*_place(requests, prefix))), self._prior
-        nearest = [min(((abs(other - bit), other) for other in known), default=(0, bit))[1] for bit in range(BITS)]
-        points = [known.get(by, prior[by]) / prior[by] * prior[bit] for bit, by in enumerate(nearest)]
-        return Curve(requests, [*accumulate(points, max)])
+        known = sorted(self._nearest(_place(requests, prefix)).items())
+        if not known:
+            return Curve(requests, self._prior.tolist())
+        bits = [bit for bit, _ in known]
+        ratios = np.interp(_BITS, bits, [seconds for _, seconds in known] / self._prior[bits])
+        return Curve(requests, np.maximum.accumulate(ratios * self._prior).tolist())
 
     def observe(self, curve: Curve, prefix: float, nodes: int, seconds: float) -> float:
         """Learns from a measured cycle: moves the two points beside its rows.
@@ -56,7 +58,7 @@ class CycleCosts:
         change = followed(1.0, ratio / self.speed) - 1
         place = _place(curve.requests, prefix)
         if place not in self.known:  # what is known elsewhere stays known here
-            self.known[place] = dict(self._nearest(*place))
+            self.known[place] = dict(self._nearest(place))
         below = rows.bit_length() - 1
         share = rows / (1 << below) - 1
         for bit, weight in ((below, 1 - share), (below + 1, share)):
@@ -64,9 +66,11 @@ class CycleCosts:
                 self.known[place][bit] = curve.points[bit] * (1 + change * weight / (share**2 + (1 - share) ** 2))
         return self.speed
 
-    def _nearest(self, size: int, length: int) -> Mapping[int, float]:
-        distance = {abs(place[0] - size) + abs(place[1] - length): known for place, known in list(self.known.items())}
-        return distance[min(distance)] if distance else {}
+    def _nearest(self, place: tuple[int, int]) -> Mapping[int, float]:
+        def distance(other: tuple[int, int]) -> int:
+            return abs(other[0] - place[0]) + abs(other[1] - place[1])
+
+        return self.known.get(place) or self.known.get(min(list(self.known), key=distance, default=place), {})
 
 
 class Curve:
@@ -81,6 +85,9 @@ class Curve:
         bit = min(rows.bit_length(), BITS - 1) - 1
         low = self.points[bit]
         return low + (self.points[bit + 1] - low) * (rows / (1 << bit) - 1)
+
+
+UNKNOWN = Curve(1, [1.0] * BITS)
 
 
 def _place(requests: int, prefix: float) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from specengine.draft_policy.cost_model import USUAL, Curve, CycleCosts, followed
+from specengine.draft_policy.cost_model import UNKNOWN, USUAL, Curve, CycleCosts, followed
 from specengine.draft_trees.cut import cut_trees
 from specengine.draft_trees.join import join_trees
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -99,8 +99,8 @@ class Draft:
     requests: Sequence[Any]
     began: float
     trees: list[DraftTree]
-    prefix: float
-    seconds: Curve
+    prefix: float = 0.0
+    seconds: Curve = UNKNOWN
     nodes: int = 0
     steps: list[Step] = field(default_factory=list)
 
@@ -136,13 +136,13 @@ class DraftPolicy:
         self._losses = [0.0] * len(self._left)  # that each source was last expected to make
         self._reading = [0.0] * len(self._left)  # seconds in which each source reads a token of a prompt
         self._open: dict[int, Draft] = {}  # not observed yet, by the first request: engines may share a drafter
-        self._rest = (0, 0)  # batch size, and its cycles to come in which nothing is asked
+        self._rest = (0, 0, 0.0)  # batch size, its cycles to come in which nothing is asked, and their usual seconds
         self._cycles = 0
 
     def draft(self, requests: Sequence[Any], views: Sequence[Sequence[Any]] | None = None) -> Draft:
         """Returns the draft of a cycle. views: the requests as each source sees them; None: as they are."""
-        draft, whole = self._begin(requests), list[ScoredTree]()
-        plain, price = self._is_plain(draft), self._price(len(requests), draft.seconds)
+        draft, plain = self._begin(requests)
+        whole, price = list[ScoredTree](), self._price(len(requests), draft.seconds)
         for number, source in enumerate(self.sources):
             own = requests if views is None else views[number]
             ready = 0 if plain else source.ready(own)
@@ -165,8 +165,7 @@ class DraftPolicy:
         """Returns the trees of a drafter that drafts all or nothing. grow(drafts): makes them; otherwise roots."""
         if not requests:
             return []
-        draft, ready = self._begin(requests), len(requests)
-        plain = self._is_plain(draft)
+        (draft, plain), ready = self._begin(requests), len(requests)
         trees = grow(drafts := not plain and self._pays(0, ready, draft, self._price(ready, draft.seconds)))
         if drafts:
             draft.add(Step(0, ready, [], 1, trees, self._clock() - draft.began))
@@ -174,17 +173,20 @@ class DraftPolicy:
             self._begin_rest(draft)
         return trees
 
-    def reads(self, number: int, tokens: int, batch: int) -> bool:
+    def reads(self, number: int, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether a source is to read the prompt of a new request.
 
-        tokens: of the prompt.  batch: size of the request's batch. A source reads where its drafts pay. Elsewhere it
-        reads a prompt now and then, to explore drafts.
+        tokens: of the prompt.  answer: of the answer, at most.  batch: size of the request's batch. A source reads where
+        its drafts in the answer save more time than that takes. Elsewhere it reads now and then, to explore drafts.
         """
         gain, curve = self._gain(number, batch), self.costs.curve(batch, tokens)
         if not self._adaptive or gain.uses < FIRST:
             return True
-        loss, reading = self._loss(gain, batch, 0, curve, self._price(batch, curve)), tokens * self._reading[number]
-        return loss <= 0 or self._affords(number, reading, reading + loss / batch)
+        reading, price = tokens * self._reading[number], self._price(batch, curve)
+        saved = -self._loss(gain, batch, 0, curve, batch / curve(0)) / batch * answer / (1 + gain.tokens)
+        if saved >= reading and self._loss(gain, batch, 0, curve, price) <= 0:
+            return True
+        return self._affords(number, reading, reading + max(0.0, self._loss(gain, 1, 0, curve, price)))
 
     def charge(self, number: int, tokens: int, seconds: float) -> None:
         """Learns what a source takes to read some tokens of a prompt."""
@@ -215,30 +217,26 @@ class DraftPolicy:
         if self._save and self._cycles >= CYCLES and self._cycles.bit_count() == 1:
             self._save(self)
 
-    def _begin(self, requests: Sequence[Any]) -> Draft:
-        trees = [DraftTree(request.tokens[-1:], [-1]) for request in requests]
-        prefix = sum(len(request.tokens) for request in requests) / len(requests)
-        draft = Draft(requests, self._clock(), trees, prefix, self.costs.curve(len(requests), prefix))
+    def _begin(self, requests: Sequence[Any]) -> tuple[Draft, bool]:
+        """Returns the draft of a cycle, and whether nothing is asked: it rests, or is measured as a plain cycle."""
+        draft = Draft(requests, self._clock(), [DraftTree(request.tokens[-1:], [-1]) for request in requests])
+        size, cycles, seconds = self._rest
+        if cycles and size == len(requests):
+            self._rest = (size, cycles - 1, seconds)
+            self._earn(seconds)
+            return draft, True
+        draft.prefix = sum(len(request.tokens) for request in requests) / len(requests)
+        draft.seconds = self.costs.curve(len(requests), draft.prefix)
         if len(self._open) >= ENGINES:  # of cycles that failed
             self._open.clear()
         self._open[id(requests[0])] = draft
-        return draft
-
-    def _is_plain(self, draft: Draft) -> bool:
-        """Returns whether nothing is asked in this cycle: it belongs to a rest, or is measured as a plain one."""
-        size, cycles = self._rest
-        if not cycles or size != len(draft.requests):
-            return self._adaptive and self._cycles % PLAIN == PLAIN - 1
-        self._rest = (size, cycles - 1)
-        self._earn(draft.seconds(0))
-        self._open.pop(id(draft.requests[0]), None)
-        return True
+        return draft, self._adaptive and self._cycles % PLAIN == PLAIN - 1
 
     def _begin_rest(self, draft: Draft) -> None:
         """Begins a rest, as no source drafts: until the first one may be explored, nothing is computed."""
-        size, earned = len(draft.requests), EXPLORED * draft.seconds(0)
-        waits = ((loss - left) / earned for loss, left in zip(self._losses, self._left, strict=True))
-        self._rest = (size, max(0, int(min(CYCLES, *waits))) if self._adaptive else 0)
+        size, seconds = len(draft.requests), draft.seconds(0)
+        waits = ((loss - left) / (EXPLORED * seconds) for loss, left in zip(self._losses, self._left, strict=True))
+        self._rest = (size, max(0, int(min(CYCLES, *waits))) if self._adaptive else 0, seconds)
         self._rates.pop(size.bit_length(), None)  # recent cycles were plain
 
     def _earn(self, seconds: float) -> None:

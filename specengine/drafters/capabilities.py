@@ -112,8 +112,10 @@ class CacheCompanion(ABC):
         """
         return len(request.tokens)
 
-    def reads(self, tokens: int, batch: int) -> bool:
-        """Returns whether to read a new request; asked once for each. tokens: of its prompt.  batch: size of its batch.
+    def reads(self, tokens: int, answer: int, batch: int) -> bool:
+        """Returns whether to read a new request; asked once for each.
+
+        tokens: of its prompt.  answer: tokens of its answer, at most.  batch: size of its batch.
 
         The answer is the request's `drafter_reads`. Of a request that it does not read it keeps nothing beside the
         target's cache, and drafts nothing that needs this.

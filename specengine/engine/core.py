@@ -91,7 +91,8 @@ class EngineCore:
         batch_size: requests that the batch will have. To be called in the turn in which has_room() was true.
         """
         request.sharing = self.sharing
-        request.drafter_reads = not self._companion or self._companion.reads(len(request.tokens), batch_size)
+        prompt, companion = len(request.tokens), self._companion
+        request.drafter_reads = not companion or companion.reads(prompt, request.limit, batch_size)
         request.pages, request.stats.prefix_hit = self.cache.allocate_with_prefix(
             self._slots(request), request.tokens[:-1], request.sharing, request.drafter_reads
         )

@@ -154,6 +154,9 @@ def test_a_large_pool_is_let_go_but_for_what_is_kept(monkeypatch):
     beside = cache.companion(1, 1, 2, torch.float32)
     cache.kept_bytes = 2 * (cache.page_bytes + beside.page_bytes)
     cache.free(cache.allocate(20 * PAGE_SIZE))
+    cache.free(cache.allocate(20 * PAGE_SIZE))
+    assert cache.k.shape[1] == 20
+    cache.free(cache.allocate(PAGE_SIZE))
     pages, _ = begin(cache, text_of(5, 6))
     assert cache.k.shape[1] < 20
     for number, page in enumerate(pages):
@@ -161,6 +164,7 @@ def test_a_large_pool_is_let_go_but_for_what_is_kept(monkeypatch):
     cache.free(pages, text_of(5, 6), EVERYBODY)
     cache.free(cache.allocate(30 * PAGE_SIZE))
     assert cache.k.shape[1] > 30
+    cache.free(cache.allocate(PAGE_SIZE))
     pages, hit = begin(cache, text_of(5, 6))
     assert hit == 2 * PAGE_SIZE and cache.k.shape[1] == beside.k.shape[1] == 5
     for number, page in enumerate(pages[:2]):

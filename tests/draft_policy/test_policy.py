@@ -332,7 +332,7 @@ def serve(world, policy, cycles, batch=4, length=60):
     for _ in range(cycles):
         world.requests = [request for request in world.requests if len(request.tokens) < 20 + length]
         while len(world.requests) < batch:
-            reads.append(policy.reads(0, 20, batch))
+            reads.append(policy.reads(0, 20, length, batch))
             world.requests.append(SimpleNamespace(tokens=[1] * 20, read=reads[-1]))
             if reads[-1]:
                 policy.charge(0, 20, 0.5)
@@ -355,6 +355,15 @@ def test_requests_are_read_where_drafts_pay_and_now_and_then_elsewhere():
     source.chance = 0.02
     serve(world, policy, 600)
     assert serve(world, policy, 1000) < 0.5
+
+
+def test_no_prompt_is_read_for_an_answer_too_short_to_pay_for_it():
+    world = World(0)
+    policy = policy_of(world, Reader(world, chance=0.9))
+    serve(world, policy, 1000)
+    policy.charge(0, 20, 0.5)
+    asked = [policy.reads(0, 20, answer, 4) for answer in (2, 60) for _ in range(20)]
+    assert sum(asked[:20]) <= 1 and all(asked[20:])
 
 
 @pytest.mark.parametrize("sources", [1, 2])

@@ -109,7 +109,8 @@ def test_a_cache_that_is_let_go_keeps_what_it_knows(monkeypatch):
     engine, cold = tiny_engine("none", prefix_cache_mib=1), tiny_engine("none", prefix_cache_mib=0)
     engine.generate([[3 + i] * 300 for i in range(32)], GREEDY)
     large = engine.cache.k.shape[1]
-    assert ids([engine.generate(FIRST, SAMPLED)]) == ids([cold.generate(FIRST, SAMPLED)])
+    for _ in range(2):  # the first one may be between two large batches
+        assert ids([engine.generate(FIRST, SAMPLED)]) == ids([cold.generate(FIRST, SAMPLED)])
     assert engine.cache.k.shape[1] < large
     output = engine.generate([34] * 299 + [5], SAMPLED)
     assert output.token_ids == cold.generate([34] * 299 + [5], SAMPLED).token_ids

@@ -25,7 +25,6 @@ from specengine.drafters.capabilities import (
 )
 from specengine.drafters.combine.part_view import PartView, State
 from specengine.drafters.engine_views import DraftRequest
-from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import charged, policy_of
 from specengine.drafters.source_stats import count_sources
 from specengine.models.hidden_states import HiddenStates
@@ -117,10 +116,10 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         companions = [pair for pair in zip(self.parts, views, strict=True) if isinstance(pair[0], CacheCompanion)]
         return min([len(request.tokens), *(part.filled(view) for part, view in companions)])
 
-    def reads(self, tokens: int, batch: int) -> bool:
+    def reads(self, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether any part reads such a request; then all do, as one mark says that a page is filled."""
         answers = [
-            self._policy.reads(number, tokens, batch) if isinstance(part, ReadsPairs) else part.reads(tokens, batch)
+            self._policy.reads(number, tokens, answer, batch)
             for number, part in enumerate(self.parts)
             if isinstance(part, CacheCompanion)
         ]

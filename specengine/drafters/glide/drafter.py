@@ -115,8 +115,8 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
                 self._state(request, cached=start)
                 self._catch_up(request, len(request.tokens) - start - len(hidden_states.last))
 
-    def reads(self, tokens: int, batch: int) -> bool:
-        return self.policy.reads(0, tokens, batch)
+    def reads(self, tokens: int, answer: int, batch: int) -> bool:
+        return self.policy.reads(0, tokens, answer, batch)
 
     def ready(self, requests: Sequence[DraftRequest]) -> int:
         return sum(request.drafter_reads for request in requests)

@@ -84,8 +84,8 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
     def filled(self, request: DraftRequest) -> int:
         return self.pairs.filled(request)
 
-    def reads(self, tokens: int, batch: int) -> bool:
-        return self.policy.reads(0, tokens, batch)
+    def reads(self, tokens: int, answer: int, batch: int) -> bool:
+        return self.policy.reads(0, tokens, answer, batch)
 
     @property
     def projections(self) -> list[Projection]:
