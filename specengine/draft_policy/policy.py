@@ -21,7 +21,8 @@ from specengine.draft_trees.tree import DraftTree
 
 PLAIN = 100  # one cycle of this many is plain: the price of all others is measured by it
 EXPLORED = 0.01  # of the time, at most, is lost to drafts that are expected not to pay
-FIRST, MEMORY = 4, 32  # drafts before a source's mean gain counts, and drafts that the mean remembers
+FIRST, MEMORY = 4, 16  # drafts before a source's mean gain counts, and drafts that the mean remembers
+TOGETHER = 0.8  # of its tokens, what a draft for a batch is worth: its requests do not end together
 ENGINES = 8  # whose cycles may be under way at once
 CYCLES = 16  # that the price remembers; and those in a row in which nothing is asked, where nothing pays
 
@@ -176,8 +177,8 @@ class DraftPolicy:
     def reads(self, number: int, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether a source is to read the prompt of a new request.
 
-        tokens: of the prompt.  answer: of the answer, at most.  batch: size of the request's batch. A source reads where
-        its drafts in the answer save more time than that takes. Elsewhere it reads now and then, to explore drafts.
+        tokens: of the prompt.  answer: of the answer, at most.  batch: size of the request's batch. A source reads
+        where its drafts in the answer save more than that takes. Elsewhere it reads now and then, to explore drafts.
         """
         gain, curve = self._gain(number, batch), self.costs.curve(batch, tokens)
         if not self._adaptive or gain.uses < FIRST:
@@ -259,7 +260,8 @@ class DraftPolicy:
     def _loss(self, gain: Gain, ready: int, nodes: int, curve: Curve, price: float) -> float:
         """Returns the seconds that a draft is expected to lose. nodes: of the trees before it."""
         rows = curve(max(0, round(nodes + ready * gain.nodes))) - curve(nodes)
-        return rows + gain.seconds - ready * gain.tokens / price
+        worth = 1.0 if curve.requests == 1 else TOGETHER
+        return rows + gain.seconds - worth * ready * gain.tokens / price
 
     def _affords(self, number: int, cost: float, least: float, most: float = 0.0) -> bool:
         """Takes a cost from what a source may lose, once so much was saved at least; no more than `most` is kept."""
