@@ -183,11 +183,10 @@ class DraftPolicy:
         gain, curve = self._gain(number, batch), self.costs.curve(batch, tokens)
         if not self._adaptive or gain.uses < FIRST:
             return True
-        reading, price = tokens * self._reading[number], self._price(batch, curve)
-        saved = -self._loss(gain, batch, 0, curve, batch / curve(0)) / batch * answer / (1 + gain.tokens)
-        if saved >= reading and self._loss(gain, batch, 0, curve, price) <= 0:
-            return True
-        return self._affords(number, reading, reading + max(0.0, self._loss(gain, 1, 0, curve, price)))
+        reading, plain = tokens * self._reading[number], batch / curve(0)  # the price in a text yet unknown
+        saved = -self._loss(gain, batch, 0, curve, plain) / batch * answer / (1 + gain.tokens)
+        least = reading + max(0.0, self._loss(gain, 1, 0, curve, plain))
+        return saved >= reading or self._affords(number, reading, least)
 
     def charge(self, number: int, tokens: int, seconds: float) -> None:
         """Learns what a source takes to read some tokens of a prompt."""
