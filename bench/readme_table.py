@@ -128,16 +128,15 @@ def _about(file: Path) -> tuple[str, str]:
 def _lines(data: dict[str, Any], name: str) -> list[str]:
     runs = data["runs"]
     turns = runs[0]["identical"].partition("/")[2]
-    groups = [
-        [row for row in runs if row["temperature"] == each]
-        for each in dict.fromkeys(row["temperature"] for row in runs)
-    ]
+    groups: dict[tuple[float, int], list[dict[str, Any]]] = {}
+    for row in runs:
+        groups.setdefault((row["temperature"], row["batch"]), []).append(row)
     kind = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
     weights = "in its file's own dtype" if data["dtype"] == "auto" else f"in {data['dtype']}"
     what = f"{Path(data['model']).name} {weights}, {data['questions']} {kind} ({turns} turns)"
     leads = [f"{_where(data)}, {what}, {data['max_new_tokens']} new tokens, ", *["The same, "] * (len(groups) - 1)]
     return [
-        *(line for lead, rows in zip(leads, groups, strict=True) for line in _table(lead, rows)),
+        *(line for lead, rows in zip(leads, groups.values(), strict=True) for line in _table(lead, rows)),
         *([PEERS, ""] if any(row["peer"] for row in runs) else []),
         *_prefills(data),
         *_rows(data),
@@ -146,9 +145,10 @@ def _lines(data: dict[str, Any], name: str) -> list[str]:
 
 
 def _table(lead: str, rows: list[dict[str, Any]]) -> list[str]:
-    temperature = rows[0]["temperature"]
+    temperature, batch = rows[0]["temperature"], rows[0]["batch"]
+    sampling = f"temperature {temperature:g}" if temperature else "greedy"
     return [
-        lead + (f"temperature {temperature:g}:" if temperature else "greedy:"),
+        lead + sampling + (f", batch {batch}:" if batch > 1 else ":"),
         "",
         f"| drafter | tokens/s | speedup | tau | ms per cycle: {', '.join(PHASES)} | outputs identical |",
         "|---|---|---|---|---|---|",

@@ -22,7 +22,7 @@ from specengine.draft_trees.tree import DraftTree
 PLAIN = 100  # one cycle of this many is plain: the price of all others is measured by it
 EXPLORED = 0.01  # of the time, at most, is lost to drafts that are expected not to pay
 FIRST, MEMORY = 4, 32  # drafts before a source's mean gain counts, and drafts that the mean remembers
-TOGETHER = 0.8  # of its tokens, what a draft for a batch is worth: its requests do not end together
+TOGETHER = 0.9  # of its tokens, what a draft for a batch is worth: its requests do not end together
 ENGINES = 8  # whose cycles may be under way at once
 CYCLES = 16  # that the price remembers; and those in a row in which nothing is asked, where nothing pays
 

@@ -84,7 +84,7 @@ class Batch:
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the committed tokens, and what else it reads of the target's pass."""
-        if isinstance(drafter, ChoiceReader):
+        if isinstance(drafter, ChoiceReader) and any(len(tree.tokens) > 1 for tree in self._trees):
             chosen = likeliest_tokens(self._scores)
             ends = accumulate(len(tree.tokens) for tree in self._trees)
             choices = [chosen[end - len(tree.tokens) : end] for end, tree in zip(ends, self._trees, strict=True)]

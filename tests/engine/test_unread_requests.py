@@ -24,7 +24,7 @@ def answer(monkeypatch, engine, *answers):
     """Lets the policy answer for each request in turn, the last answer for all that follow; returns the questions."""
     asked = []
 
-    def reads(number, tokens, batch):
+    def reads(number, tokens, answer, batch):
         asked.append((number, batch))
         return answers[min(len(asked), len(answers)) - 1]
 
@@ -130,10 +130,12 @@ def test_glide_reads_where_its_policy_says_so(make, monkeypatch):
 
 
 def test_a_combination_reads_with_all_parts_or_with_none(make, monkeypatch):
-    engine = make("combine")  # with glide, which reads every request
-    answer(monkeypatch, engine, False)
-    engine.generate(FIRST, GREEDY)
-    assert filled(engine) == len(engine.cache._known.pages) > 0
+    engine = make("combine")  # with eagle3 and glide
+    asked = answer(monkeypatch, engine, False, False, False, True)
+    for prompt, filled_pages in ((FIRST, 0), (FIRST, whole(len(FIRST)) // PAGE_SIZE)):
+        engine.generate(prompt, GREEDY)
+        assert filled(engine) == filled_pages
+    assert asked == [(1, 1), (2, 1)] * 2
 
 
 @pytest.mark.parametrize("joins", [False, True])

@@ -81,7 +81,7 @@ class Lookahead(Drafter, ChoiceReader):
         self._phrases.save(path)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.policy.draft_whole(requests, lambda drafts: [self._tree(request, drafts) for request in requests])
+        return self.policy.draft_whole(requests, lambda drafts: self._trees(requests, drafts))
 
     def observe_choices(
         self,
@@ -105,18 +105,24 @@ class Lookahead(Drafter, ChoiceReader):
                 request.drafter_state.pool_text(request.tokens, self.config.ngram)
         self.policy.observe(requests, committed)
 
-    def _tree(self, request: DraftRequest, drafts: bool) -> DraftTree:
+    def _trees(self, requests: Sequence[DraftRequest], drafts: bool) -> list[DraftTree]:
+        for request in requests:
+            if request.drafter_state is not None:
+                request.drafter_state.column = []
+        if not drafts:
+            return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: DraftRequest) -> DraftTree:
         tokens, limit = request.tokens, request.draft_limit
         if request.drafter_state is None:
             request.drafter_state = self._begin(request)
         state: State = request.drafter_state
         paths = MergedPaths(tokens[-1])
-        state.column = []
-        if drafts:
-            phrases = state.pool.newest(tokens[-1], self.config.guesses)
-            paths.add_phrases(0, [phrase[:limit] for phrase in phrases])
-            if state.window.depth <= limit:
-                state.column = state.window.add_to(paths, 0)
+        phrases = state.pool.newest(tokens[-1], self.config.guesses)
+        paths.add_phrases(0, [phrase[:limit] for phrase in phrases])
+        if state.window.depth <= limit:
+            state.column = state.window.add_to(paths, 0)
         return paths.tree
 
     def _begin(self, request: DraftRequest) -> State:

@@ -117,12 +117,14 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
 
     def _trees(self, requests: Sequence[DraftRequest], noise: bool, drafts: bool) -> list[DraftTree]:
         """Drafts all trees. noise: draw sentences as `match` would; otherwise they are the likeliest tokens."""
+        for request in requests:
+            if request.drafter_state is not None:
+                request.drafter_state.sentence = []
+                request.drafter_state.suffixes = []
+        if not drafts:
+            return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         states = [self._state(request) for request in requests]
-        for state in states:
-            state.sentence = []
-            state.suffixes = []
-        if drafts:
-            self._draft_sentences(requests, states, noise)
+        self._draft_sentences(requests, states, noise)
         return [self._tree(request, state) for request, state in zip(requests, states, strict=True)]
 
     def _state(self, request: DraftRequest) -> RequestState:
