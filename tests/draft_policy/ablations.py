@@ -91,6 +91,7 @@ CASES = {
     **{f"FIRST = {x}": lambda x=x: constant("FIRST", x) for x in (1, 2, 8)},
     **{f"MEMORY = {x}": lambda x=x: constant("MEMORY", x) for x in (8, 16, 64)},
     **{f"CYCLES = {x}": lambda x=x: constant("CYCLES", x) for x in (8, 32, 64)},
+    **{f"TOGETHER = {x}": lambda x=x: constant("TOGETHER", x) for x in (0.8, 1.0)},
     **{f"SPEED = 1/{x}": lambda x=x: constant("SPEED", 1 / x, cost_model) for x in (4, 16)},
     **{f"USUAL = 1/{x}": lambda x=x: _usual(1 / x) for x in (8, 32)},
 }
