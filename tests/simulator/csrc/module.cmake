@@ -10,8 +10,8 @@ file(GLOB TABLE_SOURCES CONFIGURE_DEPENDS csrc/base/*.cpp csrc/cpu/passes/*.cpp 
 list(APPEND TABLE_SOURCES ${BINDING_SOURCES})
 set_source_files_properties(${KERNEL_SOURCES} PROPERTIES
   LANGUAGE CXX
-  # Accesses stay as the source has them: nothing is joined to wider ones or made a built-in.
-  COMPILE_OPTIONS "-fsanitize=thread,alignment,bounds,shift-exponent,integer-divide-by-zero;--param=tsan-instrument-func-entry-exit=0;--param=tsan-distinguish-volatile=1;-fno-tree-vectorize;-fno-store-merging;-fno-optimize-sibling-calls;-fno-builtin-memcpy;-fno-builtin-memmove;-fno-builtin-memset;-Wno-unknown-pragmas")
+  # Accesses stay as the source has them: nothing is joined to wider ones, split by members or made a built-in.
+  COMPILE_OPTIONS "-fsanitize=thread,alignment,bounds,shift-exponent,integer-divide-by-zero;--param=tsan-instrument-func-entry-exit=0;--param=tsan-distinguish-volatile=1;-fno-tree-vectorize;-fno-store-merging;-fno-tree-sra;-fno-optimize-sibling-calls;-fno-builtin-memcpy;-fno-builtin-memmove;-fno-builtin-memset;-Wno-unknown-pragmas")
 # Bindings run once per op: compiling them faster counts for more.
 set_source_files_properties(${BINDING_SOURCES} tests/simulator/csrc/sim/module.cpp PROPERTIES COMPILE_OPTIONS -O0)
 

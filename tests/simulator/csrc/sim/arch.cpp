@@ -3,6 +3,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "sim/counters.h"
+
 namespace specengine::sim {
 namespace {
 
@@ -59,6 +61,8 @@ void load_for_warp(void* const* arguments, unsigned) {
 }
 
 void multiply_for_warp(void* const* arguments, unsigned) {
+  if (counting) [[unlikely]]
+    count_product();
   const auto at = [&](int lane) { return static_cast<const Product*>(arguments[lane]); };
   float a[16][16], b[8][16];
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -90,6 +94,8 @@ uint4 load_streaming(const void* p, const Where& where) {
   check_aligned(p, "load_streaming", where);
   check_global(p, where);
   check_never_written(p, 16, where);
+  if (counting) [[unlikely]]
+    count_access(p, 16, Path::kUncached, where);
   uint4 v;
   std::memcpy(&v, p, 16);
   return v;
@@ -103,7 +109,13 @@ void copy_async_16(void* shared, const void* global, bool valid, const Where& wh
     check_global(global, where);
   }
   start_copy(shared, 16, where);
+  if (counting) [[unlikely]] {
+    count_access(shared, 16, Path::kStore, where);
+    count_access(global, valid ? 16 : 0, Path::kUncached, where);
+  }
   current->copies.push_back({shared, valid ? global : nullptr});
+  if (counting) [[unlikely]]
+    count_copies(current->copies.size());
 }
 
 void commit_copies() {
@@ -115,6 +127,8 @@ void commit_copies() {
 void wait_for_copies(size_t pending, const Where& where) {
   const Pause pause;
   Thread& me = *current;
+  if (counting && pending == 0) [[unlikely]]
+    count_wait_for_copies();
   while (me.groups.size() > pending) {
     const size_t count = me.groups.front();
     for (size_t i = 0; i < count; ++i) {
@@ -134,6 +148,8 @@ void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, const Whe
   const Pause pause;
   check_aligned(row, "load_matrices", where);
   check_shared(row, where);
+  if (counting) [[unlikely]]
+    count_access(row, 16, Path::kLoad, where);
   Matrices mine{static_cast<const char*>(row), r, transposed};
   collective(transposed ? "load_matrices_transposed" : "load_matrices", kAll, &mine, load_for_warp, where);
 }

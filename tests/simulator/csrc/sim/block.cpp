@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "sim/counters.h"
 #include "sim/launch.h"
 #include "sim/memory.h"
 #include "sim/threads.h"
@@ -83,6 +84,8 @@ void end_barrier() {
   b.result = b.vote == Vote::kAnd ? b.yes == alive : b.vote == Vote::kOr ? b.yes > 0 : b.yes;
   b.arrived = 0, b.yes = 0;
   begin_epoch();
+  if (counting) [[unlikely]]
+    count_barrier();
 }
 
 void release_barrier() {
@@ -149,6 +152,8 @@ bool run_block(uint3 index, void (*body)(void*), void* params) {
   block_threads = static_cast<int>(blockDim.x * blockDim.y * blockDim.z);
   blockIdx = index;
   begin_block();
+  if (counting) [[unlikely]]
+    begin_counted_block();
   barrier_state = {};
   alive = block_threads, ready_count = 0;
   for (int w = 0; w * kLanes < block_threads; ++w) {
@@ -167,6 +172,8 @@ bool run_block(uint3 index, void (*body)(void*), void* params) {
   }
   suspend(scheduler);
   if (!failed && alive > 0) report_deadlock();
+  if (counting && !failed) [[unlikely]]
+    end_counted_block();
   return !failed;
 }
 
@@ -186,6 +193,8 @@ unsigned lanes_alive() { return warps[current->warp].alive; }
 
 int barrier(Vote vote, int value, const char* name, const std::source_location& where) {
   const Pause pause;
+  if (counting) [[unlikely]]
+    count_wait();
   Barrier& b = barrier_state;
   if (b.arrived == 0) {
     b.vote = vote, b.name = name, b.where = where;
@@ -208,6 +217,8 @@ void collective(const char* name, unsigned mask, void* arguments, Complete compl
   const Pause pause;
   Thread& me = *current;
   Warp& warp = warps[me.warp];
+  if (counting) [[unlikely]]
+    count_wait();
   if (!(mask >> me.lane & 1))
     finding(std::string(name) + ": mask " + text_of_mask(mask) + " leaves out the calling lane", where);
   if (const unsigned absent = mask & ~warp.alive) {
@@ -235,6 +246,8 @@ void collective(const char* name, unsigned mask, void* arguments, Complete compl
   r->arguments[me.lane] = arguments, r->arrived |= 1u << me.lane;
   if (r->arrived != mask) return wait_at(me, name, where);
   complete(r->arguments, mask);
+  if (counting && mask == warp.alive) [[unlikely]]
+    count_meeting(me.warp);
   *r = warp.meetings[--warp.open];
   for (unsigned left = mask & ~(1u << me.lane); left != 0; left &= left - 1) {
     make_ready(threads[me.warp * kLanes + std::countr_zero(left)]);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sim/block.h"
+#include "sim/counters.h"
 #include "sim/memory.h"
 
 dim3 blockDim, gridDim;
@@ -57,6 +58,9 @@ void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, siz
   const InLaunch mark;
   gridDim = config.grid, blockDim = config.block;
   begin_launch(params, params_bytes, written, config.shared_bytes);
+  // Its parameters begin with the kernel's address.
+  if (counting) [[unlikely]]
+    count_launch(config, *static_cast<const void* const*>(params));
   block_order.resize(uint64_t{gridDim.x} * gridDim.y * gridDim.z);
   std::iota(block_order.begin(), block_order.end(), 0);
   for (size_t i = block_order.size(); i > 1; --i) {
@@ -67,6 +71,8 @@ void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, siz
       fail(config, "block " + text_of(index_of(block)) + " " + text_of_finding());
     }
   }
+  if (counting) [[unlikely]]
+    end_counted_launch();
 }
 
 std::string name_of_block(size_t nth) { return "block " + text_of(index_of(block_order[nth])); }

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "sim/block.h"
+#include "sim/counters.h"
 
 namespace specengine::sim {
 namespace {
@@ -90,6 +91,8 @@ void check(const void* place, size_t bytes, Access access, const Site& site) {
   if (!in_kernel || bytes == 0) return;
   const Pause pause;
   touch_memory(reinterpret_cast<uintptr_t>(place), bytes, access, site);
+  if (counting) [[unlikely]]
+    count_plain(place, bytes, access, site);
 }
 
 void begin_launch(const void* p, size_t params_bytes, const std::vector<const void*>& written,

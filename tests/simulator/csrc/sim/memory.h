@@ -29,6 +29,11 @@ void note_fence();
 std::string name_of_block_in(uint32_t epoch);
 void begin_tensors(const std::vector<const void*>& written);
 void begin_block_of_tensors();
+struct TensorPlace {
+  uintptr_t begin, end;
+  const char* name;
+};
+std::vector<TensorPlace> tensor_places();  // of the launch
 
 // Shared memory: shared.cpp.
 bool is_shared(uintptr_t at);

@@ -6,6 +6,7 @@
 #include "bindings/tensor_caster.h"
 #include "law/rule_law.h"
 #include "sim/block.h"
+#include "sim/counters.h"
 #include "sim/launch.h"
 #include "sim/memory.h"
 
@@ -20,11 +21,47 @@ void begin(const TensorView& in, const TensorView& out) {
   note_tensor(out, "out");
 }
 
+py::dict dict_of(const Traffic& t) {
+  py::dict out;
+  out["requests"] = t.requests, out["bytes"] = t.bytes, out["sectors"] = t.sectors;
+  out["block_sectors"] = t.block_sectors, out["unique_bytes"] = t.unique_bytes;
+  return out;
+}
+
+py::dict dict_of(const LaunchCounts& c) {
+  py::dict out, tensors, shared;
+  for (const auto& [name, paths] : c.tensors) {
+    py::dict by_path;
+    for (const auto& [path, traffic] : paths) by_path[path.c_str()] = dict_of(traffic);
+    tensors[name.c_str()] = by_path;
+  }
+  shared["requests"] = c.shared.requests, shared["wavefronts"] = c.shared.wavefronts;
+  shared["least_wavefronts"] = c.shared.least;
+  out["op"] = c.op, out["kernel"] = c.kernel, out["blocks"] = c.blocks, out["threads"] = c.threads;
+  out["dynamic_shared"] = c.dynamic_shared, out["static_shared"] = c.static_shared;
+  out["products"] = c.products, out["copies"] = c.copies, out["shared"] = shared, out["tensors"] = tensors,
+  out["rounds"] = c.rounds;
+  return out;
+}
+
 }  // namespace
 
 void add_to(py::module_& module) {
   module.def("set_schedule", &set_schedule, py::arg("seed"));
   module.def("set_multiprocessors", &set_multiprocessors, py::arg("count"));
+  module.def("set_counting", &set_counting, py::arg("on"));
+  module.def("counted", [] {
+    py::list launches;
+    for (const LaunchCounts& each : counted()) launches.append(dict_of(each));
+    return launches;
+  });
+  module.def(
+      "traffic",
+      [](const std::string& name, const TensorView& in, const TensorView& out, bool broken) {
+        begin(in, out);
+        run_traffic(name, in, out, broken);
+      },
+      py::arg("name"), py::arg("in"), py::arg("out"), py::arg("broken"));
   module.def(
       "planted",
       [](const std::string& name, const TensorView& in, const TensorView& out, bool broken) {

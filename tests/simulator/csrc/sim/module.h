@@ -14,6 +14,8 @@ void add_to(pybind11::module_& module);
 
 // planted.h: kernels with one bug each, which `broken` switches on.
 void run_planted(const std::string& name, const TensorView& in, const TensorView& out, bool broken);
+// traffic.cu: kernels whose traffic is known by hand, with a slow access that `broken` switches on.
+void run_traffic(const std::string& name, const TensorView& in, const TensorView& out, bool broken);
 // probes.cu: kernels with one function of the device language each.
 void run_probe(const std::string& name, const TensorView& in, const TensorView& out);
 

@@ -1,4 +1,5 @@
 #include "sim/block.h"
+#include "sim/counters.h"
 #include "sim/launch.h"
 #include "sim/memory.h"
 
@@ -113,6 +114,8 @@ void* shared_memory(SharedSite& site, size_t bytes, size_t alignment, const char
   }
   return arena + site.offset;
 }
+
+size_t static_shared_bytes() { return declared_bytes - dynamic_bytes; }
 
 void* dynamic_shared_memory() { return arena + (dynamic_bytes > 0 ? arrays[0].begin : 0); }
 

@@ -127,6 +127,12 @@ void begin_tensors(const std::vector<const void*>& written) {
   order.begin_launch(epoch);
 }
 
+std::vector<TensorPlace> tensor_places() {
+  std::vector<TensorPlace> places;
+  for (const Tensor& t : tensors) places.push_back({t.begin, t.end, t.name});
+  return places;
+}
+
 void begin_block_of_tensors() { order.begin_block(epoch); }
 
 bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site) {

@@ -1,0 +1,101 @@
+"""Microseconds of a kernel: the slowest of DRAM, L2, tensor cores, shared memory and latency, and the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specengine.bench.gpu_model.constants import Gpu
+from specengine.bench.gpu_model.counts import Launch
+
+SECTOR = 32
+COPY = 16
+PRODUCT = 2 * 16 * 8 * 16  # float operations of m16n8k16
+WARP = 32
+REGISTERS_AT_ONCE = 256  # that a warp gets
+SYSTEM_SHARED = 1024  # bytes that each block takes beside its own
+# The tensors that lie in DRAM when a kernel starts: those of one layer are gone from L2 before the next pass.
+COLD = ("weight", "k_cache", "v_cache")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Holds the modelled time of a kernel, in microseconds, and the counts that matter for it.
+
+    terms: what each resource alone would take; the largest is the kernel's bound.
+    dram_bytes, l2_bytes: that the kernel moves.  launch: None for a library's kernel, which is not counted.
+    occupancy: blocks of a multiprocessor at once.  waves: of blocks.
+    """
+
+    kernel: str
+    us: float
+    terms: dict[str, float]
+    dram_bytes: float
+    l2_bytes: float
+    occupancy: int = 0
+    waves: int = 0
+    launch: Launch | None = None
+
+    @property
+    def bound(self) -> str:
+        """The resource that takes longest."""
+        return max(self.terms, key=self.terms.__getitem__)
+
+
+def occupancy_of(launch: Launch, gpu: Gpu) -> int:
+    """Returns how many blocks a multiprocessor holds at once. Raises ValueError where not even one fits."""
+    warps = -(-launch.threads // WARP)
+    registers = -(-launch.registers * WARP // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE * warps
+    fits = min(
+        gpu.blocks,
+        gpu.threads // (warps * WARP),
+        gpu.registers // registers,
+        gpu.shared_bytes // (launch.shared_bytes + SYSTEM_SHARED),
+    )
+    if fits == 0:
+        raise ValueError(f"gpu-model: no block of {launch.kernel} fits on a multiprocessor of {gpu.name}")
+    return fits
+
+
+def dram_bytes(launch: Launch) -> int:
+    """Returns the bytes that come from DRAM: those of cold tensors, once."""
+    return sum(t.unique_bytes for name, t in launch.traffic("load", "uncached") if name in COLD)
+
+
+def l2_bytes(launch: Launch) -> int:
+    """Returns the bytes between L2 and the multiprocessors, if L1 keeps all that a block has loaded."""
+    loaded = sum(t.block_sectors for _, t in launch.traffic("load"))
+    return SECTOR * (loaded + sum(t.sectors for _, t in launch.traffic("uncached", "store", "atomic")))
+
+
+def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
+    """Models a kernel. Raises ValueError where none of its blocks fits on the GPU."""
+    occupancy = occupancy_of(launch, gpu)
+    waves = -(-launch.blocks // (occupancy * gpu.multiprocessors))
+    busiest = -(-launch.blocks // gpu.multiprocessors) / launch.blocks  # a multiprocessor's share of the blocks
+    from_dram, from_l2 = dram_bytes(launch), l2_bytes(launch)
+    copied = SECTOR * sum(t.sectors for _, t in launch.traffic("uncached"))
+    under_way = COPY * launch.copies * launch.threads * min(launch.blocks, occupancy * gpu.multiprocessors)
+    waited = sum(count * (gpu.dram_latency if name in COLD else gpu.l2_latency) for name, count in launch.rounds.items())
+    chained = max(0, launch.chain - sum(launch.rounds.values())) * gpu.l2_latency
+    terms = {
+        "dram": from_dram / gpu.dram,
+        "l2": max(from_l2 / gpu.l2, from_l2 * busiest / gpu.multiprocessor_l2),
+        "tensor": PRODUCT * launch.products * busiest * gpu.multiprocessors / gpu.products,
+        "shared": launch.wavefronts * busiest / gpu.wavefronts,
+        "latency": max((waited + chained) * waves, gpu.dram_latency * copied / under_way if under_way else 0.0),
+    }
+    first = gpu.dram_latency if from_dram else 0.0  # memory idles until the first bytes arrive
+    us = gpu.start + first + max(terms.values())
+    return KernelTime(launch.kernel, us, terms, from_dram, from_l2, occupancy, waves, launch)
+
+
+def library_time(rows: int, n: int, c: int, gpu: Gpu) -> KernelTime:
+    """Models cuBLAS, which the simulator cannot count: bytes and operations follow from the shape."""
+    weight, others = 2 * n * c, rows * (2 * c + 4 * n)
+    terms = {
+        "dram": weight / (gpu.dram * gpu.library_share),
+        "l2": (weight + others) / (gpu.l2 * gpu.library_share),
+        "tensor": 2 * rows * n * c / gpu.library_products,
+    }
+    us = gpu.start + gpu.dram_latency + max(terms.values())
+    return KernelTime("library", us, terms, weight, weight + others)

@@ -1,0 +1,209 @@
+"""Records what each kernel of a pass does to memory: `python -m tests.simulator.counts`.
+
+Runs the kernels on the simulator with its counters on, at shapes of Llama-3.1-8B or at smaller ones from which
+specengine/bench/gpu_model scales, and writes specengine/bench/data/kernel_counts.json. Needs nvcc for the chains of loads.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from specengine import ops
+from specengine._C import LINEAR_VARIANTS, PAGE_SIZE, KVCacheView
+from specengine.bench.gpu_model.counts import RECORD, SAMPLED
+from specengine.bench.kernels.case import binary_tree, int_tensor
+from specengine.bench.kernels.shapes import LLAMA_8B
+from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace
+from specengine.types import SamplingParams
+from tests.simulator.load_chains import chains, short
+
+CPU = torch.device("cpu")
+MULTIPROCESSORS = 132  # kernels choose their splits by them
+PTXAS = Path(__file__).resolve().parents[2] / "bench" / "results" / "ptxas.json"
+SHAPES = LLAMA_8B
+HALF = torch.bfloat16
+
+
+def linear(core: ModuleType, rows: int, n: int, c: int, variant: int) -> None:
+    x, weight = torch.zeros(rows, c, dtype=HALF), torch.zeros(n, c, dtype=HALF)
+    core.linear(x, weight, None, torch.empty(rows, n), 0, n, variant)
+
+
+def rms_norm(core: ModuleType, rows: int) -> None:
+    residual, delta = torch.zeros(2, rows, SHAPES.hidden)
+    core.rms_norm(residual, delta, torch.zeros(SHAPES.hidden), torch.empty(rows, SHAPES.hidden, dtype=HALF), 1e-5)
+
+
+def silu_mul(core: ModuleType, rows: int) -> None:
+    core.silu_mul(torch.zeros(rows, 2 * SHAPES.intermediate), torch.empty(rows, SHAPES.intermediate, dtype=HALF))
+
+
+def gather_rows(core: ModuleType, rows: int) -> None:
+    weight = torch.zeros(rows, SHAPES.hidden, dtype=HALF)
+    core.gather_rows(weight, torch.arange(rows, dtype=torch.int32), torch.empty(rows, SHAPES.hidden))
+
+
+def trees(batch: int, nodes: int) -> TreeBatch:
+    """Returns a binary tree for every request."""
+    tree = DraftTree([1] * nodes, [(node - 1) // 2 for node in range(nodes)])
+    return binary_tree(nodes, CPU) if batch == 1 else TreeBatch.of([tree] * batch, CPU, masked=True)
+
+
+def cache_of(tree: TreeBatch, batch: int, prefix: int, nodes: int) -> KVCacheView:
+    """Returns one layer's cache behind `prefix` tokens of every request."""
+    pages = -(-(prefix + nodes) // PAGE_SIZE)
+    k, v = (torch.zeros(batch * pages, SHAPES.kv_heads, PAGE_SIZE, SHAPES.head_dim, dtype=HALF) for _ in range(2))
+    table = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
+    return KVCacheView(k, v, table, int_tensor([prefix] * batch, CPU), tree.row_start, 0)
+
+
+def rope_cache(core: ModuleType, rows: int, batch: int) -> None:
+    tree = trees(batch, rows // batch)
+    cache = cache_of(tree, batch, PAGE_SIZE, rows // batch)
+    cos, sin = torch.zeros(2, 2 * PAGE_SIZE + rows, SHAPES.head_dim // 2)
+    qkv = torch.zeros(rows, (SHAPES.heads + 2 * SHAPES.kv_heads) * SHAPES.head_dim)
+    q = torch.empty(rows, SHAPES.heads, SHAPES.head_dim)
+    core.rope_cache(qkv, cos, sin, None, None, tree.depths, cache, q, 1e-5)
+
+
+def tree_attention(core: ModuleType, rows: int, batch: int, prefix: int) -> None:
+    tree = trees(batch, rows // batch)
+    cache = cache_of(tree, batch, prefix, rows // batch)
+    q = torch.zeros(rows, SHAPES.heads, SHAPES.head_dim)
+    out = torch.empty(rows, SHAPES.heads, SHAPES.head_dim, dtype=HALF)
+    arguments = (q, cache, tree.ancestors, out, 1.0, 0, False)
+    workspace = torch.empty(core.tree_attention_workspace(*arguments, None))
+    core.tree_attention(*arguments, workspace)
+
+
+def verify(core: ModuleType, rows: int, batch: int) -> tuple[TreeBatch, Accepted, TokenHistory]:
+    """Greedy verification of trees whose leftmost path is accepted."""
+    nodes = rows // batch
+    tree = trees(batch, nodes)
+    tree.tokens.copy_(torch.arange(rows) % nodes + 1)
+    logits = torch.zeros(rows, SHAPES.vocab)
+    for row in range(rows):
+        child = 2 * (row % nodes) + 1
+        logits[row, child + 1 if child < nodes else 0] = 1.0
+    history = TokenHistory(*(int_tensor(x, CPU) for x in ([[1] * 4096] * batch, [2048] * batch, [1024] * batch)))
+    table = SamplingTable.of([SamplingParams()] * batch, [0] * batch)
+    accepted = ops.verify_tree.verify_tree(
+        logits, tree, table, history, VerifyWorkspace.empty(batch, SHAPES.vocab, rows=rows)
+    )
+    return tree, accepted, history
+
+
+def verify_tree(core: ModuleType, rows: int, batch: int) -> None:
+    verify(core, rows, batch)
+
+
+def commit(core: ModuleType, rows: int, batch: int) -> None:
+    nodes = rows // batch
+    tree = trees(batch, nodes)
+    depth = nodes.bit_length()
+    accepted = Accepted.empty(batch, nodes)
+    accepted.path.copy_(torch.arange(nodes).expand(batch, -1))
+    for field in fields(Accepted):
+        if field.name != "path":
+            getattr(accepted, field.name).fill_(depth if field.name == "path_length" else 0)
+    history = TokenHistory(*(int_tensor(x, CPU) for x in ([[1] * 4096] * batch, [2048] * batch, [1024] * batch)))
+    ones = int_tensor([1] * batch, CPU)
+    limits = Limits(int_tensor([2], CPU), ones, 4096 * ones, ones.clone())
+    commit_tokens(tree, accepted, history, limits, torch.zeros(batch, record_width(nodes), dtype=torch.int32))
+
+
+def compact_kv(core: ModuleType, rows: int, batch: int) -> None:
+    nodes = rows // batch
+    shape = (SHAPES.layers, 2 * batch, SHAPES.kv_heads, PAGE_SIZE, SHAPES.head_dim)
+    k, v = (torch.zeros(shape, dtype=HALF) for _ in range(2))
+    table = torch.arange(2 * batch, dtype=torch.int32).view(batch, 2)
+    path = [2**depth - 1 for depth in range(nodes.bit_length())]
+    paths = int_tensor([path + [-1] * (nodes - len(path))] * batch, CPU)
+    core.compact_kv(k, v, table, int_tensor([PAGE_SIZE // 2] * batch, CPU), paths, int_tensor([len(path)] * batch, CPU))
+
+
+CASES: dict[str, Callable[..., None]] = {
+    "linear": linear,
+    "rms_norm": rms_norm,
+    "silu_mul": silu_mul,
+    "gather_rows": gather_rows,
+    "rope_cache": rope_cache,
+    "tree_attention": tree_attention,
+    "verify_tree": verify_tree,
+    "commit_tokens": commit,
+    "compact_kv": compact_kv,
+}
+
+
+def sizes() -> list[tuple[str, dict[str, int]]]:
+    """Returns every op and size of the record."""
+    found = []
+    for op, axes in SAMPLED:
+        if op == "linear":
+            axes = {**axes, "variant": range(1, len(LINEAR_VARIANTS) + 1)}
+        found += [(op, dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
+    return found
+
+
+def count(core: ModuleType, op: str, size: dict[str, int]) -> list[dict[str, Any]]:
+    """Returns what the launches of an op do at a size. core: the simulator, which the ops' wrappers call."""
+    core.set_multiprocessors(MULTIPROCESSORS)
+    core.set_schedule(0)
+    core.set_counting(True)
+    try:
+        CASES[op](core, **size)
+        return core.counted()
+    finally:
+        core.set_counting(False)
+
+
+def name_of(core: ModuleType, address: int) -> str:
+    """The short name of the kernel at an address of the simulator's file."""
+    command = ["addr2line", "-f", "-C", "-e", core.__file__, hex(address)]
+    return short(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0])
+
+
+def kernels(core: ModuleType, addresses: set[int]) -> dict[int, dict[str, Any]]:
+    """Returns name, registers of a thread and chain of loads of each kernel, by its address."""
+    compiled = json.loads(PTXAS.read_text(encoding="utf-8"))["files"]
+    registers = {row["kernel"]: row["registers"] for file in compiled.values() for row in file["sm_90a"]}
+    chain_of = chains()
+    names = {address: name_of(core, address) for address in addresses}
+    return {at: {"name": name, "registers": registers[name], "chain": chain_of[name]} for at, name in names.items()}
+
+
+def main() -> None:
+    import pytest
+
+    from tests.backends import use_core
+    from tests.simulator.build import simulator
+
+    core = simulator()
+    with pytest.MonkeyPatch.context() as patch:
+        use_core(core, patch)
+        samples = [(op, size, count(core, op, size)) for op, size in sizes()]
+    known = kernels(core, {launch["kernel"] for _, _, launches in samples for launch in launches})
+    for _, _, launches in samples:
+        for launch in launches:
+            launch["kernel"] = known[launch["kernel"]]["name"]
+    lines = [json.dumps({"op": op, "size": size, "launches": launches}) for op, size, launches in samples]
+    by_name = {each["name"]: {key: each[key] for key in ("registers", "chain")} for each in known.values()}
+    about = [f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in sorted(by_name.items())]
+    text = '{"kernels": {\n' + ",\n".join(about) + '\n},\n"samples": [\n' + ",\n".join(lines) + "\n]}\n"
+    RECORD.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
