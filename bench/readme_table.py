@@ -2,9 +2,9 @@
 
     python bench/readme_table.py [RESULT.json]
 
-The tables lie in docs/benchmarks.md, docs/server.md, docs/replicas.md and the pages of bench/results. A table stands
-between `<!-- bench: results/NAME.json -->` and `<!-- bench end -->`, the index in bench/results/README.md between
-`<!-- bench index -->` and the same. An argument replaces the file of the first table of docs/benchmarks.md.
+The tables lie in pages of docs and of bench/results. A table stands between `<!-- bench: results/NAME.json -->` and
+`<!-- bench end -->`, the index in bench/results/README.md between `<!-- bench index -->` and the same. An argument
+replaces the file of the first table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INDEX = HERE / "results" / "README.md"
 PAGES = (
     BENCHMARKS,
     *(HERE / "results" / f"{name}.md" for name in ("rules", "published", "kernels")),
-    *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas")),
+    *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas", "gpu")),
 )
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
@@ -42,6 +42,7 @@ KINDS = {  # results of other programs, by a key that only they have
     "servers": "{model}: the server beside llama.cpp's, by concurrency",
     "kills": "{model}: processes of a tensor-parallel engine killed at random points",
     "replicas": "{model}: tokens per second of one and two replicas on Ray Serve",
+    "modelled_goals": "cycles on one H200, modelled from counts of the simulator; nothing measured",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
 PEERS = "The peers use other arithmetic, so their texts eventually differ from ours."
@@ -71,6 +72,8 @@ def _block(name: str) -> str:
         lines = _server_lines
     elif "clients" in data:
         lines = _load_lines
+    elif "modelled_goals" in data:
+        lines = _model_lines
     elif "replicas" in data:
         lines = _replica_lines
     elif data.get("preset"):
@@ -303,6 +306,32 @@ def _load_lines(data: dict[str, Any], name: str) -> list[str]:
         f"| MB resident after the first quarter: minimum, maximum | {min(later):.0f}, {max(later):.0f} |",
         f"| peak of the last quarter over peak of the second | {data['memory_growth']:.3f} |",
     ]
+
+
+def _model_lines(data: dict[str, Any], name: str) -> list[str]:
+    return [
+        f"Modelled, not measured: {data['gpu_model'].upper()}, {data['shapes']} (`bench/{name}`):",
+        "",
+        "| goal | modelled | wanted |",
+        "|---|---|---|",
+        *(_goal_row(goal) for goal in data["modelled_goals"]),
+        "",
+        "| cycle | modelled ms | launches | DRAM, GB | L2, GB | kernels with most modelled time, us each |",
+        "|---|---|---|---|---|---|",
+        *(_cycle_row(cycle) for cycle in data["modelled_cycles"]),
+    ]
+
+
+def _goal_row(goal: dict[str, Any]) -> str:
+    wanted = f"{'at least' if goal['at_least'] else 'at most'} {goal['goal']:g} {goal['unit']}"
+    return f"| {goal['name']} | {goal['modelled']:.3g} {goal['unit']} | {wanted} |"
+
+
+def _cycle_row(cycle: dict[str, Any]) -> str:
+    most = sorted(cycle["kernels"], key=lambda step: step["times"] * step["modelled_us"], reverse=True)[:5]
+    slowest = ", ".join(f"{step['label']} {step['modelled_us']:.1f}" for step in most)
+    moved = f"{cycle['dram_bytes'] / 1e9:.1f} | {cycle['l2_bytes'] / 1e9:.1f}"
+    return f"| {cycle['name']} | {cycle['modelled_ms']:.2f} | {cycle['launches']} | {moved} | {slowest} |"
 
 
 def _rule_row(row: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from specengine.bench.machine import commit, machine, versions
-from specengine.bench.modes import Outcome, measure_kernels, measure_perplexity, measure_suite
+from specengine.bench.modes import Outcome, measure_kernels, measure_perplexity, measure_suite, model_gpu
 from specengine.bench.options import Options, takes_options
 from specengine.bench.report.plot import save
 from specengine.bench.report.plot_drafters import drafters_figure
@@ -32,7 +32,9 @@ def bench(options: Options) -> None:
         options.check()
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         about = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}
-        if options.kernels:
+        if options.gpu_model:
+            outcome = model_gpu(options.gpu_model)
+        elif options.kernels:
             outcome = measure_kernels(options)
         elif options.perplexity:
             outcome = measure_perplexity(options)

@@ -1,4 +1,4 @@
-"""Modes of the command: it measures kernels, perplexity, or a suite of drafters and rules."""
+"""Modes of the command: it measures kernels, perplexity, or a suite of drafters and rules, or models a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
+from specengine.bench.gpu_model import report as gpu_report
+from specengine.bench.gpu_model.constants import gpu_of
 from specengine.bench.kernels.bandwidth import bandwidth
 from specengine.bench.kernels.measure import kernels_table, time_kernels
 from specengine.bench.kernels.rows import rows_table
@@ -45,6 +47,12 @@ def measure_kernels(options: Options) -> Outcome:
     rows = time_kernels(device, speed)
     results = {"device": device.type, "bytes_per_second": speed, "kernels": rows}
     return Outcome(results, [kernels_table(rows, speed)])
+
+
+def model_gpu(name: str) -> Outcome:
+    """Models cycles on a GPU. Raises ValueError for an unknown one."""
+    results = gpu_report.results(gpu_of(name))
+    return Outcome(results, gpu_report.tables(results))
 
 
 def measure_perplexity(options: Options) -> Outcome:

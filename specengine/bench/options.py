@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from specengine.bench.gpu_model.constants import gpu_of
 from specengine.bench.kernels.rows import PREFIX
 from specengine.bench.presets.catalog import PRESETS, named
 from specengine.bench.race.questions import BUILT_IN, RANDOM_TOKENS, Question, load_files
@@ -116,6 +117,14 @@ class Options:
         bool,
         typer.Option("--kernels", help="Only time every kernel of the device beside PyTorch and its memory traffic."),
     ] = False
+    gpu_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only model the cycles of Llama-3.1-8B on a GPU, without one: h200, or a JSON file with constants in "
+            "place of its own.",
+        ),
+    ] = None
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write the results here.")] = None
 
     def check(self) -> None:
@@ -124,9 +133,15 @@ class Options:
             if file and not (file.absolute().parent.is_dir() and os.access(file.absolute().parent, os.W_OK)):
                 raise ValueError(f"{name}: cannot write {str(file)!r}, its folder does not exist or is read-only")
         if self.plot:
-            if self.kernels or self.perplexity:
-                raise ValueError("plot: expected a run of drafters or rules, not --kernels or --perplexity")
+            if self.kernels or self.perplexity or self.gpu_model:
+                raise ValueError(
+                    "plot: expected a run of drafters or rules, not --kernels, --perplexity or --gpu-model"
+                )
             check_matplotlib()
+        if self.gpu_model:
+            gpu_of(self.gpu_model)
+            if self.preset or self.drafters or self.rule or self.rules or self.kernels or self.perplexity:
+                raise ValueError("gpu-model: measures nothing, so it goes with no drafters, rules, preset or kernels")
         if self.preset:
             named(self.preset)
             if self.drafters or self.rule or self.rules or self.kernels or self.perplexity:

@@ -1,7 +1,7 @@
 """Records what each kernel of a pass does to memory: `python -m tests.simulator.counts`.
 
 Runs the kernels on the simulator with its counters on, at shapes of Llama-3.1-8B or at smaller ones from which
-specengine/bench/gpu_model scales, and writes specengine/bench/data/kernel_counts.json. Needs nvcc for the chains of loads.
+specengine/bench/gpu_model scales, and writes specengine/bench/data/kernel_counts.json. Chains of loads need nvcc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from specengine import ops
-from specengine._C import LINEAR_VARIANTS, PAGE_SIZE, KVCacheView
+from specengine._C import PAGE_SIZE, KVCacheView
 from specengine.bench.gpu_model.counts import RECORD, SAMPLED
 from specengine.bench.kernels.case import binary_tree, int_tensor
 from specengine.bench.kernels.shapes import LLAMA_8B
@@ -126,9 +126,10 @@ def commit(core: ModuleType, rows: int, batch: int) -> None:
 
 def compact_kv(core: ModuleType, rows: int, batch: int) -> None:
     nodes = rows // batch
-    shape = (SHAPES.layers, 2 * batch, SHAPES.kv_heads, PAGE_SIZE, SHAPES.head_dim)
+    pages = -(-(PAGE_SIZE // 2 + nodes) // PAGE_SIZE)
+    shape = (SHAPES.layers, pages * batch, SHAPES.kv_heads, PAGE_SIZE, SHAPES.head_dim)
     k, v = (torch.zeros(shape, dtype=HALF) for _ in range(2))
-    table = torch.arange(2 * batch, dtype=torch.int32).view(batch, 2)
+    table = torch.arange(pages * batch, dtype=torch.int32).view(batch, pages)
     path = [2**depth - 1 for depth in range(nodes.bit_length())]
     paths = int_tensor([path + [-1] * (nodes - len(path))] * batch, CPU)
     core.compact_kv(k, v, table, int_tensor([PAGE_SIZE // 2] * batch, CPU), paths, int_tensor([len(path)] * batch, CPU))
@@ -151,8 +152,6 @@ def sizes() -> list[tuple[str, dict[str, int]]]:
     """Returns every op and size of the record."""
     found = []
     for op, axes in SAMPLED:
-        if op == "linear":
-            axes = {**axes, "variant": range(1, len(LINEAR_VARIANTS) + 1)}
         found += [(op, dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
     return found
 

@@ -1,4 +1,4 @@
-"""The longest chain of dependent global loads of every kernel, read from its PTX: each address follows from the load before."""
+"""The longest chain of global loads of every kernel, read from its PTX: each address follows from the load before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_RESULT = ("st.", "bra", "bar.", "red.", "cp.", "ret", "griddepcontrol", "fenc
 
 
 def chains() -> dict[str, int]:
-    """Compiles csrc/cuda to PTX and returns the chain of each kernel by its short name. Raises RuntimeError without nvcc."""
+    """Compiles csrc/cuda; returns the chain of each kernel by its short name. Raises RuntimeError without nvcc."""
     if shutil.which("nvcc") is None:
         raise RuntimeError("chains of loads: expected nvcc on PATH")
     found: dict[str, int] = {}

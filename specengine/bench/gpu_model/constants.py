@@ -22,7 +22,8 @@ class Gpu:
     start: microseconds between the last store of a kernel and the first load of the next, with programmatic launch.
     torch_kernel: microseconds of a small PyTorch kernel in a graph.
     library_share, library_products: share of `dram` and float operations that cuBLAS reaches.
-    eagle_torch_kernels: PyTorch kernels of a level of EAGLE-3's drafter, counted by reading.
+    level_torch_kernels: PyTorch kernels of a level of a drafter, counted by reading. A drafter of one pass has one
+    level.
     """
 
     name: str = "h200"
@@ -42,7 +43,7 @@ class Gpu:
     torch_kernel: float = 2.0
     library_share: float = 0.85
     library_products: float = 700e6
-    eagle_torch_kernels: int = 30
+    level_torch_kernels: int = 30
 
 
 GPUS = {"h200": Gpu()}

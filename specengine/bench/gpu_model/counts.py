@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -17,8 +17,9 @@ VARIANTS = range(1, len(LINEAR_VARIANTS) + 1)
 ROWS = (1, 8, 60, 128)  # of a pass
 WITH_DRAFTER = (1, 8, 16, 60, 128)
 BATCH = 64
+VERIFICATION = ("verify_tree", "compact_kv", "commit_tokens")
 # Sizes that are counted. Along the axes of SCALED two sizes are counted and all others follow.
-SAMPLED: tuple[tuple[str, dict[str, Sequence[int]]], ...] = (
+SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("linear", {"rows": (1, 8, 16, 60, 64), "n": (64, 128), "c": (4096, 5120), "variant": VARIANTS}),
     ("rms_norm", {"rows": (*WITH_DRAFTER, BATCH)}),
     ("silu_mul", {"rows": (*WITH_DRAFTER, BATCH)}),
@@ -27,9 +28,9 @@ SAMPLED: tuple[tuple[str, dict[str, Sequence[int]]], ...] = (
     ("rope_cache", {"rows": (BATCH,), "batch": (BATCH,)}),
     ("tree_attention", {"rows": WITH_DRAFTER, "batch": (1,), "prefix": (2048,)}),
     ("tree_attention", {"rows": (BATCH,), "batch": (BATCH,), "prefix": (128, 256)}),
-    *((op, {"rows": ROWS, "batch": (1,)}) for op in ("verify_tree", "commit_tokens", "compact_kv")),
-    *((op, {"rows": (BATCH,), "batch": (BATCH,)}) for op in ("verify_tree", "commit_tokens", "compact_kv")),
-)
+    *((op, {"rows": ROWS, "batch": (1,)}) for op in VERIFICATION),
+    *((op, {"rows": (BATCH,), "batch": (BATCH,)}) for op in VERIFICATION),
+]
 SCALED = {"linear": ("n", "c"), "tree_attention": ("prefix",)}
 Size = dict[str, int]
 

@@ -75,7 +75,9 @@ def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
     from_dram, from_l2 = dram_bytes(launch), l2_bytes(launch)
     copied = SECTOR * sum(t.sectors for _, t in launch.traffic("uncached"))
     under_way = COPY * launch.copies * launch.threads * min(launch.blocks, occupancy * gpu.multiprocessors)
-    waited = sum(count * (gpu.dram_latency if name in COLD else gpu.l2_latency) for name, count in launch.rounds.items())
+    waited = sum(
+        count * (gpu.dram_latency if name in COLD else gpu.l2_latency) for name, count in launch.rounds.items()
+    )
     chained = max(0, launch.chain - sum(launch.rounds.values())) * gpu.l2_latency
     terms = {
         "dram": from_dram / gpu.dram,

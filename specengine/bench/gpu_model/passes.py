@@ -1,0 +1,123 @@
+"""The kernels of a pass of the target, of verification and of drafters, in the shapes of Llama-3.1-8B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specengine.bench.gpu_model.constants import Gpu
+from specengine.bench.gpu_model.counts import VARIANTS, VERIFICATION, launches
+from specengine.bench.gpu_model.roofline import KernelTime, kernel_time, library_time
+from specengine.bench.kernels.shapes import LLAMA_8B
+
+SHAPES = LLAMA_8B
+PREFIX = 2048
+MOST_ROWS = 64  # of a product by the engine's own kernel, unless in strict mode
+EAGLE_INPUTS = 2 * SHAPES.hidden
+EAGLE_FUSED = 3 * SHAPES.hidden
+EAGLE_VOCABULARY = 32000
+ONE_PASS_LAYERS = 5  # of the target's shape: 1.1 billion parameters
+ONE_PASS_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """Holds kernels that run one after the other `count` times.  kernels: empty for PyTorch's, which take `us`."""
+
+    label: str
+    count: int
+    kernels: tuple[KernelTime, ...] = ()
+    torch_us: float = 0.0
+
+    @property
+    def us(self) -> float:
+        """Microseconds of all `count` times."""
+        return self.count * (self.torch_us + sum(kernel.us for kernel in self.kernels))
+
+    @property
+    def launches(self) -> int:
+        """Kernels that start."""
+        return self.count * max(1, len(self.kernels))
+
+
+def linear(gpu: Gpu, rows: int, n: int, c: int) -> KernelTime:
+    """Models x[rows, c] @ weight[n, c]^T by the fastest variant of the kernel, or by the library above MOST_ROWS."""
+    if rows > MOST_ROWS:
+        return library_time(rows, n, c, gpu)
+    sizes = [{"rows": rows, "n": n, "c": c, "variant": variant} for variant in VARIANTS]
+    times = [kernel_time(launch, gpu) for size in sizes for launch in launches("linear", size)]
+    return min(times, key=lambda time: time.us)
+
+
+def op(gpu: Gpu, name: str, **size: int) -> tuple[KernelTime, ...]:
+    """Models the launches of an op."""
+    return tuple(kernel_time(launch, gpu) for launch in launches(name, size))
+
+
+def layers(gpu: Gpu, rows: int, batch: int, count: int, inputs: int = SHAPES.hidden) -> list[Step]:
+    """Models decoder layers.  inputs: columns that qkv reads."""
+    n = {name: size for name, size in SHAPES.linears.items() if name != "head"}
+    return [
+        Step("rms_norm", 2 * count, op(gpu, "rms_norm", rows=rows)),
+        Step("qkv", count, (linear(gpu, rows, n["qkv"][0], inputs),)),
+        Step("rope_cache", count, op(gpu, "rope_cache", rows=rows, batch=batch)),
+        Step("tree_attention", count, op(gpu, "tree_attention", rows=rows, batch=batch, prefix=PREFIX)),
+        *(Step(name, count, (linear(gpu, rows, *n[name]),)) for name in ("o", "gate_up", "down")),
+        Step("silu_mul", count, op(gpu, "silu_mul", rows=rows)),
+    ]
+
+
+def target_pass(gpu: Gpu, rows: int, batch: int) -> list[Step]:
+    """Models a pass of the target with its head: logits of every row."""
+    return [
+        Step("gather_rows", 1, op(gpu, "gather_rows", rows=rows)),
+        *layers(gpu, rows, batch, SHAPES.layers),
+        Step("last rms_norm", 1, op(gpu, "rms_norm", rows=rows)),
+        Step("head", 1, (linear(gpu, rows, *SHAPES.linears["head"]),)),
+    ]
+
+
+def verification(gpu: Gpu, rows: int, batch: int) -> list[Step]:
+    """Models greedy verification, compaction, the commit, and the copy of the record."""
+    steps = [Step(name, 1, op(gpu, name, rows=rows, batch=batch)) for name in VERIFICATION]
+    return [*steps, _torch(gpu, 1, "record")]
+
+
+def eagle_chain(gpu: Gpu, levels: int) -> list[Step]:
+    """Models EAGLE-3's drafter at batch 1: its first level has the rows of the last cycle, each later one has one."""
+    first = levels + 1
+    steps = [Step("EAGLE fc", 1, (linear(gpu, first, SHAPES.hidden, EAGLE_FUSED),))]
+    for rows, count in ((first, 1), (1, levels - 1)):
+        steps += [
+            Step("EAGLE gather_rows", count, op(gpu, "gather_rows", rows=rows)),
+            Step("EAGLE norms", 2 * count, op(gpu, "rms_norm", rows=rows)),
+            *_named("EAGLE", layers(gpu, rows, 1, count, EAGLE_INPUTS)),
+            Step("EAGLE head", count, (linear(gpu, 1, EAGLE_VOCABULARY, SHAPES.hidden),)),
+            _torch(gpu, count * gpu.level_torch_kernels, "EAGLE PyTorch"),
+        ]
+    return steps
+
+
+def one_pass_drafter(gpu: Gpu) -> list[Step]:
+    """Models a drafter of one pass that shares the target's head, at batch 1."""
+    head = SHAPES.linears["head"]
+    return [
+        Step("drafter gather_rows", 1, op(gpu, "gather_rows", rows=ONE_PASS_ROWS)),
+        *_named("drafter", layers(gpu, ONE_PASS_ROWS, 1, ONE_PASS_LAYERS)),
+        Step("drafter rms_norm", 1, op(gpu, "rms_norm", rows=ONE_PASS_ROWS)),
+        Step("drafter head", 1, (linear(gpu, ONE_PASS_ROWS, *head),)),
+        _torch(gpu, gpu.level_torch_kernels, "drafter PyTorch"),
+    ]
+
+
+def total(steps: Iterable[Step]) -> float:
+    """Returns the microseconds of all steps."""
+    return sum(step.us for step in steps)
+
+
+def _named(prefix: str, steps: Iterable[Step]) -> list[Step]:
+    return [Step(f"{prefix} {step.label}", step.count, step.kernels, step.torch_us) for step in steps]
+
+
+def _torch(gpu: Gpu, count: int, label: str) -> Step:
+    return Step(label, count, torch_us=gpu.torch_kernel)

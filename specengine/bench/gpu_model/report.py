@@ -1,0 +1,131 @@
+"""The model's results as JSON values and as tables, where every figure is marked as modelled."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from specengine.bench.gpu_model.constants import Gpu
+from specengine.bench.gpu_model.cycles import Cycle, cycles, goals
+from specengine.bench.gpu_model.passes import PREFIX, Step
+from specengine.bench.gpu_model.roofline import KernelTime
+
+NOT_COUNTED = (
+    "kernels of PyTorch and cuBLAS: the former cost a constant each, the latter follow from bytes and operations",
+    "arithmetic outside tensor cores, instructions, and waits at barriers",
+    "the launch's parameters, constants and stacks",
+    "loads that nvcc joins, splits, repeats or drops: the simulator sees the source's accesses",
+    "evictions from L1 and L2, the clock, and the host",
+)
+
+
+def results(gpu: Gpu) -> dict[str, Any]:
+    """Returns the model's constants, cycles, kernels and goals as JSON values."""
+    found = cycles(gpu)
+    return {
+        "gpu_model": gpu.name,
+        "modelled": True,
+        "shapes": f"Llama-3.1-8B, bfloat16, {PREFIX} cached tokens per request",
+        "constants": asdict(gpu),
+        "not_counted": list(NOT_COUNTED),
+        "modelled_goals": [{**asdict(goal), "met": goal.met} for goal in goals(gpu, found)],
+        "modelled_cycles": [_cycle(cycle) for cycle in found],
+    }
+
+
+def tables(data: dict[str, Any]) -> list[Table]:
+    """Returns `results` as tables: goals, cycles, and the kernels of each cycle."""
+    mark = f"modelled, not measured: {data['gpu_model']}, {data['shapes']}"
+    out = [_table(f"Goals ({mark})", "goal", "modelled", "wanted", "met")]
+    for goal in data["modelled_goals"]:
+        wanted = f"{'at least' if goal['at_least'] else 'at most'} {goal['goal']:g} {goal['unit']}"
+        out[-1].add_row(goal["name"], f"{goal['modelled']:.3g}", wanted, "yes" if goal["met"] else "no")
+    out.append(_table("Cycles (modelled)", "cycle", "modelled ms", "launches", "DRAM GB", "L2 GB"))
+    for cycle in data["modelled_cycles"]:
+        moved = [f"{cycle[key] / 1e9:.2f}" for key in ("dram_bytes", "l2_bytes")]
+        out[-1].add_row(cycle["name"], f"{cycle['modelled_ms']:.2f}", str(cycle["launches"]), *moved)
+    for cycle in data["modelled_cycles"]:
+        out.append(_kernels(cycle))
+    return out
+
+
+def _kernels(cycle: dict[str, Any]) -> Table:
+    counts = ("blocks", "waves", "occupancy", "sectors/request", "bank conflicts", "rounds", "chain")
+    heads = ("kernel", "times", "modelled us", "bound", "DRAM MB", "L2 MB", *counts)
+    out = _table(f"Kernels (modelled): {cycle['name']}", *heads)
+    for step in cycle["kernels"]:
+        name = step["label"] + (f": {step['kernel']}" if step["kernel"] else "")
+        moved = [f"{step[key] / 1e6:.2f}" if step["kernel"] else "" for key in ("dram_bytes", "l2_bytes")]
+        counted = step["counted"] or {}
+        cells = [
+            *(str(counted.get(key, "")) for key in ("blocks", "waves", "occupancy")),
+            f"{counted['sectors_per_request']:.1f}" if counted else "",
+            f"{counted['bank_conflicts']:.0%}" if counted else "",
+            *(str(counted.get(key, "")) for key in ("rounds", "chain")),
+        ]
+        out.add_row(name, str(step["times"]), f"{step['modelled_us']:.2f}", step["bound"], *moved, *cells)
+    return out
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    out = Table(title=title, title_justify="left")
+    out.add_column(first)
+    for name in others:
+        out.add_column(name, justify="right")
+    return out
+
+
+def _cycle(cycle: Cycle) -> dict[str, Any]:
+    kernels = [(step.count, kernel) for step in cycle.steps for kernel in step.kernels]
+    return {
+        "name": cycle.name,
+        "rows": cycle.rows,
+        "batch": cycle.batch,
+        "modelled_ms": round(cycle.ms, 4),
+        "launches": cycle.launches,
+        "dram_bytes": round(sum(count * kernel.dram_bytes for count, kernel in kernels)),
+        "l2_bytes": round(sum(count * kernel.l2_bytes for count, kernel in kernels)),
+        "kernels": [row for step in cycle.steps for row in _step(step)],
+    }
+
+
+def _step(step: Step) -> list[dict[str, Any]]:
+    if not step.kernels:
+        torch: dict[str, Any] = {"kernel": None, "modelled_us": step.torch_us, "terms_us": {}, "bound": "PyTorch"}
+        return [{"label": step.label, "times": step.count, **torch, "dram_bytes": 0, "l2_bytes": 0, "counted": None}]
+    return [{"label": step.label, "times": step.count, **_kernel(kernel)} for kernel in step.kernels]
+
+
+def _kernel(time: KernelTime) -> dict[str, Any]:
+    return {
+        "kernel": time.kernel,
+        "modelled_us": round(time.us, 3),
+        "terms_us": {name: round(us, 3) for name, us in time.terms.items()},
+        "bound": time.bound,
+        "dram_bytes": time.dram_bytes,
+        "l2_bytes": time.l2_bytes,
+        "counted": _counted(time),
+    }
+
+
+def _counted(time: KernelTime) -> dict[str, Any] | None:
+    launch = time.launch
+    if launch is None:
+        return None
+    traffic = [t for _, t in launch.traffic()]
+    conflicts = launch.wavefronts / launch.least_wavefronts - 1 if launch.least_wavefronts else 0.0
+    return {
+        "blocks": launch.blocks,
+        "threads": launch.threads,
+        "registers": launch.registers,
+        "shared_bytes": launch.shared_bytes,
+        "occupancy": time.occupancy,
+        "waves": time.waves,
+        "sectors_per_request": round(sum(t.sectors for t in traffic) / sum(t.requests for t in traffic), 3),
+        "bank_conflicts": round(conflicts, 4),
+        "rounds": sum(launch.rounds.values()),
+        "chain": launch.chain,
+        "tensors": {name: {path: asdict(t) for path, t in by.items()} for name, by in launch.tensors.items()},
+    }

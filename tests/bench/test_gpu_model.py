@@ -1,0 +1,194 @@
+"""The GPU model: launches whose times are known by hand, planted slow ones, its constants, and the recorded table."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from specengine.bench.__main__ import app
+from specengine.bench.gpu_model import report
+from specengine.bench.gpu_model.constants import Gpu, gpu_of
+from specengine.bench.gpu_model.counts import Launch, Traffic, between, launches
+from specengine.bench.gpu_model.cycles import cycles, goals
+from specengine.bench.gpu_model.passes import SHAPES, linear
+from specengine.bench.gpu_model.roofline import kernel_time, library_time, occupancy_of
+from tests.structure.source import ROOT
+
+RECORDED = ROOT / "bench" / "results" / "gpu-model-h200.json"
+H200 = gpu_of("h200")
+MB = 1 << 20
+# Reads 64 MB of a weight once, by 128 bytes a request.
+STREAM = Launch(
+    op="by hand",
+    kernel="by_hand",
+    blocks=132,
+    threads=256,
+    registers=32,
+    shared_bytes=0,
+    products=0,
+    copies=0,
+    requests=0,
+    wavefronts=0,
+    least_wavefronts=0,
+    tensors={"weight": {"uncached": Traffic(64 * MB // 128, 64 * MB, 64 * MB // 32, 64 * MB // 32, 64 * MB)}},
+    rounds={"weight": 1},
+    chain=1,
+)
+
+
+def seen(launch: Launch, **changed: int) -> Launch:
+    """The launch with other traffic of its weight."""
+    traffic = replace(launch.tensors["weight"]["uncached"], **changed)
+    return replace(launch, tensors={"weight": {"uncached": traffic}})
+
+
+def test_a_stream_takes_the_time_of_its_bytes():
+    time = kernel_time(STREAM, H200)
+    assert time.bound == "dram" and time.dram_bytes == time.l2_bytes == 64 * MB
+    assert time.terms["dram"] == pytest.approx(64 * MB / 4.5e6)
+    assert time.terms["l2"] == pytest.approx(64 * MB / 5.5e6)
+    assert time.us == pytest.approx(1.3 + 0.8 + 64 * MB / 4.5e6)
+
+
+def test_an_uncoalesced_twin_is_slower_through_l2_alone():
+    # Every lane of a request has a sector of its own: 32 sectors instead of 4.
+    time = kernel_time(seen(STREAM, sectors=8 * 64 * MB // 32), H200)
+    assert time.bound == "l2" and time.terms["l2"] == pytest.approx(8 * 64 * MB / 5.5e6)
+    assert time.terms["dram"] == kernel_time(STREAM, H200).terms["dram"]
+
+
+def test_a_bank_conflict_is_slower_through_shared_memory_alone():
+    least = 132 * 50_000
+    for conflict, bound in ((1, "shared"), (32, "shared")):
+        launch = replace(STREAM, requests=least, wavefronts=conflict * least, least_wavefronts=least)
+        time = kernel_time(launch, H200)
+        assert time.bound == bound and time.terms["shared"] == pytest.approx(conflict * 50_000 / 1755)
+
+
+def test_a_tensor_from_l2_costs_no_dram():
+    (traffic,) = STREAM.tensors.values()
+    time = kernel_time(replace(STREAM, tensors={"x": traffic}, rounds={"x": 1}), H200)
+    assert time.bound == "l2" and time.dram_bytes == 0
+    assert time.us == pytest.approx(1.3 + 64 * MB / 5.5e6)
+
+
+def test_few_blocks_reach_few_multiprocessors():
+    assert kernel_time(replace(STREAM, blocks=16), H200).terms["l2"] == pytest.approx(64 * MB / 16 / (64 * 1755))
+    # 133 blocks of equal work: one multiprocessor has two of them.
+    lone = kernel_time(replace(STREAM, blocks=133, products=133 * 1000), H200)
+    assert lone.terms["tensor"] == pytest.approx(2 * 1000 * 4096 * 132 / 600e6)
+
+
+def test_occupancy_is_limited_by_registers_shared_memory_and_threads():
+    assert occupancy_of(STREAM, H200) == 8  # 2,048 threads
+    assert occupancy_of(replace(STREAM, registers=128), H200) == 2
+    assert occupancy_of(replace(STREAM, shared_bytes=48 * 1024), H200) == 4
+    assert occupancy_of(replace(STREAM, threads=32), H200) == 32
+    with pytest.raises(ValueError, match="no block of by_hand fits"):
+        occupancy_of(replace(STREAM, shared_bytes=228 * 1024), H200)
+
+
+def test_waits_add_up_over_waves_and_dependent_loads():
+    idle = replace(STREAM, tensors={}, rounds={"x": 2, "weight": 1}, chain=1, blocks=132 * 8)
+    assert kernel_time(idle, H200).terms["latency"] == pytest.approx(2 * 0.3 + 0.8)
+    assert kernel_time(replace(idle, chain=5), H200).terms["latency"] == pytest.approx(4 * 0.3 + 0.8)
+    assert kernel_time(replace(idle, blocks=132 * 8 + 1), H200).terms["latency"] == pytest.approx(2 * (2 * 0.3 + 0.8))
+    # Copies that keep one piece of 16 bytes per thread under way wait for DRAM again and again.
+    thin = kernel_time(replace(STREAM, copies=1), H200)
+    assert thin.terms["latency"] == pytest.approx(0.8 * 64 * MB / (16 * 256 * 132))
+
+
+def test_scaling_is_linear_in_every_axis():
+    corners = {(x, y): {"a": [{"n": 3 + 2 * x + 5 * y + 7 * x * y, "name": "k"}]} for x in (1, 2) for y in (10, 30)}
+    assert between(corners, (6, 50)) == {"a": [{"n": 3 + 12 + 250 + 2100, "name": "k"}]}
+    corners[2, 30]["a"][0]["name"] = "other"
+    with pytest.raises(ValueError, match="different kernels"):
+        between(corners, (6, 50))
+
+
+def test_a_size_that_nothing_is_known_of_is_refused():
+    with pytest.raises(ValueError, match="rms_norm is not counted at"):
+        launches("rms_norm", {"rows": 7})
+
+
+def test_constants_are_replaced_by_those_of_a_file(tmp_path):
+    file = tmp_path / "measured.json"
+    file.write_text(json.dumps({"name": "mine", "dram": 2.25e6, "multiprocessors": 100}))
+    gpu = gpu_of(str(file))
+    assert gpu == replace(Gpu(), name="mine", dram=2.25e6, multiprocessors=100)
+    assert kernel_time(STREAM, gpu).terms["dram"] == 2 * kernel_time(STREAM, H200).terms["dram"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "cannot read constants"),
+        ("[]", "cannot read constants"),
+        ('{"drum": 1}', "unknown constants: drum"),
+        ('{"dram": 0}', "dram: expected a positive float, got 0"),
+        ('{"dram": "fast"}', "dram: expected a positive float"),
+        ('{"threads": 1.5}', "threads: expected a positive int, got 1.5"),
+        ('{"start": NaN}', "start: expected a positive float, got nan"),
+        ('{"name": 3}', "name: expected a positive str|name: expected"),
+    ],
+)
+def test_constants_that_cannot_be_are_refused(tmp_path, content, message):
+    file = tmp_path / "measured.json"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=f"gpu-model: .*({message})"):
+        gpu_of(str(file))
+    with pytest.raises(ValueError, match="gpu-model: expected h200 or a JSON file"):
+        gpu_of("h300")
+
+
+def test_a_pass_reads_every_weight_once_and_the_cache_once():
+    plain = next(cycle for cycle in cycles(H200) if cycle.name == "plain")
+    s = SHAPES
+    weights = sum(2 * n * c * (1 if name == "head" else s.layers) for name, (n, c) in s.linears.items())
+    cache = s.layers * 2 * 2 * 2049 * s.kv_heads * s.head_dim
+    norms = (2 * s.layers + 1) * 4 * s.hidden
+    read = sum(step.count * kernel.dram_bytes for step in plain.steps for kernel in step.kernels)
+    assert read == weights + cache + norms + 2 * s.hidden  # a row of the embedding
+    assert plain.ms > 1e3 * read / 4.5e12
+
+
+def test_the_fastest_variant_is_taken_and_the_library_above_64_rows():
+    assert linear(H200, 1, 4096, 4096).launch is not None
+    assert linear(H200, 128, 4096, 4096) == library_time(128, 4096, 4096, H200)
+
+
+def test_goals_follow_from_the_cycles():
+    found = goals(H200, cycles(H200))
+    assert [goal.goal for goal in found] == [270, 1.05, 5.2, 5.0]
+    endless = replace(H200, dram=1e12, l2=1e12, multiprocessor_l2=1e12, dram_latency=1e-6, l2_latency=1e-6, start=1e-6)
+    assert found[0].modelled < goals(endless, cycles(endless))[0].modelled
+    assert replace(found[0], modelled=270).met and not replace(found[0], modelled=269).met
+    assert replace(found[2], modelled=5.2).met and not replace(found[2], modelled=5.3).met
+
+
+def test_the_command_works_without_a_gpu_and_marks_every_table(tmp_path):
+    file = tmp_path / "out.json"
+    result = CliRunner().invoke(app, ["--gpu-model", "h200", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    data = json.loads(file.read_text())
+    assert data["modelled"] is True and len(data["modelled_goals"]) == 4
+    for table in report.tables(data):
+        assert "odelled" in str(table.title)
+        Console(file=io.StringIO()).print(table)
+    assert all(word not in json.dumps(data["modelled_cycles"]) for word in ("measured", "NaN"))
+
+
+@pytest.mark.parametrize("option", [("--kernels",), ("--drafters", "none"), ("--rule", "match"), ("--preset", "x")])
+def test_the_model_goes_with_no_measurement(option):
+    result = CliRunner().invoke(app, ["--gpu-model", "h200", *option])
+    assert result.exit_code == 1 and "gpu-model: measures nothing" in result.output
+
+
+def test_the_committed_table_is_what_the_model_gives():
+    """A failure: python -m specengine.bench --gpu-model h200 --json bench/results/gpu-model-h200.json."""
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(report.results(H200)))
+    assert {key: recorded[key] for key in now} == now
