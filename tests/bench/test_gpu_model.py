@@ -184,7 +184,7 @@ def test_the_command_works_without_a_gpu_and_marks_every_table(tmp_path):
 @pytest.mark.parametrize("option", [("--kernels",), ("--drafters", "none"), ("--rule", "match"), ("--preset", "x")])
 def test_the_model_goes_with_no_measurement(option):
     result = CliRunner().invoke(app, ["--gpu-model", "h200", *option])
-    assert result.exit_code == 1 and "gpu-model: measures nothing" in result.output
+    assert result.exit_code == 2 and "gpu-model: measures nothing" in result.output
 
 
 def test_the_committed_table_is_what_the_model_gives():
