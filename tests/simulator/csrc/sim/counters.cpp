@@ -87,7 +87,7 @@ Touched& touched(size_t tensor, Path path) {
     const TensorPlace& place = tensors[tensor].place;
     found = std::make_unique<Touched>();
     found->bytes.resize((place.end - place.begin) / 64 + 1);
-    found->blocks.resize(place.end / kSector - place.begin / kSector + 1);
+    found->blocks.resize((place.end - place.begin) / kSector + 1);
   }
   return *found;
 }
@@ -100,9 +100,10 @@ void mark(Touched& t, size_t offset, size_t bytes) {
   }
 }
 
+// Sectors begin where the tensor begins, as on a GPU, whose allocator aligns to 512 bytes.
 void finish_global(const Request& request, Path path) {
   size_t tensor = SIZE_MAX;
-  std::array<uintptr_t, kLanes * 3> sectors;  // 16 bytes that are not aligned touch two
+  std::array<size_t, kLanes * 2> sectors;  // 16 bytes that are not aligned touch two
   size_t count = 0;
   for (const Lane& lane : request.lanes) {
     if (lane.bytes == 0) continue;
@@ -110,11 +111,10 @@ void finish_global(const Request& request, Path path) {
     const TensorPlace& place = tensors[tensor].place;
     if (lane.at < place.begin || lane.at >= place.end) continue;
     Touched& t = touched(tensor, path);
+    const size_t offset = lane.at - place.begin;
     t.traffic.bytes += lane.bytes;
-    mark(t, lane.at - place.begin, lane.bytes);
-    for (uintptr_t s = lane.at / kSector; s <= (lane.at + lane.bytes - 1) / kSector && count < sectors.size(); ++s) {
-      sectors[count++] = s;
-    }
+    mark(t, offset, lane.bytes);
+    for (size_t s = offset / kSector; s <= (offset + lane.bytes - 1) / kSector; ++s) sectors.at(count++) = s;
   }
   if (tensor == SIZE_MAX) return;
   Touched& t = touched(tensor, path);
@@ -122,7 +122,7 @@ void finish_global(const Request& request, Path path) {
   const auto end = std::unique(sectors.begin(), sectors.begin() + static_cast<ptrdiff_t>(count));
   ++t.traffic.requests, t.traffic.sectors += static_cast<uint64_t>(end - sectors.begin());
   for (auto s = sectors.begin(); s != end; ++s) {
-    uint32_t& last = t.blocks[*s - tensors[tensor].place.begin / kSector];
+    uint32_t& last = t.blocks[*s];
     t.traffic.block_sectors += last != block, last = block;
   }
 }
