@@ -18,6 +18,7 @@ from typing import Any
 
 import speed_picture
 
+from specengine.bench.gpu_model.markdown import model_lines
 from specengine.bench.report.labels import counted
 from specengine.bench.report.tables import is_judged, preset_figures, quality_figures
 
@@ -73,7 +74,7 @@ def _block(name: str) -> str:
     elif "clients" in data:
         lines = _load_lines
     elif "modelled_goals" in data:
-        lines = _model_lines
+        lines = model_lines
     elif "replicas" in data:
         lines = _replica_lines
     elif data.get("preset"):
@@ -306,32 +307,6 @@ def _load_lines(data: dict[str, Any], name: str) -> list[str]:
         f"| MB resident after the first quarter: minimum, maximum | {min(later):.0f}, {max(later):.0f} |",
         f"| peak of the last quarter over peak of the second | {data['memory_growth']:.3f} |",
     ]
-
-
-def _model_lines(data: dict[str, Any], name: str) -> list[str]:
-    return [
-        f"Modelled, not measured: {data['gpu_model'].upper()}, {data['shapes']} (`bench/{name}`):",
-        "",
-        "| goal | modelled | wanted |",
-        "|---|---|---|",
-        *(_goal_row(goal) for goal in data["modelled_goals"]),
-        "",
-        "| cycle | modelled ms | launches | DRAM, GB | L2, GB | kernels with most modelled time, us each |",
-        "|---|---|---|---|---|---|",
-        *(_cycle_row(cycle) for cycle in data["modelled_cycles"]),
-    ]
-
-
-def _goal_row(goal: dict[str, Any]) -> str:
-    wanted = f"{'at least' if goal['at_least'] else 'at most'} {goal['goal']:g} {goal['unit']}"
-    return f"| {goal['name']} | {goal['modelled']:.3g} {goal['unit']} | {wanted} |"
-
-
-def _cycle_row(cycle: dict[str, Any]) -> str:
-    most = sorted(cycle["kernels"], key=lambda step: step["times"] * step["modelled_us"], reverse=True)[:5]
-    slowest = ", ".join(f"{step['label']} {step['modelled_us']:.1f}" for step in most)
-    moved = f"{cycle['dram_bytes'] / 1e9:.1f} | {cycle['l2_bytes'] / 1e9:.1f}"
-    return f"| {cycle['name']} | {cycle['modelled_ms']:.2f} | {cycle['launches']} | {moved} | {slowest} |"
 
 
 def _rule_row(row: dict[str, Any]) -> str:

@@ -70,7 +70,7 @@ def test_a_bank_conflict_is_slower_through_shared_memory_alone():
 
 def test_a_tensor_from_l2_costs_no_dram():
     (traffic,) = STREAM.tensors.values()
-    time = kernel_time(replace(STREAM, tensors={"x": traffic}, rounds={"x": 1}), H200)
+    time = kernel_time(replace(STREAM, tensors={"x": traffic}, rounds={"x": 1}), replace(H200, l2_bytes=64 * MB))
     assert time.bound == "l2" and time.dram_bytes == 0
     assert time.us == pytest.approx(1.3 + 64 * MB / 5.5e6)
 
@@ -110,8 +110,8 @@ def test_scaling_is_linear_in_every_axis():
 
 
 def test_a_size_that_nothing_is_known_of_is_refused():
-    with pytest.raises(ValueError, match="rms_norm is not counted at"):
-        launches("rms_norm", {"rows": 7})
+    with pytest.raises(ValueError, match="rope_cache is not counted at"):
+        launches("rope_cache", {"nodes": 7, "batch": 1})
 
 
 def test_constants_are_replaced_by_those_of_a_file(tmp_path):
@@ -155,9 +155,27 @@ def test_a_pass_reads_every_weight_once_and_the_cache_once():
     assert plain.ms > 1e3 * read / 4.5e12
 
 
-def test_the_fastest_variant_is_taken_and_the_library_above_64_rows():
+def test_a_tensor_larger_than_l2_is_from_dram_on_any_path():
+    (traffic,) = STREAM.tensors.values()
+    stored = replace(STREAM, tensors={"out": {"store": traffic["uncached"]}})
+    assert kernel_time(stored, H200).dram_bytes == 64 * MB
+    assert kernel_time(stored, replace(H200, l2_bytes=64 * MB)).dram_bytes == 0
+    rows, n, c = 8192, 64, 4096  # 64 MB of x, 2 MB of results
+    assert library_time(rows, n, c, H200).dram_bytes == 2 * n * c + 2 * rows * c
+
+
+def test_the_fastest_way_to_multiply_is_taken_and_the_library_above_64_rows():
     assert linear(H200, 1, 4096, 4096).launch is not None
     assert linear(H200, 128, 4096, 4096) == library_time(128, 4096, 4096, H200)
+    library, own = (linear(H200, 60, 28672, 4096, library=use) for use in (True, False))
+    assert library.launch is None and own.launch is not None and library.us < own.us
+    slow = replace(H200, library_share=0.1)
+    assert linear(slow, 60, 28672, 4096) == linear(slow, 60, 28672, 4096, library=False)
+
+
+def test_every_batch_has_every_number_of_rows():
+    found = {(cycle.batch, cycle.rows // cycle.batch) for cycle in cycles(H200)}
+    assert found >= {(batch, nodes) for batch in (1, 64) for nodes in (1, 8, 60, 128)}
 
 
 def test_goals_follow_from_the_cycles():

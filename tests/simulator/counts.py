@@ -24,7 +24,10 @@ from specengine.bench.kernels.case import binary_tree, int_tensor
 from specengine.bench.kernels.shapes import LLAMA_8B
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
+from specengine.ops.draft_lookup import draft_lookup as lookup
+from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace
 from specengine.types import SamplingParams
 from tests.simulator.load_chains import chains, short
@@ -69,18 +72,18 @@ def cache_of(tree: TreeBatch, batch: int, prefix: int, nodes: int) -> KVCacheVie
     return KVCacheView(k, v, table, int_tensor([prefix] * batch, CPU), tree.row_start, 0)
 
 
-def rope_cache(core: ModuleType, rows: int, batch: int) -> None:
-    tree = trees(batch, rows // batch)
-    cache = cache_of(tree, batch, PAGE_SIZE, rows // batch)
+def rope_cache(core: ModuleType, nodes: int, batch: int) -> None:
+    tree, rows = trees(batch, nodes), nodes * batch
+    cache = cache_of(tree, batch, PAGE_SIZE, nodes)
     cos, sin = torch.zeros(2, 2 * PAGE_SIZE + rows, SHAPES.head_dim // 2)
     qkv = torch.zeros(rows, (SHAPES.heads + 2 * SHAPES.kv_heads) * SHAPES.head_dim)
     q = torch.empty(rows, SHAPES.heads, SHAPES.head_dim)
     core.rope_cache(qkv, cos, sin, None, None, tree.depths, cache, q, 1e-5)
 
 
-def tree_attention(core: ModuleType, rows: int, batch: int, prefix: int) -> None:
-    tree = trees(batch, rows // batch)
-    cache = cache_of(tree, batch, prefix, rows // batch)
+def tree_attention(core: ModuleType, nodes: int, batch: int, prefix: int) -> None:
+    tree, rows = trees(batch, nodes), nodes * batch
+    cache = cache_of(tree, batch, prefix, nodes)
     q = torch.zeros(rows, SHAPES.heads, SHAPES.head_dim)
     out = torch.empty(rows, SHAPES.heads, SHAPES.head_dim, dtype=HALF)
     arguments = (q, cache, tree.ancestors, out, 1.0, 0, False)
@@ -88,29 +91,32 @@ def tree_attention(core: ModuleType, rows: int, batch: int, prefix: int) -> None
     core.tree_attention(*arguments, workspace)
 
 
-def verify(core: ModuleType, rows: int, batch: int) -> tuple[TreeBatch, Accepted, TokenHistory]:
+def history_of(batch: int) -> TokenHistory:
+    """Returns the tokens of every request: 1,024 of a prompt and as many others."""
+    return TokenHistory(*(int_tensor(x, CPU) for x in ([[1] * 4096] * batch, [2048] * batch, [1024] * batch)))
+
+
+def verify(core: ModuleType, nodes: int, batch: int, vocabulary: int) -> tuple[TreeBatch, Accepted, TokenHistory]:
     """Greedy verification of trees whose leftmost path is accepted."""
-    nodes = rows // batch
-    tree = trees(batch, nodes)
+    tree, rows = trees(batch, nodes), nodes * batch
     tree.tokens.copy_(torch.arange(rows) % nodes + 1)
-    logits = torch.zeros(rows, SHAPES.vocab)
+    logits = torch.zeros(rows, vocabulary)
     for row in range(rows):
         child = 2 * (row % nodes) + 1
         logits[row, child + 1 if child < nodes else 0] = 1.0
-    history = TokenHistory(*(int_tensor(x, CPU) for x in ([[1] * 4096] * batch, [2048] * batch, [1024] * batch)))
+    history = history_of(batch)
     table = SamplingTable.of([SamplingParams()] * batch, [0] * batch)
     accepted = ops.verify_tree.verify_tree(
-        logits, tree, table, history, VerifyWorkspace.empty(batch, SHAPES.vocab, rows=rows)
+        logits, tree, table, history, VerifyWorkspace.empty(batch, vocabulary, rows=rows)
     )
     return tree, accepted, history
 
 
-def verify_tree(core: ModuleType, rows: int, batch: int) -> None:
-    verify(core, rows, batch)
+def verify_tree(core: ModuleType, nodes: int, batch: int, vocabulary: int) -> None:
+    verify(core, nodes, batch, vocabulary)
 
 
-def commit(core: ModuleType, rows: int, batch: int) -> None:
-    nodes = rows // batch
+def commit(core: ModuleType, nodes: int, batch: int) -> None:
     tree = trees(batch, nodes)
     depth = nodes.bit_length()
     accepted = Accepted.empty(batch, nodes)
@@ -118,14 +124,13 @@ def commit(core: ModuleType, rows: int, batch: int) -> None:
     for field in fields(Accepted):
         if field.name != "path":
             getattr(accepted, field.name).fill_(depth if field.name == "path_length" else 0)
-    history = TokenHistory(*(int_tensor(x, CPU) for x in ([[1] * 4096] * batch, [2048] * batch, [1024] * batch)))
+    history = history_of(batch)
     ones = int_tensor([1] * batch, CPU)
     limits = Limits(int_tensor([2], CPU), ones, 4096 * ones, ones.clone())
     commit_tokens(tree, accepted, history, limits, torch.zeros(batch, record_width(nodes), dtype=torch.int32))
 
 
-def compact_kv(core: ModuleType, rows: int, batch: int) -> None:
-    nodes = rows // batch
+def compact_kv(core: ModuleType, nodes: int, batch: int) -> None:
     pages = -(-(PAGE_SIZE // 2 + nodes) // PAGE_SIZE)
     shape = (SHAPES.layers, pages * batch, SHAPES.kv_heads, PAGE_SIZE, SHAPES.head_dim)
     k, v = (torch.zeros(shape, dtype=HALF) for _ in range(2))
@@ -133,6 +138,24 @@ def compact_kv(core: ModuleType, rows: int, batch: int) -> None:
     path = [2**depth - 1 for depth in range(nodes.bit_length())]
     paths = int_tensor([path + [-1] * (nodes - len(path))] * batch, CPU)
     core.compact_kv(k, v, table, int_tensor([PAGE_SIZE // 2] * batch, CPU), paths, int_tensor([len(path)] * batch, CPU))
+
+
+def draft_lookup(core: ModuleType, nodes: int, batch: int) -> None:
+    history = history_of(batch)
+    final, active = int_tensor([4096] * batch, CPU), int_tensor([1] * batch, CPU)
+    row_start = torch.arange(0, (batch + 1) * nodes, nodes, dtype=torch.int32)
+    lookup(history.tokens, history.length, final, active, row_start, nodes, (1, 1))
+
+
+def expand_backbone(core: ModuleType, vocabulary: int) -> None:
+    """A level of a chain."""
+    BackboneExpander(1, 1, vocabulary, [1])(torch.zeros(1, 1, vocabulary), torch.zeros(1, dtype=torch.int32))
+
+
+def select(core: ModuleType, nodes: int) -> None:
+    """A whole chain."""
+    depths = torch.arange(nodes, dtype=torch.int32)[None]
+    select_nodes(depths, depths - 1, depths, -depths.float(), int_tensor([nodes], CPU), SelectedTrees.empty(1, nodes))
 
 
 CASES: dict[str, Callable[..., None]] = {
@@ -145,6 +168,9 @@ CASES: dict[str, Callable[..., None]] = {
     "verify_tree": verify_tree,
     "commit_tokens": commit,
     "compact_kv": compact_kv,
+    "draft_lookup": draft_lookup,
+    "expand_backbone": expand_backbone,
+    "select_nodes": select,
 }
 
 
@@ -156,9 +182,11 @@ def sizes() -> list[tuple[str, dict[str, int]]]:
     return found
 
 
-def count(core: ModuleType, op: str, size: dict[str, int]) -> list[dict[str, Any]]:
+def count(
+    core: ModuleType, op: str, size: dict[str, int], multiprocessors: int = MULTIPROCESSORS
+) -> list[dict[str, Any]]:
     """Returns what the launches of an op do at a size. core: the simulator, which the ops' wrappers call."""
-    core.set_multiprocessors(MULTIPROCESSORS)
+    core.set_multiprocessors(multiprocessors)
     core.set_schedule(0)
     core.set_counting(True)
     try:

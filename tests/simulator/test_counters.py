@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from specengine.bench.gpu_model.counts import BATCH, RECORD, launches
+from specengine.bench.gpu_model.counts import RECORD, between, launches
 from tests.backends import use_core
-from tests.selection import wide
+from tests.selection import looped
 from tests.simulator import counts
 from tests.simulator.load_chains import chain_of
 
@@ -103,33 +103,66 @@ def test_counting_changes_no_result_and_ends_when_it_is_switched_off(simulated):
     assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
 
 
-SCALED_CASES = [
+RECORDED_AND_LARGER = [
     ("linear", {"rows": 1, "n": 192, "c": 6144, "variant": 1}),
     ("linear", {"rows": 60, "n": 320, "c": 7168, "variant": 6}),
     ("linear", {"rows": 16, "n": 192, "c": 8192, "variant": 3}),
-    ("tree_attention", {"rows": BATCH, "batch": BATCH, "prefix": 512}),
+    ("rms_norm", {"rows": 192}),
+    ("silu_mul", {"rows": 192}),
+    ("gather_rows", {"rows": 192}),
 ]
 
 
-@pytest.mark.parametrize("op, size", wide(SCALED_CASES, quick=3))
-def test_counts_scaled_from_smaller_sizes_are_those_of_a_run(simulated, op, size):
+@looped("op, size", RECORDED_AND_LARGER)
+def test_counts_scaled_from_the_record_are_those_of_a_run(simulated, op, size):
     assert_recorded(simulated, op, size)
 
 
-RECORDED = counts.sizes()
+SMALLER = [
+    ("tree_attention", {"nodes": 8, "batch": 2}, "prefix", (128, 192), 320),
+    ("tree_attention", {"nodes": 60, "batch": 1}, "prefix", (128, 192), 320),
+    ("verify_tree", {"nodes": 8, "batch": 4}, "vocabulary", (1280, 2304), 5376),
+]
 
 
-def cheap(op: str, size: dict[str, int]) -> bool:
-    return op not in ("verify_tree", "tree_attention") and size["rows"] <= 16 and size.get("variant", 1) in (1, 6)
+@looped("op, fixed, axis, small, large", SMALLER)
+def test_counts_scaled_from_smaller_sizes_are_those_of_a_run(simulated, monkeypatch, op, fixed, axis, small, large):
+    use_core(simulated, monkeypatch)
+    runs = {(n,): counts.count(simulated, op, {**fixed, axis: n}, multiprocessors=1) for n in (*small, large)}
+    found = runs.pop((large,))
+    scaled = between(runs, (large,))
+    for launch in (*scaled, *found):
+        if table := launch["tensors"].get("block_table"):
+            del table["load"]["block_sectors"]  # a sector has 8 pages: rounded up
+    assert scaled == found
 
 
-@pytest.mark.parametrize("part", wide(["cheap", "all"]))
+def test_a_split_that_ends_to_grow_cannot_be_scaled(simulated):
+    """16 multiprocessors get at most 4 splits of a prefix."""
+    one = {"nodes": 1, "batch": 1}
+    runs = {(n,): counts.count(simulated, "tree_attention", {**one, "prefix": n}, 16) for n in (64, 128, 256)}
+    found = runs.pop((256,))
+    assert between(runs, (256,)) != found
+
+
+EFFORT = {"tree_attention": 32, "verify_tree": 8, "linear": 4}  # of the simulator, per row; others: 1
+PARTS = {"small": range(17), "medium": range(17, 1025), "large": range(1025, 1 << 30)}  # seconds, 15 s, minutes
+
+
+def effort(op: str, size: dict[str, int]) -> int:
+    return EFFORT.get(op, 1) * size.get("rows", size.get("nodes", 1) * size.get("batch", 1))
+
+
+@pytest.mark.parametrize(
+    "part", ["small", pytest.param("medium", marks=pytest.mark.full), pytest.param("large", marks=pytest.mark.slow)]
+)
 def test_the_record_is_that_of_todays_kernels(simulated, monkeypatch, part):
     """A failure: `python -m tests.simulator.counts` records anew, and bench/results/gpu-model-h200.json follows."""
     use_core(simulated, monkeypatch)
-    for op, size in RECORDED:
-        if part == "all" or cheap(op, size):
-            assert_recorded(simulated, op, size)
+    sizes = [(op, size) for op, size in counts.sizes() if effort(op, size) in PARTS[part]]
+    assert sizes
+    for op, size in sizes:
+        assert_recorded(simulated, op, size)
 
 
 def assert_recorded(simulated, op: str, size: dict[str, int]) -> None:

@@ -15,13 +15,14 @@ class Gpu:
     No field has been measured by this project. Rates are in bytes or operations per microsecond.
 
     multiprocessors, threads, registers, shared_bytes, blocks: of a GPU, and of one multiprocessor at once.
+    l2_bytes: what L2 keeps of the last kernel's results.
     dram, l2: of the whole GPU.  multiprocessor_l2: from L2 to one multiprocessor, 64 bytes per clock.
     wavefronts: of one multiprocessor's shared memory, one per clock.
     products: float operations of mma.sync, about 60 % of what wgmma reaches.
     dram_latency, l2_latency: microseconds until a load's value is there, under load.
     start: microseconds between the last store of a kernel and the first load of the next, with programmatic launch.
     torch_kernel: microseconds of a small PyTorch kernel in a graph.
-    library_share, library_products: share of `dram` and float operations that cuBLAS reaches.
+    library_share, library_products: share of `dram` and `l2`, and float operations, that cuBLAS reaches.
     level_torch_kernels: PyTorch kernels of a level of a drafter, counted by reading. A drafter of one pass has one
     level.
     """
@@ -32,6 +33,7 @@ class Gpu:
     registers: int = 65536
     shared_bytes: int = 228 * 1024
     blocks: int = 32
+    l2_bytes: int = 50 << 20
     dram: float = 4.5e6
     l2: float = 5.5e6
     multiprocessor_l2: float = 64 * 1755.0

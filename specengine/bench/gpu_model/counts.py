@@ -11,27 +11,40 @@ from pathlib import Path
 from typing import Any
 
 from specengine._C import LINEAR_VARIANTS
+from specengine.bench.kernels.shapes import LLAMA_8B
 
 RECORD = Path(__file__).resolve().parents[1] / "data" / "kernel_counts.json"
 VARIANTS = range(1, len(LINEAR_VARIANTS) + 1)
-ROWS = (1, 8, 60, 128)  # of a pass
+NODES = (1, 8, 60, 128)  # rows of a request in a pass
 WITH_DRAFTER = (1, 8, 16, 60, 128)
 BATCH = 64
-VERIFICATION = ("verify_tree", "compact_kv", "commit_tokens")
-# Sizes that are counted. Along the axes of SCALED two sizes are counted and all others follow.
+CHAIN = 7  # levels that EAGLE-3 drafts, of a vocabulary of its own
+EAGLE_VOCABULARY = 32000
+VOCABULARY = LLAMA_8B.vocab
+# Sizes that are counted; rows are those of all requests. Along the axes of SCALED, two sizes give all others.
 SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("linear", {"rows": (1, 8, 16, 60, 64), "n": (64, 128), "c": (4096, 5120), "variant": VARIANTS}),
-    ("rms_norm", {"rows": (*WITH_DRAFTER, BATCH)}),
-    ("silu_mul", {"rows": (*WITH_DRAFTER, BATCH)}),
-    ("gather_rows", {"rows": (*WITH_DRAFTER, BATCH)}),
-    ("rope_cache", {"rows": WITH_DRAFTER, "batch": (1,)}),
-    ("rope_cache", {"rows": (BATCH,), "batch": (BATCH,)}),
-    ("tree_attention", {"rows": WITH_DRAFTER, "batch": (1,), "prefix": (2048,)}),
-    ("tree_attention", {"rows": (BATCH,), "batch": (BATCH,), "prefix": (128, 256)}),
-    *((op, {"rows": ROWS, "batch": (1,)}) for op in VERIFICATION),
-    *((op, {"rows": (BATCH,), "batch": (BATCH,)}) for op in VERIFICATION),
+    *((op, {"rows": rows}) for op in ("rms_norm", "silu_mul", "gather_rows") for rows in (WITH_DRAFTER, (64, 128))),
+    ("rope_cache", {"nodes": WITH_DRAFTER, "batch": (1,)}),
+    ("rope_cache", {"nodes": NODES, "batch": (BATCH,)}),
+    ("tree_attention", {"nodes": WITH_DRAFTER, "batch": (1,), "prefix": (2048,)}),
+    ("tree_attention", {"nodes": NODES, "batch": (BATCH,), "prefix": (128, 192)}),
+    *((op, {"nodes": NODES, "batch": (batch,)}) for op in ("compact_kv", "commit_tokens") for batch in (1, BATCH)),
+    ("verify_tree", {"nodes": NODES, "batch": (1,), "vocabulary": (VOCABULARY,)}),
+    ("verify_tree", {"nodes": (1,), "batch": (BATCH,), "vocabulary": (VOCABULARY,)}),
+    ("verify_tree", {"nodes": NODES[1:], "batch": (BATCH,), "vocabulary": (1280, 2304)}),
+    *(("draft_lookup", {"nodes": (1,), "batch": (batch,)}) for batch in (1, BATCH)),
+    ("expand_backbone", {"vocabulary": (EAGLE_VOCABULARY,)}),
+    ("select_nodes", {"nodes": (CHAIN + 1,)}),
 ]
-SCALED = {"linear": ("n", "c"), "tree_attention": ("prefix",)}
+SCALED = {
+    "linear": ("n", "c"),
+    "rms_norm": ("rows",),
+    "silu_mul": ("rows",),
+    "gather_rows": ("rows",),
+    "tree_attention": ("prefix",),
+    "verify_tree": ("vocabulary",),
+}
 Size = dict[str, int]
 
 
@@ -129,9 +142,11 @@ def _scaled(op: str, size: Size, samples: dict[Any, Any]) -> Any:
         if sampled != op or counted.keys() != size.keys() or any(fixed[axis] not in counted[axis] for axis in fixed):
             continue
         if all(len(counted[axis]) == 2 for axis in axes):
-            places = product(*(counted[axis] for axis in axes))
-            corners = {at: samples[_key(op, {**size, **dict(zip(axes, at, strict=True))})] for at in places}
-            return between(corners, tuple(size[axis] for axis in axes))
+            places = list(product(*(counted[axis] for axis in axes)))
+            keys = [_key(op, {**size, **dict(zip(axes, at, strict=True))}) for at in places]
+            if all(key in samples for key in keys):
+                corners = {at: samples[key] for at, key in zip(places, keys, strict=True)}
+                return between(corners, tuple(size[axis] for axis in axes))
     raise ValueError(f"counts: {op} is not counted at {size}, nor at sizes to scale from")
 
 

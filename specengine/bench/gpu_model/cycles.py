@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from specengine.bench.gpu_model.constants import Gpu
-from specengine.bench.gpu_model.counts import BATCH, ROWS
-from specengine.bench.gpu_model.passes import Step, eagle_chain, one_pass_drafter, target_pass, total, verification
-
-CHAIN = 7
+from specengine.bench.gpu_model.counts import BATCH, CHAIN, NODES
+from specengine.bench.gpu_model.passes import (
+    Step,
+    eagle_chain,
+    lookup,
+    one_pass_drafter,
+    target_pass,
+    total,
+    verification,
+)
 
 
 @dataclass(frozen=True)
@@ -48,26 +53,37 @@ class Goal:
         return self.modelled >= self.goal if self.at_least else self.modelled <= self.goal
 
 
-def verified(gpu: Gpu, rows: int, batch: int = 1, drafter: Callable[[Gpu], list[Step]] | None = None) -> list[Step]:
-    """Returns the steps of a cycle: drafting, the pass, verification."""
-    drafted = drafter(gpu) if drafter else []
-    return [*drafted, *target_pass(gpu, rows, batch), *verification(gpu, rows, batch)]
+def verified(gpu: Gpu, nodes: int, batch: int = 1, library: bool = True) -> list[Step]:
+    """Returns the steps of a pass and of verification.  Arguments: see `layers`."""
+    drafted = lookup(gpu, batch) if nodes == 1 else []
+    return [*drafted, *target_pass(gpu, nodes, batch, library), *verification(gpu, nodes, batch)]
 
 
 def cycles(gpu: Gpu) -> list[Cycle]:
     """Models every cycle of the table."""
-    return [
-        *(Cycle(f"{rows} rows" if rows > 1 else "plain", rows, 1, verified(gpu, rows)) for rows in ROWS),
-        Cycle(f"plain, batch {BATCH}", BATCH, BATCH, verified(gpu, BATCH, BATCH)),
-        Cycle("EAGLE-3, chain of 7", CHAIN + 1, 1, verified(gpu, CHAIN + 1, 1, lambda g: eagle_chain(g, CHAIN))),
-        Cycle("128 rows, drafter of one pass", ROWS[-1], 1, verified(gpu, ROWS[-1], 1, one_pass_drafter)),
+    trees = [
+        Cycle(_name(nodes, batch), nodes * batch, batch, verified(gpu, nodes, batch))
+        for batch in (1, BATCH)
+        for nodes in NODES
     ]
+    chain, large, most = CHAIN + 1, *NODES[-2:]
+    return [
+        *trees,
+        Cycle(f"{large} rows, without cuBLAS", large, 1, verified(gpu, large, library=False)),
+        Cycle(f"EAGLE-3, chain of {CHAIN}", chain, 1, [*eagle_chain(gpu), *verified(gpu, chain)]),
+        Cycle(f"{most} rows, drafter of one pass", most, 1, [*one_pass_drafter(gpu), *verified(gpu, most)]),
+    ]
+
+
+def _name(nodes: int, batch: int) -> str:
+    name = "plain" if nodes == 1 else f"{nodes} rows"
+    return name if batch == 1 else f"batch {batch}, {name}" + (" each" if nodes > 1 else "")
 
 
 def goals(gpu: Gpu, found: list[Cycle]) -> list[Goal]:
     """Compares modelled cycles with the goals, which hold for one H200, bfloat16, batch 1 and about 2,000 tokens."""
     ms = {cycle.name: cycle.ms for cycle in found}
-    one, sixty = (total(target_pass(gpu, rows, 1)) for rows in (1, 60))
+    one, sixty = (total(target_pass(gpu, nodes)) for nodes in (1, 60))
     return [
         Goal("plain decoding", 1e3 / ms["plain"], 270, "tokens/s", at_least=True),
         Goal("pass of 60 nodes over pass of one", sixty / one, 1.05, "x"),

@@ -6,16 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specengine.bench.gpu_model.constants import Gpu
-from specengine.bench.gpu_model.counts import VARIANTS, VERIFICATION, launches
+from specengine.bench.gpu_model.counts import CHAIN, EAGLE_VOCABULARY, VARIANTS, launches
 from specengine.bench.gpu_model.roofline import KernelTime, kernel_time, library_time
 from specengine.bench.kernels.shapes import LLAMA_8B
 
 SHAPES = LLAMA_8B
 PREFIX = 2048
-MOST_ROWS = 64  # of a product by the engine's own kernel, unless in strict mode
+MOST_ROWS = 64  # of a product by the engine's own kernel
 EAGLE_INPUTS = 2 * SHAPES.hidden
 EAGLE_FUSED = 3 * SHAPES.hidden
-EAGLE_VOCABULARY = 32000
 ONE_PASS_LAYERS = 5  # of the target's shape: 1.1 billion parameters
 ONE_PASS_ROWS = 16
 
@@ -40,12 +39,15 @@ class Step:
         return self.count * max(1, len(self.kernels))
 
 
-def linear(gpu: Gpu, rows: int, n: int, c: int) -> KernelTime:
-    """Models x[rows, c] @ weight[n, c]^T by the fastest variant of the kernel, or by the library above MOST_ROWS."""
-    if rows > MOST_ROWS:
-        return library_time(rows, n, c, gpu)
-    sizes = [{"rows": rows, "n": n, "c": c, "variant": variant} for variant in VARIANTS]
-    times = [kernel_time(launch, gpu) for size in sizes for launch in launches("linear", size)]
+def linear(gpu: Gpu, rows: int, n: int, c: int, library: bool = True) -> KernelTime:
+    """Models x[rows, c] @ weight[n, c]^T by the fastest variant of the kernel or by cuBLAS, as the engine chooses.
+
+    library: whether cuBLAS is a choice; above MOST_ROWS it is the only one.
+    """
+    times = [library_time(rows, n, c, gpu)] if library or rows > MOST_ROWS else []
+    if rows <= MOST_ROWS:
+        sizes = [{"rows": rows, "n": n, "c": c, "variant": variant} for variant in VARIANTS]
+        times += [kernel_time(launch, gpu) for size in sizes for launch in launches("linear", size)]
     return min(times, key=lambda time: time.us)
 
 
@@ -54,48 +56,62 @@ def op(gpu: Gpu, name: str, **size: int) -> tuple[KernelTime, ...]:
     return tuple(kernel_time(launch, gpu) for launch in launches(name, size))
 
 
-def layers(gpu: Gpu, rows: int, batch: int, count: int, inputs: int = SHAPES.hidden) -> list[Step]:
-    """Models decoder layers.  inputs: columns that qkv reads."""
+def layers(
+    gpu: Gpu, nodes: int, batch: int, count: int, inputs: int = SHAPES.hidden, library: bool = True
+) -> list[Step]:
+    """Models decoder layers.  nodes: rows of a request.  inputs: columns that qkv reads.  library: see `linear`."""
+    rows = nodes * batch
     n = {name: size for name, size in SHAPES.linears.items() if name != "head"}
     return [
         Step("rms_norm", 2 * count, op(gpu, "rms_norm", rows=rows)),
-        Step("qkv", count, (linear(gpu, rows, n["qkv"][0], inputs),)),
-        Step("rope_cache", count, op(gpu, "rope_cache", rows=rows, batch=batch)),
-        Step("tree_attention", count, op(gpu, "tree_attention", rows=rows, batch=batch, prefix=PREFIX)),
-        *(Step(name, count, (linear(gpu, rows, *n[name]),)) for name in ("o", "gate_up", "down")),
+        Step("qkv", count, (linear(gpu, rows, n["qkv"][0], inputs, library),)),
+        Step("rope_cache", count, op(gpu, "rope_cache", nodes=nodes, batch=batch)),
+        Step("tree_attention", count, op(gpu, "tree_attention", nodes=nodes, batch=batch, prefix=PREFIX)),
+        *(Step(name, count, (linear(gpu, rows, *n[name], library),)) for name in ("o", "gate_up", "down")),
         Step("silu_mul", count, op(gpu, "silu_mul", rows=rows)),
     ]
 
 
-def target_pass(gpu: Gpu, rows: int, batch: int) -> list[Step]:
-    """Models a pass of the target with its head: logits of every row."""
+def target_pass(gpu: Gpu, nodes: int, batch: int = 1, library: bool = True) -> list[Step]:
+    """Models a pass of the target with its head: logits of every row.  Arguments: see `layers`."""
+    rows = nodes * batch
     return [
         Step("gather_rows", 1, op(gpu, "gather_rows", rows=rows)),
-        *layers(gpu, rows, batch, SHAPES.layers),
+        *layers(gpu, nodes, batch, SHAPES.layers, library=library),
         Step("last rms_norm", 1, op(gpu, "rms_norm", rows=rows)),
-        Step("head", 1, (linear(gpu, rows, *SHAPES.linears["head"]),)),
+        Step("head", 1, (linear(gpu, rows, *SHAPES.linears["head"], library),)),
     ]
 
 
-def verification(gpu: Gpu, rows: int, batch: int) -> list[Step]:
-    """Models greedy verification, compaction, the commit, and the copy of the record."""
-    steps = [Step(name, 1, op(gpu, name, rows=rows, batch=batch)) for name in VERIFICATION]
-    return [*steps, _torch(gpu, 1, "record")]
+def verification(gpu: Gpu, nodes: int, batch: int) -> list[Step]:
+    """Models greedy verification, compaction and the commit. PyTorch counts cycles and copies their record."""
+    return [
+        Step("verify_tree", 1, op(gpu, "verify_tree", nodes=nodes, batch=batch, vocabulary=SHAPES.vocab)),
+        Step("compact_kv", 1, op(gpu, "compact_kv", nodes=nodes, batch=batch)),
+        Step("commit_tokens", 1, op(gpu, "commit_tokens", nodes=nodes, batch=batch)),
+        _torch(gpu, 2, "PyTorch"),
+    ]
 
 
-def eagle_chain(gpu: Gpu, levels: int) -> list[Step]:
+def lookup(gpu: Gpu, batch: int) -> list[Step]:
+    """Models what makes trees of one node for plain decoding."""
+    return [Step("draft_lookup", 1, op(gpu, "draft_lookup", nodes=1, batch=batch))]
+
+
+def eagle_chain(gpu: Gpu) -> list[Step]:
     """Models EAGLE-3's drafter at batch 1: its first level has the rows of the last cycle, each later one has one."""
-    first = levels + 1
+    first = CHAIN + 1
     steps = [Step("EAGLE fc", 1, (linear(gpu, first, SHAPES.hidden, EAGLE_FUSED),))]
-    for rows, count in ((first, 1), (1, levels - 1)):
+    for rows, count in ((first, 1), (1, CHAIN - 1)):
         steps += [
             Step("EAGLE gather_rows", count, op(gpu, "gather_rows", rows=rows)),
             Step("EAGLE norms", 2 * count, op(gpu, "rms_norm", rows=rows)),
             *_named("EAGLE", layers(gpu, rows, 1, count, EAGLE_INPUTS)),
             Step("EAGLE head", count, (linear(gpu, 1, EAGLE_VOCABULARY, SHAPES.hidden),)),
+            Step("EAGLE expand_backbone", count, op(gpu, "expand_backbone", vocabulary=EAGLE_VOCABULARY)),
             _torch(gpu, count * gpu.level_torch_kernels, "EAGLE PyTorch"),
         ]
-    return steps
+    return [*steps, Step("EAGLE select_nodes", 1, op(gpu, "select_nodes", nodes=first))]
 
 
 def one_pass_drafter(gpu: Gpu) -> list[Step]:

@@ -13,7 +13,7 @@ PRODUCT = 2 * 16 * 8 * 16  # float operations of m16n8k16
 WARP = 32
 REGISTERS_AT_ONCE = 256  # that a warp gets
 SYSTEM_SHARED = 1024  # bytes that each block takes beside its own
-# The tensors that lie in DRAM when a kernel starts: those of one layer are gone from L2 before the next pass.
+# Tensors of one layer, which lie in DRAM when a kernel starts: other layers' have taken their place in L2.
 COLD = ("weight", "k_cache", "v_cache")
 
 
@@ -56,9 +56,10 @@ def occupancy_of(launch: Launch, gpu: Gpu) -> int:
     return fits
 
 
-def dram_bytes(launch: Launch) -> int:
-    """Returns the bytes that come from DRAM: those of cold tensors, once."""
-    return sum(t.unique_bytes for name, t in launch.traffic("load", "uncached") if name in COLD)
+def dram_bytes(launch: Launch, gpu: Gpu) -> int:
+    """Returns the bytes between DRAM and L2: loads of cold tensors, and all of tensors larger than L2, once each."""
+    large = sum(t.unique_bytes for name, t in launch.traffic() if name not in COLD and t.unique_bytes > gpu.l2_bytes)
+    return large + sum(t.unique_bytes for name, t in launch.traffic("load", "uncached") if name in COLD)
 
 
 def l2_bytes(launch: Launch) -> int:
@@ -72,7 +73,7 @@ def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
     occupancy = occupancy_of(launch, gpu)
     waves = -(-launch.blocks // (occupancy * gpu.multiprocessors))
     busiest = -(-launch.blocks // gpu.multiprocessors) / launch.blocks  # a multiprocessor's share of the blocks
-    from_dram, from_l2 = dram_bytes(launch), l2_bytes(launch)
+    from_dram, from_l2 = dram_bytes(launch, gpu), l2_bytes(launch)
     copied = SECTOR * sum(t.sectors for _, t in launch.traffic("uncached"))
     under_way = COPY * launch.copies * launch.threads * min(launch.blocks, occupancy * gpu.multiprocessors)
     waited = sum(
@@ -93,11 +94,13 @@ def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
 
 def library_time(rows: int, n: int, c: int, gpu: Gpu) -> KernelTime:
     """Models cuBLAS, which the simulator cannot count: bytes and operations follow from the shape."""
-    weight, others = 2 * n * c, rows * (2 * c + 4 * n)
+    weight, others = 2 * n * c, (2 * rows * c, 4 * rows * n)
+    from_dram = weight + sum(nbytes for nbytes in others if nbytes > gpu.l2_bytes)
+    from_l2 = weight + sum(others)
     terms = {
-        "dram": weight / (gpu.dram * gpu.library_share),
-        "l2": (weight + others) / (gpu.l2 * gpu.library_share),
+        "dram": from_dram / (gpu.dram * gpu.library_share),
+        "l2": from_l2 / (gpu.l2 * gpu.library_share),
         "tensor": 2 * rows * n * c / gpu.library_products,
     }
     us = gpu.start + gpu.dram_latency + max(terms.values())
-    return KernelTime("library", us, terms, weight, weight + others)
+    return KernelTime("library", us, terms, from_dram, from_l2)

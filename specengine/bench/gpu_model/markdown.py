@@ -1,0 +1,33 @@
+"""The model's results in the documentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specengine.bench.gpu_model.report import wanted
+
+
+def model_lines(data: dict[str, Any], name: str) -> list[str]:
+    """Returns goals and cycles of `results` as lines of Markdown.  name: of the file that they come from."""
+    return [
+        f"Modelled, not measured: {data['gpu_model'].upper()}, {data['shapes']} (`bench/{name}`):",
+        "",
+        "| goal | modelled | wanted |",
+        "|---|---|---|",
+        *(_goal_row(goal) for goal in data["modelled_goals"]),
+        "",
+        "| cycle | modelled ms | launches | DRAM, GB | L2, GB | kernels with most modelled time, us each |",
+        "|---|---|---|---|---|---|",
+        *(_cycle_row(cycle) for cycle in data["modelled_cycles"]),
+    ]
+
+
+def _goal_row(goal: dict[str, Any]) -> str:
+    return f"| {goal['name']} | {goal['modelled']:.3g} {goal['unit']} | {wanted(goal)} |"
+
+
+def _cycle_row(cycle: dict[str, Any]) -> str:
+    most = sorted(cycle["kernels"], key=lambda step: step["times"] * step["modelled_us"], reverse=True)[:5]
+    slowest = ", ".join(f"{step['label']} {step['modelled_us']:.1f}" for step in most)
+    moved = f"{cycle['dram_bytes'] / 1e9:.1f} | {cycle['l2_bytes'] / 1e9:.1f}"
+    return f"| {cycle['name']} | {cycle['modelled_ms']:.2f} | {cycle['launches']} | {moved} | {slowest} |"
