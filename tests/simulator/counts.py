@@ -10,6 +10,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -196,6 +197,7 @@ def count(
         core.set_counting(False)
 
 
+@cache
 def name_of(core: ModuleType, address: int) -> str:
     """The short name of the kernel at an address of the simulator's file."""
     command = ["addr2line", "-f", "-C", "-e", core.__file__, hex(address)]
