@@ -34,7 +34,7 @@ Beside these folders:
 
 - `setup.py`, `CMakeLists.txt` and `pyproject.toml` build the core.
 - `.ci/run` is everything that must pass, `.ci/sanitize` runs the ops under sanitizers, `.ci/ptxas` reads registers
-  and spills of the CUDA kernels.
+  and spills of the CUDA kernels, `.ci/sass` their machine code.
 - `specengine/checkpoints` holds the shipped drafters, each with a card.
 - `tests` mirrors the sources, and `bench/results` holds recorded runs.
 """
