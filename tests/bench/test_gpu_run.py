@@ -1,0 +1,273 @@
+"""The run on a GPU: its steps, what becomes of those that fail, and the programs that they call."""
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specengine.bench.race.contenders import split_drafters
+from tests.bench.gpu_scripts import FOLDER, ROOT, loaded
+
+SANITIZED = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+1 passed
+========= ERROR SUMMARY: 3 errors
+"""
+RACES = "========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)\n"
+COUNTERS = """==PROF== Connected to process 1
+called linear, qkv
+"ID","Kernel Name","Grid Size","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","void specengine::linear_kernel<__half, 16>(T1)","(384,1,1)","Speed","Duration","us","1,012.5"
+"0","void specengine::linear_kernel<__half, 16>(T1)","(384,1,1)","Speed","DRAM Throughput","%","81.5"
+"1","void <unnamed>::linear_kernel<__half, (int)32>(T1)","(192,1,1)","Speed","Duration","ns","900"
+"1","void <unnamed>::linear_kernel<__half, (int)32>(T1)","(192,1,1)","Speed","DRAM Throughput","%","70"
+"1","void <unnamed>::linear_kernel<__half, (int)32>(T1)","(192,1,1)","Launch","Function Cache","","none"
+"1","void <unnamed>::linear_kernel<__half, (int)32>(T1)","(192,1,1)","Launch","","","","a rule's advice"
+"""
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """The program, whose steps a test replaces."""
+    loaded("steps")  # the folder is on the path from here
+    spec = importlib.util.spec_from_file_location("gpu_main", FOLDER / "__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.delenv("OUT", raising=False)
+    return module
+
+
+@pytest.fixture
+def with_steps(program, monkeypatch):
+    """Makes the program run Python code under these names, in this order."""
+
+    def replaced(**codes):
+        step, results = loaded("steps").Step, loaded("steps").RESULTS
+        made = [step(name, "checks", name, 300, (sys.executable, "-c", code, results)) for name, code in codes.items()]
+        monkeypatch.setattr(program, "steps", lambda dry: made)
+        return program
+
+    return replaced
+
+
+WRITE = "import json, sys; json.dump({'measured': [['speed', 7.5, 'm/s']]}, open(sys.argv[1], 'w'))"
+
+
+def test_a_step_that_fails_stops_no_other_and_is_named_at_the_end(with_steps, tmp_path, capfd):
+    program = with_steps(
+        raises="raise SystemExit('no such kernel')",
+        dies="import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+        damaged="import sys; open(sys.argv[1], 'w').write('{')",
+        skips="import sys; print('no tool'); sys.exit(77)",
+        good=WRITE,
+    )
+    assert program.main([str(tmp_path)]) == 1
+    out = capfd.readouterr().out
+    assert out.endswith("3 failed steps: raises, dies, damaged\n") and "no such kernel" in out
+    assert re.search(r"skips: skipped in \d+ s: no tool\n", out)
+    assert re.search(r"good: done in \d+ s\n  speed: +7.5 m/s\n", out)
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in lines] == ["failed", "failed", "failed", "skipped", "done"]
+    assert [line["rc"] for line in lines] == [1, -11, 0, 77, 0]
+    assert lines[-1]["measured"][0]["value"] == 7.5
+    assert "no such kernel" in (tmp_path / "gpu.log").read_text()
+    assert json.loads((tmp_path / "gpu-results.json").read_text())["good"] == {"measured": [["speed", 7.5, "m/s"]]}
+
+
+def test_a_step_whose_time_ends_is_killed_with_what_it_started(with_steps, tmp_path, capfd, monkeypatch):
+    child = f"import time; time.sleep(2); open({str(tmp_path / 'alive')!r}, 'w')"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    program = with_steps(slow=code, good="")
+    slow, good = program.steps(False)
+    monkeypatch.setattr(program, "steps", lambda dry: [replace(slow, seconds=1), good])
+    assert program.main([str(tmp_path)]) == 1
+    out = capfd.readouterr().out
+    assert re.search(r"slow: FAILED after \d+ s, its time ended", out) and "good: done" in out
+    assert 'File "<string>", line 1 in <module>' in out  # where it hung
+    time.sleep(2)
+    assert not (tmp_path / "alive").exists()
+
+
+def test_steps_without_time_are_left_out_and_the_run_is_not_a_success(with_steps, tmp_path, capfd, monkeypatch):
+    program = with_steps(first="import time; time.sleep(60)", second="")
+    monkeypatch.setattr(program, "LEAST", 0.5)  # seconds
+    assert program.main(["--seconds", "1", str(tmp_path)]) == 1
+    out = capfd.readouterr().out
+    assert "left out: first, second\nrun them with: bench/gpu.sh --steps first,second" in out
+    assert out.endswith("0 failed steps\n")
+
+
+def test_a_run_without_a_failure_is_a_success_and_adds_to_the_results_before(with_steps, tmp_path, capfd):
+    program = with_steps(first=WRITE, second="")
+    assert program.main(["--steps", "first", str(tmp_path)]) == 0
+    assert program.main(["--steps", "second", str(tmp_path)]) == 0
+    assert capfd.readouterr().out.endswith("0 failed steps\n")
+    assert set(json.loads((tmp_path / "gpu-results.json").read_text())) == {"first", "second"}
+    assert len((tmp_path / "gpu.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_folder_may_come_from_the_environment(with_steps, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("OUT", str(tmp_path / "new"))
+    assert with_steps(first="").main([]) == 0
+    assert (tmp_path / "new" / "gpu.jsonl").is_file()
+
+
+def test_a_core_that_is_missing_is_built_before_the_chosen_steps(with_steps, tmp_path, capfd, monkeypatch):
+    program = with_steps(build="print('built')", first="")
+    monkeypatch.setattr(program, "CORE", tmp_path / "core.so")
+    assert program.main(["--steps", "first", str(tmp_path)]) == 0
+    assert program.main(["--dry-run", "--steps", "first", str(tmp_path)]) == 0
+    (tmp_path / "core.so").touch()
+    assert program.main(["--steps", "first", str(tmp_path)]) == 0
+    lines = [json.loads(line)["step"] for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert lines == ["build", "first", "first", "first"]
+    assert re.search(r"build: done in \d+ s: built\n", capfd.readouterr().out)
+
+
+def test_steps_are_chosen_by_name_and_group_and_keep_their_order(program, capfd):
+    every = program.steps(False)
+    names = [step.name for step in every]
+    assert [step.name for step in program.chosen(every, "pass, build")] == ["build", "pass"]
+    assert program.chosen(every, "") == every
+    assert {step.group for step in program.chosen(every, "benches,tests")} == {"benches", "tests"}
+    assert program.main(["--steps", "fast"]) == 2
+    assert "unknown step 'fast'" in capfd.readouterr().err
+    # What a first run may break on comes first.
+    order = ["build", "sass", "one-key", "two-keys", "memcheck", "racecheck", "ncu", "tests", "plain"]
+    assert [name for name in names if name in order] == order
+    assert len(set(names)) == len(names)
+    assert max(step.seconds for step in every) < program.parsed([]).seconds
+
+
+def test_a_dry_run_has_a_stand_in_for_every_step_and_says_so(program):
+    dry, real = program.steps(True), program.steps(False)
+    assert {step.name for step in real} - {step.name for step in dry} == {"racecheck"}  # memcheck's stand-in has both
+    assert all(step.stand_in for step in dry)
+    assert not any("cuda" in step.command for step in dry)
+    without = {step.name for step in real if "cuda" not in step.command}
+    assert without == {"build", "sass", "memcheck", "racecheck", "tests"}
+
+
+def test_a_dry_run_has_neither_a_gpu_nor_gguf(with_steps, tmp_path):
+    code = "import os; assert not os.environ['CUDA_VISIBLE_DEVICES']\ntry:\n import gguf\n"
+    code += "except ImportError: pass\nelse: raise SystemExit(3)"
+    program = with_steps(first=code)
+    assert program.main(["--dry-run", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "gpu.jsonl").read_text())["dry"] is True
+
+
+@pytest.mark.full
+def test_the_script_makes_a_dry_run(tmp_path):
+    command = [str(ROOT / "bench" / "gpu.sh"), "--dry-run", "--steps", "two-keys,eagle3"]
+    environment = {**os.environ, "OUT": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.endswith("0 failed steps\n"), done.stdout + done.stderr
+    measured = json.loads((tmp_path / "gpu-results.json").read_text())
+    assert measured["two-keys"]["engines"]["none@2"]["cycles"] == 0  # a CPU captures none
+    assert "cycle, EAGLE-3, chain of 7" in done.stdout
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_the_bench_takes_every_command_and_its_results_are_found(program, monkeypatch, tmp_path, dry):
+    bench = importlib.import_module("specengine.bench.__main__")
+    seen = []
+    monkeypatch.setattr(bench, "measure_suite", lambda options: seen.append(options) or bench.Outcome({}, []))
+    monkeypatch.setattr(bench, "measure_kernels", bench.measure_suite)
+    for name in ("machine", "versions", "commit"):
+        monkeypatch.setattr(bench, name, lambda: "")
+    (tmp_path / "out.json").touch()
+    steps = [step for step in program.steps(dry) if "specengine.bench" in step.command]
+    assert len(steps) == (10 if dry else 11)
+    cycles = []
+    for step in steps:
+        command = step.command[step.command.index("specengine.bench") + 1 :]
+        words = [word.replace(program.RESULTS, str(tmp_path / "out.json")) for word in command]
+        bench.app(words, standalone_mode=False)
+        row = {"peer": None, "tokens": 9, "seconds": 2.0, "prefill_seconds": 1.0, "ms_per_cycle": {"verify": 1.0}}
+        runs = [{**row, "drafter": drafter} for drafter in split_drafters(seen[-1].drafters or "none")]
+        cycles += [target.value for target in step.reading({"runs": runs}) if target.name.startswith("cycle, ")]
+    assert cycles == [1.0] * 7  # eagle3, eagle3-cost, wide, batch, two of fasteagle, sampled
+
+
+def test_every_source_with_kernels_has_a_small_test_for_the_sanitizer():
+    sanitizer = loaded("sanitizer")
+    sources = (ROOT / "csrc" / "cuda").rglob("*.cu")
+    with_kernels = {path for path in sources if "__global__" in path.read_text(encoding="utf-8")}
+    named = {str(path.relative_to(ROOT / "csrc" / "cuda").with_suffix("")) for path in with_kernels}
+    assert named and {name.partition(",")[0] for name in sanitizer.TESTS} == named
+    for test in sanitizer.TESTS.values():
+        file, _, function = test.partition("::")
+        assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_sanitizer_s_counts_are_read():
+    sanitizer = loaded("sanitizer")
+    assert sanitizer.errors_in(SANITIZED) == 3
+    assert sanitizer.errors_in(SANITIZED.replace("3 errors", "0 errors")) == 0
+    assert sanitizer.errors_in(RACES) == 2
+    assert sanitizer.errors_in("1 passed\n") is None
+
+
+@pytest.mark.parametrize(("planted", "rest", "code"), [(1, 0, 0), (0, 0, 1), (None, 0, 1), (1, 1, 1), (1, None, 1)])
+def test_kernels_are_clean_only_if_the_planted_bug_is_reported(tmp_path, monkeypatch, capfd, planted, rest, code):
+    sanitizer = loaded("sanitizer")
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name: f"/usr/bin/{name}")
+    seen = {"code": 0, "log": "its log"}
+    monkeypatch.setattr(sanitizer, "planted", lambda tool, folder: {**seen, "errors": planted})
+    monkeypatch.setattr(sanitizer, "check", lambda tool, name: {**seen, "errors": rest if "linear" in name else 0})
+    assert sanitizer.main("memcheck", tmp_path / "out.json", dry=False) == code
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["measured"][1][1] == len(sanitizer.TESTS) - (0 if rest == 0 else 2)
+
+
+def test_without_compute_sanitizer_or_ncu_the_steps_are_skipped(tmp_path, monkeypatch, capfd):
+    sanitizer, ncu = loaded("sanitizer"), loaded("ncu")
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name: None)
+    assert sanitizer.main("memcheck", tmp_path / "out.json", dry=False) == sanitizer.SKIPPED
+    assert ncu.main(tmp_path / "out.json", "cuda") == ncu.SKIPPED
+    assert capfd.readouterr().out == "no compute-sanitizer on PATH\nno ncu on PATH\n"
+
+
+def test_the_profiler_s_table_is_read_by_launch():
+    ncu = loaded("ncu")
+    found = ncu.profiles(COUNTERS.splitlines())
+    assert [launch["grid"] for launch in found] == ["(384,1,1)", "(192,1,1)"]
+    assert [ncu.line_of(launch) for launch in found] == [
+        "linear_kernel (384,1,1): 1012.5 us, 81.5 % of DRAM's bandwidth",
+        "linear_kernel (192,1,1): 0.9 us, 70.0 % of DRAM's bandwidth",
+    ]
+    assert found[1]["metrics"]["Function Cache"] == ("none", "") and "" not in found[1]["metrics"]
+    assert ncu.summary(found) == [
+        ["launches profiled", 2, ""],
+        ["linear_kernel: best share of DRAM's bandwidth", 81.5, "%"],
+    ]
+    assert ncu.profiles(["no table"]) == []
+
+
+def test_the_tests_of_a_device_are_found():
+    found = {str(Path(path).relative_to(ROOT)) for path in loaded("steps").device_tests()}
+    assert {"tests/ops/test_linear_cuda.py", "tests/engine/device/test_device_engine.py"} <= found
+    assert "tests/bench/test_gpu_targets.py" not in found
+
+
+def test_a_build_that_would_write_the_core_elsewhere_is_refused(tmp_path, monkeypatch, capfd):
+    build = loaded("core_build")
+    assert build.CORE.parent == ROOT / "specengine" / "_C"
+
+    def configured(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        where = ROOT / "specengine" / build.CORE.name
+        (folder / "build.ninja").write_text(f"build {where}: CXX_MODULE_LIBRARY_LINKER___C_Release a.o\n")
+
+    monkeypatch.setattr(build, "configured", configured)
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    assert build.main(tmp_path / "out.json", dry=False) == 1
+    assert "the build would write" in capfd.readouterr().out
