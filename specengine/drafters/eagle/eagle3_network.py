@@ -44,7 +44,10 @@ class Eagle3Network(EagleNetwork):
     def __init__(self, order: Sequence[int], norms: Eagle3Norms, fc: Projection | None, parts: EagleParts) -> None:
         self.order = list(order)
         self.norms = norms
-        plain = norms.all_layers is None and not norms.each_layer and self.order == list(range(len(order)))
+        rises = self.order == list(range(len(order)))
+        # On the device: a list would be copied there, which no captured graph may do.
+        self._order = None if rises else torch.tensor(self.order, device=parts.device)
+        plain = norms.all_layers is None and not norms.each_layer and rises
         self._fuses_alone = fc is not None and plain  # fc takes picked hidden states as they lie
         # A checkpoint's attention norm of the first layer is the embedding's norm: the layer reads two normed halves.
         first, *others = parts.layers
@@ -59,8 +62,8 @@ class Eagle3Network(EagleNetwork):
     def fuse(self, picked: torch.Tensor) -> torch.Tensor:
         if self.fc is None:
             return picked
-        if self.order != list(range(picked.shape[1])):
-            picked = picked[:, self.order]
+        if self._order is not None:
+            picked = picked[:, self._order]
         if self.norms.each_layer:
             parts = zip(picked.unbind(1), self.norms.each_layer, strict=True)
             picked = torch.stack([self._normed(part.contiguous(), norm) for part, norm in parts], dim=1)
