@@ -103,17 +103,20 @@ class RankCandidates:
         ends = np.searchsorted(tree.depths, np.arange(1, self.levels + 1), side="right")
         self._ends = [1, *(ends + 1).tolist()]  # nodes of the first levels, root included
         self._levels = list(pairwise(self._ends))
-        self._above = self.parents.tolist()
+        self._above = [-1, *tree.parents.tolist()]
         self._ranked = list(zip((tree.depths - 1).tolist(), tree.ranks.tolist(), strict=True))  # of each node
 
     def fill(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns tokens int32 and cumulative log-probabilities float32 [B, 1 + N]; the caller sets the root's token.
 
         tokens, log_probs: [levels, B, ranks], of each level's distribution, which does not depend on the path above.
+        Of fewer levels than the tree's, N are the nodes of these.
         """
-        tokens, own = (each.transpose(0, 1).flatten(1)[:, self._place] for each in (tokens, log_probs))
-        scores = torch.zeros(len(own), len(self.parents), device=own.device)
-        for begin, end in self._levels:
+        levels = len(tokens)
+        place = self._place[: self._ends[levels] - 1]
+        tokens, own = (each.transpose(0, 1).flatten(1)[:, place] for each in (tokens, log_probs))
+        scores = torch.zeros(len(own), self._ends[levels], device=own.device)
+        for begin, end in self._levels[:levels]:
             above = scores[:, self.parents[begin:end]]
             scores[:, begin:end] = above + own[:, begin - 1 : end - 1]
         return torch.cat([torch.zeros_like(tokens[:, :1]), tokens], dim=1), scores

@@ -30,7 +30,10 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
-        """Returns one tree of batch.nodes rows per slot, from device tensors alone: a graph reads no host memory."""
+        """Returns one tree of batch.nodes rows per slot, from device tensors alone: a graph reads no host memory.
+
+        The tree has at most batch.nodes - 1 levels, so deeper levels are not drafted; of one node it is the root.
+        """
 
 
 class DeviceStateDrafter(DeviceDrafter):
@@ -47,6 +50,13 @@ class DeviceStateDrafter(DeviceDrafter):
     @abstractmethod
     def unload(self, state: Any, requests: Sequence[DraftRequest]) -> None:
         """Moves the requests of a device state back to the host: another batch takes the slots."""
+
+    def before_cycle(self, batch: DraftBatch) -> None:  # noqa: B027 (few drafters leave work to it)
+        """Prepares the device state for a cycle of batch.nodes nodes; called by the host before each, in no graph.
+
+        A cycle of width 1 drafts nothing and may leave work for later. Here the work is done where a draft needs it,
+        or where too much waits. The host must not wait for the device. By default nothing is done.
+        """
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
         """Observes a captured cycle, in place of observe(). hidden_states: of all rows of its pass.

@@ -9,6 +9,7 @@ from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import DeviceDrafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.root_tokens import root_trees
 
 
 @dataclass(frozen=True)
@@ -34,4 +35,4 @@ class NoneDrafter(Drafter, DeviceDrafter):
         return [DraftTree([request.tokens[-1]], [-1]) for request in requests]
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
-        return batch.lookup(ngrams=(1, 1))  # a tree of one node has no room for what the lookup finds
+        return root_trees(batch)

@@ -31,7 +31,7 @@ from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import policy_of
-from specengine.drafters.root_tokens import root_tokens
+from specengine.drafters.root_tokens import root_tokens, root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -134,13 +134,16 @@ class Eagle(ReadsPairs, Drafter):
         return [_scored(*rows) for rows in zip(*(column.tolist() for column in columns), strict=True)]
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        levels = min(self.config.levels, batch.nodes - 1)
+        if not levels:
+            return root_trees(batch)
         pairs = batch.drafter_state
         first, counts = pairs.first[: batch.size], pairs.counts[: batch.size]
         table = batch.cache.block_table
         outputs = self._outputs(pairs.rows(batch), CacheBatch(table, first))
         expanded = Expanded(CacheBatch(table, first + counts - 1), self._own_bits, counts > 0)
-        trees = self._candidates(outputs, expanded, self.config.levels, 0.0)
-        limits = torch.where(counts > 0, self.config.levels, 0)  # without a pair nothing is drafted
+        trees = self._candidates(outputs, expanded, levels, 0.0)
+        limits = torch.where(counts > 0, levels, 0)  # without a pair nothing is drafted
         return batch.selected(*self._rooted(trees, root_tokens(batch.history)), limits)
 
     def _outputs(self, read: PairRows, place: CacheBatch) -> Outputs:

@@ -21,7 +21,7 @@ from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import policy_of
-from specengine.drafters.root_tokens import root_tokens
+from specengine.drafters.root_tokens import root_tokens, root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
@@ -98,16 +98,20 @@ class FastEagle(ReadsPairs, Drafter):
         if self._native:
             return self._backbones(requests, self._native)
         read, place = self.pairs.take_all(requests)
-        trees = self._expand(self.network.outputs(read, place, self.pairs.pool))
+        trees = self._expand(self.network.outputs(read, place, self.pairs.pool), self.levels)
         return scored_trees(trees, requests, self.network.target_ids)
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        levels = min(self.levels, batch.nodes - 1)
+        if not levels:
+            return root_trees(batch)
         pairs = batch.drafter_state
         place = CacheBatch(batch.cache.block_table, pairs.first[: batch.size])
-        trees = self._expand(self.network.outputs(pairs.rows(batch), place, self.pairs.pool))
+        outputs = self.network.outputs(pairs.rows(batch), place, self.pairs.pool)  # the cache needs every layer
+        trees = self._expand(outputs, levels)
         tokens = self.network.target_ids(trees.tokens)
         tokens[:, :1] = root_tokens(batch.history)
-        limits = torch.where(pairs.counts[: batch.size] > 0, self.levels, 0)  # without a pair nothing is drafted
+        limits = torch.where(pairs.counts[: batch.size] > 0, levels, 0)  # without a pair nothing is drafted
         return batch.selected(tokens, trees.parents, trees.depths, trees.scores, limits)
 
     def _backbones(self, requests: Sequence[DraftRequest], draft: CascadeDraft) -> list[ScoredTree]:
@@ -117,6 +121,6 @@ class FastEagle(ReadsPairs, Drafter):
         pages = [s.pages for s in requests]
         return draft(unread, pages, self.pairs.pool, self.network.cos_sin, limits, min(self.levels, max(limits)))
 
-    def _expand(self, outputs: torch.Tensor) -> BackboneTrees:
-        """Returns trees in the drafter's tokens, of the layers' outputs [B, layers, hidden]."""
-        return self._expanders(self.network.logits(outputs[:, : self.levels]))
+    def _expand(self, outputs: torch.Tensor, levels: int) -> BackboneTrees:
+        """Returns trees of so many levels in the drafter's tokens, of the layers' outputs [B, layers, hidden]."""
+        return self._expanders(self.network.logits(outputs[:, :levels]))

@@ -6,6 +6,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.backlog import Backlog
 from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.glide.rows import GlideRows
 from specengine.ops.tree_attention import chain_bits
@@ -20,26 +21,40 @@ class DeviceState:
 
     def __init__(self, slots: int, most: int, device: torch.device) -> None:
         self.first = torch.zeros(slots, dtype=torch.int32, device=device)
-        self._step = torch.arange(most, dtype=torch.int32, device=device)
-        self._bits = chain_bits(torch.tensor([0, most], dtype=torch.int32, device=device), most)
+        self.backlog = Backlog(most)
+        room = self.backlog.room
+        self._step = torch.arange(room, dtype=torch.int32, device=device)
+        self._bits = chain_bits(torch.tensor([0, room], dtype=torch.int32, device=device), room)
 
     def committed(self, batch: DraftBatch) -> GlideRows:
-        """Returns the tokens of every slot that are not in the drafter's cache, padded to as many rows each."""
-        size, most = batch.size, len(self._step)
+        """Returns the tokens of every slot that are not in the drafter's cache, padded to as many rows each.
+
+        They are at most a cycle's, and the root.
+        """
+        return self._rows(batch, batch.history.length, self.backlog.most)
+
+    def late(self, batch: DraftBatch) -> GlideRows:
+        """Returns these tokens without the root, padded to as many rows as may wait."""
+        return self._rows(batch, batch.history.length - 1, self.backlog.room)
+
+    def _rows(self, batch: DraftBatch, end: torch.Tensor, most: int) -> GlideRows:
+        """Returns the tokens from `first` up to position `end`, int32 [B], padded to `most` rows each."""
+        size = batch.size
         length, tokens = batch.history.length, batch.history.tokens
-        places = (self.first[:size, None] + self._step).clamp(max=tokens.shape[1] - 1)
-        counts = torch.where(self.running(batch), length - self.first[:size], 0)
-        real = self._step < counts[:, None]
+        step, bits = self._step[:most], self._bits[:most, : -(-most // 32)]
+        places = (self.first[:size, None] + step).clamp(max=tokens.shape[1] - 1)
+        counts = torch.where(self.running(batch), end - self.first[:size], 0)
+        real = step < counts[:, None]
 
         def column(values: torch.Tensor) -> torch.Tensor:
             return torch.where(real, values, -1).view(-1)
 
         rows = TreeBatch(
             column(tokens.gather(1, places.long())),
-            column(self._step - 1),
-            column(self._step),
+            column(step - 1),
+            column(step),
             torch.arange(0, size * most + 1, most, dtype=torch.int32, device=length.device),
-            torch.where(real[..., None], self._bits, 0).view(size * most, -1),
+            torch.where(real[..., None], bits, 0).view(size * most, -1),
             most,
         )
         owner = torch.arange(size * most, device=length.device) // most

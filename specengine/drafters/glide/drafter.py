@@ -34,7 +34,7 @@ from specengine.drafters.glide.rows import GlideRows
 from specengine.drafters.level_drafts import backbone
 from specengine.drafters.one_engine import OneEngine
 from specengine.drafters.policies import charged, policy_of
-from specengine.drafters.root_tokens import root_tokens
+from specengine.drafters.root_tokens import root_tokens, root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -230,20 +230,31 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
         for slot, request in enumerate(requests):
             self._catch_up(request, self._most)
             state.first[slot] = request.drafter_state.cached
+        waiting = (len(request.tokens) - request.drafter_state.cached for request in requests)
+        state.backlog.waiting = max(waiting, default=0)
 
     def unload(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
         for request, cached in zip(requests, state.first.tolist(), strict=False):
             self._state(request).cached = cached  # a failed cycle may have released the request already
 
+    def before_cycle(self, batch: DraftBatch) -> None:
+        state = batch.drafter_state
+        if state.backlog.is_late(batch.nodes):
+            self.network.states(state.late(batch))
+            state.advance(batch)
+
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         state, network = batch.drafter_state, self.network
+        levels = min(self.config.length, batch.nodes - 1)
+        if not levels:
+            return root_trees(batch)  # a later draft finds the token in the history
         logits = [network.logits(state.committed(batch))]
-        while len(logits) < self.config.length:
+        while len(logits) < levels:
             tokens = network.target_ids(logits[-1].argmax(-1).int())
             logits.append(network.logits(state.drafted(batch, tokens, len(logits))))
         state.advance(batch)
         best = self._expand(logits)
         tokens = network.target_ids(best.tokens)
         tokens[:, :1] = root_tokens(batch.history)
-        limits = torch.where(state.running(batch), self.config.length, 0).int()
+        limits = torch.where(state.running(batch), levels, 0).int()
         return batch.selected(tokens, best.parents, best.depths, best.scores, limits)

@@ -1,4 +1,8 @@
-"""The pairs of hidden state and token that captured cycles hand on, in static tensors on the device."""
+"""The pairs of hidden state and token that captured cycles hand on, in static tensors on the device.
+
+A cycle with a draft reads all of them and leaves those that it commits. A cycle of width 1 only adds its pair. Where
+many wait, the drafter reads all but the last between two cycles; see Backlog.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,32 @@ from collections.abc import Sequence
 import torch
 
 from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.backlog import Backlog
 from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs
 from specengine.ops.tree_attention import chain_bits
 
 
 class DevicePairs:
-    """Holds the pairs that the last cycle made, one per committed token, of every slot.
+    """Holds the unread pairs of every slot, one per committed token.
 
     most: pairs of a cycle: the levels of the deepest tree, and one.  shape: of one position's hidden states.
     counts, first: int32 [slots], how many pairs there are and the number of the first one.
     """
 
     def __init__(self, slots: int, most: int, shape: tuple[int, ...], device: torch.device) -> None:
-        self.hidden_states = torch.zeros(slots, most, *shape, device=device)
+        self.backlog = Backlog(most)
+        room = self.backlog.room
+        self.hidden_states = torch.zeros(slots, room, *shape, device=device)
         self.counts, self.first = torch.zeros(2, slots, dtype=torch.int32, device=device)
-        self._step = torch.arange(most, dtype=torch.int32, device=device)
-        self._bits = chain_bits(torch.tensor([0, most], dtype=torch.int32, device=device), most)
+        self._slots = torch.arange(slots, device=device)
+        self._step = torch.arange(room, dtype=torch.int32, device=device)
+        self._bits = chain_bits(torch.tensor([0, room], dtype=torch.int32, device=device), room)
 
     def load(self, pairs: Sequence[Pairs]) -> None:
-        """Takes the unread pairs of requests into the first slots; they are at most a cycle's."""
+        """Takes the unread pairs of requests into the first slots; they came from there, or a prompt left one."""
         self.counts.zero_()
+        self.backlog.waiting = max((own.count for own in pairs), default=0)
         for slot, own in enumerate(pairs):
             self.counts[slot] = own.count
             self.first[slot] = own.first
@@ -44,8 +53,13 @@ class DevicePairs:
 
     def observe(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """Keeps the hidden states of the committed paths' nodes, out of those of all rows [M, ..]."""
-        path = batch.accepted.path[:, : len(self._step)]
         counts = batch.accepted.path_length
+        if batch.nodes == 1:
+            place = self.counts[: batch.size]
+            self.hidden_states[self._slots[: batch.size], place.long()] = hidden_states
+            place += counts
+            return
+        path = batch.accepted.path[:, : self.backlog.most]
         size, width = path.shape
         rows = (batch.row_start[:size, None] + path.clamp(min=0)).long()
         self.hidden_states[:size, :width] = hidden_states[rows]
@@ -53,23 +67,40 @@ class DevicePairs:
         self.first[:size] = batch.history.length - 1 - counts
 
     def rows(self, batch: DraftBatch) -> PairRows:
-        """Returns all pairs of the slots, padded to as many rows each."""
-        size, most = batch.size, len(self._step)
+        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each."""
+        return self._rows(batch, self.counts[: batch.size], self.backlog.most)
+
+    def late_rows(self, batch: DraftBatch) -> PairRows:
+        """Returns all pairs but the last of every slot, padded to as many rows as have room."""
+        return self._rows(batch, self.counts[: batch.size] - 1, self.backlog.room)
+
+    def forget_late(self, batch: DraftBatch) -> None:
+        """Keeps the last pair of every slot alone."""
+        size = batch.size
+        read = (self.counts[:size] - 1).clamp(min=0)
+        self.hidden_states[:size, 0] = self.hidden_states[self._slots[:size], read.long()]
+        self.first[:size] += read
+        self.counts[:size] -= read
+
+    def _rows(self, batch: DraftBatch, pairs: torch.Tensor, most: int) -> PairRows:
+        """Returns the first pairs, int32 [B], of every slot, padded to `most` rows each."""
+        size = batch.size
         tokens = batch.history.tokens
-        counts = self.counts[:size, None]
-        places = (self.first[:size, None] + 1 + self._step).clamp(max=tokens.shape[1] - 1)
-        real = self._step < counts
+        step, counts = self._step[:most], pairs[:, None]
+        places = (self.first[:size, None] + 1 + step).clamp(max=tokens.shape[1] - 1)
+        real = step < counts
+        bits = self._bits[:most, : -(-most // 32)]
 
         def column(values: torch.Tensor) -> torch.Tensor:
             return torch.where(real, values, -1).view(-1)
 
         rows = TreeBatch(
             column(tokens.gather(1, places.long())),
-            column(self._step - 1),
-            column(self._step),
+            column(step - 1),
+            column(step),
             torch.arange(0, size * most + 1, most, dtype=torch.int32, device=counts.device),
-            torch.where(real[..., None], self._bits, 0).view(size * most, -1),
+            torch.where(real[..., None], bits, 0).view(size * most, -1),
             most,
         )
         last = rows.row_start[:-1] + (counts[:, 0] - 1).clamp(min=0)
-        return PairRows(rows, self.hidden_states[:size].flatten(0, 1), last.long())
+        return PairRows(rows, self.hidden_states[:size, :most].flatten(0, 1), last.long())

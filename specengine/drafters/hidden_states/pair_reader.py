@@ -9,7 +9,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
-from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_network import PairNetwork
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, UnreadPairs
@@ -151,6 +151,13 @@ class PairReader:
         """Caches all pairs but each request's last, from which the next draft goes on."""
         read, place = self.take(requests, [own.count - 1 for own in self.of(requests)])
         self.network.cache_pairs(read, place, self.pool)
+
+    def catch_up(self, batch: DraftBatch) -> None:
+        """Caches all waiting pairs of the slots on the device but the last of each."""
+        state: DevicePairs = batch.drafter_state
+        place = CacheBatch(batch.cache.block_table, state.first[: batch.size])
+        self.network.cache_pairs(state.late_rows(batch), place, self.pool)
+        state.forget_late(batch)
 
     def new_device_state(self, slots: int) -> DevicePairs:
         """Returns the pairs of so many slots on the device."""

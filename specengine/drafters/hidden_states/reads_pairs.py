@@ -100,5 +100,9 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
     def unload(self, state: DevicePairs, requests: Sequence[DraftRequest]) -> None:
         state.unload(self.pairs.of(requests))
 
+    def before_cycle(self, batch: DraftBatch) -> None:
+        if batch.drafter_state.backlog.is_late(batch.nodes):
+            self.pairs.catch_up(batch)
+
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
         batch.drafter_state.observe(batch, self.pairs.network.pick(hidden_states))

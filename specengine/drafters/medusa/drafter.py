@@ -31,7 +31,7 @@ from specengine.drafters.level_drafts import Children
 from specengine.drafters.medusa.heads import read_heads
 from specengine.drafters.medusa.native_draft import HeadsDraft
 from specengine.drafters.policies import policy_of
-from specengine.drafters.root_tokens import root_tokens
+from specengine.drafters.root_tokens import root_tokens, root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -75,8 +75,8 @@ class State:
 class DeviceState:
     """What the drafter remembers of all slots.
 
-    rows: float32 [slots, hidden], as of State.  known: int32 [slots], 0 where there is no row yet: a prompt of one
-    token has none before its root.
+    rows: float32 [slots, hidden], as of State.  known: int32 [slots], 1 where there is a row: a prompt of one token has
+    none before its root.
     """
 
     rows: torch.Tensor
@@ -175,17 +175,25 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
         state, size, accepted = batch.drafter_state, batch.size, batch.accepted
+        if batch.nodes == 1:  # the row of the root
+            state.rows[:size] = hidden_states.last
+            state.known[:size] = accepted.path_length
+            return
         last = accepted.path.gather(1, (accepted.path_length[:, None] - 1).clamp(min=0).long())[:, 0]
         state.rows[:size] = hidden_states.last[(batch.row_start[:size] + last.clamp(min=0)).long()]
         state.known[:size] = accepted.path_length > 0
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         state, size = batch.drafter_state, batch.size
-        tokens, scores = self._scored(state.rows[:size])
+        levels = min(self.candidates.levels, batch.nodes - 1)
+        if not levels:
+            return root_trees(batch)
+        tokens, scores = self.candidates.fill(*self._best(state.rows[:size], levels))
         tokens[:, :1] = root_tokens(batch.history)
-        parents = self.candidates.parents.expand(size, -1).contiguous()
-        depths = self.candidates.depths.expand(size, -1).contiguous()
-        return batch.selected(tokens, parents, depths, scores, state.known[:size] * self.candidates.levels)
+        nodes = tokens.shape[1]
+        parents = self.candidates.parents[:nodes].expand(size, -1).contiguous()
+        depths = self.candidates.depths[:nodes].expand(size, -1).contiguous()
+        return batch.selected(tokens, parents, depths, scores, state.known[:size] * levels)
 
     def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
         """Returns float32 [levels, B, Vd] of the target's last hidden states [B, hidden] before the roots."""
@@ -203,10 +211,6 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
             return self._native(rows, levels)
         tokens, log_probs = self._best(rows, levels)
         return tokens.transpose(0, 1).tolist(), log_probs.transpose(0, 1).tolist()
-
-    def _scored(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the candidates of rows [B, hidden] as RankCandidates.fill does, in tokens of the target."""
-        return self.candidates.fill(*self._best(rows, self.candidates.levels))
 
     def _best(self, rows: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the likeliest tokens of the target and their log-probabilities, [levels, B, ranks] each."""

@@ -11,6 +11,7 @@ import torch
 
 from specengine import _C
 from specengine.draft_policy.widths import WidthPolicy
+from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
@@ -76,6 +77,8 @@ class CycleGraphs:
         """Runs one cycle of the loaded requests and returns its batch."""
         key = (self._bucket(size), nodes)
         batch = self.batches[key]
+        if isinstance(drafter := self._cycle.drafter, DeviceStateDrafter):
+            drafter.before_cycle(batch)
         if key in self._graphs:
             self._graphs[key].replay()
         else:

@@ -1,0 +1,31 @@
+"""What captured cycles of width 1 leave to a later draft, counted by the host, which does not wait for the device."""
+
+from __future__ import annotations
+
+from specengine._C import MAX_NODES
+
+# Plain cycles between two catch-ups. Weights dominate a pass of so many rows, and 32 of EAGLE-3's pairs for a
+# hidden size of 4096 take 1.5 MB per slot.
+PLAIN_CYCLES = 32
+
+
+class Backlog:
+    """Counts the tokens that a slot's drafter has not read, at most.
+
+    most: that a draft reads. No cycle with a draft leaves more.  room: that may wait, at most MAX_NODES.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.room = most, min(most + PLAIN_CYCLES, MAX_NODES)
+        self.waiting = 0
+
+    def is_late(self, nodes: int) -> bool:
+        """Returns whether the drafter must catch up before the next cycle, of trees with so many nodes; counts it.
+
+        A catch-up leaves one token unread. A cycle commits at most `nodes` tokens behind one that stays unread.
+        """
+        drafts = nodes > 1
+        late = self.waiting > self.most if drafts else self.waiting >= self.room
+        before = 1 if late else self.waiting
+        self.waiting = min(nodes + 1, self.most) if drafts else before + 1
+        return late
