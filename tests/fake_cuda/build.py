@@ -1,0 +1,79 @@
+"""Engines' parts on FakeCuda: a target, a drafter, and the batches that captured cycles work on."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+from specengine import ops as op_table
+from specengine.drafters import load_drafter
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, HiddenStateReader
+from specengine.engine.cycle import Cycle
+from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
+from specengine.engine.device.graph_batch import GraphBatch
+from specengine.models.checkpoint import open_checkpoint
+from specengine.models.transformer import Transformer, load_transformer
+from specengine.ops.autotune import LinearChoices
+from specengine.rules.lossless import Match
+from tests.backends import use_core
+from tests.fake_cuda.core import FakeCore
+from tests.fake_cuda.mode import CUDA, FakeCuda
+from tests.fake_cuda.launches import Launches
+
+PAGES = 8  # of the cache
+SLOTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeEngine:
+    """What a captured cycle of one drafter needs."""
+
+    device: FakeCuda
+    cycle: Cycle
+    buffers: DeviceBuffers
+
+    @property
+    def drafter(self) -> Drafter:
+        return self.cycle.drafter
+
+    def captured(self, nodes: int, size: int = SLOTS) -> Launches:
+        """Runs the second cycle of a batch as it is captured, after a first one that may set things up."""
+        batch = GraphBatch(self.buffers, size, nodes)
+        self.cycle.run(batch)
+        with self.device.captured() as launches:
+            self.cycle.run(batch)
+        return launches
+
+
+class FakeMachine:
+    """A device and the targets that were loaded there."""
+
+    def __init__(self, device: FakeCuda, patch: pytest.MonkeyPatch) -> None:
+        self.device = device
+        for module in pkgutil.iter_modules(op_table.__path__):  # drafters import some of the wrappers late
+            importlib.import_module(f"specengine.ops.{module.name}")
+        use_core(FakeCore(device), patch)
+        # As where nothing was measured: measuring needs a GPU.
+        unmeasured = lambda device, strict: LinearChoices(torch.device("cpu"), strict=strict)  # noqa: E731
+        patch.setattr(op_table, "LinearChoices", unmeasured)
+
+    def target(self, name: str = "random:tiny-llama", dtype: str = "bfloat16") -> Transformer:
+        return load_transformer(open_checkpoint(name), dtype, CUDA, op_table.cuda_ops(CUDA))
+
+    def engine(self, target: Transformer, spec: str, slots: int = SLOTS) -> FakeEngine:
+        """Makes what EngineCore makes of a drafter, but no graphs."""
+        drafter = load_drafter(spec, target)
+        if isinstance(drafter, HiddenStateReader):
+            target = target.with_hidden_state_layers(drafter.hidden_state_layers)
+        cache = target.new_cache(PAGES)
+        if isinstance(drafter, CacheCompanion):
+            drafter.attach(cache)
+        sizes = BufferSizes(slots, 256, drafter.spare_slots, slots * drafter.max_nodes, target.config.vocab_size)
+        state = drafter.new_device_state(slots) if isinstance(drafter, DeviceStateDrafter) else None
+        buffers = DeviceBuffers(sizes, [2], target.device, drafter_state=state)
+        return FakeEngine(self.device, Cycle(target, cache, drafter, Match()), buffers)

@@ -1,0 +1,176 @@
+"""The core's ops for tensors of FakeCuda: each checks its arguments as csrc/ops does, and counts its kernels.
+
+An op writes tensors that its caller made, so nothing is returned.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specengine import _C
+from tests.fake_cuda.mode import FakeCuda
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TYPES = {"f32": (torch.float32,), "i32": (torch.int32,), "i64": (torch.int64,), "float": FLOATS}
+WORKSPACE = 1024  # floats that the fake attention asks for: any number shows whether the caller provides them
+
+
+@dataclass(frozen=True)
+class Op:
+    """The contract of an op on CUDA.
+
+    shapes: `name: type[sizes]` of each tensor, in the order of the op's arguments and of its records' fields.
+    A name with ? may be None. Equal names of sizes are equal sizes; B+1 and N/32 are made of others; 64 is itself.
+    kernels: those that a call launches.
+    """
+
+    shapes: str
+    kernels: tuple[str, ...]
+
+
+CACHE = (
+    "k_cache: float[P,K,64,D]  v_cache: float[P,K,64,D]  block_table: i32[B,pages]  lengths: i32[B]  row_start: i32[B+1]"
+)
+SAMPLED = (
+    "tokens: i32[M]  parents: i32[M]  row_start: i32[B+1]  temperature: f32[B]  top_k: i32[B]  top_p: f32[B]  "
+    "min_p: f32[B]  repetition_penalty: f32[B]  presence_penalty: f32[B]  frequency_penalty: f32[B]  seed: i64[B]  "
+    "bias_start: i32[B+1]  bias_tokens: i32[E]  bias_values: f32[E]  tokens: i32[B,T]  length: i32[B]  "
+    "prompt_length: i32[B]"
+)
+PATHS = "path: i32[B,N]  path_length: i32[B]  bonus: i32[B]  relaxed: i32[B]"
+
+OPS = {
+    "gather_rows": Op("weight: float[V,C]  ids: i32[M]  out: f32[M,C]", ("gather_rows",)),
+    "linear": Op("x: float[M,C]  weight: float[W,C]  bias?: f32[N]  out: f32[M,N]", ("linear",)),
+    "linear_argmax": Op(
+        "x: float[M,C]  weight: float[W,C]  bias?: f32[W]  ids: i32[M]  keys: i64[M]",
+        ("forget_keys", "linear", "ids_of_keys"),
+    ),
+    "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
+    "silu_mul": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("silu_mul",)),
+    "rope_cache": Op(
+        f"qkv: f32[M,Q]  cos: f32[T,D/2]  sin: f32[T,D/2]  q_norm?: f32[D]  k_norm?: f32[D]  depths: i32[M]  "
+        f"{CACHE}  q: f32[M,H,D]",
+        ("rope_cache",),
+    ),
+    # Keys are split wherever a GPU has room for more blocks than there are rows; then their results are merged.
+    "tree_attention": Op(
+        f"q: f32[M,H,D]  {CACHE}  ancestors: i32[M,words]  out: float[M,H,D]  workspace: f32[n]",
+        ("tensor_attention", "merge_splits"),
+    ),
+    "expand_backbone": Op(
+        "logits: f32[B,L,V]  root: i32[B]  thresholds: f32[C]  widths: i32[C+1]  "
+        "tokens: i32[B,N]  parents: i32[B,N]  depths: i32[B,N]  scores: f32[B,N]  ancestors: i32[B,N,N/32]  "
+        "node_counts: i32[B]  top_tokens: i32[B,L,S,k]  top_scores: f32[B,L,S,k]  sums: f32[B,L,S]  arrived: i32[B]",
+        ("expand_backbone",),
+    ),
+    "select_nodes": Op(
+        "tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  limits: i32[B]  "
+        "out_tokens: i32[B,N]  out_parents: i32[B,N]  out_depths: i32[B,N]  kept: i32[B,N]  ancestors: i32[B,N,N/32]  "
+        "node_counts: i32[B]",
+        ("select_nodes",),
+    ),
+    "draft_lookup": Op(
+        "history: i32[B,T]  history_length: i32[B]  final_length: i32[B]  active: i32[B]  tokens: i32[M]  "
+        "parents: i32[M]  depths: i32[M]  ancestors: i32[M,words]",
+        ("draft_lookup",),
+    ),
+    "draw_siblings": Op(
+        f"logits: f32[R,C]  requests: i32[R]  nodes: i32[R]  index?: i32[V]  {SAMPLED}  drawn: i32[R,k]  "
+        "scores: f32[R,V]  counts: i32[R,V]  weights: i64[R,V]",
+        ("draw_siblings",),
+    ),
+    "verify_tree": Op(
+        f"logits: f32[M,V]  {SAMPLED}  logits?: f32[R,C]  rows?: i32[M]  token_index?: i32[V]  {PATHS}  "
+        "scores: f32[B,V]  counts: i32[B,V]  row_states?: i64[M,states]  weights?: i64[B,planes,V]",
+        ("mark", "filter", "draw", "finish"),
+    ),
+    "commit_tokens": Op(
+        f"tokens: i32[M]  parents: i32[M]  {PATHS}  eos: i32[E]  ignores_eos: i32[B]  final_length: i32[B]  "
+        "history: i32[B,T]  history_length: i32[B]  active: i32[B]  record: i32[B,columns]",
+        ("commit_tokens",),
+    ),
+    "compact_kv": Op(
+        "k_cache: float[layers,P,K,64,D]  v_cache: float[layers,P,K,64,D]  block_table: i32[B,pages]  "
+        "lengths: i32[B]  path: i32[B,N]  path_length: i32[B]",
+        ("compact_kv",),
+    ),
+}
+OTHER_RULES = ("walk",)  # verify_tree by a rule other than match
+
+
+class FakeCore:
+    """Stands in for specengine._C in the ops' wrappers; what is no op is the core's own."""
+
+    def __init__(self, device: FakeCuda) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "tree_attention_workspace":
+            return lambda *_: WORKSPACE
+        return functools.partial(self._run, name) if name in OPS else getattr(_C, name)
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        check(name, arguments)
+        is_match = "match" in arguments or name != "verify_tree"
+        self._device.launch(OPS[name].kernels if is_match else OTHER_RULES)
+
+
+def check(name: str, arguments: tuple) -> None:
+    """Raises ValueError naming the tensor that breaks the op's contract, or that is not on the device."""
+    given = [value for value in _flat(arguments) if value is None or isinstance(value, torch.Tensor)]
+    wanted = [word for word in OPS[name].shapes.split("  ")]
+    if len(given) != len(wanted):
+        raise ValueError(f"{name}: expected {len(wanted)} tensors, got {len(given)}")
+    sizes: dict[str, int] = {}
+    for text, tensor in zip(wanted, given, strict=True):
+        label, _, rest = text.partition(": ")
+        kind, _, shape = rest.removesuffix("]").partition("[")
+        if tensor is None and label.endswith("?"):
+            continue
+        _check_tensor(f"{name}: {label.removesuffix('?')}", tensor, TYPES[kind], shape.split(","), sizes)
+
+
+def _check_tensor(
+    name: str, tensor: torch.Tensor | None, types: tuple[torch.dtype, ...], shape: list[str], sizes: dict[str, int]
+) -> None:
+    if tensor is None:
+        raise ValueError(f"{name}: expected a tensor, got None")
+    if tensor.device.type != "cuda":
+        raise ValueError(f"{name}: is on {tensor.device}")
+    if tensor.dtype not in types or tensor.dim() != len(shape) or not tensor.is_contiguous():
+        raise ValueError(f"{name}: expected {types} [{','.join(shape)}], got {tensor.dtype} {tuple(tensor.shape)}")
+    for text, size in zip(shape, tensor.shape, strict=True):
+        if size != _size(text, size, sizes):
+            raise ValueError(f"{name}: expected [{','.join(shape)}] with {sizes}, got {tuple(tensor.shape)}")
+
+
+def _size(text: str, given: int, sizes: dict[str, int]) -> int:
+    """Returns a size; a name that was not met before gets the given one."""
+    if text.isdigit():
+        return int(text)
+    first, sign, second = text.replace("/", "+/").partition("+")
+    if not sign:
+        return sizes.setdefault(first, given)
+    if second == "/32":
+        return -(-sizes[first] // 32)
+    if second == "/2":
+        return sizes[first] // 2 if first in sizes else given
+    if second.isdigit():
+        return sizes[first] + int(second) if first in sizes else given
+    sizes.setdefault(first, given // 2)
+    return 2 * sizes[first]
+
+
+def _flat(values: tuple) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            yield from _flat(value)
+        else:
+            yield value
+

@@ -1,0 +1,29 @@
+"""Writes launches.json: `python -m tests.fake_cuda.record`, after a change that launches fewer kernels, or needs more."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.fake_cuda.build import FakeMachine
+from tests.fake_cuda.cases import RECORDED, SPECS, launches_by_width, totals, write_drafters
+from tests.fake_cuda.mode import FakeCuda
+
+
+def main() -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch, FakeCuda() as device:
+        drafters = write_drafters(Path(folder))
+        machine = FakeMachine(device, patch)
+        target = machine.target()
+        for name, spec in SPECS.items():
+            found[name] = totals(launches_by_width(machine, target, spec.format(**drafters)))
+            print(name, found[name])
+    RECORDED.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
