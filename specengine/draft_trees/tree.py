@@ -90,12 +90,18 @@ class TreeBatch:
         return TreeBatch._on(device, tokens, parents, depths, starts, ancestors)
 
     @staticmethod
-    def chains(runs: Sequence[Sequence[int]], device: torch.device) -> TreeBatch:
-        """Lays out one chain per request, of any length: prefill."""
+    def chains(runs: Sequence[Sequence[int]], device: torch.device, *, masked: bool = False) -> TreeBatch:
+        """Lays out one chain per request, of any length: prefill.
+
+        masked: with ancestor bits, unless a chain is longer than a tree may be. Without them attention on CUDA is that
+        of prefill, which asks the device for lengths in every layer.
+        """
         tokens = [token for run in runs for token in run]
         depths = [depth for run in runs for depth in range(len(run))]
         starts = list(accumulate((len(run) for run in runs), initial=0))
-        return TreeBatch._on(device, tokens, [depth - 1 for depth in depths], depths, starts, None)
+        longest = max(map(len, runs), default=0)
+        ancestors = _pack([(2 << depth) - 1 for depth in depths], longest) if masked and longest <= MAX_NODES else None
+        return TreeBatch._on(device, tokens, [depth - 1 for depth in depths], depths, starts, ancestors)
 
     @staticmethod
     def _on(device, tokens, parents, depths, starts, ancestors) -> TreeBatch:

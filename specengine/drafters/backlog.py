@@ -7,16 +7,19 @@ from specengine._C import MAX_NODES
 # Plain cycles between two catch-ups. Weights dominate a pass of so many rows, and 32 of EAGLE-3's pairs for a
 # hidden size of 4096 take 1.5 MB per slot.
 PLAIN_CYCLES = 32
+MOST_ROWS = 1024  # of a catch-up of all slots: those of a prefill pass, for which memory is planned
 
 
 class Backlog:
     """Counts the tokens that a slot's drafter has not read, at most.
 
-    most: that a draft reads. No cycle with a draft leaves more.  room: that may wait, at most MAX_NODES.
+    slots: of the batch.  most: tokens that a draft reads. No cycle with a draft leaves more.
+    room: tokens that may wait, at most MAX_NODES.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self.room = most, min(most + PLAIN_CYCLES, MAX_NODES)
+    def __init__(self, slots: int, most: int) -> None:
+        plain = max(1, min(PLAIN_CYCLES, MOST_ROWS // slots - most))
+        self.most, self.room = most, min(most + plain, MAX_NODES)
         self.waiting = 0
 
     def is_late(self, nodes: int) -> bool:

@@ -12,18 +12,19 @@ import torch
 from specengine import ops as op_table
 from specengine.drafters import load_drafter
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, HiddenStateReader
+from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, HiddenStateReader, LogitsDrafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.transformer import Transformer, load_transformer
 from specengine.ops.autotune import LinearChoices
+from specengine.rules import Wants, parse_rule
 from specengine.rules.lossless import Match
 from tests.backends import use_core
 from tests.fake_cuda.core import FakeCore
-from tests.fake_cuda.mode import CUDA, FakeCuda
 from tests.fake_cuda.launches import Launches
+from tests.fake_cuda.mode import CUDA, FakeCuda
 
 PAGES = 8  # of the cache
 SLOTS = 4
@@ -43,11 +44,25 @@ class FakeEngine:
 
     def captured(self, nodes: int, size: int = SLOTS) -> Launches:
         """Runs the second cycle of a batch as it is captured, after a first one that may set things up."""
-        batch = GraphBatch(self.buffers, size, nodes)
+        batch = self.batch(nodes, size)
         self.cycle.run(batch)
         with self.device.captured() as launches:
             self.cycle.run(batch)
         return launches
+
+    def catch_up(self) -> Launches | None:
+        """Runs what plain cycles leave to a drafter, where they do, as if it were captured: the host may not wait."""
+        backlog = getattr(self.buffers.drafter_state, "backlog", None)
+        if backlog is None:
+            return None
+        assert isinstance(self.drafter, DeviceStateDrafter)
+        backlog.waiting = backlog.room
+        with self.device.captured() as launches:
+            self.drafter.before_cycle(self.batch(nodes=1))
+        return launches
+
+    def batch(self, nodes: int, size: int = SLOTS) -> GraphBatch:
+        return GraphBatch(self.buffers, size, nodes)
 
 
 class FakeMachine:
@@ -65,15 +80,19 @@ class FakeMachine:
     def target(self, name: str = "random:tiny-llama", dtype: str = "bfloat16") -> Transformer:
         return load_transformer(open_checkpoint(name), dtype, CUDA, op_table.cuda_ops(CUDA))
 
-    def engine(self, target: Transformer, spec: str, slots: int = SLOTS) -> FakeEngine:
-        """Makes what EngineCore makes of a drafter, but no graphs."""
-        drafter = load_drafter(spec, target)
+    def engine(self, target: Transformer, spec: str, rule: str = "match", slots: int = SLOTS) -> FakeEngine:
+        """Makes what EngineCore makes of a drafter and a rule, but no graphs."""
+        drafter, parsed = load_drafter(spec, target), parse_rule(rule)
         if isinstance(drafter, HiddenStateReader):
             target = target.with_hidden_state_layers(drafter.hidden_state_layers)
         cache = target.new_cache(PAGES)
         if isinstance(drafter, CacheCompanion):
             drafter.attach(cache)
-        sizes = BufferSizes(slots, 256, drafter.spare_slots, slots * drafter.max_nodes, target.config.vocab_size)
+        rows = slots * drafter.max_nodes
+        sizes = BufferSizes(slots, 256, drafter.spare_slots, rows, target.config.vocab_size)
         state = drafter.new_device_state(slots) if isinstance(drafter, DeviceStateDrafter) else None
-        buffers = DeviceBuffers(sizes, [2], target.device, drafter_state=state)
-        return FakeEngine(self.device, Cycle(target, cache, drafter, Match()), buffers)
+        reads_logits = parsed.wants is not Wants.NOTHING and isinstance(drafter, LogitsDrafter)
+        logits = drafter.room_for_logits(rows) if reads_logits else None
+        weights = not isinstance(parsed, Match)
+        buffers = DeviceBuffers(sizes, [2], CUDA, draft_logits=logits, weights=weights, drafter_state=state)
+        return FakeEngine(self.device, Cycle(target, cache, drafter, parsed), buffers)

@@ -1,19 +1,35 @@
-"""The cycles whose launches are recorded: a drafter of every kind, at widths from plain decoding to its largest tree."""
+"""The cycles whose launches are recorded: of every drafter and rule, at widths from plain decoding to the largest tree.
+
+Drafters on the host share one cycle: its trees are copied to the device before it.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from specengine.engine.device.cycle_graphs import widths_up_to
+from specengine.models.transformer import Transformer
+from specengine.rules import RULES
 from tests.drafters import eagle_files, fasteagle_files, glide_files, medusa_files
 from tests.fake_cuda.build import FakeMachine
 from tests.fake_cuda.launches import Launches
 
 RECORDED = Path(__file__).with_name("launches.json")
-SPECS = {
+CATCH_UP = "catch-up"  # between two cycles
+
+
+class Case(NamedTuple):
+    """A drafter, in whose spec a name stands for a folder of write_drafters(), and a rule."""
+
+    spec: str
+    rule: str = "match"
+
+
+DRAFTERS = {
     "none": "none",
     "prompt_lookup": "prompt_lookup",
     "eagle3, a chain of 7": "eagle3:{eagle3},top_k=1,levels=7,nodes=8",
@@ -26,6 +42,8 @@ SPECS = {
     "medusa": "medusa:{medusa},nodes=8",
     "glide": "glide:{glide}",
 }
+CASES = {name: Case(spec) for name, spec in DRAFTERS.items()}
+CASES |= {f"draft_model, {rule}": Case("draft_model:self,layers=1,length=3", rule) for rule in RULES}
 
 
 def write_drafters(folder: Path) -> dict[str, Path]:
@@ -42,17 +60,19 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     return made
 
 
-def launches_by_width(machine: FakeMachine, target, spec: str) -> dict[int, Launches]:
-    """Returns the launches of a drafter's cycle at every captured width."""
-    engine = machine.engine(target, spec)
-    return {nodes: engine.captured(nodes) for nodes in widths_up_to(engine.drafter.max_nodes)}
+def launches_of(machine: FakeMachine, target: Transformer, case: Case, folders: dict[str, Path]) -> dict[str, Launches]:
+    """Returns the launches of a cycle at every captured width, and of a catch-up where the drafter has one."""
+    engine = machine.engine(target, case.spec.format(**folders), case.rule)
+    found = {str(nodes): engine.captured(nodes) for nodes in widths_up_to(engine.drafter.max_nodes)}
+    late = engine.catch_up()
+    return found if late is None else found | {CATCH_UP: late}
 
 
-def totals(launches: dict[int, Launches]) -> dict[str, dict[str, int]]:
+def totals(launches: dict[str, Launches]) -> dict[str, dict[str, int]]:
     """Returns the numbers of all widths, as they are recorded."""
-    return {str(nodes): each.totals for nodes, each in launches.items()}
+    return {width: each.totals for width, each in launches.items()}
 
 
 def recorded() -> dict[str, dict[str, dict[str, int]]]:
-    """Returns the recorded numbers, by drafter and width."""
+    """Returns the recorded numbers, by case and width."""
     return json.loads(RECORDED.read_text())

@@ -19,6 +19,6 @@ def machine(device, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def drafters(tmp_path_factory):
+def folders(tmp_path_factory):
     """Folders of random drafters by name."""
     return write_drafters(tmp_path_factory.mktemp("drafters"))

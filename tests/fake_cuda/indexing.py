@@ -16,6 +16,9 @@ DIRECT = {
     torch.Tensor.nonzero: torch.ops.aten.nonzero,
     torch.nonzero: torch.ops.aten.nonzero,
     torch.Tensor.contiguous: torch.ops.aten.contiguous,
+    torch.Tensor.__int__: torch.ops.aten._local_scalar_dense,
+    torch.Tensor.__index__: torch.ops.aten._local_scalar_dense,
+    torch.Tensor.__float__: torch.ops.aten._local_scalar_dense,
 }
 
 
@@ -57,9 +60,14 @@ def _parts(tensor: torch.Tensor, index: Any) -> Parts:
         elif isinstance(item, int):
             view = view.select(dim, item)
         elif isinstance(item, slice):
-            view, dim = torch.ops.aten.slice(view, dim, item.start, item.stop, item.step or 1), dim + 1
+            view, dim = torch.ops.aten.slice(view, dim, _end(item.start), _end(item.stop), item.step or 1), dim + 1
         else:  # a list becomes a tensor on the device, by a copy from pageable memory
             place = item if isinstance(item, torch.Tensor) else torch.tensor(item).to(tensor.device)
             places += [None] * (dim - len(places)) + [place]
             dim += 1
     return view, places
+
+
+def _end(end: Any) -> Any:
+    """Returns an end of a slice, which torch reads on the host."""
+    return torch.ops.aten._local_scalar_dense(end) if isinstance(end, torch.Tensor) else end

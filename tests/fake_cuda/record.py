@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_cuda.build import FakeMachine
-from tests.fake_cuda.cases import RECORDED, SPECS, launches_by_width, totals, write_drafters
+from tests.fake_cuda.cases import CASES, RECORDED, launches_of, totals, write_drafters
 from tests.fake_cuda.mode import FakeCuda
 
 
@@ -19,8 +19,8 @@ def main() -> None:
         drafters = write_drafters(Path(folder))
         machine = FakeMachine(device, patch)
         target = machine.target()
-        for name, spec in SPECS.items():
-            found[name] = totals(launches_by_width(machine, target, spec.format(**drafters)))
+        for name, case in CASES.items():
+            found[name] = totals(launches_of(machine, target, case, drafters))
             print(name, found[name])
     RECORDED.write_text(json.dumps(found, indent=1) + "\n")
 

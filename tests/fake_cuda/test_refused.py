@@ -9,6 +9,9 @@ from tests.selection import looped
 
 REFUSED = {
     "a number": (lambda x, at: x[0, 0].item(), "_local_scalar_dense"),
+    "an integer": (lambda x, at: int(at[0]), "_local_scalar_dense"),
+    "a float": (lambda x, at: float(x[0, 0]), "_local_scalar_dense"),
+    "an end of a slice": (lambda x, at: x[: at[0]], "_local_scalar_dense"),
     "a truth": (lambda x, at: bool(x[0, 0]), "_local_scalar_dense"),
     "a list of numbers": (lambda x, at: x.tolist(), "copies between"),
     "a copy to the host": (lambda x, at: x.cpu(), "copies between"),

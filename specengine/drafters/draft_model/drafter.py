@@ -137,24 +137,24 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
 
     def _logits(self, growing: list[Growth], level: int) -> torch.Tensor:
         """Runs one pass; returns logits [R, V] of all open nodes."""
-        model, device = self.model, self.model.device
+        model, device, masked = self.model, self.model.device, self.model.ops.on_device
         states = [self._state(growth.request) for growth in growing]
         if level == 0:  # the tokens committed since the last draft; the last of them is the root
             cycle = len(self.config.widths) + 1  # what a cycle commits always fits
             most = max(cycle, model.ops.prefill_rows // len(growing))
             self.small.catch_up([growth.request for growth in growing], states, most)
             runs = [growth.request.tokens[state.cached :] for growth, state in zip(growing, states, strict=True)]
-            rows = TreeBatch.chains(runs, device)
+            rows = TreeBatch.chains(runs, device, masked=masked)
             open_rows = [[len(run) - 1] for run in runs]
             starts = [state.cached for state in states]
         elif self._chain:
             runs = [growth.tokens[-1:] for growth in growing]
-            rows = TreeBatch.chains(runs, device)
+            rows = TreeBatch.chains(runs, device, masked=masked)
             open_rows = [[0]] * len(runs)
             starts = [state.cached + len(state.ahead) for state in states]
         else:
             runs = [growth.tokens for growth in growing]
-            rows = TreeBatch.of([growth.tree for growth in growing], device)
+            rows = TreeBatch.of([growth.tree for growth in growing], device, masked=masked)
             open_rows = [growth.open for growth in growing]
             starts = [state.cached - 1 for state in states]  # from the root on
         cache = self.small.cache

@@ -21,7 +21,7 @@ class DeviceState:
 
     def __init__(self, slots: int, most: int, device: torch.device) -> None:
         self.first = torch.zeros(slots, dtype=torch.int32, device=device)
-        self.backlog = Backlog(most)
+        self.backlog = Backlog(slots, most)
         room = self.backlog.room
         self._step = torch.arange(room, dtype=torch.int32, device=device)
         self._bits = chain_bits(torch.tensor([0, room], dtype=torch.int32, device=device), room)

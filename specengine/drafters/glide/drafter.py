@@ -74,6 +74,7 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
         self.policy = policy_of(self, target, costs, [self])
         self._engine = OneEngine(self.name)
         self._device, self._prefill_rows = target.device, target.ops.prefill_rows
+        self._masked = target.ops.on_device
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
         self._expanders = BackboneExpanders(config.widths, config.thresholds)
@@ -221,7 +222,8 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
 
     def _rows(self, requests: Sequence[DraftRequest], runs: list[list[int]], starts: list[int]) -> GlideRows:
         place = self.network.cache.batch([request.pages for request in requests], starts)
-        return GlideRows.of(runs, place, [len(request.tokens) - 1 for request in requests], self._device)
+        verified = [len(request.tokens) - 1 for request in requests]
+        return GlideRows.of(runs, place, verified, self._device, masked=self._masked)
 
     def new_device_state(self, slots: int) -> DeviceState:
         return DeviceState(slots, self._most, self._device)

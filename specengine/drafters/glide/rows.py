@@ -32,10 +32,18 @@ class GlideRows:
 
     @staticmethod
     def of(
-        runs: Sequence[Sequence[int]], place: CacheBatch, verified: Sequence[int], device: torch.device
+        runs: Sequence[Sequence[int]],
+        place: CacheBatch,
+        verified: Sequence[int],
+        device: torch.device,
+        *,
+        masked: bool = False,
     ) -> GlideRows:
-        """Lays out each request's tokens, from the first one that is not in the drafter's cache."""
-        rows = TreeBatch.chains(runs, device)
+        """Lays out each request's tokens, from the first one that is not in the drafter's cache.
+
+        masked: as TreeBatch.chains does.
+        """
+        rows = TreeBatch.chains(runs, device, masked=masked)
         owner = torch.tensor([b for b, run in enumerate(runs) for _ in run], device=device)
         cached = torch.tensor(verified, dtype=torch.int32, device=device)
         return GlideRows(rows, place, cached, owner, rows.row_start[1:].long() - 1)

@@ -25,7 +25,7 @@ class DevicePairs:
     """
 
     def __init__(self, slots: int, most: int, shape: tuple[int, ...], device: torch.device) -> None:
-        self.backlog = Backlog(most)
+        self.backlog = Backlog(slots, most)
         room = self.backlog.room
         self.hidden_states = torch.zeros(slots, room, *shape, device=device)
         self.counts, self.first = torch.zeros(2, slots, dtype=torch.int32, device=device)

@@ -48,6 +48,7 @@ class PairReader:
         self._kv_shape = (c.num_layers, c.num_kv_heads, c.head_dim)
         self._kv_dtype = target.cache_dtype
         self._device, self._positions = target.device, target.config.max_position
+        self._masked = target.ops.on_device
         # A pass on the CPU writes tensors of its own; on CUDA the next replay of a graph writes the same ones again.
         self._keeps_passes = target.device.type == "cpu"
         self._pages: list[list[int]] = []  # of the last block table
@@ -123,7 +124,7 @@ class PairReader:
         """Takes the first pairs of every request; returns them as rows, and where their keys and values go."""
         pairs = self.of(requests)
         place = self.place(requests, [own.first for own in pairs])
-        read = PairRows.take(requests, pairs, counts, self._device)
+        read = PairRows.take(requests, pairs, counts, self._device, self._masked)
         self.network.ensure_positions(max(own.first for own in pairs) + self._beyond)
         return read, place
 

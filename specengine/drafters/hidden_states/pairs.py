@@ -126,9 +126,13 @@ class PairRows:
 
     @staticmethod
     def take(
-        requests: Sequence[DraftRequest], pairs: Sequence[Pairs], counts: Sequence[int], device: torch.device
+        requests: Sequence[DraftRequest],
+        pairs: Sequence[Pairs],
+        counts: Sequence[int],
+        device: torch.device,
+        masked: bool,
     ) -> PairRows:
-        """Takes the first `counts` pairs of every request."""
+        """Takes the first `counts` pairs of every request.  masked: as TreeBatch.chains does."""
         runs, hidden_states = take_pairs(requests, pairs, counts)
-        rows = TreeBatch.chains(runs, device)
+        rows = TreeBatch.chains(runs, device, masked=masked)
         return PairRows(rows, hidden_states, rows.row_start[1:].long() - 1)

@@ -88,7 +88,8 @@ class SentenceDrafter:
         texts = [request.tokens + state.sentence for request, state in zip(requests, states, strict=True)]
         batch = [self._rows(text, state) for text, state in zip(texts, states, strict=True)]
         place = cache.batch([state.pages for state in states], [state.cached + len(state.ahead) for state in states])
-        tree = TreeBatch.of([rows.paths.tree for rows in batch], self._model.device)
+        masked = self._model.ops.on_device
+        tree = TreeBatch.of([rows.paths.tree for rows in batch], self._model.device, masked=masked)
         hidden_states = self._model.hidden(tree, cache, place)
         starts = [0, *accumulate(len(rows.paths.tokens) for rows in batch)]
         likeliest = self._likeliest(hidden_states, batch, starts)
