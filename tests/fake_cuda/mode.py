@@ -17,7 +17,7 @@ from tests.fake_cuda.refused import check_call
 
 CUDA = torch.device("cuda", 0)
 # Calls that allocate or describe, and start no kernel.
-STARTS_NOTHING = ("empty", "new_empty", "sym_", "is_", "resize", "lift", "device_put")
+STARTS_NOTHING = ("empty", "new_empty", "_unsafe_view", "sym_", "is_", "resize", "lift", "device_put")
 
 
 class FakeCuda(FakeTensorMode):
