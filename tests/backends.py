@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specengine import _C
+from specengine.utils import host_memory
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ def cuda_backend_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     simulated.set_schedule(0)  # a test runs alone as it runs among others
     simulated.set_multiprocessors(4)
     use_core(simulated, monkeypatch)
+    monkeypatch.setattr(host_memory, "HOST_TYPES", frozenset())
     return Backend("sim", torch.device("cpu"))
 
 
@@ -49,12 +51,11 @@ def use_core(core: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def cpu_kernels() -> Iterator[None]:
     """The CPU's own kernels for a while, in a test whose backend is the simulator."""
-    patched = [(module, module._C) for module in _ops_modules()]
-    for module, _ in patched:
-        module._C = _C
-    yield
-    for module, core in patched:
-        module._C = core
+    with pytest.MonkeyPatch.context() as patch:
+        for module in _ops_modules():
+            patch.setattr(module, "_C", _C)
+        patch.setattr(host_memory, "HOST_TYPES", frozenset({"cpu"}))
+        yield
 
 
 def _ops_modules(core: ModuleType | None = None) -> list[ModuleType]:

@@ -16,6 +16,7 @@ from specengine.cache.page_pool import PagePool
 from specengine.cache.prefix_cache import PrefixCounts, PrefixIndex, Sharing
 from specengine.ops import Ops
 from specengine.ops.verify_tree import Accepted
+from specengine.utils.host_memory import is_host
 
 IDLE_BYTES = 256 << 20  # a larger pool shrinks while no request uses it
 
@@ -227,7 +228,7 @@ class KVCache(PagePool):
         block_table = torch.from_numpy(np.array(table, dtype=np.int32).reshape(len(pages), width))
         host = np.array(lengths, dtype=np.int32)
         counts = torch.from_numpy(host)
-        if self.device.type != "cpu":
+        if not is_host(self.device):
             return CacheBatch(block_table.to(self.device), counts.to(self.device))
         batch = CacheBatch(block_table, counts)
         batch.host = host

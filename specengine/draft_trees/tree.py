@@ -13,6 +13,7 @@ import torch
 
 from specengine._C import MAX_NODES, TreeRows
 from specengine.draft_trees.scored_tree import tree_levels
+from specengine.utils.host_memory import is_host
 
 KEPT = 256  # sizes of batches whose tensors a layout keeps
 _CHAIN = [*range(-1, MAX_NODES - 1)]  # parents
@@ -107,7 +108,7 @@ class TreeBatch:
     def _on(device, tokens, parents, depths, starts, ancestors) -> TreeBatch:
         def put(values) -> torch.Tensor:
             host = torch.from_numpy(np.array(values, dtype=np.int32))
-            return host if device.type == "cpu" else host.to(device)
+            return host if is_host(device) else host.to(device)
 
         bits = None if ancestors is None else put(ancestors)
         nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
@@ -126,7 +127,7 @@ class TreeLayout:
 
     def of(self, trees: Sequence[DraftTree]) -> TreeBatch:
         """Returns the trees' batch, which is valid until the next call."""
-        if self._device.type != "cpu":
+        if not is_host(self._device):
             return TreeBatch.of(trees, self._device)
         tokens, parents = [tree.tokens for tree in trees], [[*tree.parents] for tree in trees]
         sizes = [len(own) for own in parents]

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from specengine.ops.row_tools import take_rows
+from specengine.utils.host_memory import is_host
 
 
 class HiddenStates:
@@ -57,7 +58,7 @@ class _PickedRows(HiddenStates):
     def _take(self, rows: torch.Tensor) -> torch.Tensor:
         first, count = self._picked[0] if self._picked else 0, len(self._picked)
         # A pass on the CPU writes tensors of its own; on CUDA the next replay of a graph writes the same ones again.
-        if rows.device.type == "cpu" and list(self._picked) == [*range(first, first + count)]:
+        if is_host(rows.device) and list(self._picked) == [*range(first, first + count)]:
             return rows[first : first + count]
         return take_rows(rows, self._picked)
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specengine.utils.host_memory import is_host
+
 
 def likeliest(logits: torch.Tensor, count: int) -> list[list[int]]:
     """The `count` most likely tokens of each row [R, V], of equals the lower one first; topk does not promise that."""
@@ -54,17 +56,17 @@ def join_columns(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _joined(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
-    if parts[0].device.type == "cpu":
+    if is_host(parts[0].device):
         return torch.from_numpy(np.concatenate([part.numpy() for part in parts], axis=axis))
     return torch.cat(list(parts), dim=axis)
 
 
 def zero_rows(rows: int, columns: int, device: torch.device) -> torch.Tensor:
     """Zeros int32 [rows, columns]."""
-    if device.type == "cpu":
+    if is_host(device):
         return torch.from_numpy(np.zeros((rows, columns), dtype=np.int32))
     return torch.zeros(rows, columns, dtype=torch.int32, device=device)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray | torch.Tensor:
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+    return tensor.numpy() if is_host(tensor.device) else tensor

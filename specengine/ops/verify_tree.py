@@ -18,6 +18,7 @@ from specengine.ops.sampling_table import SamplingTable, TokenHistory, sampled_t
 from specengine.ops.target_distribution import draw_reference
 from specengine.rules.base import Rule
 from specengine.rules.lossless import Match
+from specengine.utils.host_memory import is_host
 
 NO_DRAFT_LOGITS = _C.DraftLogits(None, None, None, False)
 
@@ -79,7 +80,7 @@ class VerifyWorkspace:
             counts=torch.zeros(batch, vocab, dtype=torch.int32, device=device),
             row_states=torch.empty(rows, _C.ROW_STATE_WORDS, dtype=torch.int64, device=device) if rows else None,
             weights=torch.empty(shape, dtype=torch.int64, device=device) if weights else None,
-            outcomes={} if torch.device(device).type == "cpu" else None,
+            outcomes={} if is_host(torch.device(device)) else None,
         )
 
     def part(self, batch: int, rows: int) -> VerifyWorkspace:

@@ -17,6 +17,7 @@ from specengine.drafters.one_engine import OneEngine
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.row_tools import take_rows
+from specengine.utils.host_memory import is_host
 
 MOST_WAITING = 64  # pairs
 
@@ -50,7 +51,7 @@ class PairReader:
         self._device, self._positions = target.device, target.config.max_position
         self._masked = target.ops.on_device
         # A pass on the CPU writes tensors of its own; on CUDA the next replay of a graph writes the same ones again.
-        self._keeps_passes = target.device.type == "cpu"
+        self._keeps_passes = is_host(target.device)
         self._pages: list[list[int]] = []  # of the last block table
         self._table = torch.empty(0, 0, dtype=torch.int32)
 
@@ -146,7 +147,7 @@ class PairReader:
             self._pages = [[*own] for own in pages]
             self._table = self._cache.batch(pages, lengths).block_table
         filled = torch.from_numpy(np.array(lengths, dtype=np.int32))
-        return CacheBatch(self._table, filled if self._device.type == "cpu" else filled.to(self._device))
+        return CacheBatch(self._table, filled if is_host(self._device) else filled.to(self._device))
 
     def cache_all_but_last(self, requests: Sequence[DraftRequest]) -> None:
         """Caches all pairs but each request's last, from which the next draft goes on."""
