@@ -51,7 +51,7 @@ class DeviceStateDrafter(DeviceDrafter):
     def unload(self, state: Any, requests: Sequence[DraftRequest]) -> None:
         """Moves the requests of a device state back to the host: another batch takes the slots."""
 
-    def before_cycle(self, batch: DraftBatch) -> None:  # noqa: B027 (few drafters leave work to it)
+    def before_cycle(self, batch: DraftBatch) -> None:
         """Prepares the device state for a cycle of batch.nodes nodes; called by the host before each, in no graph.
 
         A cycle of width 1 drafts nothing and may leave work for later. Here the work is done where a draft needs it,

@@ -34,7 +34,8 @@ class Op:
 
 
 CACHE = (
-    "k_cache: float[P,K,64,D]  v_cache: float[P,K,64,D]  block_table: i32[B,pages]  lengths: i32[B]  row_start: i32[B+1]"
+    "k_cache: float[P,K,64,D]  v_cache: float[P,K,64,D]  "
+    "block_table: i32[B,pages]  lengths: i32[B]  row_start: i32[B+1]"
 )
 SAMPLED = (
     "tokens: i32[M]  parents: i32[M]  row_start: i32[B+1]  temperature: f32[B]  top_k: i32[B]  top_p: f32[B]  "
@@ -124,7 +125,7 @@ class FakeCore:
 def check(name: str, arguments: tuple) -> None:
     """Raises ValueError naming the tensor that breaks the op's contract, or that is not on the device."""
     given = [value for value in _flat(arguments) if value is None or isinstance(value, torch.Tensor)]
-    wanted = [word for word in OPS[name].shapes.split("  ")]
+    wanted = OPS[name].shapes.split("  ")
     if len(given) != len(wanted):
         raise ValueError(f"{name}: expected {len(wanted)} tensors, got {len(given)}")
     sizes: dict[str, int] = {}
@@ -173,4 +174,3 @@ def _flat(values: tuple) -> Iterator[Any]:
             yield from _flat(value)
         else:
             yield value
-

@@ -1,4 +1,4 @@
-"""Writes launches.json: `python -m tests.fake_cuda.record`, after a change that launches fewer kernels, or needs more."""
+"""Writes launches.json after a change that launches fewer kernels or needs more: `python -m tests.fake_cuda.record`."""
 
 from __future__ import annotations
 
