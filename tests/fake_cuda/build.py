@@ -19,6 +19,7 @@ from specengine.engine.device.graph_batch import GraphBatch
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.transformer import Transformer, load_transformer
 from specengine.ops.autotune import LinearChoices
+from specengine.ops.linear import LIBRARY
 from specengine.rules import Wants, parse_rule
 from specengine.rules.lossless import Match
 from tests.backends import use_core
@@ -73,12 +74,19 @@ class FakeMachine:
         for module in pkgutil.iter_modules(op_table.__path__):  # drafters import some of the wrappers late
             importlib.import_module(f"specengine.ops.{module.name}")
         use_core(FakeCore(device), patch)
-        # As where nothing was measured: measuring needs a GPU.
-        unmeasured = lambda device, strict: LinearChoices(torch.device("cpu"), strict=strict)  # noqa: E731
-        patch.setattr(op_table, "LinearChoices", unmeasured)
+        patch.setattr(op_table, "LinearChoices", self._choices)
+        self._by_library = False
 
-    def target(self, name: str = "random:tiny-llama", dtype: str = "bfloat16") -> Transformer:
-        return load_transformer(open_checkpoint(name), dtype, CUDA, op_table.cuda_ops(CUDA))
+    def target(self, by_library: bool = False) -> Transformer:
+        """Returns a tiny model.  by_library: it multiplies every product; else ours, as where nothing was measured."""
+        self._by_library = by_library
+        return load_transformer(open_checkpoint("random:tiny-llama"), "bfloat16", CUDA, op_table.cuda_ops(CUDA))
+
+    def _choices(self, device: torch.device, strict: bool) -> LinearChoices:
+        choices = LinearChoices(torch.device("cpu"), strict=strict)  # measures nothing
+        if self._by_library:
+            choices.choose = lambda weight, rows: LIBRARY
+        return choices
 
     def engine(self, target: Transformer, spec: str, rule: str = "match", slots: int = SLOTS) -> FakeEngine:
         """Makes what EngineCore makes of a drafter and a rule, but no graphs."""

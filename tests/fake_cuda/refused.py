@@ -22,6 +22,7 @@ SYNCHRONISE = {
     aten.unique_dim: "has as many rows as the device finds",
     aten.unique_consecutive: "has as many entries as the device finds",
     aten.bincount: "has as many entries as the device counts",
+    aten._linalg_check_errors: "reads on the host what the device found",
 }
 COPIES = (aten._to_copy, aten.copy_)
 INDEXING = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)

@@ -6,7 +6,7 @@ import pytest
 
 from specengine.drafters.base import Drafter
 from specengine.drafters.none import NoneDrafter
-from tests.fake_cuda.cases import CASES, CATCH_UP, launches_of, recorded, totals
+from tests.fake_cuda.cases import CASES, CATCH_UP, DRAFTERS, launches_of, recorded, totals
 from tests.fake_cuda.refused import Refused
 
 PLAIN = 10  # launches that a cycle of width 1 may have beyond plain decoding: hidden states are kept
@@ -67,3 +67,9 @@ def test_a_planted_launch_is_counted(machine):
     engine = machine.engine(machine.target(), "none")
     more = with_drafter(engine, Careless(lambda batch: batch.history.length + 1))
     assert more.captured(1).total == engine.captured(1).total + 1
+
+
+def test_a_cycle_can_be_captured_where_the_library_multiplies(machine, folders):
+    engine = machine.engine(machine.target(by_library=True), DRAFTERS["eagle3"].format(**folders))
+    launches = engine.captured(8)
+    assert "linear" not in launches.ours and launches.torch["mm"] > 10
