@@ -58,7 +58,7 @@ def test_a_draft_behind_plain_cycles_is_the_draft_behind_drafts(device_engine, t
     expected = on_the_cpu(traced, drafter=f"{spec},adaptive=false", prompts=prompts)
     engine = device_engine(spec, max_batch_size=2)
     widest = engine.drafter.max_nodes
-    widths = itertools.cycle([1, 1, widest, 1, 1, 1, 1, 1, 1, 1, widest, 2])
+    widths = itertools.cycle([1, 1, widest, *[1] * 6, widest, 1, 1, 2])  # a catch-up before a plain cycle, and a draft
     monkeypatch.setattr(CycleGraphs, "choose", lambda graphs, size: next(widths))
     outputs = engine.generate(prompts, traced)
     assert ids(outputs) == ids(expected)
