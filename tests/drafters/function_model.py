@@ -20,7 +20,7 @@ class FunctionModel:
     def __init__(self, function, vocab, max_position=10_000):
         self.function, self.config = function, SimpleNamespace(vocab_size=vocab, max_position=max_position)
         argmax = SimpleNamespace(linear_argmax=lambda hidden_states, head: hidden_states[:, 0].int())
-        self.ops = SimpleNamespace(compact_kv=native.compact_kv, prefill_rows=8, **vars(argmax))
+        self.ops = SimpleNamespace(compact_kv=native.compact_kv, prefill_rows=8, on_device=False, **vars(argmax))
 
     def new_cache(self, pages=None):
         return KVCache(1, 1, 1, torch.float32, self.device, pages)

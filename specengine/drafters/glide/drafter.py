@@ -223,7 +223,7 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
     def _rows(self, requests: Sequence[DraftRequest], runs: list[list[int]], starts: list[int]) -> GlideRows:
         place = self.network.cache.batch([request.pages for request in requests], starts)
         verified = [len(request.tokens) - 1 for request in requests]
-        return GlideRows.of(runs, place, verified, self._device, masked=self._masked)
+        return GlideRows.of(runs, place, verified, self._device, self._masked)
 
     def new_device_state(self, slots: int) -> DeviceState:
         return DeviceState(slots, self._most, self._device)

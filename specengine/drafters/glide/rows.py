@@ -36,7 +36,6 @@ class GlideRows:
         place: CacheBatch,
         verified: Sequence[int],
         device: torch.device,
-        *,
         masked: bool = False,
     ) -> GlideRows:
         """Lays out each request's tokens, from the first one that is not in the drafter's cache.
