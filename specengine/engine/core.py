@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from specengine.cache.prefix_cache import Sharing
@@ -18,7 +18,7 @@ from specengine.engine.metrics import Metrics
 from specengine.engine.request import Request
 from specengine.rules import Rule
 from specengine.tensor_parallel.loading import LoadedModel
-from specengine.utils.cuda_graphs import stream_of
+from specengine.utils.cuda_graphs import device_turn
 from specengine.utils.fair_lock import FairLock
 
 
@@ -51,10 +51,10 @@ class EngineCore:
         self.runner: DeviceRunner | None = None
         if model.target.ops.on_device:
             device_options = DeviceOptions(options.max_batch_size, options.gpu_memory_fraction, options.graphs)
-            self.cache = device_cache(model, drafter, rule, device_options)
+            with device_turn(self.target.device):
+                self.cache = device_cache(model, drafter, rule, device_options)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
-            with stream_of(self.target.device):
-                self.runner = device_runner(model, self.cycle, device_options)
+            self.runner = device_runner(model, self.cycle, device_options)
         else:
             self.cache = model.target.new_cache()
             self.cache.kept_bytes = options.prefix_cache_mib << 20
@@ -66,13 +66,8 @@ class EngineCore:
         self.lock = FairLock()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Returns the lock of one prefill pass or one cycle, which on a device also enters its stream."""
-        return self._turn_on_device() if self.runner else self.lock
-
-    @contextmanager
-    def _turn_on_device(self) -> Iterator[None]:
-        with self.lock, stream_of(self.target.device):
-            yield
+        """Returns the lock of one prefill pass or one cycle; on a device the turn of all its engines."""
+        return device_turn(self.target.device) if self.runner else self.lock
 
     def check_fits(self, request: Request) -> None:
         """Raises ValueError where the cache or the device's buffers can never hold a request."""

@@ -143,7 +143,10 @@ class Engine:
             yield timings
 
     def share_lock(self, lock: FairLock) -> None:
-        """Makes engines take turns: two at once would each run on fewer threads than they have measured."""
+        """Makes engines take turns: two at once would each run on fewer threads than they have measured.
+
+        Engines on a device always do.
+        """
         self.core.lock = lock
 
     def _requests(self, prompt: Prompt, params: SamplingParams) -> list[Request]:

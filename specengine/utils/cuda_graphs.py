@@ -1,34 +1,48 @@
-"""CUDA graphs and their stream, in a process whose other engines and threads use the same device."""
+"""CUDA graphs and their streams, in a process whose other engines and threads use the same device."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from specengine.utils.fair_lock import FairLock
+
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
+
+@dataclass(eq=False)
+class _Shared:
+    """What all engines of a device share.  streams: to work on and to capture on; made at the first turn."""
+
+    turn: FairLock = field(default_factory=FairLock)
+    streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
+
+
 _lock = threading.RLock()  # torch captures one graph at a time
-_streams: dict[torch.device, torch.cuda.Stream] = {}
+_devices: dict[torch.device, _Shared] = {}
 
 
-def stream_of(device: torch.device) -> AbstractContextManager:
-    """Returns a context in which this thread uses the one stream that all engines of a device share.
+@contextmanager
+def device_turn(device: torch.device) -> Iterator[None]:
+    """Gives a device to this thread, on the one stream of all engines, until the context ends; it cannot be nested.
 
-    Engines share cache pages, so their work must run in order. The context does nothing for a device without streams.
+    Engines share cache pages, so their work must run in order. A capture must be alone: work or a synchronisation of
+    another thread would break it. A device without streams has turns too.
     """
-    if device.type != "cuda":
-        return nullcontext()
-    with _lock:
-        if device not in _streams:
-            torch.cuda.synchronize(device)  # another stream wrote the weights
-            _streams[device] = torch.cuda.Stream(device)
-    return torch.cuda.stream(_streams[device])
+    shared = _shared(device)
+    with shared.turn:
+        if device.type != "cuda":
+            yield
+            return
+        with torch.cuda.stream(_streams(shared, device)[0]):
+            yield
 
 
 def capture_graph(
@@ -38,12 +52,13 @@ def capture_graph(
     pool: _POOL_HANDLE | None = None,
     warm_up: Callable[[], object] | None = None,
 ) -> torch.cuda.CUDAGraph:
-    """Captures the kernels that `run` launches as a CUDA graph.
+    """Captures the kernels that `run` launches as a CUDA graph; to be called in a turn where others use the device.
 
     warm_up: called once before the capture; `run` by default. A set-up at first use must not be captured.
-    pool: memory pool, shared with graphs that never run at the same time.
+    pool: memory pool, shared with graphs that never run at the same time; None makes one. A pool needs a graph that is
+      alive: it ends with its last graph, and must not be used again.
     """
-    with _lock, stream_of(device):
+    with _lock:
         (warm_up or run)()
         torch.cuda.synchronize(device)
         # cuBLAS keeps one workspace per stream. This graph needs its own, and no later graph may reuse it.
@@ -52,7 +67,8 @@ def capture_graph(
         gc.disable()  # a collection may free graphs or pinned memory, which would break the capture
         try:
             graph = torch.cuda.CUDAGraph()
-            stream = torch.cuda.current_stream(device)
+            # A stream of captures alone: work that another thread launched on it would be captured too.
+            stream = _streams(_shared(device), device)[1]
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 run()
         finally:
@@ -60,3 +76,15 @@ def capture_graph(
                 gc.enable()
             torch._C._cuda_clearCublasWorkspaces()
         return graph
+
+
+def _shared(device: torch.device) -> _Shared:
+    with _lock:
+        return _devices.setdefault(device, _Shared())
+
+
+def _streams(shared: _Shared, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    with _lock:
+        if shared.streams is None:
+            shared.streams = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        return shared.streams

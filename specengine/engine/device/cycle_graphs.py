@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,8 +16,11 @@ from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
-from specengine.utils.cuda_graphs import capture_graph
+from specengine.utils.cuda_graphs import capture_graph, device_turn
 from specengine.utils.timers import DeviceClock, HostClock
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MAX_ROWS = 512  # of one pass: a wider tree for every request of a batch costs more than it saves
@@ -60,7 +64,8 @@ class CycleGraphs:
         self._widths = {b: [w for w in widths if w == 1 or b * w <= MAX_ROWS] for b in self.buckets}
         if options.fixed:
             self._widths = {b: fitting[-1:] for b, fitting in self._widths.items()}
-        self.batches = {(b, w): GraphBatch(buffers, b, w) for b, fitting in self._widths.items() for w in fitting}
+        with device_turn(buffers.device):
+            self.batches = {(b, w): GraphBatch(buffers, b, w) for b, fitting in self._widths.items() for w in fitting}
         self._choice = WidthPolicy(options.nodes)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._seconds: dict[tuple[int, int], float] = {}
@@ -119,28 +124,33 @@ class CycleGraphs:
         self._cycle.run(batch)
 
     def _capture_all(self) -> None:
-        """Captures and times every cycle with idle slots, which touch nothing."""
+        """Captures and times every cycle with idle slots, which touch nothing; other engines run in between."""
         device = self._buffers.device
-        self._buffers.load([])
-        self._pool = torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle()
         largest_first = sorted(self.batches, key=lambda key: -key[0] * key[1])  # the others reuse its memory
-        if torch.cuda.get_device_capability(device) >= (9, 0):
-            _C.set_programmatic_launch(self._overlap_pays(largest_first[-1]))
+        with device_turn(device):
+            self._buffers.load([])
+            if torch.cuda.get_device_capability(device) >= (9, 0):
+                _C.set_programmatic_launch(self._overlap_pays(largest_first[-1]))
         for key in largest_first:
-            self._graphs[key] = self._capture(self.batches[key])
+            with device_turn(device):
+                self._graphs[key] = self._capture(key, pool)
         for key, graph in self._graphs.items():
-            self._seconds[key] = _least_seconds(graph.replay, device)
+            with device_turn(device):
+                self._seconds[key] = _least_seconds(graph.replay, device)
 
-    def _capture(self, batch: GraphBatch) -> torch.cuda.CUDAGraph:
-        return capture_graph(lambda: self._run_cycle(batch), self._buffers.device, pool=self._pool)
+    def _capture(self, key: tuple[int, int], pool: _POOL_HANDLE | None = None) -> torch.cuda.CUDAGraph:
+        return capture_graph(lambda: self._run_cycle(self.batches[key]), self._buffers.device, pool=pool)
 
     def _overlap_pays(self, key: tuple[int, int]) -> bool:
-        """Returns whether a cycle is faster when its kernels start before their predecessors end."""
+        """Returns whether a cycle is faster when its kernels start before their predecessors end.
+
+        The graphs are dropped, so each has a pool of its own: the batch holds outputs in it until its last capture.
+        """
         seconds = []
         for enabled in (False, True):
             _C.set_programmatic_launch(enabled)
-            graph = self._capture(self.batches[key])
-            seconds.append(_least_seconds(graph.replay, self._buffers.device, repeats=20))
+            seconds.append(_least_seconds(self._capture(key).replay, self._buffers.device, repeats=20))
         return seconds[1] < seconds[0]
 
 

@@ -27,6 +27,7 @@ from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants
 from specengine.rules.lossless import Match
 from specengine.tensor_parallel.loading import LoadedModel
+from specengine.utils.cuda_graphs import device_turn
 from specengine.utils.spec_string import check_range
 
 RESERVE_BYTES = 1 << 30  # for the CUDA context, cuBLAS and the graphs
@@ -83,8 +84,24 @@ def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Devi
 
 
 def device_runner(model: LoadedModel, cycle: Cycle, options: DeviceOptions) -> DeviceRunner:
-    """Makes an engine's buffers on the device and captures its cycles."""
-    config, target, drafter, rule = model.config, model.target, cycle.drafter, cycle.rule
+    """Makes an engine's buffers on the device and captures its cycles, in turns: other engines may be running."""
+    target, drafter, rule = model.target, cycle.drafter, cycle.rule
+    with device_turn(target.device):
+        if target.device.type == "cuda":
+            torch.cuda.synchronize(target.device)  # another stream wrote the weights
+        buffers = _new_buffers(model, drafter, rule, options)
+        target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
+    graph_options = GraphOptions(
+        nodes=drafter.max_nodes,
+        capture=options.graphs and target.device.type == "cuda",
+        adaptive=drafter.adaptive,
+        fixed=isinstance(drafter, DeviceDrafter) and not drafter.adaptive,
+    )
+    return DeviceRunner(buffers, CycleGraphs(buffers, cycle, graph_options), drafter, rule.wants)
+
+
+def _new_buffers(model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions) -> DeviceBuffers:
+    config, target = model.config, model.target
     target.ensure_positions(config.max_position)  # a captured graph holds on to the rotary tables
     rows = options.rows(drafter)
     sizes = BufferSizes(
@@ -99,7 +116,7 @@ def device_runner(model: LoadedModel, cycle: Cycle, options: DeviceOptions) -> D
         draft_logits = drafter.room_for_logits(rows)
     if isinstance(drafter, DeviceStateDrafter):
         drafter_state = drafter.new_device_state(options.max_batch_size)
-    buffers = DeviceBuffers(
+    return DeviceBuffers(
         sizes,
         sorted(model.eos_token_ids),
         target.device,
@@ -107,14 +124,6 @@ def device_runner(model: LoadedModel, cycle: Cycle, options: DeviceOptions) -> D
         weights=not isinstance(rule, Match),
         drafter_state=drafter_state,
     )
-    target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
-    graph_options = GraphOptions(
-        nodes=drafter.max_nodes,
-        capture=options.graphs and target.device.type == "cuda",
-        adaptive=drafter.adaptive,
-        fixed=isinstance(drafter, DeviceDrafter) and not drafter.adaptive,
-    )
-    return DeviceRunner(buffers, CycleGraphs(buffers, cycle, graph_options), drafter, rule.wants)
 
 
 def pages_left(free: int, total: int, fraction: float, workspace: int, page: int) -> int:
