@@ -20,8 +20,8 @@ def prefill(core: EngineCore, request: Request) -> Iterator[int]:
     target, step, prompt = core.target, core.target.ops.prefill_rows, request.tokens[:-1]
     target.ensure_positions(request.prompt_length + request.limit)
     for start in range(request.stats.prefix_hit, len(prompt), step):
-        rows = TreeBatch.chains([prompt[start : start + step]], target.device)
         with core.turn():
+            rows = TreeBatch.chains([prompt[start : start + step]], target.device)
             place = core.cache.batch([request.pages], [start])
             hidden_states = target.hidden_states(rows, core.cache, place)
             if isinstance(core.drafter, PromptObserver):

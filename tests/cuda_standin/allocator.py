@@ -87,7 +87,7 @@ class Pool:
                 piece.size = size
             piece.free = False
         else:
-            piece = Piece(torch.empty(size, dtype=torch.uint8), 0, size)
+            piece = Piece(torch.zeros(size, dtype=torch.uint8), 0, size)
             pieces.append(piece)
         self.most = max(self.most, self.live)
         return piece

@@ -24,8 +24,8 @@ Work = Callable[[], object]
 class Device:
     """Work runs at once, but the device remembers which of it the host, and every stream, may rely on.
 
-    dry: launches are checked and recorded, never run; everything read from the device is zero. A dry device needs no
-    kernels and shows whether a program keeps the rules, for whatever values.
+    dry: launches are checked and recorded, never run, and its memory stays zero. It needs no kernels and shows whether
+    a program keeps the rules, for whatever values.
     """
 
     def __init__(self, dry: bool = False) -> None:
@@ -66,17 +66,19 @@ class Device:
             raise self.refusals.refuse("memory is allocated outside of the captured graph's pool during the capture")
         return self.allocator.allocate(size, stream, graph.pool_handle if graph else DEFAULT_POOL)
 
-    def launch(self, run: Work, reads: Iterable[Block] = (), writes: Iterable[Block] = (), *, name: str = "") -> None:
-        """Runs work on the current stream, or records it there during a capture."""
+    def launch(
+        self, run: Work, reads: Iterable[Block] = (), writes: Iterable[Block] = (), *, name: str, always: bool = False
+    ) -> None:
+        """Runs work on the current stream, or records it there during a capture; always: on a dry device too."""
         self.check_stream(self.stream)
         if graph := self.captures():
             if self.stream is not graph.stream:
                 raise self.refusals.refuse(f"{name}: is launched beside the stream that its thread captures")
-            graph.record(run, reads, writes)
+            graph.record(run, reads, writes, always)
             return
         self.order(reads, writes, name)
         self.launched += 1
-        if not self.dry:
+        if always or not self.dry:
             run()
 
     def order(self, reads: Iterable[Block], writes: Iterable[Block], name: str) -> None:

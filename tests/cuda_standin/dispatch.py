@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.cuda_standin.allocator import Block
 from tests.cuda_standin.device import Device
 from tests.cuda_standin.streams import Accesses
-from tests.cuda_standin.tensors import DeviceTensor, PinnedTensor, Wrapper, poisoned
+from tests.cuda_standin.tensors import DeviceTensor, PinnedTensor, Wrapper, poison
 
 EMPTY = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
 # The host reads their result, or needs it for the shape.
@@ -58,7 +58,9 @@ class Dispatch(TorchDispatchMode):
         extent = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if 0 not in shape else 0
         block = self._device.allocate(extent * dtype.itemsize)
         memory = block.piece.memory(extent * dtype.itemsize)
-        return DeviceTensor.of(poisoned(memory, shape, strides, dtype), block)
+        if not self._device.dry:
+            poison(memory, dtype)
+        return DeviceTensor.of(memory.view(dtype).as_strided(shape, strides), block)
 
     def _launch(self, func, name: str, args, kwargs, reads: list[DeviceTensor]):
         """Launches one kernel, whose results are new tensors or those that it changes."""
@@ -109,8 +111,6 @@ class Dispatch(TorchDispatchMode):
         device.order(_blocks(reads), (), name)
         device.wait(name)
         inner_args, inner_kwargs = _inner((args, kwargs))
-        if device.dry and name == "_local_scalar_dense":
-            return torch.zeros((), dtype=inner_args[0].dtype).item()
         value = func(*inner_args, **inner_kwargs)
         if not isinstance(value, torch.Tensor):
             return value
@@ -164,16 +164,10 @@ class Dispatch(TorchDispatchMode):
         reads, writes = ([t.block] if isinstance(t, DeviceTensor) else [] for t in (source, target))
         into = target.inner if isinstance(target, Wrapper) else target
         value = source.inner if isinstance(source, Wrapper) else source
-        if device.dry and isinstance(source, DeviceTensor):
-            into.zero_()
+        fixed = value if isinstance(host, PinnedTensor) or host is target else value.clone()
+        device.launch(lambda: into.copy_(fixed), reads, writes, name=name, always=host is target)
         if isinstance(host, PinnedTensor) and not device.captures():
-            device.launch(lambda: into.copy_(value), reads, writes, name=name)
             host.accesses.note((device.stream.id, device.stream.known[device.stream.id]), host is target)
-        elif isinstance(host, PinnedTensor):
-            device.launch(lambda: into.copy_(value), reads, writes, name=name)
-        else:
-            fixed = value if host is target else value.clone()
-            device.launch(lambda: into.copy_(fixed), reads, writes, name=name)
         if waits:
             device.wait(name)
         return target

@@ -51,10 +51,10 @@ class Graph:
             raise device.refusals.refuse("capture_end: a capture ends in the thread and stream in which it began")
         device.capture = None
 
-    def record(self, run: Work, reads: Iterable[Block], writes: Iterable[Block]) -> None:
+    def record(self, run: Work, reads: Iterable[Block], writes: Iterable[Block], always: bool) -> None:
         """Adds a launch."""
         assert self._work is not None
-        self._work.append((run, False))
+        self._work.append((run, always))
         own = self.device.allocator.pools[self.pool_handle]
         for block, written in [*((b, False) for b in reads), *((b, True) for b in writes)]:
             place = weakref.ref(block)

@@ -46,7 +46,7 @@ def standing_in(device: Device, monkeypatch: pytest.MonkeyPatch, core=_C) -> Ite
     monkeypatch.setattr(threading.Thread, "run", run_in_mode)
     with _guard(), _tensors_on(device):
         yield device
-    assert not device.refusals.seen
+    assert not device.refusals.seen, device.refusals.seen
 
 
 def _patch_torch(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

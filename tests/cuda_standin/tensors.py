@@ -83,12 +83,9 @@ def _wrapped(kind, inner: torch.Tensor, device: torch.device, **attributes):
     return tensor
 
 
-def poisoned(memory: torch.Tensor, shape, strides, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor over raw memory, with values that nobody could use by mistake."""
-    count = memory.numel() // dtype.itemsize
-    values = memory[: count * dtype.itemsize].view(dtype)
+def poison(memory: torch.Tensor, dtype: torch.dtype) -> None:
+    """Fills raw memory with values that nobody could use by mistake."""
     if dtype.is_floating_point:
-        values.fill_(float("nan"))
+        memory.view(dtype).fill_(float("nan"))
     else:
         memory.fill_(POISON)
-    return values.as_strided(shape, strides)

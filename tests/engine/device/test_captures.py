@@ -11,7 +11,7 @@ from tests.engine.device.prompts import LOOKUP
 from tests.engine.prefixes import SPECS
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
-ON_DEVICE = ("fasteagle", "medusa", "glide")
+ON_DEVICE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "medusa", "glide")
 
 
 @pytest.fixture
