@@ -4,21 +4,12 @@ import threading
 
 import pytest
 
-from tests.cuda_standin.device import Device
-from tests.cuda_standin.install import standing_in
 from tests.engine.device.captured import captured_engine, model_on_the_standin
 from tests.engine.device.prompts import LOOKUP
 from tests.engine.prefixes import SPECS
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 ON_DEVICE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "medusa", "glide")
-
-
-@pytest.fixture
-def device(monkeypatch):
-    """torch.cuda is a stand-in that runs nothing."""
-    with standing_in(Device(dry=True), monkeypatch) as standin:
-        yield standin
 
 
 @pytest.mark.parametrize("drafter", ["none", LOOKUP, "prompt_lookup,nodes=5"])
