@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -71,7 +71,7 @@ class Batch:
         first = 0  # row of the request's root
         for b, (request, draft) in enumerate(zip(self.requests, self._trees, strict=True)):
             path = paths[b][: lengths[b]]
-            kept = commit_path(request, draft, path, bonuses[b], scores, first, relaxed[b])
+            kept = commit_path(request, draft, path, bonuses[b], scores.__getitem__, first, relaxed[b])
             end = len(request.tokens)
             for at, token in enumerate(kept, start=end - len(kept)):
                 self._texts[b, at] = token
@@ -114,13 +114,13 @@ def commit_path(
     tree: DraftTree,
     path: list[int],
     bonus: int,
-    scores: torch.Tensor,
+    logits_of: Callable[[list[int]], torch.Tensor],
     first_row: int,
     relaxed: int,
 ) -> list[int]:
     """Appends an accepted path and the bonus token to a request; returns the tokens it kept.
 
-    scores: of the target's pass.  first_row: the row of the request's root.
+    logits_of: gives the logits of rows of the target's pass.  first_row: the row of the request's root.
     relaxed: accepted tokens that the exact rule refuses.
     """
     kept = request.commit([tree.tokens[node] for node in path[1:]], bonus)
@@ -128,6 +128,5 @@ def commit_path(
     if request.params.trace:
         request.record_trace(tree, path, len(kept), bonus)
     if request.params.logprobs:
-        rows = torch.tensor(path[: len(kept)]) + first_row
-        request.record_logprobs(scores[rows.to(scores.device)].cpu(), kept)
+        request.record_logprobs(logits_of([first_row + node for node in path[: len(kept)]]).cpu(), kept)
     return kept

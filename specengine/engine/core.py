@@ -12,7 +12,7 @@ from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
 from specengine.engine.batch import Batch
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.device_batch import DeviceBatch
-from specengine.engine.device.memory_budget import DeviceOptions, device_cache, device_runner
+from specengine.engine.device.memory_budget import DeviceOptions, device_buffers, device_cache, device_runner
 from specengine.engine.device.runner import DeviceRunner
 from specengine.engine.metrics import Metrics
 from specengine.engine.request import Request
@@ -52,9 +52,10 @@ class EngineCore:
         if model.target.ops.on_device:
             device_options = DeviceOptions(options.max_batch_size, options.gpu_memory_fraction, options.graphs)
             with device_turn(self.target.device):
+                buffers = device_buffers(model, drafter, rule, device_options)
                 self.cache = device_cache(model, drafter, rule, device_options)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
-            self.runner = device_runner(model, self.cycle, device_options)
+            self.runner = device_runner(buffers, self.cycle, device_options)
         else:
             self.cache = model.target.new_cache()
             self.cache.kept_bytes = options.prefix_cache_mib << 20

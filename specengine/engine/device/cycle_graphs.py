@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
+from specengine.ops.row_tools import take_rows
 from specengine.utils.cuda_graphs import capture_graph, device_turn
 from specengine.utils.timers import DeviceClock, HostClock
 
@@ -51,6 +52,12 @@ class GraphOptions:
     clocked: bool = False
 
 
+def captured_widths(size: int, options: GraphOptions) -> dict[int, list[int]]:
+    """Returns the widths that are captured for each bucket of at most `size` requests."""
+    fitting = {b: [w for w in widths_up_to(options.nodes) if w == 1 or b * w <= MAX_ROWS] for b in buckets_up_to(size)}
+    return {b: widths[-1:] for b, widths in fitting.items()} if options.fixed else fitting
+
+
 class CycleGraphs:
     """Runs a cycle for every bucket and width.
 
@@ -60,10 +67,8 @@ class CycleGraphs:
     def __init__(self, buffers: DeviceBuffers, cycle: Cycle, options: GraphOptions) -> None:
         self._buffers, self._cycle, self._options = buffers, cycle, options
         self.timings: list[dict[str, float]] = []
-        self.buckets, widths = buckets_up_to(buffers.size), widths_up_to(options.nodes)
-        self._widths = {b: [w for w in widths if w == 1 or b * w <= MAX_ROWS] for b in self.buckets}
-        if options.fixed:
-            self._widths = {b: fitting[-1:] for b, fitting in self._widths.items()}
+        self._widths = captured_widths(buffers.size, options)
+        self.buckets = tuple(self._widths)
         with device_turn(buffers.device):
             self.batches = {(b, w): GraphBatch(buffers, b, w) for b, fitting in self._widths.items() for w in fitting}
         self._choice = WidthPolicy(options.nodes)
@@ -97,6 +102,10 @@ class CycleGraphs:
     def of(self, size: int, nodes: int) -> GraphBatch:
         """Returns the batch that run(size, nodes) works on."""
         return self.batches[self._bucket(size), nodes]
+
+    def logits(self, size: int, nodes: int, rows: Sequence[int]) -> torch.Tensor:
+        """Computes the logits of some rows of the last pass of run(size, nodes) again: cycles keep hidden states alone."""
+        return self._cycle.target.logits(take_rows(self.of(size, nodes).hidden_states.last, rows))
 
     def width_for(self, size: int, nodes: int) -> int:
         """Returns the narrowest captured width that holds `nodes` nodes, or the widest of all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from specengine.draft_trees.tree import DraftTree
@@ -15,7 +16,7 @@ from specengine.drafters.capabilities import (
     HiddenStateReader,
     draft_for_rule,
 )
-from specengine.engine.batch import commit_path, likeliest_tokens, slots_in_flux
+from specengine.engine.batch import commit_path, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
 from specengine.engine.request import Request
@@ -117,7 +118,7 @@ class DeviceBatch:
         rows: list[int] = []
         nodes = (len(records[0]) - RECORD_HEAD) // 3
         graphs = self._runner.graphs
-        batch = graphs.of(len(self.requests), nodes)
+        logits_of = partial(graphs.logits, len(self.requests), nodes)
         for b, (request, record) in enumerate(zip(self.requests, records, strict=False)):
             if request.finish_reason:  # a stop string, cancellation or deadline: the device was ahead
                 committed.append([])
@@ -129,7 +130,7 @@ class DeviceBatch:
                 raise ValueError(self._no_token(b, count))
             used = tokens.index(-1) if -1 in tokens else nodes
             tree = DraftTree(tokens[:used], parents[:used])
-            committed.append(commit_path(request, tree, path[:count], bonus, batch.scores, b * nodes, relaxed))
+            committed.append(commit_path(request, tree, path[:count], bonus, logits_of, b * nodes, relaxed))
             rows += [b * nodes + node for node in path[: len(committed[-1])]]
             graphs.observe(nodes, tree.levels, count - 1)
         if not isinstance(self._runner.drafter, DeviceDrafter):
@@ -140,7 +141,7 @@ class DeviceBatch:
         drafter, batch = self._runner.drafter, self._runner.graphs.of(len(self.requests), nodes)
         self._clock.mark("host")
         if isinstance(drafter, ChoiceReader):
-            chosen = likeliest_tokens(batch.scores)
+            chosen = batch.choices.tolist()
             choices = [chosen[first : first + nodes] for first in range(0, len(chosen), nodes)]
             drafter.observe_choices(self.requests, committed, choices)
         reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states

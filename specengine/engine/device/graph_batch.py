@@ -11,7 +11,7 @@ import torch
 
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter, DeviceStateDrafter
+from specengine.drafters.capabilities import ChoiceReader, DeviceDrafter, DeviceStateDrafter
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
@@ -29,13 +29,15 @@ class GraphBatch:
     """The first `size` slots with trees of `nodes` nodes each; a captured graph runs the cycle on it.
 
     record: int32 [size, record_width(nodes)], copied to the host after each cycle.
-    scores, hidden_states, accepted: of the last pass.
+    hidden_states, accepted: of the last pass.  choices: int32 [size * nodes], the likeliest token of each of its rows,
+    for a ChoiceReader alone. Its logits are not kept: they would take most of the memory of all captured cycles.
     clock: of the cycle's phases, while they are timed.
     """
 
     reads_logits = True  # a captured graph serves the parameters of every later request
     accepted: Accepted
     hidden_states: HiddenStates
+    choices: torch.Tensor
 
     def __init__(self, buffers: DeviceBuffers, size: int, nodes: int) -> None:
         self.size, self.nodes = size, nodes
@@ -52,7 +54,7 @@ class GraphBatch:
         logits = buffers.draft_logits
         self.draft_logits = logits and replace(logits, logits=logits.logits[:rows], rows=logits.rows[:rows])
         self.drafter_state = buffers.drafter_state
-        self.scores = torch.empty(0)
+        self._scores: torch.Tensor | None = None
         self.clock: HostClock | DeviceClock | None = None
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
@@ -116,12 +118,16 @@ class GraphBatch:
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Appends accepted tokens and bonus tokens to the histories on the device, and writes the record."""
-        self.scores, self.accepted = scores, accepted
+        self._scores, self.accepted = scores, accepted
         commit_tokens(tree, accepted, self.history, self.limits, self.record)
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
-        """Shows the drafter the hidden states of all rows."""
+        """Shows the drafter the hidden states of all rows, and keeps what it reads of the logits."""
         self.hidden_states = hidden_states
+        if isinstance(drafter, ChoiceReader):
+            assert self._scores is not None  # commit() comes first
+            self.choices = self._scores.argmax(-1).int()
+        self._scores = None
         if isinstance(drafter, DeviceStateDrafter):
             drafter.observe_on_device(self, hidden_states)
 

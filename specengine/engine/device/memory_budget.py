@@ -1,4 +1,4 @@
-"""Plans a GPU's memory once at start: weights, workspaces, then cache pages with what is left."""
+"""Plans a GPU's memory once at start: weights, buffers, workspaces, then cache pages with what is left."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from specengine.drafters.capabilities import (
     CacheCompanion,
     DeviceDrafter,
     DeviceStateDrafter,
+    HiddenStateReader,
     LogitsDrafter,
     NetworkDrafter,
 )
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
-from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs, GraphOptions
+from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs, GraphOptions, captured_widths
 from specengine.engine.device.runner import DeviceRunner
 from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants
@@ -58,11 +59,20 @@ class DeviceOptions:
         """Returns the rows of the largest pass."""
         return min(MAX_ROWS, self.max_batch_size * drafter.max_nodes)
 
+    def of_graphs(self, drafter: Drafter, device: torch.device) -> GraphOptions:
+        """Returns the options of an engine's cycles."""
+        return GraphOptions(
+            nodes=drafter.max_nodes,
+            capture=self.graphs and device.type == "cuda",
+            adaptive=drafter.adaptive,
+            fixed=isinstance(drafter, DeviceDrafter) and not drafter.adaptive,
+        )
+
 
 def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions) -> KVCache:
     """Returns the pool that all engines of a model share; it never moves. Attaches the drafter to it.
 
-    Raises ValueError where the GPU has no room for it beside weights and workspaces.
+    The engine's buffers are there already. Raises ValueError where the GPU has no room for the pool beside all else.
     """
     with _lock:
         if model.target not in _caches:
@@ -83,25 +93,20 @@ def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Devi
         return cache
 
 
-def device_runner(model: LoadedModel, cycle: Cycle, options: DeviceOptions) -> DeviceRunner:
-    """Makes an engine's buffers on the device and captures its cycles, in turns: other engines may be running."""
-    target, drafter, rule = model.target, cycle.drafter, cycle.rule
+def device_runner(buffers: DeviceBuffers, cycle: Cycle, options: DeviceOptions) -> DeviceRunner:
+    """Captures an engine's cycles, in turns: other engines may be running."""
+    target, drafter = cycle.target, cycle.drafter
     with device_turn(target.device):
-        if target.device.type == "cuda":
-            torch.cuda.synchronize(target.device)  # another stream wrote the weights
-        buffers = _new_buffers(model, drafter, rule, options)
         target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
-    graph_options = GraphOptions(
-        nodes=drafter.max_nodes,
-        capture=options.graphs and target.device.type == "cuda",
-        adaptive=drafter.adaptive,
-        fixed=isinstance(drafter, DeviceDrafter) and not drafter.adaptive,
-    )
-    return DeviceRunner(buffers, CycleGraphs(buffers, cycle, graph_options), drafter, rule.wants)
+    graphs = CycleGraphs(buffers, cycle, options.of_graphs(drafter, target.device))
+    return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants)
 
 
-def _new_buffers(model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions) -> DeviceBuffers:
+def device_buffers(model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions) -> DeviceBuffers:
+    """Makes an engine's buffers."""
     config, target = model.config, model.target
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)  # another stream wrote the weights
     target.ensure_positions(config.max_position)  # a captured graph holds on to the rotary tables
     rows = options.rows(drafter)
     sizes = BufferSizes(
@@ -144,7 +149,7 @@ def pages_left(free: int, total: int, fraction: float, workspace: int, page: int
 def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options: DeviceOptions) -> int:
     if target.device.type != "cuda":
         return SIMULATED_PAGES
-    workspace = _workspace_bytes(target, drafter, rule, options.rows(drafter))
+    workspace = workspace_bytes(target, drafter, rule, options)
     gc.collect()  # a dropped engine may hold its cache and graphs until now
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.device)
@@ -153,13 +158,16 @@ def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options
     return pages_left(free, total, options.gpu_memory_fraction, workspace, page)
 
 
-def _workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, rows: int) -> int:
-    c = target.config
+def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: DeviceOptions) -> int:
+    """Returns the bytes that the cycles of an engine take beside its buffers."""
+    c, rows = target.config, options.rows(drafter)
     most = max(rows, target.ops.prefill_rows)
     activations = 4 * most * (4 * c.hidden_size + 3 * c.intermediate_size + 4 * c.num_heads * c.head_dim)
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
-    # Every captured width keeps logits of its own: twice those of the widest, and as many during a pass.
-    logits = 4 * 4 * rows * c.vocab_size
+    logits = 4 * rows * c.vocab_size  # of one pass: cycles share their memory and keep none of them
     if rule.wants is not Wants.NOTHING and not isinstance(drafter, DeviceDrafter):
-        logits += 3 * 4 * rows * c.vocab_size  # draft logits: by level, of the tree, and where the cycle reads them
-    return RESERVE_BYTES + 2 * activations + attention + logits
+        logits += 2 * 4 * rows * c.vocab_size  # draft logits: by level and of the tree; the cycle reads a buffer
+    widths = captured_widths(options.max_batch_size, options.of_graphs(drafter, target.device))
+    layers = drafter.hidden_state_layers if isinstance(drafter, HiddenStateReader) else ()
+    kept = 4 * c.hidden_size * (1 + len(layers)) * sum(b * width for b, own in widths.items() for width in own)
+    return RESERVE_BYTES + 2 * activations + attention + logits + kept
