@@ -44,12 +44,12 @@ class DeviceStateDrafter(DeviceDrafter):
         """Returns the state of at most `slots` requests, for DraftBatch.drafter_state."""
 
     @abstractmethod
-    def load(self, state: Any, requests: Sequence[DraftRequest]) -> None:
-        """Moves requests into the first slots of a device state; the other slots become idle."""
+    def load(self, state: Any, slot: int, request: DraftRequest) -> None:
+        """Moves a request into an idle slot of a device state; all slots are idle at first."""
 
     @abstractmethod
-    def unload(self, state: Any, requests: Sequence[DraftRequest]) -> None:
-        """Moves the requests of a device state back to the host: another batch takes the slots."""
+    def unload(self, state: Any, slot: int, request: DraftRequest | None) -> None:
+        """Makes a slot idle, and moves its request back to the host; None: the request was released."""
 
     def before_cycle(self, batch: DraftBatch) -> None:
         """Prepares the device state for a cycle of batch.nodes nodes; called by the host before each, in no graph.

@@ -228,16 +228,16 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
     def new_device_state(self, slots: int) -> DeviceState:
         return DeviceState(slots, self._most, self._device)
 
-    def load(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
-        for slot, request in enumerate(requests):
-            self._catch_up(request, self._most)
-            state.first[slot] = request.drafter_state.cached
-        waiting = (len(request.tokens) - request.drafter_state.cached for request in requests)
-        state.backlog.waiting = max(waiting, default=0)
+    def load(self, state: DeviceState, slot: int, request: DraftRequest) -> None:
+        self._catch_up(request, self._most)
+        cached = self._state(request).cached
+        state.first[slot] = cached
+        state.backlog.waiting = max(state.backlog.waiting, len(request.tokens) - cached)
 
-    def unload(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
-        for request, cached in zip(requests, state.first.tolist(), strict=False):
-            self._state(request).cached = cached  # a failed cycle may have released the request already
+    def unload(self, state: DeviceState, slot: int, request: DraftRequest | None) -> None:
+        if request:
+            self._state(request).cached = int(state.first[slot])
+        state.first[slot] = 0
 
     def before_cycle(self, batch: DraftBatch) -> None:
         state = batch.drafter_state

@@ -33,23 +33,24 @@ class DevicePairs:
         self._step = torch.arange(room, dtype=torch.int32, device=device)
         self._bits = chain_bits(torch.tensor([0, room], dtype=torch.int32, device=device), room)
 
-    def load(self, pairs: Sequence[Pairs]) -> None:
-        """Takes the unread pairs of requests into the first slots; they came from there, or a prompt left one."""
-        self.counts.zero_()
-        self.backlog.waiting = max((own.count for own in pairs), default=0)
-        for slot, own in enumerate(pairs):
-            self.counts[slot] = own.count
-            self.first[slot] = own.first
-            if count := own.count:
-                self.hidden_states[slot, :count] = own.take(count)
+    def load(self, slot: int, pairs: Pairs) -> None:
+        """Takes the unread pairs of a request into a slot; they came from one, or a prompt left one."""
+        count = pairs.count
+        self.backlog.waiting = max(self.backlog.waiting, count)
+        self.counts[slot] = count
+        self.first[slot] = pairs.first
+        if count:
+            self.hidden_states[slot, :count] = pairs.take(count)
 
-    def unload(self, pairs: Sequence[Pairs]) -> None:
-        """Gives the unread pairs of the first slots back."""
-        slots = zip(pairs, self.counts.tolist(), self.first.tolist(), strict=False)
-        for slot, (own, count, first) in enumerate(slots):
-            own.first = first
-            if count:
-                own.add(self.hidden_states[slot, :count].clone())
+    def unload(self, slot: int, pairs: Pairs) -> None:
+        """Gives the unread pairs of a slot back."""
+        pairs.first = int(self.first[slot])
+        if count := int(self.counts[slot]):
+            pairs.add(self.hidden_states[slot, :count].clone())
+
+    def clear(self, slot: int) -> None:
+        """Forgets the pairs of a slot."""
+        self.counts[slot] = 0
 
     def observe(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """Keeps the hidden states of the committed paths' nodes, out of those of all rows [M, ..]."""

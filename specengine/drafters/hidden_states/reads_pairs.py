@@ -94,11 +94,13 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
     def new_device_state(self, slots: int) -> DevicePairs:
         return self.pairs.new_device_state(slots)
 
-    def load(self, state: DevicePairs, requests: Sequence[DraftRequest]) -> None:
-        state.load(self.pairs.of(requests))
+    def load(self, state: DevicePairs, slot: int, request: DraftRequest) -> None:
+        state.load(slot, self.pairs.state(request).pairs)
 
-    def unload(self, state: DevicePairs, requests: Sequence[DraftRequest]) -> None:
-        state.unload(self.pairs.of(requests))
+    def unload(self, state: DevicePairs, slot: int, request: DraftRequest | None) -> None:
+        if request:
+            state.unload(slot, self.pairs.state(request).pairs)
+        state.clear(slot)
 
     def before_cycle(self, batch: DraftBatch) -> None:
         if batch.drafter_state.backlog.is_late(batch.nodes):

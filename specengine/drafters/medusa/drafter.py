@@ -162,16 +162,15 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         rows = torch.zeros(slots, self._hidden, device=self._device)
         return DeviceState(rows, torch.zeros(slots, dtype=torch.int32, device=self._device))
 
-    def load(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
-        state.known.zero_()
-        for slot, request in enumerate(requests):
-            if request.drafter_state:
-                state.rows[slot] = request.drafter_state.row[0]
-                state.known[slot] = 1
+    def load(self, state: DeviceState, slot: int, request: DraftRequest) -> None:
+        if request.drafter_state:
+            state.rows[slot] = request.drafter_state.row[0]
+            state.known[slot] = 1
 
-    def unload(self, state: DeviceState, requests: Sequence[DraftRequest]) -> None:
-        for slot, (request, known) in enumerate(zip(requests, state.known.tolist(), strict=False)):
-            request.drafter_state = State(state.rows[slot : slot + 1].clone()) if known else None
+    def unload(self, state: DeviceState, slot: int, request: DraftRequest | None) -> None:
+        if request:
+            request.drafter_state = State(state.rows[slot : slot + 1].clone()) if state.known[slot] else None
+        state.known[slot] = 0
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
         state, size, accepted = batch.drafter_state, batch.size, batch.accepted

@@ -34,7 +34,7 @@ class BufferSizes:
 
 
 class DeviceBuffers:
-    """Room for the requests of a batch; idle slots are padding in every op.
+    """Room for the requests of a batch; idle slots are padding in every op. All slots are idle at first.
 
     eos: token ids that end a text.  draft_logits: buffers of sizes.rows rows, where the rule reads draft logits.
     weights: whether the rule works with probability weights, as all rules but `match` do.
@@ -63,12 +63,14 @@ class DeviceBuffers:
         eos_ids = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
         self.limits = Limits(eos_ids, ignores_eos=zeros(slots), final_length=zeros(slots), active=zeros(slots))
         idle = SamplingTable.of([SamplingParams()] * slots, [0] * slots).to(device)
+        self._columns = {f.name: getattr(idle, f.name) for f in fields(SamplingTable) if "bias_" not in f.name}
         self.params = SamplingTable(
-            **{f.name: getattr(idle, f.name) for f in fields(SamplingTable) if "bias_" not in f.name},
+            **self._columns,
             bias_start=zeros(slots + 1),
             bias_tokens=zeros(MAX_BIASES),
             bias_values=zeros(MAX_BIASES, dtype=torch.float32),
         )
+        self._biased = False
         self.workspace = VerifyWorkspace.empty(slots, sizes.vocab, rows=sizes.rows, device=device, weights=weights)
         self.draft_logits, self.drafter_state = draft_logits, drafter_state
 
@@ -82,27 +84,31 @@ class DeviceBuffers:
         """Returns whether the biases of all requests of a batch fit together."""
         return sum(len(r.params.logit_bias or {}) for r in requests) <= MAX_BIASES
 
-    def load(self, requests: Sequence[Request]) -> None:
-        """Copies the requests into the first slots; the other slots become idle."""
-        count = len(requests)
+    def load(self, slot: int, request: Request) -> None:
+        """Copies a request into a slot; load_biases() has to follow."""
+        for name, column in self._columns.items():
+            column[slot] = request.seed if name == "seed" else getattr(request.params, name)
+        for row, values in ((self.history.tokens[slot], request.tokens), (self.cache.block_table[slot], request.pages)):
+            row[: len(values)].copy_(torch.from_numpy(np.array(values, dtype=np.int32)), non_blocking=True)
+        self.history.length[slot] = len(request.tokens)
+        self.history.prompt_length[slot] = request.prompt_length
+        self.cache.lengths[slot] = len(request.tokens) - 1
+        self.limits.ignores_eos[slot] = int(request.params.ignore_eos)
+        self.limits.final_length[slot] = request.prompt_length + request.limit
+        self.limits.active[slot] = int(request.finish_reason is None)
 
-        def put(target: torch.Tensor, values: Sequence, rows: slice = slice(0, count)) -> None:
-            if len(values):
-                host = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.asarray(values))
-                target[rows].copy_(host, non_blocking=True)
+    def clear(self, slot: int) -> None:
+        """Makes a slot idle; attention then reads no prefix for it."""
+        self.limits.active[slot] = 0
+        self.cache.lengths[slot] = 0
+        self.history.length[slot] = 1
 
-        self.limits.active.zero_()
-        table = SamplingTable.of([r.params for r in requests], [r.seed for r in requests])
-        for name in (f.name for f in fields(SamplingTable)):
-            values = getattr(table, name)
-            put(getattr(self.params, name), values, slice(0, len(values)))
-        self.params.bias_start[count + 1 :].copy_(self.params.bias_start[count])
-        for slot, request in enumerate(requests):
-            put(self.history.tokens[slot], request.tokens, slice(0, len(request.tokens)))
-            put(self.cache.block_table[slot], request.pages, slice(0, len(request.pages)))
-        put(self.history.length, [len(r.tokens) for r in requests])
-        put(self.history.prompt_length, [r.prompt_length for r in requests])
-        put(self.cache.lengths, [len(r.tokens) - 1 for r in requests])
-        put(self.limits.ignores_eos, [int(r.params.ignore_eos) for r in requests])
-        put(self.limits.final_length, [r.prompt_length + r.limit for r in requests])
-        put(self.limits.active, [int(r.finish_reason is None) for r in requests])
+    def load_biases(self, params: Sequence[SamplingParams | None]) -> None:
+        """Copies the biases of all slots, if there are any; None: of an idle slot."""
+        biased = any(each and each.logit_bias for each in params)
+        if biased or self._biased:
+            table = SamplingTable.of([each or SamplingParams() for each in params], [0] * len(params))
+            for name in ("bias_start", "bias_tokens", "bias_values"):
+                values = getattr(table, name)
+                getattr(self.params, name)[: len(values)].copy_(values, non_blocking=True)
+        self._biased = biased

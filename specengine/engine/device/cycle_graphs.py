@@ -85,7 +85,7 @@ class CycleGraphs:
 
     def run(self, size: int, nodes: int) -> GraphBatch:
         """Runs one cycle of the loaded requests and returns its batch."""
-        key = (self._bucket(size), nodes)
+        key = (self.bucket(size), nodes)
         batch = self.batches[key]
         if isinstance(drafter := self._cycle.drafter, DeviceStateDrafter):
             drafter.before_cycle(batch)
@@ -101,7 +101,7 @@ class CycleGraphs:
 
     def of(self, size: int, nodes: int) -> GraphBatch:
         """Returns the batch that run(size, nodes) works on."""
-        return self.batches[self._bucket(size), nodes]
+        return self.batches[self.bucket(size), nodes]
 
     def logits(self, size: int, nodes: int, rows: Sequence[int]) -> torch.Tensor:
         """Computes the logits of some rows of the last pass of run(size, nodes) again: cycles keep hidden states alone."""
@@ -109,12 +109,12 @@ class CycleGraphs:
 
     def width_for(self, size: int, nodes: int) -> int:
         """Returns the narrowest captured width that holds `nodes` nodes, or the widest of all."""
-        widths = self._widths[self._bucket(size)]
+        widths = self._widths[self.bucket(size)]
         return widths[min(bisect_left(widths, nodes), len(widths) - 1)]
 
     def choose(self, size: int) -> int:
         """Returns the width with the least expected time per token."""
-        bucket = self._bucket(size)
+        bucket = self.bucket(size)
         widths = self._widths[bucket]
         if not (self._options.adaptive and self._options.capture):
             return widths[-1]
@@ -124,7 +124,8 @@ class CycleGraphs:
         """Learns from a cycle of width `nodes`. levels: of the tree.  accepted: drafted tokens."""
         self._choice.observe(nodes, levels, accepted)
 
-    def _bucket(self, size: int) -> int:
+    def bucket(self, size: int) -> int:
+        """Returns how many slots a cycle of `size` requests has."""
         return self.buckets[bisect_left(self.buckets, size)]
 
     def _run_cycle(self, batch: GraphBatch) -> None:
@@ -138,7 +139,6 @@ class CycleGraphs:
         pool = torch.cuda.graph_pool_handle()
         largest_first = sorted(self.batches, key=lambda key: -key[0] * key[1])  # the others reuse its memory
         with device_turn(device):
-            self._buffers.load([])
             if torch.cuda.get_device_capability(device) >= (9, 0):
                 _C.set_programmatic_launch(self._overlap_pays(largest_first[-1]))
         for key in largest_first:

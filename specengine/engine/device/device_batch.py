@@ -12,13 +12,13 @@ from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     ChoiceReader,
     DeviceDrafter,
-    DeviceStateDrafter,
     HiddenStateReader,
     draft_for_rule,
 )
 from specengine.engine.batch import commit_path, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
+from specengine.engine.device.slots import DeviceSlots
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import RECORD_HEAD
 from specengine.rules.base import Wants
@@ -32,6 +32,7 @@ class Runner(Protocol):
     graphs: CycleGraphs
     drafter: Drafter
     wants: Wants
+    slots: DeviceSlots
     loaded: DeviceBatch | None
 
     def launch(self, size: int, nodes: int) -> Callable[[], list[list[int]]]: ...
@@ -45,6 +46,7 @@ class DeviceBatch:
         # The host must see these cycles before the next one begins, so none runs ahead.
         waits = not isinstance(runner.drafter, DeviceDrafter) or any(r.params.logprobs for r in requests)
         self._in_flight = 1 if waits else 2
+        self._slots: list[int] = []  # of the requests, while they are loaded
         self._launched: deque[Callable[[], list[list[int]]]] = deque()
         self._read: deque[list[list[int]]] = deque()
         self._clock = HostClock()
@@ -76,13 +78,13 @@ class DeviceBatch:
             self._commit(self._read.popleft())
 
     def leave(self) -> None:
-        """Waits for the cycles under way and leaves the device; the caller of these requests commits them later."""
+        """Waits for the cycles under way; the caller of these requests commits them later.
+
+        The requests keep their slots until another batch is loaded.
+        """
         while self._launched:
             self._read.append(self._launched.popleft()())
-        runner = self._runner
-        if isinstance(runner.drafter, DeviceStateDrafter):
-            runner.drafter.unload(runner.buffers.drafter_state, self.requests)
-        runner.loaded = None
+        self._runner.loaded = None
 
     def _load(self) -> bool:
         """Loads the requests where another batch is loaded; returns False where one of them has ended."""
@@ -95,20 +97,23 @@ class DeviceBatch:
             self._commit(self._read.popleft())
         if any(r.finish_reason for r in self.requests):
             return False
-        runner.buffers.load(self.requests)
-        if isinstance(runner.drafter, DeviceStateDrafter):
-            runner.drafter.load(runner.buffers.drafter_state, self.requests)
+        self._slots = runner.slots.place(self.requests, runner.graphs.bucket(len(self.requests)))
         runner.loaded = self
         return True
 
+    @property
+    def _size(self) -> int:
+        """The slots of a cycle."""
+        return max(self._slots) + 1
+
     def _launch(self) -> None:
-        runner, size = self._runner, len(self.requests)
+        runner, size = self._runner, self._size
         if isinstance(runner.drafter, DeviceDrafter):
             nodes = runner.graphs.choose(size)
         else:
             trees, logits = draft_for_rule(runner.drafter, runner.wants, self.requests)
             nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
-            runner.graphs.of(size, nodes).take(trees, logits)
+            runner.graphs.of(size, nodes).take(trees, logits, self._slots)
             self._clock.mark("draft")
         self._launched.append(runner.launch(size, nodes))
 
@@ -118,8 +123,9 @@ class DeviceBatch:
         rows: list[int] = []
         nodes = (len(records[0]) - RECORD_HEAD) // 3
         graphs = self._runner.graphs
-        logits_of = partial(graphs.logits, len(self.requests), nodes)
-        for b, (request, record) in enumerate(zip(self.requests, records, strict=False)):
+        logits_of = partial(graphs.logits, self._size, nodes)
+        for b, (request, slot) in enumerate(zip(self.requests, self._slots, strict=True)):
+            record = records[slot]
             if request.finish_reason:  # a stop string, cancellation or deadline: the device was ahead
                 committed.append([])
                 continue
@@ -130,19 +136,19 @@ class DeviceBatch:
                 raise ValueError(self._no_token(b, count))
             used = tokens.index(-1) if -1 in tokens else nodes
             tree = DraftTree(tokens[:used], parents[:used])
-            committed.append(commit_path(request, tree, path[:count], bonus, logits_of, b * nodes, relaxed))
-            rows += [b * nodes + node for node in path[: len(committed[-1])]]
+            committed.append(commit_path(request, tree, path[:count], bonus, logits_of, slot * nodes, relaxed))
+            rows += [slot * nodes + node for node in path[: len(committed[-1])]]
             graphs.observe(nodes, tree.levels, count - 1)
         if not isinstance(self._runner.drafter, DeviceDrafter):
             self._observe(nodes, committed, rows)
 
     def _observe(self, nodes: int, committed: list[list[int]], rows: list[int]) -> None:
         """Shows a drafter on the host what was committed.  rows: of the accepted nodes."""
-        drafter, batch = self._runner.drafter, self._runner.graphs.of(len(self.requests), nodes)
+        drafter, batch = self._runner.drafter, self._runner.graphs.of(self._size, nodes)
         self._clock.mark("host")
         if isinstance(drafter, ChoiceReader):
             chosen = batch.choices.tolist()
-            choices = [chosen[first : first + nodes] for first in range(0, len(chosen), nodes)]
+            choices = [chosen[slot * nodes : (slot + 1) * nodes] for slot in self._slots]
             drafter.observe_choices(self.requests, committed, choices)
         reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
         hidden_states = batch.hidden_states.rows(rows) if reads else None

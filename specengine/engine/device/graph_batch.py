@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -86,8 +87,8 @@ class GraphBatch:
         tokens, parents, depths = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
         return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
 
-    def take(self, trees: Sequence[DraftTree], logits: DraftLogits | None) -> None:
-        """Copies trees that were drafted on the host, one per running request.
+    def take(self, trees: Sequence[DraftTree], logits: DraftLogits | None, slots: Sequence[int]) -> None:
+        """Copies trees that were drafted on the host, one per running request, to the requests' slots.
 
         Drops the last nodes in drafting order of a tree that is wider than this batch.
         logits: the distributions of the drafted tokens, where the rule reads them.
@@ -95,12 +96,13 @@ class GraphBatch:
         shape = (self.size, self.nodes)
         batch = TreeBatch.of(trees, torch.device("cpu"), masked=True)
         starts, words = batch.row_start.tolist(), self._ancestors.shape[1]
+        counts = [min(self.nodes, end - first) for first, end in pairwise(starts)]
+        places = list(zip(slots, starts[:-1], counts, strict=True))
 
         def padded(column: torch.Tensor) -> np.ndarray:
             rows = np.full(shape, -1, dtype=np.int32)
-            for b, first in enumerate(starts[:-1]):
-                count = min(self.nodes, starts[b + 1] - first)
-                rows[b, :count] = column[first : first + count]
+            for slot, first, count in places:
+                rows[slot, :count] = column[first : first + count]
             return rows.reshape(-1)
 
         for name in ("tokens", "parents", "depths"):
@@ -110,10 +112,9 @@ class GraphBatch:
             _copy_logits(self.draft_logits, logits.logits, padded(logits.rows.cpu()))
         bits = np.zeros((*shape, words), dtype=np.int32)
         assert batch.ancestors is not None  # masked=True
-        for b, first in enumerate(starts[:-1]):
-            count = min(self.nodes, starts[b + 1] - first)
+        for slot, first, count in places:
             own = batch.ancestors[first : first + count, :words]
-            bits[b, :count, : own.shape[1]] = own
+            bits[slot, :count, : own.shape[1]] = own
         self._ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:

@@ -11,18 +11,21 @@ from specengine.drafters.base import Drafter
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
 from specengine.engine.device.device_batch import DeviceBatch
+from specengine.engine.device.slots import DeviceSlots
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import record_width
 from specengine.rules.base import Wants
+from specengine.utils.cuda_graphs import device_turn
 
 RING = 4  # records on the host; at most two cycles are in flight
 
 
 class DeviceRunner:
-    """The device side of an engine: its buffers, its graphs, the ring of records, and the batch that is loaded."""
+    """The device side of an engine: its buffers, its slots and graphs, the ring of records, and the batch that is loaded."""
 
     def __init__(self, buffers: DeviceBuffers, graphs: CycleGraphs, drafter: Drafter, wants: Wants) -> None:
         self.buffers, self.graphs, self.drafter, self.wants = buffers, graphs, drafter, wants
+        self.slots = DeviceSlots(buffers, drafter)
         self.loaded: DeviceBatch | None = None
         largest = max(size * record_width(nodes) for size, nodes in graphs.batches)
         pinned = buffers.device.type == "cuda"
@@ -40,6 +43,8 @@ class DeviceRunner:
 
         To be entered and left between two batches.
         """
+        with device_turn(self.buffers.device):
+            self.slots.place([], 0)  # captures run cycles, which must touch nobody's cache
         graphs, self.graphs = self.graphs, self.graphs.clocked()
         try:
             yield self.graphs.timings

@@ -1,0 +1,49 @@
+"""Which request lies in which slot of the device buffers; a change of the batch touches only the slots that change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceStateDrafter
+from specengine.engine.device.buffers import DeviceBuffers
+from specengine.engine.request import Request
+
+
+class DeviceSlots:
+    """Moves requests between the host and their slots, while no cycle is under way."""
+
+    def __init__(self, buffers: DeviceBuffers, drafter: Drafter) -> None:
+        self._buffers, self._drafter = buffers, drafter
+        self._residents: list[Request | None] = [None] * buffers.size
+
+    def place(self, requests: Sequence[Request], room: int) -> list[int]:
+        """Gives the requests, and no others, slots among the first `room`; returns the slot of each.
+
+        Who lies there already stays. What the host has committed of the others is what their slots hold.
+        """
+        wanted = {id(request) for request in requests}
+        for slot, resident in enumerate(self._residents):
+            if resident and (slot >= room or id(resident) not in wanted):
+                self._empty(slot, resident)
+        places = {id(resident): slot for slot, resident in enumerate(self._residents) if resident}
+        free = [slot for slot, resident in enumerate(self._residents) if not resident]
+        joining = [request for request in requests if id(request) not in places]
+        for slot, request in zip(free, joining, strict=False):
+            self._fill(slot, request)
+            places[id(request)] = slot
+        self._buffers.load_biases([resident and resident.params for resident in self._residents])
+        return [places[id(request)] for request in requests]
+
+    def _fill(self, slot: int, request: Request) -> None:
+        self._residents[slot] = request  # before it is whole: where loading fails, the slot is emptied later
+        if isinstance(self._drafter, DeviceStateDrafter):
+            self._drafter.load(self._buffers.drafter_state, slot, request)
+        self._buffers.load(slot, request)
+
+    def _empty(self, slot: int, request: Request) -> None:
+        self._residents[slot] = None
+        self._buffers.clear(slot)
+        if isinstance(self._drafter, DeviceStateDrafter):
+            goes_on = bool(request.pages)  # without pages the request was released
+            self._drafter.unload(self._buffers.drafter_state, slot, request if goes_on else None)
