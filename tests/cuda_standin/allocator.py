@@ -131,7 +131,9 @@ class Allocator:
         if known is None:
             self.pools[pool] = Pool(use_count=1)
         elif known.use_count == 0:
-            raise self._refusals.refuse("use_count > 0: every graph of this memory pool was dropped, its blocks live on")
+            raise self._refusals.refuse(
+                "use_count > 0: every graph of this memory pool was dropped, its blocks live on"
+            )
         else:
             known.use_count += 1
 

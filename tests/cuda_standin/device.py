@@ -126,4 +126,3 @@ class Device:
         if self.capture:
             raise self.refusals.refuse("empty_cache: captures_underway.empty()")
         self.allocator.empty_cache()
-

@@ -70,9 +70,7 @@ class Dispatch(TorchDispatchMode):
             return self.empty(shaped.shape, shaped.stride(), shaped.dtype)
         changed = _changed(func, args, kwargs)
         if changed:
-            self._device.launch(
-                lambda: func(*inner_args, **inner_kwargs), _blocks(reads), _blocks(changed), name=name
-            )
+            self._device.launch(lambda: func(*inner_args, **inner_kwargs), _blocks(reads), _blocks(changed), name=name)
             return changed[0] if len(changed) == 1 else tuple(changed)
         results = self._results(func, inner_args, inner_kwargs)
         flat, spec = pytree.tree_flatten(results)

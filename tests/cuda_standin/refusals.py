@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 class Refused(RuntimeError):
@@ -26,9 +26,7 @@ class Refusals:
     def expected(self, pattern: str) -> Iterator[None]:
         """Expects the block to do something that is refused with such a message."""
         before = len(self.seen)
-        try:
+        with suppress(Refused):
             yield
-        except Refused:
-            pass
         seen, self.seen[before:] = self.seen[before:], []
         assert any(re.search(pattern, message) for message in seen), f"{pattern!r} was not refused; refused: {seen}"

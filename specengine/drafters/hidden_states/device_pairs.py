@@ -6,7 +6,6 @@ many wait, the drafter reads all but the last between two cycles; see Backlog.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 
 import torch
 

@@ -104,7 +104,7 @@ class CycleGraphs:
         return self.batches[self.bucket(size), nodes]
 
     def logits(self, size: int, nodes: int, rows: Sequence[int]) -> torch.Tensor:
-        """Computes the logits of some rows of the last pass of run(size, nodes) again: cycles keep hidden states alone."""
+        """Computes the logits of some rows of the last run(size, nodes) again: cycles keep hidden states alone."""
         return self._cycle.target.logits(take_rows(self.of(size, nodes).hidden_states.last, rows))
 
     def width_for(self, size: int, nodes: int) -> int:

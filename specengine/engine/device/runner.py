@@ -21,7 +21,7 @@ RING = 4  # records on the host; at most two cycles are in flight
 
 
 class DeviceRunner:
-    """The device side of an engine: its buffers, its slots and graphs, the ring of records, and the batch that is loaded."""
+    """The device side of an engine: buffers, slots, graphs, the ring of records, and the batch that is loaded."""
 
     def __init__(self, buffers: DeviceBuffers, graphs: CycleGraphs, drafter: Drafter, wants: Wants) -> None:
         self.buffers, self.graphs, self.drafter, self.wants = buffers, graphs, drafter, wants

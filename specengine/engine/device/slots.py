@@ -32,7 +32,7 @@ class DeviceSlots:
         for slot, request in zip(free, joining, strict=False):
             self._fill(slot, request)
             places[id(request)] = slot
-        self._buffers.load_biases([resident and resident.params for resident in self._residents])
+        self._buffers.load_biases([resident.params if resident else None for resident in self._residents])
         return [places[id(request)] for request in requests]
 
     def _fill(self, slot: int, request: Request) -> None:
