@@ -6,7 +6,6 @@ many wait, the drafter reads all but the last between two cycles; see Backlog.
 
 from __future__ import annotations
 
-
 import torch
 
 from specengine.draft_trees.tree import TreeBatch
