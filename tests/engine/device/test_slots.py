@@ -96,7 +96,7 @@ def test_who_stays_and_who_moves_goes_on_with_the_same_drafts(cuda_backend, fold
     model = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
     model = dataclasses.replace(model, eos_token_ids=frozenset())
     engine = Engine(model, drafter=SPECS[name].format(**folders), max_batch_size=2, prefix_cache_mib=0)
-    short, own = (SamplingParams(max_new_tokens=count, trace=True) for count in (1, 4))
+    short, own = (SamplingParams(max_new_tokens=count, trace=True) for count in (1, 7))
     _, moves = engine.generate([[7], PROMPTS[0]], [short, own])  # to the bucket of one request
     _, stays, _ = engine.generate([[7], PROMPTS[0], [9]], [short, own, short])  # while another one joins
     alone = engine.generate(PROMPTS[0], own)
