@@ -71,11 +71,12 @@ class DeviceBatch:
             return self._clock.seconds
 
     def close(self) -> None:
-        """Commits the cycles under way, before the set of requests changes."""
+        """Commits the cycles under way, before the set of requests changes; who has ended leaves its slot."""
         if self._runner.loaded is self:
             self.leave()
         while self._read:
             self._commit(self._read.popleft())
+        self._runner.slots.take_out([request for request in self.requests if request.finish_reason])
 
     def leave(self) -> None:
         """Waits for the cycles under way; the caller of these requests commits them later.

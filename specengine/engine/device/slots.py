@@ -35,6 +35,13 @@ class DeviceSlots:
         self._buffers.load_biases([resident.params if resident else None for resident in self._residents])
         return [places[id(request)] for request in requests]
 
+    def take_out(self, requests: Sequence[Request]) -> None:
+        """Moves those of the requests that have slots back to the host."""
+        leaving = {id(request) for request in requests}
+        for slot, resident in enumerate(self._residents):
+            if resident and id(resident) in leaving:
+                self._empty(slot, resident)
+
     def _fill(self, slot: int, request: Request) -> None:
         self._residents[slot] = request  # before it is whole: where loading fails, the slot is emptied later
         if isinstance(self._drafter, DeviceStateDrafter):
