@@ -101,3 +101,18 @@ def test_who_stays_and_who_moves_goes_on_with_the_same_drafts(cuda_backend, fold
     _, stays, _ = engine.generate([[7], PROMPTS[0], [9]], [short, own, short])  # while another one joins
     alone = engine.generate(PROMPTS[0], own)
     assert (moves.token_ids, moves.trace) == (stays.token_ids, stays.trace) == (alone.token_ids, alone.trace)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["lookahead"])
+def test_trees_from_the_host_and_choices_find_their_slots(cuda_backend, folders, name):
+    """The first of three requests leaves, and the last one takes its slot, before the second one's."""
+    ops = cuda_ops(cuda_backend.device, strict=True)
+    model = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
+    model = dataclasses.replace(model, eos_token_ids=frozenset())
+    engine = Engine(model, drafter=SPECS[name].format(**folders), max_batch_size=4, prefix_cache_mib=0)
+    short, own = (SamplingParams(max_new_tokens=count, trace=True, logprobs=1) for count in (1, 7))
+    prompts = [[7], PROMPTS[0], PROMPTS[3]]
+    together = engine.generate(prompts, [short, own, own])[1:]
+    alone = [engine.generate(prompt, own) for prompt in prompts[1:]]
+    assert [(o.token_ids, o.trace, o.logprobs) for o in together] == [(o.token_ids, o.trace, o.logprobs) for o in alone]
