@@ -1,5 +1,7 @@
 """A stand-in device for the tests of the stand-in itself."""
 
+import gc
+
 import pytest
 import torch
 
@@ -22,8 +24,12 @@ class Captured:
 
     def __call__(self, run, pool=None):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-            run()
+        gc.disable()  # a collection may drop an earlier graph
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+                run()
+        finally:
+            gc.enable()
         return graph
 
     def attempt(self, run) -> None:
