@@ -354,21 +354,25 @@ def test_a_batch_hands_over_what_its_rule_wants():
     assert batch.draft_logits is None
 
 
+@pytest.mark.parametrize("places", [[0, 1], [2, 0]])
 @pytest.mark.parametrize("width", [3, 5])
-def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width):
+def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width, places):
     drafter = drafter_of("self,layers=1", tree="2x1")
     state = DeviceBuffers(BufferSizes(4, 64, 5, 4 * width, 320), [], CPU, drafter.room_for_logits(4 * width))
     slots = GraphBatch(state, 3, width)
-    requests = [sequence_of(prompt) for prompt in PROMPTS[:2]]  # the third slot is idle
+    requests = [sequence_of(prompt) for prompt in PROMPTS[:2]]  # one slot is idle
     for _ in range(2):
         trees, logits = drafter.draft_with_logits(requests, sampled=False)
-        slots.take(trees, logits)
+        slots.take(trees, logits, places)
         tree = slots.draft(drafter, SimpleNamespace(wants=Wants.PROBABILITIES))
-        assert tree.tokens[: 2 * width].tolist() == [t for each in trees for t in each.tokens[:width]]
-        taken = slots.draft_logits.rows.tolist()
-        expected = [row for b in (0, 1) for row in logits.rows[5 * b : 5 * b + width].tolist()]
-        assert [row >= 0 for row in taken] == [row >= 0 for row in (*expected, *[-1] * width)]
-        for row, source in zip(taken, expected, strict=False):
+        tokens, rows = [[-1] * width] * 3, [[-1] * width] * 3
+        for b, place in enumerate(places):
+            tokens[place] = list(trees[b].tokens[:width])
+            rows[place] = logits.rows[5 * b : 5 * b + width].tolist()
+        assert tree.tokens.tolist() == sum(tokens, [])
+        taken, expected = slots.draft_logits.rows.tolist(), sum(rows, [])
+        assert [row >= 0 for row in taken] == [row >= 0 for row in expected]
+        for row, source in zip(taken, expected, strict=True):
             assert row < 0 or slots.draft_logits.logits[row].equal(logits.logits[source])
         for request in requests:
             request.commit([], 33)
