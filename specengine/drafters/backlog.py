@@ -7,7 +7,7 @@ from specengine._C import MAX_NODES
 # Plain cycles between two catch-ups. Weights dominate a pass of so many rows, and 32 of EAGLE-3's pairs for a
 # hidden size of 4096 take 1.5 MB per slot.
 PLAIN_CYCLES = 32
-MOST_ROWS = 1024  # of a catch-up of all slots: those of a prefill pass, for which memory is planned
+MOST_ROWS = 1024  # of a catch-up of all slots, where a draft has no more: those of a prefill pass
 
 
 class Backlog:

@@ -39,6 +39,11 @@ class DeviceDrafter(ABC):
 class DeviceStateDrafter(DeviceDrafter):
     """Keeps state on the device between two captured cycles."""
 
+    @property
+    @abstractmethod
+    def device_rows(self) -> int:
+        """The rows of its largest pass, for one request; the memory plan counts them."""
+
     @abstractmethod
     def new_device_state(self, slots: int) -> Any:
         """Returns the state of at most `slots` requests, for DraftBatch.drafter_state."""

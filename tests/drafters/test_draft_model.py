@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -369,8 +370,8 @@ def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width,
         for b, place in enumerate(places):
             tokens[place] = list(trees[b].tokens[:width])
             rows[place] = logits.rows[5 * b : 5 * b + width].tolist()
-        assert tree.tokens.tolist() == sum(tokens, [])
-        taken, expected = slots.draft_logits.rows.tolist(), sum(rows, [])
+        assert tree.tokens.tolist() == [*chain(*tokens)]
+        taken, expected = slots.draft_logits.rows.tolist(), [*chain(*rows)]
         assert [row >= 0 for row in taken] == [row >= 0 for row in expected]
         for row, source in zip(taken, expected, strict=True):
             assert row < 0 or slots.draft_logits.logits[row].equal(logits.logits[source])

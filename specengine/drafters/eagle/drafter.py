@@ -97,6 +97,10 @@ class Eagle(ReadsPairs, Drafter):
         return min(self.config.nodes, 1 + self.config.candidates)
 
     @property
+    def device_rows(self) -> int:
+        return max(1 + self.config.levels, self.config.width)  # unread pairs, or the expanded nodes of a level
+
+    @property
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 

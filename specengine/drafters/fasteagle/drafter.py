@@ -101,6 +101,10 @@ class FastEagle(ReadsPairs, Drafter):
         trees = self._expand(self.network.outputs(read, place, self.pairs.pool), self.levels)
         return scored_trees(trees, requests, self.network.target_ids)
 
+    @property
+    def device_rows(self) -> int:
+        return 1 + self.levels  # unread pairs
+
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         levels = min(self.levels, batch.nodes - 1)
         if not levels:

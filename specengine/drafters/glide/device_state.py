@@ -79,4 +79,5 @@ class DeviceState:
 
     def advance(self, batch: DraftBatch) -> None:
         """Counts all tokens but the root, which is passed again once the target has cached its keys."""
-        self.first[: batch.size] = torch.where(self.running(batch), batch.history.length - 1, 0)
+        first = self.first[: batch.size]
+        self.first[: batch.size] = torch.where(self.running(batch), batch.history.length - 1, first)

@@ -228,6 +228,10 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
     def new_device_state(self, slots: int) -> DeviceState:
         return DeviceState(slots, self._most, self._device)
 
+    @property
+    def device_rows(self) -> int:
+        return self._most
+
     def load(self, state: DeviceState, slot: int, request: DraftRequest) -> None:
         self._catch_up(request, self._most)
         cached = self._state(request).cached

@@ -162,6 +162,10 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         rows = torch.zeros(slots, self._hidden, device=self._device)
         return DeviceState(rows, torch.zeros(slots, dtype=torch.int32, device=self._device))
 
+    @property
+    def device_rows(self) -> int:
+        return len(self.heads)
+
     def load(self, state: DeviceState, slot: int, request: DraftRequest) -> None:
         if request.drafter_state:
             state.rows[slot] = request.drafter_state.row[0]

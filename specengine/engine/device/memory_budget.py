@@ -161,10 +161,12 @@ def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options
 def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: DeviceOptions) -> int:
     """Returns the bytes that the cycles of an engine take beside its buffers."""
     c, rows = target.config, options.rows(drafter)
-    most = max(rows, target.ops.prefill_rows)
+    drafted = options.max_batch_size * drafter.device_rows if isinstance(drafter, DeviceStateDrafter) else 0
+    most = max(rows, target.ops.prefill_rows, drafted)
     activations = 4 * most * (4 * c.hidden_size + 3 * c.intermediate_size + 4 * c.num_heads * c.head_dim)
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
-    logits = 4 * rows * c.vocab_size  # of one pass: cycles share their memory and keep none of them
+    # Of one pass: cycles share their memory and keep none of them. A drafter's own have log-probabilities beside them.
+    logits = 4 * c.vocab_size * max(rows, 2 * drafted)
     if rule.wants is not Wants.NOTHING and not isinstance(drafter, DeviceDrafter):
         logits += 2 * 4 * rows * c.vocab_size  # draft logits: by level and of the tree; the cycle reads a buffer
     widths = captured_widths(options.max_batch_size, options.of_graphs(drafter, target.device))

@@ -39,11 +39,10 @@ class DeviceRunner:
 
     @contextmanager
     def timed(self) -> Iterator[list[dict[str, float]]]:
-        """Makes cycles wait for each other, and yields the list of the seconds by phase of each.
-
-        To be entered and left between two batches.
-        """
+        """Makes cycles wait for each other, and yields the list of the seconds by phase of each."""
         with device_turn(self.buffers.device):
+            if self.loaded:
+                self.loaded.leave()
             self.slots.place([], 0)  # captures run cycles, which must touch nobody's cache
         graphs, self.graphs = self.graphs, self.graphs.clocked()
         try:

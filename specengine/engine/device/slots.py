@@ -20,7 +20,8 @@ class DeviceSlots:
     def place(self, requests: Sequence[Request], room: int) -> list[int]:
         """Gives the requests, and no others, slots among the first `room`; returns the slot of each.
 
-        Who lies there already stays. What the host has committed of the others is what their slots hold.
+        Who lies there already stays. The host has committed what the slots of the others hold, or will before they are
+        placed again.
         """
         wanted = {id(request) for request in requests}
         for slot, resident in enumerate(self._residents):

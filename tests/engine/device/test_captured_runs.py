@@ -42,6 +42,17 @@ def running(engine):
     assert said == [[TEXT, TEXT]] * len(said)
 
 
+def test_a_stream_goes_on_behind_timed_phases(device):
+    engine = captured_engine(model_on_the_standin(), SMALL, max_batch_size=2)
+    stream = engine.stream(PROMPTS[0], PARAMS)
+    tokens = [*next(stream).token_ids]
+    with engine.timed_phases():
+        pass
+    for event in stream:
+        tokens += event.token_ids
+    assert tokens == TEXT
+
+
 @pytest.mark.parametrize("name", ["none", "eagle3", "fasteagle", "medusa", "glide"])
 def test_requests_join_and_leave_and_streams_are_abandoned(device, folders, name):
     engine = captured_engine(model_on_the_standin(), SPECS[name].format(**folders), max_batch_size=3)

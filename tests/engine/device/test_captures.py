@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from specengine.utils.cuda_graphs import device_turn
+from tests.cuda_standin.device import CUDA
 from tests.engine.device.captured import captured_engine, model_on_the_standin
 from tests.engine.device.prompts import LOOKUP
 from tests.engine.prefixes import SPECS
@@ -49,3 +51,20 @@ def test_engines_made_side_by_side_capture_one_after_the_other(device):
     for thread in threads:
         thread.join()
     assert not failed
+
+
+def test_a_device_is_one_thread_s_at_a_time(device):
+    entered, last = threading.Event(), []
+
+    def enter() -> None:
+        with device_turn(CUDA):
+            last.append("second")
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with device_turn(CUDA):
+        thread.start()
+        assert not entered.wait(0.1)
+        last.append("first")
+    thread.join()
+    assert last == ["first", "second"]

@@ -49,7 +49,7 @@ def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["none", "fasteagle"])
+@pytest.mark.parametrize("name", ["none", "fasteagle", "glide"])
 def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     """Of engines of one model, which share a pool but none of its pages."""
     generating, reading = make(name), make(name)
@@ -59,7 +59,8 @@ def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     assert not reading.generate(text, params).stats.prefix_hit_tokens
     pages = [engine.cache._known.find(engine.core.sharing, text) for engine in (generating, reading)]
     assert len({*pages[0]} | {*pages[1]}) == 2
-    pools = [engine.drafter.pairs.pool for engine in (generating, reading)] if name != "none" else []
+    networks = {"fasteagle": lambda drafter: drafter.pairs, "glide": lambda drafter: drafter.network}
+    pools = [networks[name](engine.drafter).pool for engine in (generating, reading)] if name in networks else []
     target = [each[:, page] for page in pages for each in (generating.cache.k, generating.cache.v)]
     assert (target[0] == target[2]).all() and (target[1] == target[3]).all()
     beside = [each[:, page] for pool, page in zip(pools, pages, strict=False) for each in (pool.k, pool.v)]
