@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from core_build import CORE
+from needs import lacking
 from steps import BENCHES, CHECKS, QUESTIONS, RESULTS, ROOT, TESTS, Step, steps
 from targets import Results, Target
 
@@ -103,13 +105,24 @@ def surroundings(dry: bool) -> Iterator[tuple[Path, dict[str, str]]]:
         yield scratch, environment
 
 
+def results_file(folder: Path, dry: bool) -> Path:
+    """Returns the file of all results. A dry run has one of its own, so that it replaces nothing measured."""
+    return folder / f"gpu-results{'-dry' if dry else ''}.json"
+
+
 def keep(folder: Path, entry: dict[str, Any], results: Results) -> None:
-    """Adds a step's line to gpu.jsonl and its results to gpu-results.json, so that a run cut short has all before."""
+    """Adds a step's line to gpu.jsonl and its results to those before, so that a run cut short has all before.
+
+    A step without results replaces none.
+    """
     with (folder / "gpu.jsonl").open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(entry) + "\n")
-    path = folder / "gpu-results.json"
+    path = results_file(folder, entry["dry"])
     every = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    path.write_text(json.dumps({**every, entry["step"]: results}, indent=1) + "\n", encoding="utf-8")
+    every[entry["step"]] = results or every.get(entry["step"], {})
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(every, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def main(arguments: list[str]) -> int:
@@ -125,17 +138,21 @@ def main(arguments: list[str]) -> int:
             print(f"{step.name:13} {step.group:8} {step.seconds:4} s  {step.says}")
         return 0
     folder = Path(options.folder).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     status: dict[str, str] = {}
     every: list[Target] = []
     with surroundings(options.dry_run) as (scratch, environment):
+        if lack := lacking(options.dry_run, environment):
+            print(lack, file=sys.stderr)
+            return 2
+        folder.mkdir(parents=True, exist_ok=True)
         for step in plan:
             entry, results, found = attempt(step, options, begin, folder, scratch, environment)
             keep(folder, entry, results)
             status[step.name] = entry["status"]
             every += found
-    return summary(status, every, time.monotonic() - begin)
+    print(f"results{' of a dry run' if options.dry_run else ''}: {results_file(folder, options.dry_run)}")
+    return summary(status, every, time.monotonic() - begin, options)
 
 
 def attempt(
@@ -176,7 +193,7 @@ def attempt(
     return {**entry, "status": state, "rc": code, "seconds": round(seconds, 1), "measured": measured}, results, found
 
 
-def summary(status: dict[str, str], every: list[Target], seconds: float) -> int:
+def summary(status: dict[str, str], every: list[Target], seconds: float, options: argparse.Namespace) -> int:
     """Prints all goals and how many steps failed. Returns the exit code."""
     if goals := [target for target in every if target.goal is not None]:
         print("== goals", *(f"  {target.line()}" for target in goals), sep="\n")
@@ -187,11 +204,19 @@ def summary(status: dict[str, str], every: list[Target], seconds: float) -> int:
         if named[kind]:
             print(f"{kind}: {', '.join(named[kind])}")
     if named["left out"]:
-        print(f"run them with: bench/gpu.sh --steps {','.join(named['left out'])}")
+        dry = "--dry-run " if options.dry_run else ""
+        again = f"--steps {','.join(named['left out'])} {shlex.quote(options.folder)}"
+        print(f"run them with: bench/gpu.sh {dry}{again}")
     failed = named["failed"]
     print(f"took {seconds:.0f} s; {len(failed)} failed steps{': ' + ', '.join(failed) if failed else ''}")
     return 1 if failed or named["left out"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again at its end
+        code = 1
+    sys.exit(code)

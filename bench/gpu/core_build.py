@@ -1,6 +1,7 @@
 """Says what the machine has, and builds the core beside the sources: python bench/gpu/core_build.py JSON [--dry]
 
-Needs no network. --dry configures the same build and checks where it would put the core, but compiles nothing.
+Needs no network. A build that fails, or whose core has no kernels for a GPU, leaves the core as it was.
+--dry configures the same build and checks which core it would write, but compiles nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "specengine" / "_C"
 CORE = FOLDER / f"__init__{sysconfig.get_config_var('EXT_SUFFIX')}"  # what `import specengine._C` loads
+# Loads a core without the package around it.
+LOAD = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("specengine._C", sys.argv[1])
+core = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(core)
+sys.exit(0 if core.cuda_architectures else "the new core has no kernels for a GPU, as the build found no nvcc")
+"""
 PACKAGES = ("numpy", "transformers", "tokenizers", "safetensors", "pybind11", "pytest", "pytest-xdist", "gguf")
 TOOLS = ("nvcc", "cmake", "ninja", "cuobjdump", "compute-sanitizer", "ncu", "c++")
 
@@ -61,7 +70,7 @@ def configured(build: Path) -> None:
         f"-DSPECENGINE_CUDA_ARCHITECTURES={architecture()}",
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={FOLDER}",
+        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build / 'core'}",
     ]
     subprocess.run(command, check=True)
 
@@ -73,6 +82,14 @@ def planned(build: Path) -> list[Path]:
     return [(build / name).resolve() for name in names]
 
 
+def install(new: Path) -> None:
+    """Puts a new core beside the sources in one step. Raises CalledProcessError, before, for one that is of no use."""
+    subprocess.run([sys.executable, "-c", LOAD, str(new)], check=True)
+    part = CORE.with_suffix(".part")
+    shutil.copy2(new, part)
+    part.replace(CORE)
+
+
 def main(path: Path, dry: bool) -> int:
     facts = machine()
     for name, value in facts.items():
@@ -82,11 +99,13 @@ def main(path: Path, dry: bool) -> int:
     # Each Python has a folder of its own: CMake keeps what it found of one.
     build = ROOT / "build" / f"gpu{'-dry' if dry else ''}-{sys.implementation.cache_tag}"
     configured(build)
-    if planned(build) != [CORE]:
-        print(f"the build would write {planned(build)}, expected {CORE}")
+    new = build / "core" / CORE.name
+    if planned(build) != [new]:
+        print(f"the build would write {planned(build)}, expected {new}")
         return 1
     if not dry:
         subprocess.run(["cmake", "--build", str(build), "--parallel"], check=True)
+        install(new)
     about = "import json, specengine; print(json.dumps(specengine.build_info()))"
     done = subprocess.run([sys.executable, "-c", about], check=True, stdout=subprocess.PIPE, text=True)
     info = json.loads(done.stdout.splitlines()[-1])

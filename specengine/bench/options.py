@@ -140,8 +140,11 @@ class Options:
             check_matplotlib()
         if self.gpu_model:
             gpu_of(self.gpu_model)
-            if self.preset or self.drafters or self.rule or self.rules or self.kernels or self.perplexity:
-                raise ValueError("gpu-model: measures nothing, so it goes with no drafters, rules, preset or kernels")
+            own = ("gpu_model", "json_file")
+            given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+            if others := [name for name in given if name not in own]:
+                named_others = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+                raise ValueError(f"gpu-model: measures nothing, so only --json goes with it, not {named_others}")
         if self.preset:
             named(self.preset)
             if self.drafters or self.rule or self.rules or self.kernels or self.perplexity:

@@ -199,10 +199,20 @@ def test_the_command_works_without_a_gpu_and_marks_every_table(tmp_path):
     assert all(word not in json.dumps(data["modelled_cycles"]) for word in ("measured", "NaN"))
 
 
-@pytest.mark.parametrize("option", [("--kernels",), ("--drafters", "none"), ("--rule", "match"), ("--preset", "x")])
+OTHERS = (
+    "--kernels|--perplexity|--memory|--ignore-eos|--drafters none|--rule match|--rules typical|--preset x|--model x"
+)
+VALUES = "--batch 2|--rows 1,2|--prefix 7|--prefill 9|--repetitions 1|--device cpu|--dtype float32|--peers llama.cpp"
+
+
+@pytest.mark.parametrize(
+    "option", f"{OTHERS}|{VALUES}|--limit 1|--max-new-tokens 3|--seed 1|--temperature 1".split("|")
+)
 def test_the_model_goes_with_no_measurement(option):
-    result = CliRunner().invoke(app, ["--gpu-model", "h200", *option])
+    name, *value = option.split()
+    result = CliRunner().invoke(app, ["--gpu-model", "h200", name, *value])
     assert result.exit_code == 2 and "gpu-model: measures nothing" in result.output
+    assert f"not {name}" in " ".join(result.output.split())
 
 
 def test_the_committed_table_is_what_the_model_gives():

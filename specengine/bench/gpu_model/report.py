@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from specengine.bench.gpu_model.constants import Gpu
-from specengine.bench.gpu_model.counts import Traffic
+from specengine.bench.gpu_model.counts import RECORD
 from specengine.bench.gpu_model.cycles import Cycle, cycles, goals
 from specengine.bench.gpu_model.passes import PREFIX, Step
 from specengine.bench.gpu_model.roofline import KernelTime
@@ -31,7 +31,7 @@ def results(gpu: Gpu) -> dict[str, Any]:
         "shapes": f"Llama-3.1-8B, bfloat16, {PREFIX} cached tokens per request",
         "constants": asdict(gpu),
         "not_counted": list(NOT_COUNTED),
-        "columns_of_tensors": [field.name for field in fields(Traffic)],
+        "counts": RECORD.name,  # beside the package's other data; has the traffic of every tensor
         "modelled_goals": [{**asdict(goal), "met": goal.met} for goal in goals(gpu, found)],
         "modelled_cycles": [_cycle(cycle) for cycle in found],
     }
@@ -133,7 +133,4 @@ def _counted(time: KernelTime) -> dict[str, Any] | None:
         "bank_conflicts": round(conflicts, 4),
         "rounds": sum(launch.rounds.values()),
         "chain": launch.chain,
-        "tensors": {
-            name: {path: [*asdict(t).values()] for path, t in by.items()} for name, by in launch.tensors.items()
-        },
     }
