@@ -68,7 +68,8 @@ def test_a_step_that_fails_stops_no_other_and_is_named_at_the_end(with_steps, tm
 
 def test_a_step_whose_time_ends_is_killed_with_what_it_started(with_steps, tmp_path, capfd, monkeypatch):
     child = f"import time; time.sleep(2); open({str(tmp_path / 'alive')!r}, 'w')"
-    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    silent = "[sys.executable, '-E', '-c'"  # its last words would mix with those of the step
+    code = f"import subprocess, sys, time; subprocess.Popen({silent}, {child!r}]); time.sleep(60)"
     program = with_steps(slow=code, good="")
     slow, good = program.steps(False)
     monkeypatch.setattr(program, "steps", lambda dry: [replace(slow, seconds=1), good])
