@@ -3,7 +3,7 @@
 #
 #   bench/gpu.sh [--dry-run] [--list] [--steps NAME,...] [--seconds 570] [FOLDER]
 #
-# FOLDER is $OUT or bench/results by default. It gets gpu.log, gpu.jsonl (a line per step) and gpu-results.json, of a
+# FOLDER is $OUT or bench/results/gpu by default. It gets gpu.log, gpu.jsonl (a line per step) and gpu-results.json, of a
 # dry run gpu-results-dry.json.
 # Builds the core beside the sources with nvcc, cmake, ninja and pybind11; needs no network and no installed package.
 # A step that fails stops no other. --dry-run runs stand-ins on a machine without a GPU. Steps: bench/gpu/steps.py.

@@ -30,7 +30,7 @@ LEAST = 5  # seconds that a step must have left to be begun
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """Returns the options. Exits with 2 for unknown ones."""
     parser = argparse.ArgumentParser(prog="bench/gpu.sh", description="Checks and measures the project on a GPU.")
-    folder = os.environ.get("OUT") or "bench/results"
+    folder = os.environ.get("OUT") or "bench/results/gpu"
     parser.add_argument("folder", nargs="?", default=folder, help="for log and results")
     parser.add_argument("--dry-run", action="store_true", help="run stand-ins of all steps on a machine without a GPU")
     parser.add_argument("--steps", default="", help="only these steps or groups, separated by commas")
