@@ -56,7 +56,7 @@ class KVCache(PagePool):
         self._returned: deque[tuple[list[int], Sequence[int], Sharing | None, bool]] = deque()
         self._known = PrefixIndex()
         self._promised = 0  # pages of all requests; a shared page counts for each holder
-        self._peak = 0  # the most of them since the pool was last unused
+        self._peak = 0  # the most pages in use since the pool was last unused
         self._lock = threading.Lock()  # engines that share a fixed pool have locks of their own
 
     def companion(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagePool:
@@ -124,7 +124,7 @@ class KVCache(PagePool):
                 self._known.drop(shared)
                 raise
             self._promised += count
-            self._peak = max(self._peak, self._promised)
+            self._peak = max(self._peak, self.k.shape[1] - len(self._free_pages) - self._known.unused)
         return pages, len(shared) * PAGE_SIZE
 
     def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None, filled: bool = True) -> None:

@@ -186,7 +186,9 @@ class DraftPolicy:
         reading, plain = tokens * self._reading[number], batch / curve(0)  # the price in a text yet unknown
         saved = -self._loss(gain, batch, 0, curve, plain) / batch * answer / (1 + gain.tokens)
         least = reading + max(0.0, self._loss(gain, 1, 0, curve, plain))
-        return saved >= reading or self._affords(number, reading, least)
+        if reads := saved > reading or self._affords(number, reading, least):
+            self._rest = (0, 0, 0.0)  # of requests that nobody read
+        return reads
 
     def charge(self, number: int, tokens: int, seconds: float) -> None:
         """Learns what a source takes to read some tokens of a prompt."""

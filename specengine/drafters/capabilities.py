@@ -199,7 +199,7 @@ class ChoiceReader(ABC):
         committed: Sequence[list[int]],
         choices: Sequence[Sequence[int]],
     ) -> None:
-        """Observes a cycle; called before observe().
+        """Observes a cycle; called before observe(). It may be left out where all trees are roots alone.
 
         choices: of each request, the likeliest token behind every node of its last tree, by the target's unprocessed
         logits. There may be more choices than nodes.

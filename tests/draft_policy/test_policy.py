@@ -8,7 +8,7 @@ import pytest
 
 from specengine.draft_policy import policy as module
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.policy import FIRST, PLAIN, DraftPolicy
+from specengine.draft_policy.policy import FIRST, PLAIN, DraftPolicy, Gain
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.policy_file import learned_of, teach
@@ -364,6 +364,40 @@ def test_no_prompt_is_read_for_an_answer_too_short_to_pay_for_it():
     policy.charge(0, 20, 0.5)
     asked = [policy.reads(0, 20, answer, 4) for answer in (2, 60) for _ in range(20)]
     assert sum(asked[:20]) <= 1 and all(asked[20:])
+
+
+def test_a_prompt_is_read_at_the_price_of_plain_decoding():
+    world = World()
+    world.requests = [SimpleNamespace(tokens=[1], read=True)]
+    policy = policy_of(world, Reader(world, chance=0.9))
+    policy.gains[0, 1] = Gain(uses=FIRST, tokens=0.5, nodes=1.0, levels=1.0, first=0.3)
+    policy.charge(0, 20, 1.0)
+    policy._rates[1] = (3.0, 1.5)  # the text before was copied
+    assert policy.reads(0, 20, 60, 1)
+    policy.draft(world.requests)
+    assert policy.sources[0].asked == 0
+
+
+def test_who_is_read_ends_the_rest_of_those_who_were_not():
+    world = World()
+    reader = Reader(world, chance=0.9)
+    policy = policy_of(world, reader)
+    for read in (True, False, True):
+        world.requests = [SimpleNamespace(tokens=[1], read=read)]
+        before = reader.asked
+        assert not read or policy.reads(0, 1, 60, 1)
+        world.run(policy, 8)
+    assert reader.asked - before >= 7  # and not a rest of 16 cycles
+
+
+@pytest.mark.parametrize("requests, tokens, pays", [(1, 0.16, True), (2, 0.2, False), (2, 0.22, True)])
+def test_a_token_counts_less_in_a_batch(requests, tokens, pays):
+    world = World(requests)
+    source = FakeSource(world, chance=0.9)
+    policy = policy_of(world, source)
+    policy.gains[0, requests.bit_length()] = Gain(uses=FIRST, tokens=tokens, nodes=1.0, levels=1.0, first=0.1)
+    policy.draft(world.requests)
+    assert source.asked == pays  # at batch 2 a token at its full price would pay from 0.19 on
 
 
 @pytest.mark.parametrize("sources", [1, 2])

@@ -101,6 +101,15 @@ def test_what_does_not_pay_is_left_out_for_most_cycles():
     assert drafted[0] > 200 and 1 <= drafted[1] < 15
 
 
+def test_no_choices_are_made_where_nothing_is_drafted(monkeypatch):
+    for drafts in (False, True):
+        engine, asked = tiny_engine("lookahead,adaptive=false"), []
+        monkeypatch.setattr(engine.drafter.policy, "draft_whole", lambda requests, grow, drafts=drafts: grow(drafts))
+        monkeypatch.setattr(engine.drafter, "observe_choices", lambda *_, asked=asked: asked.append(1))
+        engine.generate(PROMPTS[0], GREEDY)
+        assert bool(asked) == drafts
+
+
 def test_a_pool_is_saved_where_it_is_of_all_requests(tmp_path):
     engine, path = tiny_engine("lookahead,adaptive=false,warm=true"), tmp_path / "pool"
     engine.generate(PROMPTS, GREEDY)
