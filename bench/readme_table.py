@@ -109,7 +109,8 @@ def indexed(text: str, folder: Path = HERE / "results") -> str:
 def _about(file: Path) -> tuple[str, str]:
     """Describes a result file; also returns the commit that was measured."""
     data = json.loads(file.read_text(encoding="utf-8"))
-    commit = (data.get("commit") or "not recorded")[:12]
+    commit, *dirty = (data.get("commit") or "not recorded").split("-")
+    commit = "-".join([commit[:12], *dirty])
     if "runs" not in data:
         kind = next((what for key, what in KINDS.items() if key in data), None)
         if kind is None:
@@ -138,7 +139,10 @@ def _lines(data: dict[str, Any], name: str) -> list[str]:
     kind = "built-in prompts" if data["questions_file"] == "built-in" else "questions"
     weights = "in its file's own dtype" if data["dtype"] == "auto" else f"in {data['dtype']}"
     what = f"{Path(data['model']).name} {weights}, {data['questions']} {kind} ({turns} turns)"
-    leads = [f"{_where(data)}, {what}, {data['max_new_tokens']} new tokens, ", *["The same, "] * (len(groups) - 1)]
+    leads = [f"{_where(data)}, {what}, {data['max_new_tokens']} new tokens, "]
+    for first, *_ in list(groups.values())[1:]:
+        own = first["identical"].partition("/")[2]
+        leads.append("The same, " if own == turns else f"The same, {own} turns to fill the batches, ")
     return [
         *(line for lead, rows in zip(leads, groups.values(), strict=True) for line in _table(lead, rows)),
         *([PEERS, ""] if any(row["peer"] for row in runs) else []),

@@ -184,7 +184,7 @@ class DraftPolicy:
         if not self._adaptive or gain.uses < FIRST:
             return True
         reading, plain = tokens * self._reading[number], batch / curve(0)  # the price in a text yet unknown
-        saved = -self._loss(gain, batch, 0, curve, plain) / batch * answer / (1 + gain.tokens)
+        saved = -self._loss(gain, batch, 0, curve, plain) / batch * answer / (1 + max(0.0, gain.tokens))
         least = reading + max(0.0, self._loss(gain, 1, 0, curve, plain))
         if reads := saved > reading or self._affords(number, reading, least):
             self._rest = (0, 0, 0.0)  # of requests that nobody read
@@ -225,6 +225,7 @@ class DraftPolicy:
         size, cycles, seconds = self._rest
         if cycles and size == len(requests):
             self._rest = (size, cycles - 1, seconds)
+            self._open.pop(id(requests[0]), None)  # of a cycle that failed
             self._earn(seconds)
             return draft, True
         draft.prefix = sum(len(request.tokens) for request in requests) / len(requests)

@@ -378,6 +378,15 @@ def test_a_prompt_is_read_at_the_price_of_plain_decoding():
     assert policy.sources[0].asked == 0
 
 
+@pytest.mark.parametrize("tokens", [-1.0, -1.5])
+def test_no_prompt_is_read_for_a_source_that_takes_tokens_away(tokens):
+    world = World()
+    policy = policy_of(world, Reader(world, chance=0.9))
+    policy.gains[0, 1] = Gain(uses=FIRST, tokens=tokens, nodes=1.0, levels=1.0, first=0.3)
+    policy.charge(0, 20, 1.0)
+    assert not policy.reads(0, 20, 60, 1)
+
+
 def test_who_is_read_ends_the_rest_of_those_who_were_not():
     world = World()
     reader = Reader(world, chance=0.9)

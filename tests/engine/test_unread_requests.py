@@ -24,7 +24,8 @@ def answer(monkeypatch, engine, *answers):
     """Lets the policy answer for each request in turn, the last answer for all that follow; returns the questions."""
     asked = []
 
-    def reads(number, tokens, answer, batch):
+    def reads(number, tokens, limit, batch):
+        assert limit == GREEDY.max_new_tokens == SAMPLED.max_new_tokens
         asked.append((number, batch))
         return answers[min(len(asked), len(answers)) - 1]
 
