@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specengine._C import MAX_NODES
 
-# Plain cycles between two catch-ups. Weights dominate a pass of so many rows, and 32 of EAGLE-3's pairs for a
-# hidden size of 4096 take 1.5 MB per slot.
+# Plain cycles between two catch-ups, at most. A pass of 32 rows mostly reads weights. A slot keeps 32 pairs, which
+# take 1.5 MB for EAGLE-3 at a hidden size of 4096.
 PLAIN_CYCLES = 32
 MOST_ROWS = 1024  # of a catch-up of all slots, where a draft has no more: those of a prefill pass
 
@@ -23,7 +23,7 @@ class Backlog:
         self.waiting = 0
 
     def is_late(self, nodes: int) -> bool:
-        """Returns whether the drafter must catch up before the next cycle, of trees with so many nodes; counts it.
+        """Counts the next cycle, of `nodes` nodes per tree; returns whether the drafter must catch up before it.
 
         A catch-up leaves one token unread. A cycle commits at most `nodes` tokens behind one that stays unread.
         """

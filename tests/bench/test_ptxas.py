@@ -1,12 +1,9 @@
 """The reader of the compiler's report on the kernels."""
 
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
-
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "ptxas"
+from tests.bench.ci_scripts import loaded
+
 LOG = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_Zk1' for 'sm_90a'
 ptxas info    : Function properties for _Zk1
@@ -24,12 +21,7 @@ ptxas info    : Function properties for _Zhelper
 
 @pytest.fixture(scope="module")
 def script():
-    if not SCRIPT.is_file():
-        pytest.skip("the tests run without the repository's .ci folder")
-    loader = SourceFileLoader("ptxas", str(SCRIPT))
-    module = module_from_spec(spec_from_loader("ptxas", loader))
-    loader.exec_module(module)
-    return module
+    return loaded("ptxas")
 
 
 def test_registers_shared_memory_and_spills_are_read(script):

@@ -3,13 +3,12 @@
 import shutil
 import subprocess
 from collections import Counter
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "sass"
+from tests.bench.ci_scripts import FOLDER, loaded
+
+SCRIPT = FOLDER / "sass"
 LINEAR = "_ZN10specengine42_GLOBAL__N__0f1a9d2_9_linear_cu_c082913linear_kernelI6__halfLi16EEEvPKT_"
 LINEAR_FLOAT = LINEAR.replace("6__half", "f")
 TENSOR = "_ZN10specengine23tensor_attention_kernelI6__halfLi64EEEvPKT_"
@@ -40,12 +39,7 @@ __global__ void clean_kernel(float* p) { p[threadIdx.x] *= 2; }
 
 @pytest.fixture(scope="module")
 def script():
-    if not SCRIPT.is_file():
-        pytest.skip("the tests run without the repository's .ci folder")
-    loader = SourceFileLoader("sass", str(SCRIPT))
-    module = module_from_spec(spec_from_loader("sass", loader))
-    loader.exec_module(module)
-    return module
+    return loaded("sass")
 
 
 def kernels(**changes):

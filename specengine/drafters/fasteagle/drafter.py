@@ -126,5 +126,5 @@ class FastEagle(ReadsPairs, Drafter):
         return draft(unread, pages, self.pairs.pool, self.network.cos_sin, limits, min(self.levels, max(limits)))
 
     def _expand(self, outputs: torch.Tensor, levels: int) -> BackboneTrees:
-        """Returns trees of so many levels in the drafter's tokens, of the layers' outputs [B, layers, hidden]."""
+        """Returns trees of `levels` levels in the drafter's tokens. outputs: of all layers, [B, layers, hidden]."""
         return self._expanders(self.network.logits(outputs[:, :levels]))
