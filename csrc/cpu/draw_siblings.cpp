@@ -31,14 +31,14 @@ void run(const DrawSiblings& op) {
   parallel_for(R, [&](int64_t r) {
     const int32_t b = op.requests.as<int32_t>()[r], node = op.nodes.as<int32_t>()[r];
     const int32_t first = op.trees.row_start.as<int32_t>()[b], nodes = op.trees.row_start.as<int32_t>()[b + 1] - first;
-    const DraftedTree tree{op.trees.tokens.as<int32_t>() + first, op.trees.parents.as<int32_t>() + first, nodes};
+    const DraftedTree tree{op.trees.tokens.as<int32_t>() + first, op.trees.parents.as<int32_t>() + first, nodes, {}};
     ThreadSampler sampler(op.trees.sampling, op.trees.history, b, V, op.scores.as<float>() + r * V,
                           op.counts.as<int32_t>() + r * V);
     const float* logits = op.logits.as<float>() + r * op.logits.shape[1];
     uint64_t* weights = op.weights.as<uint64_t>() + r * V;
     int32_t* drawn = op.drawn.as<int32_t>() + r * K;
     std::fill(drawn, drawn + K, kNoToken);
-    if (!sampler.load(logits, op.index.as<int32_t>(), tree, node, {}, nullptr)) {
+    if (!sampler.load(logits, op.index.as<int32_t>(), tree, node, nullptr, {}, nullptr)) {
       drawn[0] = kUnsound;  // a task must not throw: reported below
       return;
     }

@@ -1,6 +1,6 @@
-// Makes a distribution and a token from a node's logits: bias and penalties, temperature, top-k, top-p, min-p, then one
-// draw. Its noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed, position,
-// token). Ties go to the lower token id. A token that a step leaves out gets the score -inf.
+// Makes a distribution and a token from a node's logits: mask, bias and penalties, temperature, top-k, top-p, min-p,
+// then one draw. Its noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
+// position, token). Ties go to the lower token id. A token that a step leaves out gets the score -inf.
 // cuda/sampling/shaped_row.cuh makes the same choices on CUDA.
 #pragma once
 #include <numeric>
@@ -22,15 +22,17 @@ class ThreadSampler {
       : table_(table), history_(history), b_(b), vocab_(vocab), scores_(scores), counts_(counts) {}
 
   // Loads and shapes a node's row; false if its scores are no distribution (any NaN or +infinity, or none finite).
-  // index: the column of each token, -1: none; nullptr: columns are tokens.  untempered: [V], written if needed.
-  bool load(const float* logits, const int32_t* index, const DraftedTree& tree, int node, const Needs& needs,
-            uint64_t* untempered) {
+  // index: the column of each token, -1: none; nullptr: columns are tokens.  mask: the tokens allowed; nullptr: all.
+  // untempered: [V], written if needed.
+  bool load(const float* logits, const int32_t* index, const DraftedTree& tree, int node, const uint32_t* mask,
+            const Needs& needs, uint64_t* untempered) {
     for (int64_t v = 0; index != nullptr && v < vocab_; ++v) scores_[v] = index[v] < 0 ? -INFINITY : logits[index[v]];
     if (index == nullptr) std::memcpy(scores_, logits, vocab_ * sizeof(float));
     depth_ = tree.depth(node);
     for (int i = depth_; i > 0; node = tree.parent(node)) path_[--i] = tree.token(node);
     add_bias();
     apply_penalties();
+    if (mask != nullptr) apply(mask);
     top_token_ = argmax(scores_, vocab_);
     if (!(scores_[top_token_] > -INFINITY && all_below_infinity())) return false;
     if (needs.leaders) find_leaders();
@@ -141,6 +143,16 @@ class ThreadSampler {
       if (counts_[token] == 0) continue;  // penalised at an earlier occurrence
       scores_[token] = penalties.apply(scores_[token], counts_[token]);
       counts_[token] = 0;
+    }
+  }
+
+  // After biases and penalties, which leave -inf as it is: a mask forbids whatever they make of a score.
+  void apply(const uint32_t* mask) const {
+    for (int64_t first = 0; first < vocab_; first += kMaskBits) {
+      const uint32_t allowed = mask[first / kMaskBits];
+      if (allowed == ~uint32_t{0}) continue;
+      const int count = static_cast<int>(std::min<int64_t>(kMaskBits, vocab_ - first));
+      for (int i = 0; i < count; ++i) scores_[first + i] = allowed >> i & 1 ? scores_[first + i] : -INFINITY;
     }
   }
 

@@ -10,7 +10,9 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-constexpr int kNoDraft = -2;  // in place of a bonus token: as kNoToken, but the drafter's scores are no distribution
+// In place of a bonus token, why there is none besides kNoToken.
+constexpr int kNoDraft = -2;    // the drafter's scores are no distribution
+constexpr int kNoAllowed = -3;  // the mask allows no token with a finite score
 
 void check_values(const VerifyTree& op) {
   const int64_t M = op.trees.tokens.shape[0], V = op.workspace.scores.shape[1], B = op.accepted.bonus.shape[0];
@@ -41,6 +43,17 @@ void check_chains(const VerifyTree& op) {
   }
 }
 
+// Whether a row has scores, but its mask leaves it none.
+bool forbids_all(const uint32_t* mask, const float* logits, int64_t vocab) {
+  bool forbids = false;
+  for (int64_t v = 0; mask != nullptr && v < vocab; ++v) {
+    if (logits[v] == -INFINITY) continue;
+    if (is_allowed(mask, v)) return false;
+    forbids = true;
+  }
+  return forbids;
+}
+
 template <typename Rule>
 Verdict verdict_of(const VerifyTree& op, const Rule& rule, const DraftedTree& tree, int64_t b) {
   const int64_t V = op.workspace.scores.shape[1], first = op.trees.row_start.as<int32_t>()[b];
@@ -60,9 +73,13 @@ Verdict verdict_of(const VerifyTree& op, const Rule& rule, const DraftedTree& tr
   int marks[kMaxNodes];
   Rows<ThreadSampler> rows(tree, logits, sampler, weights, values, marks);
   Verdict end = walk(rule, rows);
+  if (end.token == kNoToken && forbids_all(tree.masks.row(end.node), logits.target + end.node * V, V)) {
+    end.token = kNoAllowed;
+    return end;
+  }
   if (end.token == kNoToken && Rule::needs.draft && drafted && logits.draft_rows[end.node] >= 0) {
     const float* row = logits.draft + logits.draft_rows[end.node] * logits.columns;
-    if (!sampler.load(row, logits.draft_index, tree, end.node, {}, nullptr)) end.token = kNoDraft;
+    if (!sampler.load(row, logits.draft_index, tree, end.node, nullptr, {}, nullptr)) end.token = kNoDraft;
   }
   return end;
 }
@@ -71,7 +88,8 @@ template <typename Rule>
 void verify(const VerifyTree& op, const Rule& rule, int64_t b) {
   const int64_t N = op.accepted.path.shape[1];
   const int32_t first = op.trees.row_start.as<int32_t>()[b], nodes = op.trees.row_start.as<int32_t>()[b + 1] - first;
-  const DraftedTree tree{op.trees.tokens.as<int32_t>() + first, op.trees.parents.as<int32_t>() + first, nodes};
+  const DraftedTree tree{op.trees.tokens.as<int32_t>() + first, op.trees.parents.as<int32_t>() + first, nodes,
+                         op.masks_of(first)};
   const Verdict end = verdict_of(op, rule, tree, b);
   const int depth = tree.depth(end.node);
   int32_t* path = op.accepted.path.as<int32_t>() + b * N;
@@ -95,10 +113,13 @@ void run(const VerifyTree& op) {
     const int32_t last = op.accepted.path_length.as<int32_t>()[b] - 1;
     const int32_t row =
         op.trees.row_start.as<int32_t>()[b] + op.accepted.path.as<int32_t>()[b * op.accepted.path.shape[1] + last];
+    const int32_t position = op.trees.history.length.as<int32_t>()[b] + last;
     const auto refuse = [&](const char* name, int32_t at, const char* so) {
-      fail(name, ": row ", at, " (request ", b, ", position ", op.trees.history.length.as<int32_t>()[b] + last,
-           ") has NaN or infinite scores, so ", so);
+      fail(name, ": row ", at, " (request ", b, ", position ", position, ") has NaN or infinite scores, so ", so);
     };
+    if (bonus == kNoAllowed) {
+      fail("masks: row ", row, " (request ", b, ", position ", position, ") allows no token with a finite score");
+    }
     if (bonus == kNoDraft) {
       refuse("draft_logits", op.draft.rows.as<int32_t>()[row], "no child can have been drafted from it");
     }

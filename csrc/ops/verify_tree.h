@@ -6,6 +6,10 @@
 // (base/philox.h). A draw's noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second
 // (seed, position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
 //
+// A mask sets the scores of the tokens that it forbids to -inf before the sampling parameters shape them. At the node's
+// draft distribution it makes their weights zero after those parameters, because the drafter drew without masks. A node
+// that its parent's mask forbids is no child of it.
+//
 // The CPU samples only nodes on the walk. It refuses values out of range and a walk that meets a node without a token.
 // CUDA refuses nothing:
 //   - a walk that meets a node without a token ends there with bonus -1;
@@ -18,6 +22,7 @@
 #include "base/check.h"
 #include "base/draw_arithmetic.h"
 #include "base/isa.h"
+#include "base/token_mask.h"
 #include "ops/kv_cache.h"
 #include "ops/sampling_table.h"
 
@@ -90,6 +95,7 @@ struct VerifyTree {
   TensorView logits;  // [M, V] float32, one row per node
   SampledTrees trees;
   DraftLogits draft;
+  OptionalTensor masks;    // [M, ceil(V / 32)] int32: the tokens each node allows, see base/token_mask.h; None: all
   AcceptedPaths accepted;  // written
   VerifyWorkspace workspace;
   std::string rule;             // its name in rules/rules.h
@@ -105,9 +111,16 @@ struct VerifyTree {
     check(workspace.counts, "counts", {DType::kInt32}, {B, V});
     check.optional(workspace.row_states, "row_states", {DType::kInt64}, {M, kRowStateWords});
     draft.validate(check, M, V);
+    check.optional(masks, "masks", {DType::kInt32}, {M, (V + kMaskBits - 1) / kMaskBits});
     if (rule != "match") check(workspace.weights, "weights", {DType::kInt64}, {B, kWeightPlanes, V});
     if (V < 1) fail("scores: expected at least one column");
     return check.device();
+  }
+
+  // Of the nodes from a row on.
+  TokenMasks masks_of(int64_t row) const {
+    if (!masks.defined()) return {};
+    return {masks.as<uint32_t>() + row * masks.shape[1], masks.shape[1]};
   }
 };
 

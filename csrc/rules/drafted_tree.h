@@ -1,6 +1,7 @@
-// One request's tree for a rule: node 0 is the root, every other node's parent is an earlier node.
+// One request's tree for a rule: node 0 is the root, every other node's parent is an earlier node. A node that its
+// parent's mask forbids is no child: no rule sees it, so a tree means the same whether such nodes were cut or not.
 #pragma once
-#include "base/host_device.h"
+#include "base/token_mask.h"
 
 namespace specengine {
 
@@ -8,6 +9,7 @@ struct DraftedTree {
   const int* tokens;
   const int* parents;
   int count;
+  TokenMasks masks;
 
   SPECENGINE_HOST_DEVICE int nodes() const { return count; }
   SPECENGINE_HOST_DEVICE int token(int node) const { return tokens[node]; }
@@ -30,7 +32,7 @@ struct DraftedTree {
  private:
   SPECENGINE_HOST_DEVICE int child_from(int node, int first) const {
     for (int child = first; child < count; ++child) {
-      if (parents[child] == node) return child;
+      if (parents[child] == node && is_allowed(masks.row(node), tokens[child])) return child;
     }
     return -1;
   }

@@ -3,8 +3,9 @@
 // A distribution is a row of integer weights: the order of a sum does not matter, so CPU and CUDA decide alike. A
 // Sampler runs the loops over the vocabulary: one thread on the CPU (cpu/thread_sampler.h), a block on CUDA
 // (cuda/sampling/block_sampler.cuh), whose threads all run the rule and get the same answers. A Sampler has
-//   load(logits, index, tree, node, needs, untempered)  shapes a row; false: it is no distribution. untempered: where
-//                                                its weights without temperature and filters go, if they are needed.
+//   load(logits, index, tree, node, mask, needs, untempered)  shapes a row; false: it is no distribution. mask: the
+//                                                tokens that it allows. untempered: where its weights without
+//                                                temperature and filters go, if they are needed.
 //   draw()  leaders()  temperature()  allows(token)  entropy()  untempered_total()  top_token()    of that row
 //   weigh(weights)  weight(token)                its weights, or that of one token
 //   sum(f)  best(begin, end, f)                  sum of f(token); the first index of the largest f, -1 if all are -inf
@@ -50,12 +51,14 @@ class Rows : public DraftedTree {
     has_draft_ = needs.draft && logits_.draft != nullptr && logits_.draft_rows[node] >= 0;
     if (has_draft_) {
       const float* row = logits_.draft + logits_.draft_rows[node] * logits_.columns;
-      if (!sampler_.load(row, logits_.draft_index, *this, node, needs, untempered_draft())) return false;
+      if (!sampler_.load(row, logits_.draft_index, *this, node, nullptr, needs, untempered_draft())) return false;
       draft_total_ = sampler_.weigh(draft());
       untempered_draft_total_ = sampler_.untempered_total(), draft_top_token_ = sampler_.top_token();
+      draft_top_weight_ = kOne;
+      if (masks.row(node) != nullptr) has_draft_ = mask_draft(masks.row(node), needs);
     }
     const float* row = logits_.target + node * logits_.vocab;
-    if (!sampler_.load(row, nullptr, *this, node, needs, untempered_target())) return false;
+    if (!sampler_.load(row, nullptr, *this, node, masks.row(node), needs, untempered_target())) return false;
     if (needs.weights) target_total_ = processed_total_ = sampler_.weigh(target());
     untempered_target_total_ = sampler_.untempered_total();
     return true;
@@ -90,7 +93,9 @@ class Rows : public DraftedTree {
     return has_draft_ ? share(untempered_draft()[token], untempered_draft_total_) : 1.0;
   }
   SPECENGINE_HOST_DEVICE double untempered_target_top() const { return share(kOne, untempered_target_total_); }
-  SPECENGINE_HOST_DEVICE double untempered_draft_top() const { return share(kOne, untempered_draft_total_); }
+  SPECENGINE_HOST_DEVICE double untempered_draft_top() const {
+    return share(draft_top_weight_, untempered_draft_total_);
+  }
   SPECENGINE_HOST_DEVICE int draft_top_token() const { return draft_top_token_; }
 
   // Whether the node's uniform number is at most a probability.
@@ -176,6 +181,24 @@ class Rows : public DraftedTree {
   static constexpr double kUnit = 0x1p61;              // of weights that were probabilities: all together fit 63 bits
   static constexpr uint64_t kOne = uint64_t{1} << 40;  // the weight of the best score
 
+  // Takes the forbidden tokens out of the distribution that the drafter drew from: the children that are left are draws
+  // from the rest. Returns whether there is a rest; without one no child was drawn from it.
+  SPECENGINE_HOST_DEVICE bool mask_draft(const uint32_t* mask, const Needs& needs) {
+    draft_total_ = keep_allowed(draft(), mask);
+    if (draft_total_ == 0 || !needs.untempered) return draft_total_ > 0;
+    untempered_draft_total_ = keep_allowed(untempered_draft(), mask);
+    if (untempered_draft_total_ == 0) return false;
+    if (!is_allowed(mask, draft_top_token_)) {
+      draft_top_token_ = static_cast<int>(
+          sampler_.best(0, logits_.vocab, [&](int64_t v) { return static_cast<double>(untempered_draft()[v]); }));
+      draft_top_weight_ = untempered_draft()[draft_top_token_];
+    }
+    return true;
+  }
+  SPECENGINE_HOST_DEVICE uint64_t keep_allowed(uint64_t* weights, const uint32_t* mask) {
+    return sampler_.sum([=](int64_t v) { return weights[v] = is_allowed(mask, v) ? weights[v] : 0; });
+  }
+
   // Four planes behind one pointer, which a thread can keep in a register through a walk.
   SPECENGINE_HOST_DEVICE uint64_t* target() const { return weights_; }
   SPECENGINE_HOST_DEVICE uint64_t* draft() const { return weights_ + logits_.vocab; }
@@ -199,7 +222,7 @@ class Rows : public DraftedTree {
   double* values_;
   int* marks_;
   uint64_t target_total_ = 1, processed_total_ = 1, draft_total_ = 1;
-  uint64_t untempered_target_total_ = 1, untempered_draft_total_ = 1;
+  uint64_t untempered_target_total_ = 1, untempered_draft_total_ = 1, draft_top_weight_ = kOne;
   int loaded_ = -1, draft_top_token_ = -1;
   bool has_draft_ = false, changed_ = false;
 };

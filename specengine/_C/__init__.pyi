@@ -410,6 +410,7 @@ def verify_tree(
     logits: Tensor,
     trees: SampledTrees,
     draft: DraftLogits,
+    masks: Tensor | None,
     accepted: AcceptedPaths,
     workspace: VerifyWorkspace,
     rule: str,

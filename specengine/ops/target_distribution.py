@@ -13,22 +13,35 @@ from specengine.ops import noise
 from specengine.ops.sampling_table import SamplingTable
 
 
-def draw_reference(scores: torch.Tensor, params: SamplingTable, b: int, tokens: Sequence[int], prompt: int) -> int:
+def draw_reference(
+    scores: torch.Tensor,
+    params: SamplingTable,
+    b: int,
+    tokens: Sequence[int],
+    prompt: int,
+    allowed: torch.Tensor | None = None,
+) -> int:
     """The token drawn at one node from float64 scores [V].
 
     tokens: the committed ones, of which the first `prompt` are the prompt's, then those on the node's path.
+    allowed: bool [V], the tokens that the node's mask allows.
     """
-    probs = target_probs_reference(scores, params, b, tokens, prompt)
+    probs = target_probs_reference(scores, params, b, tokens, prompt, allowed)
     if float(params.temperature[b]) == 0:
         return int(probs.argmax())  # torch takes the lowest index of equal maxima
     return noise.draw(probs, seed=int(params.seed[b]), position=len(tokens))
 
 
 def target_probs_reference(
-    scores: torch.Tensor, params: SamplingTable, b: int, tokens: Sequence[int], prompt: int
+    scores: torch.Tensor,
+    params: SamplingTable,
+    b: int,
+    tokens: Sequence[int],
+    prompt: int,
+    allowed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The distribution at one node after all sampling parameters, float64 [V]; one-hot at temperature 0."""
-    scores = scores.clone()
+    """The distribution at one node after mask and sampling parameters, float64 [V]; one-hot at temperature 0."""
+    scores = scores.clone() if allowed is None else torch.where(allowed, scores, -torch.inf)
     bias = slice(int(params.bias_start[b]), int(params.bias_start[b + 1]))
     for token, value in zip(params.bias_tokens[bias].tolist(), params.bias_values[bias].tolist(), strict=True):
         scores[token] += value

@@ -16,6 +16,7 @@ from specengine import _C
 from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.ops.sampling_table import SamplingTable, TokenHistory, sampled_trees
 from specengine.ops.target_distribution import draw_reference
+from specengine.ops.token_masks import unpack_masks
 from specengine.rules.base import Rule
 from specengine.rules.lossless import Match
 from specengine.utils.host_memory import is_host
@@ -106,21 +107,27 @@ def verify_tree(
     workspace: VerifyWorkspace | None = None,
     rule: Rule | None = None,
     draft: DraftLogits | None = None,
+    masks: torch.Tensor | None = None,
 ) -> Accepted:
     """Walks every tree by a rule. `match`, the default, draws the target's token at each node and follows it while the
     tree has it.
 
     scores: logits float32 [M, V], or on the CPU the target's token at every node, int32 [M]; -1 marks a row without
     one. Tokens serve greedy decoding under `match`.  draft: the distributions from which the drafter drew children.
+    masks: int32 [M, ceil(V / 32)], the tokens that each node allows (see token_masks); None: all. A forbidden token
+    has score -inf before the sampling parameters, and weight 0 in the draft distribution after them. A forbidden node
+    is no child, so a tree may be cut by its masks before the pass, or not at all.
     Under `match` a draw depends on its node's distribution and its noise alone, so the tokens committed are those of
     plain decoding. The noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
     position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
     Raises ValueError for NaN or infinite scores on the walk (-inf is a masked token), for such scores of the drafter if
-    the rule reads them, and for a parent that is no earlier node. On CUDA the host does not wait for the device: such a
-    walk ends with bonus -1. CUDA never visits rows whose token is -1 (padding); an idle request, whose root is padding,
+    the rule reads them, for a mask on the walk that leaves no token, and for a parent that is no earlier node. On CUDA
+    the host does not wait for the device: such a walk ends with bonus -1. Raises ValueError for tokens with masks. CUDA never visits rows whose token is -1 (padding); an idle request, whose root is padding,
     gets path_length 0 and bonus -1.
     """
     if scores.dtype == torch.int32:
+        if masks is not None:
+            raise ValueError("scores: expected logits, as there are masks, got the target's tokens")
         return _follow(scores.tolist(), tree, history, workspace or VerifyWorkspace.empty(len(params.seed), 0))
     device, rule = scores.device, rule or Match()
     if workspace is None:
@@ -132,6 +139,7 @@ def verify_tree(
         scores,
         sampled_trees(tree, params, history),
         NO_DRAFT_LOGITS if draft is None else _C.DraftLogits(draft.logits, draft.rows, draft.index, draft.replacement),
+        masks,
         accepted.native,
         _C.VerifyWorkspace(workspace.scores, workspace.counts, row_states, workspace.weights),
         rule.kernel,
@@ -165,15 +173,18 @@ def _follow(chosen: list[int], tree: TreeBatch, history: TokenHistory, workspace
     return accepted
 
 
-def verify_tree_on_host(scores, tree, params, history, workspace=None, rule=None, draft=None) -> Accepted:
+def verify_tree_on_host(scores, tree, params, history, workspace=None, rule=None, draft=None, masks=None) -> Accepted:
     """verify_tree for scores on another device: copies them to the host, where tree and history are read anyway."""
+    scores, masks = scores.cpu(), None if masks is None else masks.cpu()
     tokens, parents, depths = tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu()
     host = TreeBatch(tokens, parents, depths, tree.row_start.cpu(), None, tree.nodes)
-    return verify_tree(scores.cpu(), host, params, history, workspace, rule, draft and draft.to(torch.device("cpu")))
+    draft = draft and draft.to(torch.device("cpu"))
+    return verify_tree(scores, host, params, history, workspace, rule, draft, masks)
 
 
-def verify_tree_reference(logits, tree, params, history, workspace=None) -> Accepted:
+def verify_tree_reference(logits, tree, params, history, workspace=None, masks=None) -> Accepted:
     """Rule `match` in PyTorch."""
+    allowed = None if masks is None else unpack_masks(masks, logits.shape[1])
     starts, batch = tree.row_start.tolist(), len(params.seed)
     paths, bonuses = [], []
     for b in range(batch):
@@ -184,7 +195,8 @@ def verify_tree_reference(logits, tree, params, history, workspace=None) -> Acce
         node, path = 0, [0]
         while True:
             row = logits[starts[b] + node].double()
-            drawn = draw_reference(row, params, b, [*committed, *(tokens[i] for i in path[1:])], prompt)
+            allows = None if allowed is None else allowed[starts[b] + node]
+            drawn = draw_reference(row, params, b, [*committed, *(tokens[i] for i in path[1:])], prompt, allows)
             children = [i for i in range(len(tokens)) if parents[i] == node and tokens[i] == drawn]
             if not children:
                 break

@@ -347,6 +347,7 @@ def verify_tree() -> Arguments:
         "draft_rows": None,
         "draft_index": None,
         "replacement": False,
+        "masks": None,
         "rule": "match",
         "options": [],
     }
@@ -356,7 +357,8 @@ def verify_tree_sampled() -> Arguments:
     drafted = {"draft_logits": randn(3, 20, seed=4), "draft_rows": ints(0, 1, -1, -1, 2, 0, -1, -1)}
     index = torch.tensor([*range(12), *[-1] * 8], dtype=torch.int32)
     weights = torch.zeros(2, 4, 20, dtype=torch.int64)
-    return {**verify_tree(), **drafted, "draft_index": index, "weights": weights, "rule": "rejection"}
+    masks = {"masks": torch.full((8, 1), 0xFEEFD, dtype=torch.int32)}
+    return {**verify_tree(), **drafted, **masks, "draft_index": index, "weights": weights, "rule": "rejection"}
 
 
 def draw_siblings() -> Arguments:
@@ -410,6 +412,7 @@ OPTIONAL = {
     *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
     *(("draft_heads", "vocabulary"), ("draft_glide", "vocabulary")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
+    ("verify_tree sampled", "masks"),
 }
 
 

@@ -72,8 +72,8 @@ __device__ inline Leaders leaders_of(const Row& row, Candidate first) {
 }
 
 // Loads a node's row into the state; false if it is no distribution.
-__device__ __noinline__ inline bool load_row(const float* logits, const int* index, int node, Needs needs,
-                                             uint64_t* untempered) {
+__device__ __noinline__ inline bool load_row(const float* logits, const int* index, int node, const uint32_t* mask,
+                                             Needs needs, uint64_t* untempered) {
   SPECENGINE_SHARED(int, path, kMaxNodes);
   SPECENGINE_SHARED(unsigned, path_bits, kPathBits / 32);
   SPECENGINE_SHARED(unsigned, low, kBins);
@@ -85,7 +85,7 @@ __device__ __noinline__ inline bool load_row(const float* logits, const int* ind
   for (int i = threadIdx.x; i < kPathBits / 32; i += blockDim.x) path_bits[i] = 0;
   if (threadIdx.x == 0) {
     Row& row = state.row;
-    row.logits = logits, row.index = index, row.aligned = state.aligned && index == nullptr;
+    row.logits = logits, row.index = index, row.aligned = state.aligned && index == nullptr, row.mask = mask;
     row.path = path, row.path_bits = path_bits, row.depth = state.tree.depth(node);
     row.position = state.root_position + 1 + static_cast<uint32_t>(row.depth);
   }
@@ -167,9 +167,9 @@ class BlockSampler {
     __syncthreads();
   }
 
-  __device__ bool load(const float* logits, const int* index, const DraftedTree&, int node, const Needs& needs,
-                       uint64_t* untempered) {
-    return load_row(logits, index, node, needs, untempered);
+  __device__ bool load(const float* logits, const int* index, const DraftedTree&, int node, const uint32_t* mask,
+                       const Needs& needs, uint64_t* untempered) {
+    return load_row(logits, index, node, mask, needs, untempered);
   }
   __device__ uint64_t weigh(uint64_t* weights) const { return weigh_row(weights); }
   __device__ int draw() const { return state().greedy() ? top_token() : draw_from_row(); }

@@ -31,13 +31,13 @@ __global__ void __launch_bounds__(kRuleThreads, 1) draw_siblings_kernel(Argument
   const int first = op.row_start[b], nodes = min(op.row_start[b + 1] - first, static_cast<int>(kMaxNodes));
   if (node >= nodes || op.tokens[first] == kNoToken) return;
 
-  const DraftedTree tree{op.tokens + first, op.parents + first, nodes};
+  const DraftedTree tree{op.tokens + first, op.parents + first, nodes, {}};
   const DenseShaping dense{op.biases + row * vocab, op.counts + row * vocab};
   uint64_t* weights = op.weights + row * vocab;
   op.table.mark(b, dense, threadIdx.x, blockDim.x);
   __syncthreads();
   BlockSampler sampler(op.table, b, tree, dense, op.aligned);
-  if (sampler.load(op.logits + row * op.columns, op.index, tree, node, {}, nullptr)) {
+  if (sampler.load(op.logits + row * op.columns, op.index, tree, node, nullptr, {}, nullptr)) {
     draw_siblings(sampler, weights, node, op.count, op.replacement, op.as_match, drawn);
   }
   __syncthreads();

@@ -64,7 +64,7 @@ struct RequestTable {
     visit(b, dense, first, step, [](int* count, bool) { atomicExch(count, 0); }, [](float* bias, float) { *bias = 0; });
   }
 
-  // A row of request b, without logits and path.
+  // A row of request b, without logits, mask and path.
   __device__ Row row(int b, const DenseShaping& dense) const {
     Row row{};
     row.keep_all();

@@ -43,6 +43,7 @@ struct Row {
   const int* index;           // [V]: the column of a token, -1: none (-inf); nullptr: columns are tokens
   const float* bias;          // [V]; nullptr: none
   const int* counts;          // [V], of the history (see kSeen); nullptr: no penalties
+  const uint32_t* mask;       // [ceil(V / 32)]: the tokens allowed, see base/token_mask.h; nullptr: all
   const int* path;            // tokens from the root's first child down to the node, in any order
   const unsigned* path_bits;  // bit t % 1024 is set for every token t on the path
   int depth, vocab;
@@ -77,6 +78,11 @@ struct Row {
     }
     if (temperature != 0.0f && temperature != 1.0f) {
       x.x /= temperature, x.y /= temperature, x.z /= temperature, x.w /= temperature;
+    }
+    if (mask != nullptr) {  // four tokens from a multiple of four on lie in one word
+      const uint32_t allowed = v < vocab ? mask[v / kMaskBits] >> (v % kMaskBits) : 0;
+      x.x = allowed & 1 ? x.x : -INFINITY, x.y = allowed & 2 ? x.y : -INFINITY;
+      x.z = allowed & 4 ? x.z : -INFINITY, x.w = allowed & 8 ? x.w : -INFINITY;
     }
     if (filtered) {
       x.x = left(x.x, v), x.y = left(x.y, v + 1), x.z = left(x.z, v + 2), x.w = left(x.w, v + 3);

@@ -15,6 +15,7 @@ struct Arguments {
   const int *tokens, *parents, *row_start;
   RequestTable table;
   LogitRows logits;  // of all requests
+  TokenMasks masks;  // of all rows
   int *path, *path_length, *bonus, *relaxed;
   float* biases;
   int* counts;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rul
   SPECENGINE_SHARED(int, marks, kMaxNodes);
   SPECENGINE_SHARED(LogitRows, logits, 1);
   const int b = blockIdx.x, first = op.row_start[b], nodes = min(op.row_start[b + 1] - first, op.columns);
-  const DraftedTree tree{tokens, parents, nodes};
+  const DraftedTree tree{tokens, parents, nodes, {op.masks.row(first), op.masks.words}};
   if (nodes < 1 || op.tokens[first] == kNoToken) return write(op, b, tree, {-1});
 
   const int64_t vocab = op.table.vocab;
@@ -82,6 +83,7 @@ void verify_by_rule(const VerifyTree& op) {
               V,
               drafted ? op.draft.logits.shape[1] : 0,
               op.draft.replacement};
+  a.masks = op.masks_of(0);
   a.path = op.accepted.path.as<int>(), a.path_length = op.accepted.path_length.as<int>(),
   a.bonus = op.accepted.bonus.as<int>();
   a.relaxed = op.accepted.relaxed.as<int>();

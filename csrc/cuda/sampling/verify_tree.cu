@@ -12,8 +12,8 @@
 // finish: A thread owns a node: it merges the slices, and Match::step (rules/match.h) decides which child to follow.
 // One thread follows these decisions from the root. The workspaces become zero again.
 //
-// Floor: the logits once, 4 * M * V bytes. Filters read their rows up to seven times more (from L2), by one block each;
-// penalties and biases add 4 bytes each per token for the requests that have them.
+// Floor: the logits once, 4 * M * V bytes; masks add a bit per logit. Filters read their rows up to seven times more
+// (from L2), by one block each; penalties and biases add 4 bytes each per token for the requests that have them.
 #include "ops/verify_tree.h"
 
 #include <algorithm>
@@ -32,6 +32,7 @@ static_assert(kDrawThreads >= kMaxNodes && kFilterThreads >= kMaxNodes, "a threa
 
 struct Arguments {
   const float* logits;
+  TokenMasks masks;
   const int *tokens, *parents, *row_start;
   RequestTable table;
   int *path, *path_length, *bonus, *relaxed;
@@ -93,7 +94,7 @@ __device__ Row row_of(const Arguments& op, int b) {
   }
   __syncthreads();
 
-  row.logits = op.logits + static_cast<int64_t>(index) * row.vocab;
+  row.logits = op.logits + static_cast<int64_t>(index) * row.vocab, row.mask = op.masks.row(index);
   row.path = path, row.path_bits = path_bits, row.depth = depth[0], row.aligned = op.aligned;
   row.position = static_cast<uint32_t>(op.table.history_length[b] + row.depth);
   return row;
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slic
     Candidate best = nothing();
     for (int i = 0; i < slices; ++i) best = better(best, op.row_states[first + node].candidates[i]);
     drawn[node] = static_cast<int>(best.token);
-    KnownTokens known{{tokens, parents, nodes}, drawn};
+    KnownTokens known{{tokens, parents, nodes, {}}, drawn};
     followed[node] = known.load(node, {}) ? Match{}.step(known, node).child : -1;
   }
   __syncthreads();
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slic
 
 Arguments arguments_of(const VerifyTree& op) {
   Arguments a{};
-  a.logits = op.logits.as<float>();
+  a.logits = op.logits.as<float>(), a.masks = op.masks_of(0);
   a.tokens = op.trees.tokens.as<int>(), a.parents = op.trees.parents.as<int>(),
   a.row_start = op.trees.row_start.as<int>();
   a.table = RequestTable(op.trees.sampling, op.trees.history, op.workspace.scores.shape[1]);

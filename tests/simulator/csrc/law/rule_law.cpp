@@ -16,7 +16,7 @@ std::vector<std::tuple<int, int, double>> rule_law(const std::string& rule, cons
   if (parents.size() != nodes || target_probs.size() != nodes || draft_probs.size() != nodes) {
     fail("parents, target_probs, draft_probs: expected ", nodes, " entries each, as many as tokens");
   }
-  const DraftedTree tree{tokens.data(), parents.data(), static_cast<int>(nodes)};
+  const DraftedTree tree{tokens.data(), parents.data(), static_cast<int>(nodes), {}};
   std::map<std::pair<int, int>, double> law;
   with_rule(rule, options, [&](const auto& functor) {
     Forks forks;
