@@ -44,6 +44,36 @@ class Models:
         return _random_row(self.vocab, self.zeros, (self.seed, which, *(token + 1 for token in path)))
 
 
+@dataclass(frozen=True)
+class Masked(Models):
+    """Models under masks that allow some tokens behind every path, one of them likely; `least` where they can.
+
+    The draft distribution has no entry where its mask leaves no probability.
+    """
+
+    least: int = 1
+
+    def allowed(self, path: Path) -> np.ndarray:
+        rng = np.random.default_rng((self.seed, 2, *(token + 1 for token in path)))
+        allowed = rng.permutation(self.vocab) < rng.integers(self.least, self.vocab, endpoint=True)
+        allowed[super().target(path).argmax()] = True
+        return allowed
+
+    def target(self, path: Path) -> np.ndarray:
+        return self._left(super().target(path), path)
+
+    def draft(self, path: Path) -> np.ndarray:
+        return self._left(super().draft(path), path)
+
+    def unmasked_draft(self, path: Path) -> np.ndarray:
+        """Returns the distribution that the drafter samples from, which knows no masks."""
+        return super().draft(path)
+
+    def _left(self, row: np.ndarray, path: Path) -> np.ndarray:
+        left = row * self.allowed(path)
+        return left / left.sum() if left.sum() > 0 else np.empty(0)
+
+
 @cache
 def _random_row(vocab: int, zeros: bool, key: Path) -> np.ndarray:
     rng = np.random.default_rng(key)
@@ -61,6 +91,7 @@ class Drafted:
     parents: list[int]
     tokens: list[int]
     paths: list[Path]
+    asked: frozenset[int] = frozenset()  # nodes that have lost all their children to their masks
 
     def grafted(self, other: Drafted, chance: float) -> Drafted:
         """Attaches another tree, whose root is a node here: the child of the root."""
@@ -75,8 +106,19 @@ class Drafted:
 
     @property
     def inner(self) -> set[int]:
-        """The nodes with children."""
-        return set(self.parents[1:])
+        """The nodes whose children were drafted from a distribution."""
+        return {*self.parents[1:], *self.asked}
+
+    def cut(self, allowed: Callable[[Path], np.ndarray]) -> Drafted:
+        """Leaves out the nodes that masks forbid, with all below them."""
+        kept = [0]
+        for node in range(1, len(self.parents)):
+            above = self.parents[node]
+            if above in kept and allowed(self.paths[above])[self.tokens[node]]:
+                kept.append(node)
+        parents = [-1, *(kept.index(self.parents[node]) for node in kept[1:])]
+        asked = frozenset(i for i, node in enumerate(kept) if node in self.inner)
+        return Drafted(self.probability, parents, [self.tokens[i] for i in kept], [self.paths[i] for i in kept], asked)
 
 
 def sampled(draft: Conditional, replacement: bool, shape: Shape, path: Path = ()) -> Iterator[Drafted]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 import numpy as np
@@ -30,7 +30,8 @@ def total_variation(one: np.ndarray, other: np.ndarray) -> float:
 class Enumerated:
     """The output of a rule on the drafted trees, which must be all possible trees.
 
-    draft: the distributions handed to the rule; None: it is told of none.
+    draft: the distributions handed to the rule; None: it is told of none.  masks: the tokens allowed behind every
+    path; the rule then gets them together with target, draft and trees as they are without masks.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Enumerated:
         draft: Conditional | None = None,
         replacement: bool = False,
         residual_kept: bool = False,
+        masks: Callable[[tuple[int, ...]], np.ndarray] | None = None,
     ) -> None:
         rule = parse_rule(spec)
         self.vocab = models.vocab
@@ -56,6 +58,7 @@ class Enumerated:
                 [draft(path) if draft and node in inner else [] for node, path in enumerate(tree.paths)],
                 replacement=replacement,
                 residual_kept=residual_kept,
+                masks=[masks(path) for path in tree.paths] if masks else [],
             )
             for node, bonus, probability in outcomes:
                 emitted = (*tree.paths[node], bonus)

@@ -7,7 +7,7 @@ import pytest
 
 from specengine.rules import RULES, parse_rule
 from tests.rules.drafting import CHAINS, TREES, Models, Shape, deterministic, sampled
-from tests.rules.enumerating import MODELS, ROUNDING, WRONG, depth_of, distance, enumerated
+from tests.rules.enumerating import MASKED, MODELS, ROUNDING, WRONG, chosen, depth_of, distance, enumerated
 from tests.rules.exact_law import Enumerated
 
 pytestmark = pytest.mark.sim
@@ -32,7 +32,7 @@ def size_of(shape: Shape) -> int:
 @pytest.mark.parametrize("depth", CHAINS)
 @pytest.mark.parametrize("spec", LOSSLESS)
 def test_a_lossless_rule_emits_the_targets_law_on_sampled_chains(simulated, spec, depth):
-    for models in MODELS:
+    for models in [*MODELS, *MASKED]:
         emitted = enumerated(simulated, spec, models, CHAINS[depth])
         assert distance(emitted, models.target, depth + 1) <= ROUNDING, models
 
@@ -42,7 +42,7 @@ def test_a_lossless_rule_emits_the_targets_law_on_sampled_chains(simulated, spec
 @pytest.mark.parametrize("spec", BRANCHING)
 def test_a_lossless_rule_emits_the_targets_law_on_sampled_trees(simulated, spec, shape, replacement):
     shape = TREES[shape]
-    for models in MODELS:
+    for models in [*MODELS, *MASKED]:
         if models.vocab ** size_of(shape) <= 1100:  # more trees would take more than a second or two
             emitted = enumerated(simulated, spec, models, shape, replacement)
             assert distance(emitted, models.target, depth_of(shape) + 1) <= ROUNDING, models
@@ -53,15 +53,15 @@ def test_a_lossless_rule_emits_the_targets_law_on_sampled_trees(simulated, spec,
 def test_a_lossless_rule_emits_the_targets_law_on_deterministic_proposals(simulated, spec, shape):
     if spec == "block" and shape != CHAINS[3]:
         return  # block refuses trees
-    for models in MODELS:
-        emitted = Enumerated(simulated, spec, models, [deterministic(models.draft, shape)])
+    for models in [*MODELS, *MASKED]:
+        emitted = Enumerated(simulated, spec, models, [chosen(models, shape)])
         assert distance(emitted, models.target, depth_of(shape) + 1) <= ROUNDING, models
 
 
 def deferred_to(spec: str, models: Models, depth: int, path) -> np.ndarray:
     """Returns pi behind a path; behind the last drafted token it is the target's own distribution."""
     target, draft = models.target(path), models.draft(path)
-    if len(path) == depth:
+    if len(path) == depth or not draft.size:
         return target
     rule = parse_rule(spec)
     kept = {
@@ -80,7 +80,7 @@ def deferred_to(spec: str, models: Models, depth: int, path) -> np.ndarray:
 @pytest.mark.parametrize("spec", CASCADES)
 def test_a_cascade_emits_the_mixture_that_its_deferral_rule_defines(simulated, spec, shape):
     depth, from_target = depth_of(shape), []
-    for models in MODELS:
+    for models in [*MODELS, *MASKED]:
         if models.vocab ** size_of(shape) > 1100:
             continue
         mixture = partial(deferred_to, spec, models, depth)

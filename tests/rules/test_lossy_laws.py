@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.rules.drafting import CHAINS, TREES, Drafted, Models, deterministic
-from tests.rules.enumerating import MODELS, ROUNDING, WRONG, depth_of, distance, enumerated
+from tests.rules.drafting import CHAINS, TREES, Drafted, Masked, Models, deterministic
+from tests.rules.enumerating import MASKED, MODELS, ROUNDING, WRONG, chosen, depth_of, distance, enumerated
 from tests.rules.exact_law import Enumerated
 
 pytestmark = pytest.mark.sim
@@ -29,19 +29,23 @@ def children_of(tree: Drafted, path) -> list[int]:
 
 def lenient(models: Models, depth: int, alpha: float, beta: float, path) -> np.ndarray:
     target, draft = models.target(path), models.draft(path)
-    if len(path) == depth:
+    if len(path) == depth or not draft.size:
         return target
+    uncut = 1.0  # the chance that the node's mask leaves it its child; without a child the target is drawn
+    if isinstance(models, Masked):
+        uncut = models.unmasked_draft(path)[models.allowed(path)].sum()
     ratio = np.divide(target, (1 - alpha) * draft, out=np.ones_like(target), where=draft > 0)
     accepted = draft * np.minimum(1, ratio)
     residual = np.maximum(target / beta - draft, 0)
-    return accepted + (1 - accepted.sum()) * residual / residual.sum()
+    refused = residual / residual.sum() if residual.any() else target
+    return uncut * (accepted + (1 - accepted.sum()) * refused) + (1 - uncut) * target
 
 
 @pytest.mark.parametrize("depth", CHAINS)
 @pytest.mark.parametrize(("alpha", "beta"), [(0, 1), (0.3, 1), (0.3, 0.8), (0.6, 0.4)])
 def test_lossy_emits_the_law_of_lenient_acceptance_on_sampled_chains(simulated, alpha, beta, depth):
     from_target = []
-    for models in MODELS:
+    for models in [*MODELS, *MASKED]:
         emitted = enumerated(simulated, f"lossy:alpha={alpha},beta={beta}", models, CHAINS[depth])
         assert distance(emitted, partial(lenient, models, depth, alpha, beta), depth + 1) <= ROUNDING, models
         from_target.append(distance(emitted, models.target, depth + 1))
@@ -63,8 +67,8 @@ def typical(models: Models, tree: Drafted, epsilon: float, delta: float, path) -
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.09, 0.3), (0.3, 1.0), (0.5, 0.4), (1, 1e9)])
 def test_typical_takes_typical_children_and_else_the_token_that_the_target_draws(simulated, epsilon, delta, shape):
     from_target = []
-    for models in MODELS:
-        tree = deterministic(models.draft, shape)
+    for models in [*MODELS, *MASKED]:
+        tree = chosen(models, shape)
         emitted = Enumerated(simulated, f"typical:epsilon={epsilon},delta={delta}", models, [tree])
         reference = partial(typical, models, tree, epsilon, delta)
         assert distance(emitted, reference, depth_of(shape) + 1) <= ROUNDING, models
@@ -115,8 +119,8 @@ def marginal(models: Models, tree: Drafted, theta: float, strict: bool, path) ->
 @pytest.mark.parametrize("mode", ["strict", "lossless-base"])
 def test_margin_takes_close_runners_up_and_else_its_base(simulated, mode, theta, shape):
     strict, runners_up, from_base = mode == "strict", 0, []
-    for models in [*MODELS, *(Models(3, seed) for seed in range(10, 30))]:
-        tree = deterministic(models.draft, shape)
+    for models in [*MODELS, *MASKED, *(Models(3, seed) for seed in range(10, 30))]:
+        tree = chosen(models, shape)
         emitted = Enumerated(simulated, f"margin:{mode},theta={theta}", models, [tree])
         assert distance(emitted, partial(marginal, models, tree, theta, strict), depth_of(shape) + 1) <= ROUNDING
         base = partial(marginal, models, tree, 1, strict)

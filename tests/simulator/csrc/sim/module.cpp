@@ -77,7 +77,8 @@ void add_to(py::module_& module) {
       },
       py::arg("name"), py::arg("in"), py::arg("out"));
   module.def("rule_law", &rule_law, py::arg("rule"), py::arg("options"), py::arg("parents"), py::arg("tokens"),
-             py::arg("target_probs"), py::arg("draft_probs"), py::arg("replacement"), py::arg("residual_kept") = false);
+             py::arg("target_probs"), py::arg("draft_probs"), py::arg("replacement"), py::arg("residual_kept") = false,
+             py::arg("masks") = std::vector<std::vector<bool>>());
 }
 
 }  // namespace specengine::sim
