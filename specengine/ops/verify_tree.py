@@ -120,10 +120,10 @@ def verify_tree(
     Under `match` a draw depends on its node's distribution and its noise alone, so the tokens committed are those of
     plain decoding. The noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
     position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
-    Raises ValueError for tokens with masks, and on the walk for NaN or infinite scores (-inf is a masked token), for such
-    scores of the drafter if the rule reads them, and for a mask that leaves no token. A parent has to be an earlier
-    node. On CUDA the host does not wait for the device: such a walk ends with bonus -1. CUDA never visits rows whose
-    token is -1 (padding); an idle request, whose root is padding, gets path_length 0 and bonus -1.
+    Raises ValueError for tokens with masks, and on the walk for NaN or infinite scores (-inf is a masked token), for
+    such scores of the drafter if the rule reads them, and for a mask that leaves no token. A parent has to be an
+    earlier node. On CUDA the host does not wait for the device: such a walk ends with bonus -1. CUDA never visits rows
+    whose token is -1 (padding); an idle request, whose root is padding, gets path_length 0 and bonus -1.
     """
     if scores.dtype == torch.int32:
         if masks is not None:

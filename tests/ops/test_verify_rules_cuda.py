@@ -11,11 +11,12 @@ import torch
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.sampling_table import SamplingTable
+from specengine.ops.token_masks import pack_masks
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree
 from specengine.rules import parse_rule
 from tests.backends import cpu_kernels
 from tests.ops.cases import chain, comb, randn, random_tree
-from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, random_params, to_device
+from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, random_masks, random_params, to_device
 
 RULES = (
     "rejection",
@@ -41,6 +42,7 @@ VOCABULARIES = (1, 2, 5, 17, 64, 130, 700, 1400)
 class Case:
     batch: Batch
     draft: DraftLogits
+    masks: torch.Tensor | None = None
 
 
 def grow(rng: random.Random, logits, index, params, history, replacement: bool, depth: int, width: int):
@@ -115,14 +117,15 @@ def run(backend, case: Case, rule) -> Accepted:
     workspace = VerifyWorkspace.empty(requests, vocab, device=backend.device, weights=True)
     workspace.weights.fill_(-77)
     draft = case.draft.to(backend.device)
-    accepted = verify_tree(*case.batch.to(backend.device).arguments(), workspace, rule, draft)
+    masks = None if case.masks is None else backend.put(case.masks)
+    accepted = verify_tree(*case.batch.to(backend.device).arguments(), workspace, rule, draft, masks)
     assert not workspace.counts.any() and not workspace.scores.any(), "a workspace that must be zero again"
     return to_device(accepted, CPU)
 
 
 def on_cpu(case: Case, rule) -> Accepted:
     with cpu_kernels():
-        return verify_tree(*case.batch.arguments(), None, rule, case.draft)
+        return verify_tree(*case.batch.arguments(), None, rule, case.draft, case.masks)
 
 
 def assert_equal(a: Accepted, b: Accepted) -> None:
@@ -141,6 +144,21 @@ def test_random_cases_match_the_cpu(cuda_backend, spec):
             assert_equal(found, on_cpu(case, rule))
             accepted, relaxed = accepted + int(found.path_length.sum()), relaxed + int(found.relaxed.sum())
     assert accepted > 300 and (rule.lossless or relaxed > 0)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("spec", RULES)
+def test_random_cases_with_masks_match_the_cpu(cuda_backend, spec):
+    rule, accepted = parse_rule(spec), 0
+    for seed, vocab in enumerate((2, 17, 64, 130)):
+        case = random_case(seed, 12, vocab, spec == "block")
+        masks = random_masks(case.batch.tree, vocab, seed)
+        case.masks = pack_masks(masks)
+        case.batch.logits.clamp_(min=-50)  # an allowed token is a possible one
+        found = run(cuda_backend, case, rule)
+        assert_equal(found, on_cpu(case, rule))
+        accepted += int((found.path_length - 1).sum())
+    assert accepted > 10
 
 
 @pytest.mark.parametrize("spec", RULES)

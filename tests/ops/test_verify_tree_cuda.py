@@ -12,10 +12,12 @@ from specengine import _C
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops import verify_tree as module
 from specengine.ops.sampling_table import SamplingTable
+from specengine.ops.token_masks import pack_masks
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree, verify_tree_reference
 from specengine.types import SamplingParams
+from tests.backends import cpu_kernels
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
-from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, random_params, to_device
+from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, random_masks, random_params, to_device
 
 SHAPES = (random_tree, chain, star, comb)
 
@@ -92,6 +94,21 @@ def test_ten_thousand_random_cases_match_the_cpu(cuda_backend, vocab):
     accepted = run(cuda_backend, batch)
     assert_equal(accepted, on_cpu(batch))
     assert accepted.path_length.max() > 1 and (vocab < 5 or len(set(accepted.bonus.tolist())) > 4)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("vocab", [33, 2049, 5, 64, 1000, 3004])
+def test_random_cases_with_masks_match_the_cpu(cuda_backend, vocab):
+    batch = random_batch(vocab + 1, 150, vocab)
+    masks = random_masks(batch.tree, vocab, vocab)
+    masks[:, 0] = True
+    batch.logits[:, 0] = batch.logits[:, 0].clamp(min=-30)  # not every row is left without a token
+    with cpu_kernels():
+        expected = verify_tree(*batch.arguments(), masks=pack_masks(masks))
+    moved, workspace = batch.to(cuda_backend.device), workspace_for(cuda_backend, batch)
+    accepted = verify_tree(*moved.arguments(), workspace, masks=cuda_backend.put(pack_masks(masks)))
+    assert_equal(to_device(accepted, CPU), expected)
+    assert expected.path_length.max() > 1
 
 
 @pytest.mark.parametrize("vocab", [49152, 49155])

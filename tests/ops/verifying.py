@@ -91,6 +91,19 @@ def make_batch(trees: Sequence[Parents], params: Sequence[SamplingParams], vocab
     return Batch(logits, tree, SamplingTable.of(params, [rng.randrange(2**63) for _ in trees]), history)
 
 
+def random_masks(tree: TreeBatch, vocab: int, seed: int, legal: float = 0.8) -> torch.Tensor:
+    """Whether each node allows a token, bool [M, V]: one to all tokens, a drafted child with the chance `legal`."""
+    rng = torch.Generator().manual_seed(seed)
+    rows = len(tree.tokens)
+    share = torch.tensor([0.0, 0.1, 0.5, 1.0])[torch.randint(4, (rows, 1), generator=rng)]
+    allowed = torch.rand(rows, vocab, generator=rng) < share
+    allowed[range(rows), torch.randint(vocab, (rows,), generator=rng)] = True
+    starts = tree.row_start[:-1].repeat_interleave(tree.row_start.diff())
+    drafted = (tree.parents >= 0) & (torch.rand(rows, generator=rng) < legal)
+    allowed[(starts + tree.parents)[drafted], tree.tokens[drafted]] = True
+    return allowed
+
+
 def random_params(rng: random.Random, vocab: int, likely: list[int]) -> SamplingParams:
     def some(chance: float, value, off):
         return value if rng.random() < chance else off
