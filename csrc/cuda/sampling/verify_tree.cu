@@ -116,8 +116,7 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(Arguments op)
   state.threshold = row.threshold, state.last = row.last, state.top = row.top, state.min_p = row.min_p;
 }
 
-__global__ void __launch_bounds__(kDrawThreads, 3) draw_kernel(Arguments op) {
-  wait_for_previous_kernel();
+__device__ void draw_slice(const Arguments& op) {
   SPECENGINE_SHARED(Candidate, best, kWarp);
   const int b = request_of_row(op);
   if (b < 0) return;
@@ -131,6 +130,17 @@ __global__ void __launch_bounds__(kDrawThreads, 3) draw_kernel(Arguments op) {
   const int begin = min(static_cast<int>(blockIdx.y) * share, row.vocab);
   const Candidate winner = draw(row, begin, min(begin + share, row.vocab), best);
   if (threadIdx.x == 0) state.candidates[blockIdx.y] = winner;
+}
+
+// A kernel of its own for masks: they cost registers.
+__global__ void __launch_bounds__(kDrawThreads, 3) draw_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  op.masks = {};
+  draw_slice(op);
+}
+__global__ void __launch_bounds__(kDrawThreads, 2) draw_masked_kernel(Arguments op) {
+  wait_for_previous_kernel();
+  draw_slice(op);
 }
 
 __global__ void __launch_bounds__(kThreads) finish_kernel(Arguments op, int slices) {
@@ -202,7 +212,8 @@ void run_cuda(const VerifyTree& op) {
                                  std::min<int64_t>(strips, kMaxSlices));
     launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, mark_kernel, arguments);
     launch({"verify_tree", dim3(M), kFilterThreads, 0, stream}, filter_kernel, arguments);
-    launch({"verify_tree", dim3(M, slices), kDrawThreads, 0, stream}, draw_kernel, arguments);
+    launch({"verify_tree", dim3(M, slices), kDrawThreads, 0, stream},
+           op.masks.defined() ? draw_masked_kernel : draw_kernel, arguments);
   }
   launch({"verify_tree", dim3(B, parts), kThreads, 0, stream}, finish_kernel, arguments, slices);
 }
