@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specengine.engine.engine import Engine
 from specengine.rules import Rule, parse_rule
@@ -44,6 +45,10 @@ def generate(
     logprobs: int = 0,
     n: int = 1,
     trace: bool = False,
+    json_schema: Mapping[str, Any] | str | None = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+    choices: Sequence[str] | None = None,
 ) -> Outputs:
     """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -25,6 +26,7 @@ _NUMBERS = (
     ("presence_penalty", -1e3, 1e3),
     ("frequency_penalty", -1e3, 1e3),
 )
+CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")
 PHASES = ("draft", "verify", "accept", "compact", "host")
 
 
@@ -32,7 +34,8 @@ PHASES = ("draft", "verify", "accept", "compact", "host")
 class SamplingParams:
     """Says how one prompt is continued.
 
-    The parameters shape every verified node in this order: logit_bias, penalties, temperature, top_k, top_p, min_p.
+    The parameters shape every verified node in this order: constraint, logit_bias, penalties, temperature, top_k,
+    top_p, min_p.
 
     max_new_tokens: output tokens, at most; the model's context may end first.
     temperature: 0 takes the most likely token.  top_k: 0 is off.  top_p: 1 is off.  min_p: 0 is off.
@@ -45,6 +48,11 @@ class SamplingParams:
     logprobs: number of most likely tokens reported per position, by the model's unprocessed distribution; 0 is off.
     n: samples per prompt; sample i uses seed + i.
     trace: records every cycle's tree, accepted nodes and bonus token.
+    json_schema: the text is JSON of this schema (a dict, or its JSON text; kept as text); {} is any JSON object.
+    regex: the whole text matches this expression.  grammar: the text follows this Lark grammar of llguidance, which may
+      name special tokens.  choices: the text is one of these strings.  One of the four at most is a constraint: tokens
+      that cannot continue a text of its language have probability 0. Stop strings and max_new_tokens may still cut
+      the text. Where the language ends, so does the text, even under ignore_eos.
 
     Raises ValueError naming the parameter, for an unknown name or a value out of range.
     """
@@ -64,6 +72,10 @@ class SamplingParams:
     logprobs: int = 0
     n: int = 1
     trace: bool = False
+    json_schema: Mapping[str, Any] | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -80,6 +92,7 @@ class SamplingParams:
                 raise ValueError(f"{name}: expected True or False, got {_shown(getattr(self, name))}")
         self._check_stop()
         self._check_logit_bias()
+        self._check_constraint()
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> SamplingParams:
@@ -87,10 +100,15 @@ class SamplingParams:
         return cls(**{each.name: arguments[each.name] for each in fields(cls) if each.name in arguments})
 
     @property
+    def constraint(self) -> str | None:
+        """The name of the parameter that constrains the text."""
+        return next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
+
+    @property
     def reads_logits(self) -> bool:
         """Whether more than the most likely token of the model's own distribution matters."""
         penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        return bool(self.temperature or self.logprobs or self.logit_bias or penalties)
+        return bool(self.temperature or self.logprobs or self.logit_bias or penalties or self.constraint)
 
     def _check_stop(self) -> None:
         several = self.stop is None or isinstance(self.stop, list | tuple)
@@ -117,6 +135,50 @@ class SamplingParams:
             for token, value in bias.items()
         }
         object.__setattr__(self, "logit_bias", checked)
+
+    def _check_constraint(self) -> None:
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _json_text(self.json_schema))
+        for name in ("regex", "grammar"):
+            if (text := getattr(self, name)) is not None:
+                _check_text(name, text)
+        if self.choices is not None:
+            if not isinstance(self.choices, list | tuple) or not self.choices:
+                raise ValueError(f"choices: expected a list of one or more strings, got {_shown(self.choices)}")
+            for number, text in enumerate(self.choices):
+                _check_text(f"choices[{number}]", text)
+            object.__setattr__(self, "choices", tuple(self.choices))
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: a text has one constraint at most, {given[0]} is given too")
+
+
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{name}: expected a non-empty string, got {_shown(text)}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: character {error.start} is an unpaired surrogate, so this is no text") from None
+
+
+def _json_text(schema: Any) -> str:
+    """The JSON text of a schema, which no caller can change any more."""
+    if isinstance(schema, str):
+        try:
+            parsed = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"json_schema: expected the JSON text of an object: {error}") from None
+    else:
+        parsed = schema
+    if not isinstance(parsed, Mapping):
+        raise ValueError(f"json_schema: expected a JSON object, got {_shown(parsed)}")
+    try:
+        text = json.dumps(dict(parsed), allow_nan=False, ensure_ascii=False)
+        text.encode("utf-8")
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError too
+        raise ValueError(f"json_schema: expected plain JSON values: {error}") from None
+    return text
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:

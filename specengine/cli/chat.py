@@ -37,6 +37,10 @@ def chat(
     frequency_penalty: options.FrequencyPenalty = 0.0,
     logit_bias: options.LogitBias = None,
     seed: options.Seed = 0,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
+    choices: options.Choices = None,
 ) -> None:
     """Chat with a model; accepted draft tokens are green.
 
@@ -45,7 +49,9 @@ def chat(
     from specengine.engine.engine import Engine
     from specengine.types import SamplingParams
 
-    params = SamplingParams.among({**locals(), "logit_bias": options.parse_logit_bias(logit_bias or [])})
+    constraint = options.read_constraint(json_schema, regex, grammar, choices)
+    bias = options.parse_logit_bias(logit_bias or [])
+    params = SamplingParams.among({**locals(), **constraint, "logit_bias": bias})
     Chat(Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype), params, system).run()
 
 

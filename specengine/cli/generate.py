@@ -45,6 +45,10 @@ def generate(
     logprobs: Annotated[int, typer.Option(help="Show this many most likely tokens per position.")] = 0,
     n: Annotated[int, typer.Option("--n", "-n", help="Number of samples; sample i uses seed + i.")] = 1,
     trace: Annotated[bool, typer.Option("--trace", help="Show every cycle's tree and its accepted nodes.")] = False,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.Grammar = None,
+    choices: options.Choices = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Answer one question.
@@ -55,7 +59,9 @@ def generate(
     from specengine.engine.engine import Engine
     from specengine.types import SamplingParams
 
-    params = SamplingParams.among({**locals(), "logit_bias": options.parse_logit_bias(logit_bias or [])})
+    constraint = options.read_constraint(json_schema, regex, grammar, choices)
+    bias = options.parse_logit_bias(logit_bias or [])
+    params = SamplingParams.among({**locals(), **constraint, "logit_bias": bias})
     if prompt == "-":
         prompt = sys.stdin.read().removesuffix("\n")
     engine = Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype)

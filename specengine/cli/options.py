@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,34 @@ LogitBias = Annotated[
     list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to the score of a token id; repeatable.")
 ]
 Seed = Annotated[int, typer.Option(help="Fixes the text at temperature > 0.")]
+JsonSchema = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The answer is JSON of the schema in this file; {} is any object.")
+]
+Regex = Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")]
+Grammar = Annotated[Path | None, typer.Option(metavar="FILE", help="The answer follows the Lark grammar in this file.")]
+Choices = Annotated[list[str] | None, typer.Option("--choice", help="The answer is one of these texts; repeatable.")]
+
+
+def read_constraint(
+    json_schema: Path | None, regex: str | None, grammar: Path | None, choices: list[str] | None
+) -> dict:
+    """Returns the constraint as arguments of SamplingParams.
+
+    Raises FileNotFoundError, or ValueError naming the file.
+    """
+    schema, lark = _read("json_schema", json_schema), _read("grammar", grammar)
+    return {"json_schema": schema, "regex": regex, "grammar": lark, "choices": choices or None}
+
+
+def _read(name: str, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    if not path.is_file():
+        raise FileNotFoundError(f"{name}: no such file {str(path)!r}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: expected UTF-8 text in {str(path)!r}, byte {error.start} is not") from None
 
 
 def parse_logit_bias(pairs: list[str]) -> dict[int, float] | None:

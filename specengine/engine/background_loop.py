@@ -139,7 +139,7 @@ class BackgroundLoop:
             if submission is None:  # its caller has its last news
                 continue
             if request.finish_reason == "error":
-                self._fail(submission, failure)
+                self._fail(submission, failure or request.failure)
                 continue
             if submission.streams and request.has_event:
                 self._notify(submission, request.take_event(self._core.rule))
@@ -174,6 +174,7 @@ class BackgroundLoop:
 
 def _failed(cause: BaseException | None) -> GenerationFailed:
     # One for each caller: other threads add their own tracebacks to it.
-    error = GenerationFailed(f"{type(cause).__name__}: {cause}")
+    own = isinstance(cause, GenerationFailed)
+    error = GenerationFailed(str(cause) if own else f"{type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error

@@ -11,6 +11,7 @@ import torch
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch, TreeLayout
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader, HiddenStateReader, draft_for_rule
+from specengine.engine.constrained import TreeMasks
 from specengine.engine.cycle import Cycle
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
@@ -19,6 +20,7 @@ from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace
 from specengine.rules import Rule
 from specengine.rules.lossless import Match
+from specengine.types import GenerationFailed
 from specengine.utils.timers import HostClock
 
 
@@ -38,6 +40,9 @@ class Batch:
         self.workspace = VerifyWorkspace.empty(len(self.requests), vocab, weights=weights)
         self.reads_logits = cycle.rule.reads_logits or any(r.params.reads_logits for r in requests)
         self.draft_logits: DraftLogits | None = None
+        self.masks: torch.Tensor | None = None
+        constrained = any(request.constraint for request in self.requests)
+        self._masks = TreeMasks(self.requests, vocab) if constrained else None
 
     def step(self) -> dict[str, float]:
         """Runs one cycle and returns the seconds of its phases."""
@@ -61,7 +66,14 @@ class Batch:
             self._trees, self.draft_logits = draft_for_rule(drafter, rule.wants, self.requests)
         except ValueError as error:
             raise ValueError(f"drafter {drafter.name}: {error}") from error
+        if self._masks:
+            self._masks.start(self._trees)
         return self._layout.of(self._trees)
+
+    def fill_masks(self, tree: TreeBatch) -> None:
+        """Waits for the masks, which were computed while the target ran."""
+        if self._masks:
+            self.masks = self._masks.finish()
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Appends accepted tokens and bonus tokens; cuts the path of a request that ends inside of it."""
@@ -109,6 +121,15 @@ def likeliest_tokens(scores: torch.Tensor) -> list[int]:
     return scores.tolist() if scores.dim() == 1 else [token for (token,) in likeliest(scores, 1)]
 
 
+def advance(request: Request, tokens: Sequence[int]) -> None:
+    """Takes committed tokens through the request's grammar; ends the request where that fails."""
+    assert request.constraint is not None
+    try:
+        request.constraint.advance(tokens)
+    except GenerationFailed as failure:
+        request.fail(failure)
+
+
 def commit_path(
     request: Request,
     tree: DraftTree,
@@ -124,6 +145,8 @@ def commit_path(
     relaxed: accepted tokens that the exact rule refuses.
     """
     kept = request.commit([tree.tokens[node] for node in path[1:]], bonus)
+    if request.constraint:
+        advance(request, kept)
     request.count_cycle(tree, min(len(kept), len(path) - 1), relaxed)
     if request.params.trace:
         request.record_trace(tree, path, len(kept), bonus)

@@ -9,6 +9,7 @@ import torch
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.base import Drafter
+from specengine.engine.constrained import masked
 from specengine.engine.cycle_batch import CycleBatch
 from specengine.models.transformer import TargetOutput, Transformer
 from specengine.ops.verify_tree import Accepted
@@ -32,6 +33,7 @@ class Cycle:
         output = self.verify(tree, batch)
         batch.mark("verify")
 
+        batch.fill_masks(tree)
         accepted = self.accept(tree, output.scores, batch)
         batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
@@ -51,4 +53,6 @@ class Cycle:
     def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:
         """Walks every tree by the rule, from the root to the last accepted node and the bonus token."""
         verify_tree = self.target.ops.verify_tree
+        if batch.masks is not None:  # TO BE REPLACED by the argument `masks` of the op
+            scores = masked(scores, batch.masks)
         return verify_tree(scores, tree, batch.params, batch.history, batch.workspace, self.rule, batch.draft_logits)

@@ -20,6 +20,7 @@ class CycleBatch(Protocol):
 
     reads_logits: whether the likeliest token of each node is not enough.
     draft_logits: the distributions of the drafted tokens, where the rule reads them.
+    masks: int32 [M, W], the tokens that may follow each node; None where no request is constrained.
     """
 
     cache: CacheBatch
@@ -28,9 +29,14 @@ class CycleBatch(Protocol):
     workspace: VerifyWorkspace
     reads_logits: bool
     draft_logits: DraftLogits | None
+    masks: torch.Tensor | None
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         """Drafts one tree per request."""
+        ...
+
+    def fill_masks(self, tree: TreeBatch) -> None:
+        """Completes the masks of the tree's nodes."""
         ...
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:

@@ -105,7 +105,7 @@ class Engine:
 
         One prompt gives one output, a list of prompts a list in the same order; n > 1 gives a list of n outputs in
         place of each output. params: one for all or one per prompt. Raises ValueError naming the prompt or parameter
-        before anything is generated.
+        before anything is generated, and GenerationFailed once all others have ended, where a constraint fails midway.
         """
         group = self.prepare(prompts, params)
         for _ in self._run(group.requests):
@@ -153,10 +153,19 @@ class Engine:
         """Makes the n requests of a prompt."""
         ids = encode_prompt(prompt, self.tokenizer, self.model.config)
         self.model.check_params(params)
+        constraints = [self.model.grammars.constraint(params) for _ in range(params.n)]
         limit = min(params.max_new_tokens, self.model.config.max_position - len(ids))
         requests = [
-            Request(list(ids), params, params.seed + i, limit, self.model.eos_token_ids, self.tokenizer)
-            for i in range(params.n)
+            Request(
+                list(ids),
+                params,
+                params.seed + i,
+                limit,
+                self.model.eos_token_ids,
+                self.tokenizer,
+                constraint=constraint,
+            )
+            for i, constraint in enumerate(constraints)
         ]
         self.core.check_fits(requests[0])
         return requests
@@ -167,8 +176,11 @@ class Engine:
         scheduler.add(requests)
         try:
             while scheduler.has_unfinished_requests:
-                if scheduler.step():
+                if scheduler.step() and not any(request.failure for request in requests):
                     yield
+            for request in requests:
+                if request.failure:
+                    raise request.failure
         finally:
             scheduler.close()
 

@@ -9,12 +9,21 @@ from typing import Any
 import torch
 
 from specengine.cache.prefix_cache import Sharing
+from specengine.constraints import Constraint
 from specengine.draft_trees.tree import DraftTree
 from specengine.engine.output_text import OutputText
 from specengine.engine.request_stats import RequestStats
 from specengine.rules import Rule
 from specengine.tokenizer import Tokenizer
-from specengine.types import CycleTrace, GenerationOutput, SamplingParams, SourceStats, StreamEvent, TokenLogprob
+from specengine.types import (
+    CycleTrace,
+    GenerationFailed,
+    GenerationOutput,
+    SamplingParams,
+    SourceStats,
+    StreamEvent,
+    TokenLogprob,
+)
 
 
 @dataclass
@@ -33,7 +42,9 @@ class Request:
 
     limit: output tokens, at most: max_new_tokens, or as many as the context has room for.
     sharing: whose pages it may share.  drafter_reads: the drafter reads it, and keeps keys and values of it.
-    drafter_state: what the drafter remembers of it.  accepted_last: drafted tokens that the last cycle accepted.
+    drafter_state: what the drafter remembers of it.  constraint: what its text must be, if anything.
+    failure: why it ended with finish_reason `error`, where the cause is its own.
+    accepted_last: drafted tokens that the last cycle accepted.
     index: its number among the requests of a call.  cached: tokens whose slots are final; 0 during a cycle.
     """
 
@@ -47,7 +58,9 @@ class Request:
     sharing: Sharing | None = None
     drafter_reads: bool = True
     drafter_state: Any = None
+    constraint: Constraint | None = None
     finish_reason: str | None = None
+    failure: GenerationFailed | None = None
     index: int = 0
     cached: int = 0
     accepted_last: int = 0
@@ -99,9 +112,15 @@ class Request:
         self.stats.finish()
         self.text.finish()
 
+    def fail(self, failure: GenerationFailed) -> None:
+        """Ends the request alone; others of its batch go on."""
+        self.failure = failure
+        self.finish("error")
+
     def _end_reason(self, token: int) -> str | None:
         stopped = self.text.append(token)
-        if stopped or (token in self.eos_token_ids and not self.params.ignore_eos):
+        ends = token in self.eos_token_ids
+        if stopped or (ends and not (self.params.ignore_eos and self.constraint is None)):
             return "stop"
         return "length" if len(self.tokens) - self.prompt_length >= self.limit else None
 

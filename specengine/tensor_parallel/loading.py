@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from specengine import _C
+from specengine.constraints import Grammars
 from specengine.hub.huggingface import resolve_model
 from specengine.models.checkpoint import Checkpoint, RandomCheckpoint, open_checkpoint
 from specengine.models.config import ModelConfig
@@ -40,6 +42,11 @@ class LoadedModel:
     @property
     def config(self) -> ModelConfig:
         return self.target.config
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The compiled constraints of all its engines."""
+        return Grammars(self.tokenizer, self.eos_token_ids, self.config.vocab_size)
 
     def check_place(self, device: str, dtype: str, strict: bool, tensor_parallel: int = 1) -> None:
         """Raises ValueError for engine options that differ from those that this model was loaded with."""

@@ -79,6 +79,11 @@ class Tokenizer:
         """Returns whether `render_chat` works: with the model's template or with a built-in format."""
         return self._template is not None
 
+    @property
+    def added_tokens(self) -> Mapping[int, tuple[str, bool]]:
+        """Texts of the tokens that are matched before a text is split, by id, and whether each is special."""
+        return self._added
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encodes a text. Special tokens that are spelled out in it are recognised.
 

@@ -7,7 +7,8 @@ import pytest
 from tests.structure.source import PACKAGE, ROOT, Module, imported_modules, modules
 
 LAYERS = (
-    *("types", "utils", "hub", "tokenizer", "rules", "draft_trees", "ops", "cache", "models", "tensor_parallel"),
+    *("types", "utils", "hub", "tokenizer", "rules", "draft_trees", "constraints", "ops", "cache", "models"),
+    "tensor_parallel",
     *("draft_policy", "drafters", "engine", "api", "train", "bench", "server", "cli"),
 )
 RANK = {room: rank for rank, room in enumerate(LAYERS)}

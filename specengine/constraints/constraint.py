@@ -1,0 +1,131 @@
+"""The constraint of one request: what its grammar allows behind the committed tokens, and behind drafted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specengine.draft_trees.tree import DraftTree
+from specengine.types import GenerationFailed
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Constraint:
+    """Follows one text through its grammar. What is drafted is tried and taken back; committed tokens stay.
+
+    start: a matcher at the beginning of the text, which other constraints share.  eos_token_ids: end the text; they are
+    allowed where the grammar may end, under ignore_eos only where it must.
+    """
+
+    def __init__(
+        self, start: LLMatcher, eos_token_ids: Collection[int], vocab_size: int, ignore_eos: bool = False
+    ) -> None:
+        self._start, self._matcher = start, start.deep_copy()
+        self._eos, self._ignore_eos = frozenset(eos_token_ids), ignore_eos
+        self._ends = np.zeros(-(-vocab_size // 32), dtype=np.int32)  # the mask of nothing but the end
+        for token in self._eos:
+            self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        self._text: list[int] = []
+        self._tried: list[int] = []  # behind the text
+        self._doubtful = False  # a mask could not be computed
+
+    def fill(self, tree: DraftTree, rows: np.ndarray) -> None:
+        """Writes the mask of every node: which tokens may follow it.
+
+        rows: int32 [nodes, W], contiguous; bit t % 32 of word t // 32 for token t. Rows of nodes that are not allowed
+        themselves are all ones: no walk reaches them.
+        """
+        rows[:] = -1
+        for node in self._allowed(tree):
+            if node and tree.tokens[node] in self._eos:
+                rows[node] = self._ends
+            else:
+                self._fill_row(rows[node])
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Goes on by committed tokens. Raises GenerationFailed where the grammar engine gives up."""
+        taken = [token for token in tokens if token not in self._eos]
+        if self._doubtful:
+            self._check(tokens)
+        if self._matcher.try_consume_tokens(taken) < len(taken):
+            raise GenerationFailed(f"constraint: {self._matcher.get_error().strip() or 'a token that it forbids'}")
+        self._text += taken
+
+    def _allowed(self, tree: DraftTree) -> Iterator[int]:
+        """Yields the allowed nodes, depth first, while the matcher stands there; of an end of the text, before it."""
+        children: list[list[int]] = [[] for _ in tree.tokens]
+        for node, parent in enumerate(tree.parents):
+            if node:
+                children[parent].append(node)
+        yield 0
+        branches = [iter(children[0])]
+        while branches:
+            if not (node := next(branches[-1], 0)):
+                branches.pop()
+                if branches:
+                    self._take_back()
+            elif tree.tokens[node] in self._eos:
+                if self._may_end():
+                    yield node
+            elif self._takes(tree.tokens[node]):
+                yield node
+                branches.append(iter(children[node]))
+
+    def _may_end(self) -> bool:
+        return self._matcher.is_stopped() or (not self._ignore_eos and self._matcher.is_accepting())
+
+    def _takes(self, token: int) -> bool:
+        """Goes on by one drafted token if the grammar allows it."""
+        if self._matcher.try_consume_tokens([token]):
+            self._tried.append(token)
+            return True
+        if self._matcher.is_error():
+            self._restore()
+        return False
+
+    def _take_back(self) -> None:
+        self._tried.pop()
+        self._matcher.rollback(1)
+
+    def _fill_row(self, row: np.ndarray) -> None:
+        matcher = self._matcher
+        if matcher.is_stopped():
+            row[:] = self._ends
+            return
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if matcher.is_error():
+            row[:] = -1
+            self._doubtful = True
+            self._restore()
+        elif self._ignore_eos:
+            row &= ~self._ends
+            if not row.any():
+                row[:] = self._ends
+
+    def _restore(self) -> None:
+        """Leaves an error, which a draft may have led to: the committed text need never go there."""
+        self._matcher = self._start.deep_copy()
+        self._matcher.try_consume_tokens([*self._text, *self._tried])
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        """Raises GenerationFailed where a committed token came from a mask that could not be computed."""
+        self._doubtful, row = False, np.empty_like(self._ends)
+        for place, token in enumerate(tokens):
+            self._fill_row(row)
+            if self._doubtful:
+                error = self._failure()
+                raise GenerationFailed(f"constraint: {error} after {len(self._text) + place} tokens")
+            if token not in self._eos:
+                self._takes(token)
+        while self._tried:
+            self._take_back()
+
+    def _failure(self) -> str:
+        matcher = self._start.deep_copy()
+        matcher.try_consume_tokens([*self._text, *self._tried])
+        matcher.compute_bitmask()
+        return matcher.get_error().strip()

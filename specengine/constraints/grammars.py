@@ -1,0 +1,114 @@
+"""Compiles constraints for one tokenizer, and keeps the last ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from specengine.constraints.constraint import Constraint
+from specengine.constraints.vocabulary import read_vocabulary
+from specengine.tokenizer import Tokenizer
+from specengine.types import SamplingParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+KEPT = 64  # compiled grammars: an agent's tools in all their combinations; a large schema takes about a megabyte
+# JSON is written as json.dumps writes it. Models know this form best, and every space between two values is forced:
+# where the grammar allows any whitespace, small models write spaces until their tokens run out.
+JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammars:
+    """The constraints of one tokenizer; several threads may call it.
+
+    tokenizer: None for a model without one, which refuses every constraint.  eos_token_ids: end a text.
+    vocab_size: of the model.  kept: compiled grammars, at most; the one unused for longest goes first.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, eos_token_ids: Collection[int], vocab_size: int, kept: int = KEPT
+    ) -> None:
+        self._tokenizer, self._eos, self._vocab_size, self._kept = tokenizer, eos_token_ids, vocab_size, kept
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # compiling releases the GIL
+
+    def __len__(self) -> int:
+        return len(self._compiled)
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """Returns the constraint at the beginning of a text; None where the parameters have none.
+
+        Raises ValueError naming the parameter, and the place in it, where it is malformed, unsupported, or where no
+        text fulfils it.
+        """
+        if (name := params.constraint) is None:
+            return None
+        if self._tokenizer is None:
+            raise ValueError(f"{name}: this model has no tokenizer, so no text can be constrained")
+        grammar = _grammar(name, params)
+        with self._lock:
+            if (matcher := self._compiled.get(grammar)) is None:
+                matcher = self._compile(name, grammar)
+                self._compiled[grammar] = matcher
+                if len(self._compiled) > self._kept:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return Constraint(matcher, self._eos, self._vocab_size, params.ignore_eos)
+
+    def _compile(self, name: str, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        assert self._tokenizer is not None
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = read_vocabulary(self._tokenizer, self._eos, self._vocab_size)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        limits = LLParserLimits(verbose_errors=False)  # a schema is the caller's own and no matter of logs
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(f"{name}: {matcher.get_error().strip()}")
+        first = matcher.deep_copy()  # computing a mask may leave it in an error for good
+        allowed = first.compute_bitmask()
+        if first.is_error() or not any(allowed):
+            raise ValueError(f"{name}: no text fulfils it")
+        return matcher
+
+
+def _grammar(name: str, params: SamplingParams) -> str:
+    """Returns the grammar in llguidance's own form."""
+    from llguidance import LLMatcher
+
+    if name == "json_schema":
+        assert isinstance(params.json_schema, str)  # SamplingParams keeps its text
+        schema = params.json_schema if params.json_schema != "{}" else '{"type": "object"}'
+        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+    if name == "regex":
+        assert params.regex is not None
+        return LLMatcher.grammar_from_regex(params.regex)
+    if name == "grammar":
+        assert params.grammar is not None
+        return LLMatcher.grammar_from_lark(_with_json_form(params.grammar))
+    quoted = (json.dumps(text, ensure_ascii=False) for text in params.choices or ())
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(quoted)}")
+
+
+def _with_json_form(grammar: str) -> str:
+    """Gives JSON inside of a Lark grammar the form of other JSON; a schema that chooses its own keeps it."""
+    parts, end = [], 0
+    for found in re.finditer(r"%json\s*(?=\{)", grammar):
+        try:
+            schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
+        except ValueError:  # the grammar engine says where it is wrong
+            continue
+        options = {**JSON_FORM, **schema.get("x-guidance", {})}
+        parts += [grammar[end : found.end()], json.dumps({**schema, "x-guidance": options})]
+        end = after
+    return "".join([*parts, grammar[end:]])
