@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specengine.constraints.cut_tree import CutTree, ForcedText
 from specengine.draft_trees.tree import DraftTree
 from specengine.types import GenerationFailed
 
@@ -33,6 +34,22 @@ class Constraint:
         self._tried: list[int] = []  # behind the text
         self._doubtful = False  # a mask could not be computed
 
+    def cut(self, tree: DraftTree, whole: bool = False) -> CutTree:
+        """Leaves out the nodes that are not allowed, and finds the text that must follow where the tree ends.
+
+        whole: keep all nodes.
+        """
+        forced: dict[int, list[int]] = {}
+        allowed = sorted(self._allowed(tree, forced))
+        inner = {tree.parents[node] for node in allowed}
+        kept = [*range(len(tree.tokens))] if whole else allowed
+        place = {node: new for new, node in enumerate(kept)}
+        texts = [ForcedText(place[node], forced[node]) for node in allowed if node not in inner and forced.get(node)]
+        if len(kept) == len(tree.tokens):
+            return CutTree(tree, kept, texts)
+        parents = [-1, *(place[tree.parents[node]] for node in kept[1:])]
+        return CutTree(DraftTree([tree.tokens[node] for node in kept], parents), kept, texts)
+
     def fill(self, tree: DraftTree, rows: np.ndarray) -> None:
         """Writes the mask of every node: which tokens may follow it.
 
@@ -55,8 +72,16 @@ class Constraint:
             raise GenerationFailed(f"constraint: {self._matcher.get_error().strip() or 'a token that it forbids'}")
         self._text += taken
 
-    def _allowed(self, tree: DraftTree) -> Iterator[int]:
-        """Yields the allowed nodes, depth first, while the matcher stands there; of an end of the text, before it."""
+    def _allowed(self, tree: DraftTree, forced: dict[int, list[int]] | None = None) -> Iterator[int]:
+        """Yields the allowed nodes, depth first, while the matcher stands there; of an end of the text, before it.
+
+        forced: gets the tokens that must follow each node; children that are others are not allowed then.
+        """
+        if forced is not None:
+            forced[0] = self._matcher.compute_ff_tokens()
+        if len(tree.tokens) == 1:
+            yield 0
+            return
         children: list[list[int]] = [[] for _ in tree.tokens]
         for node, parent in enumerate(tree.parents):
             if node:
@@ -68,10 +93,16 @@ class Constraint:
                 branches.pop()
                 if branches:
                     self._take_back()
-            elif tree.tokens[node] in self._eos:
+                continue
+            token, must = tree.tokens[node], forced[tree.parents[node]] if forced else []
+            if must and must[0] != token:
+                continue
+            if token in self._eos:
                 if self._may_end():
                     yield node
-            elif self._takes(tree.tokens[node]):
+            elif self._takes(token):
+                if forced is not None:
+                    forced[node] = must[1:] or self._matcher.compute_ff_tokens()
                 yield node
                 branches.append(iter(children[node]))
 

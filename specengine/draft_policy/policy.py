@@ -195,6 +195,11 @@ class DraftPolicy:
         usual = seconds / tokens / (self.costs.speed or 1.0)
         self._reading[number] = followed(self._reading[number] or usual, usual)
 
+    def verifies(self, requests: Sequence[Any], nodes: int) -> None:
+        """Notes that the cycle verifies other trees than drafted.  nodes: of all, roots excluded."""
+        if requests and (draft := self._open.get(id(requests[0]))):
+            draft.nodes = nodes
+
     def observe(self, requests: Sequence[Any], committed: Sequence[Sequence[int]]) -> None:
         """Learns from the committed tokens of a cycle, at its end."""
         draft = self._open.pop(id(requests[0]), None) if requests else None

@@ -34,6 +34,7 @@ class Drafter(ABC):
 
     config: Any  # an instance of config_type
     path: str | None = None  # of its weights or texts, as given
+    policy: Any = None  # its DraftPolicy, where the trees follow what pays
 
     def __init__(self, config: Any, path: str | None, target: Transformer) -> None:
         self.config, self.path = config, path

@@ -8,10 +8,11 @@ from itertools import accumulate
 
 import torch
 
+from specengine.draft_policy.forced import ForcedPolicy
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch, TreeLayout
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader, HiddenStateReader, draft_for_rule
-from specengine.engine.constrained import TreeMasks
+from specengine.engine.constrained import ConstrainedTrees
 from specengine.engine.cycle import Cycle
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
@@ -25,9 +26,12 @@ from specengine.utils.timers import HostClock
 
 
 class Batch:
-    """Runs the cycles of a fixed set of requests; the scheduler makes a new batch when the set changes."""
+    """Runs the cycles of a fixed set of requests; the scheduler makes a new batch when the set changes.
 
-    def __init__(self, requests: Sequence[Request], cycle: Cycle) -> None:
+    forced: how many forced tokens pay; it outlives the batch.
+    """
+
+    def __init__(self, requests: Sequence[Request], cycle: Cycle, forced: ForcedPolicy) -> None:
         self.requests, self._cycle = list(requests), cycle
         self._layout = TreeLayout(cycle.target.device)
         self.cache = cycle.cache.batch([r.pages for r in requests], [len(r.tokens) - 1 for r in requests])
@@ -42,13 +46,16 @@ class Batch:
         self.draft_logits: DraftLogits | None = None
         self.masks: torch.Tensor | None = None
         constrained = any(request.constraint for request in self.requests)
-        self._masks = TreeMasks(self.requests, vocab) if constrained else None
+        self._fitted = ConstrainedTrees(self.requests, vocab, cycle.drafter, forced) if constrained else None
 
     def step(self) -> dict[str, float]:
         """Runs one cycle and returns the seconds of its phases."""
         self._clock = HostClock()
         with slots_in_flux(self.requests):
             self._cycle.run(self)
+        if self._fitted:
+            seconds = self._clock.seconds
+            self._fitted.observe(self._paths, sum(seconds.values()), seconds.get("draft", 0.0))
         for request in self.requests:
             request.stats.count_time(self._clock.seconds, finished=bool(request.finish_reason))
         return self._clock.seconds
@@ -66,18 +73,18 @@ class Batch:
             self._trees, self.draft_logits = draft_for_rule(drafter, rule.wants, self.requests)
         except ValueError as error:
             raise ValueError(f"drafter {drafter.name}: {error}") from error
-        if self._masks:
-            self._masks.start(self._trees)
+        if self._fitted:
+            self._trees, self.draft_logits = self._fitted.fit(self._trees, self.draft_logits)
         return self._layout.of(self._trees)
 
     def fill_masks(self, tree: TreeBatch) -> None:
         """Waits for the masks, which were computed while the target ran."""
-        if self._masks:
-            self.masks = self._masks.finish()
+        if self._fitted:
+            self.masks = self._fitted.masks()
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Appends accepted tokens and bonus tokens; cuts the path of a request that ends inside of it."""
-        self._committed, self._rows, self._scores = [], [], scores
+        self._committed, self._rows, self._scores, self._paths = [], [], scores, []
         columns = (accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed)
         paths, lengths, bonuses, relaxed = (column.tolist() for column in columns)
         first = 0  # row of the request's root
@@ -91,6 +98,7 @@ class Batch:
             if len(kept) < lengths[b]:
                 accepted.path_length[b] = len(kept)
             self._committed.append(kept)
+            self._paths.append(path[: len(kept)])
             self._rows += [first + node for node in path[: len(kept)]]
             first += len(draft.tokens)
 

@@ -1,32 +1,97 @@
-"""The constrained requests of a batch on the host: masks of their trees, computed while the target runs."""
+"""The constrained requests of a batch on the host: what they verify, and the masks, computed while the target runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
 
-from specengine.draft_trees.tree import DraftTree
+from specengine._C import MAX_NODES
+from specengine.constraints.cut_tree import CutTree
+from specengine.draft_policy.forced import ForcedPolicy, ForcedRun
+from specengine.draft_trees.tree import DraftLogits, DraftTree
+from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import ChoiceReader
 from specengine.engine.request import Request
+from specengine.types import SourceStats
+
+SOURCE = "grammar"  # of forced tokens, among the sources of a request's drafts
 
 _workers = ThreadPoolExecutor(thread_name_prefix="specengine-masks")  # starts threads when they are needed
 
 
-class TreeMasks:
-    """Computes the masks of a batch's trees, cycle after cycle.  vocab_size: of the model."""
+class ConstrainedTrees:
+    """Fits the trees of a batch to its grammars, cycle after cycle.  vocab_size: of the model."""
 
-    def __init__(self, requests: Sequence[Request], vocab_size: int) -> None:
-        self._requests, self._words = requests, -(-vocab_size // 32)
-        self._rows = torch.empty(0, self._words, dtype=torch.int32)
+    def __init__(self, requests: Sequence[Request], vocab_size: int, drafter: Drafter, policy: ForcedPolicy) -> None:
+        self._requests, self._drafter, self._policy = requests, drafter, policy
+        self._rows = torch.empty(0, -(-vocab_size // 32), dtype=torch.int32)
         self._under_way: list[Future[None]] = []
+        self._cuts: list[CutTree] = []
 
-    def start(self, trees: Sequence[DraftTree]) -> None:
-        """Begins to compute the masks of these trees."""
+    def fit(self, trees: Sequence[DraftTree], logits: DraftLogits | None) -> tuple[list[DraftTree], DraftLogits | None]:
+        """Cuts what the grammars forbid, adds what they force as far as it pays, and begins to compute the masks."""
+        whole = isinstance(self._drafter, ChoiceReader)  # which reads the target's tokens behind forbidden nodes too
+        pairs = list(zip(self._requests, trees, strict=True))
+        self._cuts = [
+            request.constraint.cut(tree, whole) if request.constraint else CutTree(tree, [*range(len(tree.tokens))], [])
+            for request, tree in pairs
+        ]
+        if self._drafter.max_nodes > 1:  # plain decoding stays plain
+            self._grow()
+        fitted = [cut.tree for cut in self._cuts]
+        self._start(fitted)
+        if self._drafter.policy:
+            self._drafter.policy.verifies(self._requests, self._nodes)
+        return fitted, logits and self._fitted_logits(trees, logits)
+
+    def masks(self) -> torch.Tensor:
+        """Returns the masks, int32 [M, W], valid until the next fit(); rows without a constraint are all ones."""
+        for future in self._under_way:
+            future.result()
+        self._under_way.clear()
+        return self._rows[: self._size]
+
+    def observe(self, paths: Sequence[Sequence[int]], seconds: float, drafting: float) -> None:
+        """Learns from a cycle.  paths: committed nodes of each request, root first.  drafting: of its seconds."""
+        for request, cut, path in zip(self._requests, self._cuts, paths, strict=True):
+            for leaf, _ in cut.forced:
+                self._policy.observe_leaf(_depth(cut.tree, leaf), leaf in path)
+            forced = cut.drafted.count(-1)
+            if forced:
+                _count_forced(request, forced, [at for at, node in enumerate(path[1:]) if cut.drafted[node] < 0])
+        tokens = sum(map(len, paths))
+        self._policy.observe(len(paths), self._prefix, self._nodes, tokens, seconds, drafting)
+
+    @property
+    def _nodes(self) -> int:
+        return sum(len(cut.tree.tokens) - 1 for cut in self._cuts)
+
+    @property
+    def _prefix(self) -> float:
+        return sum(len(request.tokens) for request in self._requests) / len(self._requests)
+
+    def _grow(self) -> None:
+        """Adds forced tokens: no deeper than the request goes, no wider than its pages and a tree allow."""
+        spare, limits = self._drafter.spare_slots, [request.draft_limit for request in self._requests]
+        sizes = [len(cut.tree.tokens) for cut in self._cuts]
+        rooms = [min(MAX_NODES, limit + 1 + spare) - size for limit, size in zip(limits, sizes, strict=True)]
+        runs = []
+        for number, (cut, limit) in enumerate(zip(self._cuts, limits, strict=True)):
+            for leaf, text in cut.forced:
+                depth = _depth(cut.tree, leaf)
+                runs.append(ForcedRun(number, depth, max(0, min(len(text), limit - depth))))
+        if runs:
+            lengths = iter(self._policy.lengths(runs, rooms, self._nodes, self._prefix))
+            self._cuts = [cut.grown([next(lengths) for _ in cut.forced]) for cut in self._cuts]
+
+    def _start(self, trees: Sequence[DraftTree]) -> None:
         starts = list(accumulate((len(tree.tokens) for tree in trees), initial=0))
         if len(self._rows) < starts[-1]:
-            self._rows = torch.empty(starts[-1], self._words, dtype=torch.int32)
+            self._rows = self._rows.new_empty(starts[-1], self._rows.shape[1])
         self._size, rows = starts[-1], self._rows.numpy()
         for request, tree, first in zip(self._requests, trees, starts, strict=False):
             own = rows[first : first + len(tree.tokens)]
@@ -35,15 +100,39 @@ class TreeMasks:
             else:
                 self._under_way.append(_workers.submit(request.constraint.fill, tree, own))
 
-    def finish(self) -> torch.Tensor:
-        """Returns the masks, int32 [M, W], valid until the next start(); rows without a constraint are all ones."""
-        for future in self._under_way:
-            future.result()
-        self._under_way.clear()
-        return self._rows[: self._size]
+    def _fitted_logits(self, trees: Sequence[DraftTree], logits: DraftLogits) -> DraftLogits:
+        """Returns the distributions of the fitted trees' nodes; a node has one where a drafted child is left."""
+        old, rows, first = logits.rows.tolist(), list[int](), 0
+        for tree, cut in zip(trees, self._cuts, strict=True):
+            children = zip(cut.tree.parents, cut.drafted, strict=True)
+            drafted = {parent for parent, number in children if number > 0}
+            rows += [old[first + n] if node in drafted else -1 for node, n in enumerate(cut.drafted)]
+            first += len(tree.tokens)
+        return replace(logits, rows=torch.tensor(rows, dtype=torch.int32))
 
 
 def masked(scores: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     """Returns scores with -inf for tokens whose bit is 0."""
     bits = (masks[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
     return scores.masked_fill(bits.flatten(1)[:, : scores.shape[1]] == 0, -torch.inf)
+
+
+def _depth(tree: DraftTree, node: int) -> int:
+    depth = 0
+    while node:
+        node, depth = tree.parents[node], depth + 1
+    return depth
+
+
+def _count_forced(request: Request, verified: int, accepted: Sequence[int]) -> None:
+    """Counts forced tokens as drafts of their own source.  accepted: their places among the accepted tokens."""
+    stats = request.sources.setdefault(SOURCE, SourceStats())
+    stats.drafted += verified
+    stats.accepted += len(accepted)
+    if request.trace:
+        last = request.trace[-1]
+        names = [*last.sources, *[()] * (len(last.accepted) - len(last.sources))]
+        for at in accepted:
+            if at < len(names):
+                names[at] = (*names[at], SOURCE)
+        request.trace[-1] = replace(last, sources=tuple(names))

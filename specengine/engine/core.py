@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from specengine.cache.prefix_cache import Sharing
+from specengine.draft_policy.forced import ForcedPolicy
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
 from specengine.engine.batch import Batch
@@ -62,6 +63,7 @@ class EngineCore:
             if self._companion:
                 self._companion.attach(self.cache)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
+        self._forced = ForcedPolicy()
         self.sharing = Sharing.under(model.target.ops) if options.prefix_cache_mib else None
         self.metrics = Metrics(self.cache, {"model": model.name, "drafter": drafter.name, "rule": rule.name})
         self.lock = FairLock()
@@ -97,7 +99,7 @@ class EngineCore:
 
     def make_batch(self, requests: Sequence[Request]) -> Batch | DeviceBatch:
         """Makes the batch of these requests, on the device where cycles run there."""
-        return self.runner.batch(requests) if self.runner else Batch(requests, self.cycle)
+        return self.runner.batch(requests) if self.runner else Batch(requests, self.cycle, self._forced)
 
     def share_pages(self, request: Request) -> None:
         """Lets other requests find the full pages of a request."""

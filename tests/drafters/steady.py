@@ -6,7 +6,7 @@ from specengine.draft_policy.policy import DraftPolicy
 
 
 def policy_in(drafter) -> DraftPolicy:
-    return getattr(drafter, "policy", None) or drafter._policy
+    return drafter.policy
 
 
 def pass_time(drafter, seconds):

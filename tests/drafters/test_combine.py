@@ -70,7 +70,7 @@ def test_what_a_part_knows_of_a_sequence_goes_with_the_sequence(folder):
     request = sequence_of([5, 6, 5, 6])
     drafter.draft([request])
     copies = weakref.ref(request.drafter_state.parts[0])
-    drafter._policy.observe([request], [[5]])
+    drafter.policy.observe([request], [[5]])
     assert copies() is not None
     gc.disable()
     try:

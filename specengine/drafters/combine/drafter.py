@@ -81,7 +81,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
             raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(layers)}")
         self.hidden_state_layers = layers.pop() if layers else ()
         self.reads_hidden_states = any(reader.reads_hidden_states for reader in readers)
-        self._policy = policy_of(self, target, costs, self.parts, self.parts)
+        self.policy = policy_of(self, target, costs, self.parts, self.parts)
         kinds = [part.name for part in self.parts]
         self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 
@@ -119,7 +119,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
     def reads(self, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether any part reads such a request; then all do, as one mark says that a page is filled."""
         answers = [
-            self._policy.reads(number, tokens, answer, batch)
+            self.policy.reads(number, tokens, answer, batch)
             for number, part in enumerate(self.parts)
             if isinstance(part, CacheCompanion)
         ]
@@ -134,7 +134,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         for number, (part, (view,)) in enumerate(zip(self.parts, self._views([request]), strict=True)):
             reads = request.drafter_reads or not isinstance(part, CacheCompanion)
             if reads and isinstance(part, PromptObserver):
-                with charged(self._policy, number, len(hidden_states.last)):
+                with charged(self.policy, number, len(hidden_states.last)):
                     part.observe_prompt(view, start, hidden_states)
 
     def observe(
@@ -146,7 +146,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         for request, tokens in zip(requests, committed, strict=True):
             state = request.drafter_state
             count_sources(request, state.tree, state.sources, tokens)
-        self._policy.observe(requests, committed)
+        self.policy.observe(requests, committed)
 
     def release(self, request: DraftRequest) -> None:
         for part, (view,) in zip(self.parts, self._views([request]), strict=True):
@@ -156,7 +156,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         if not requests:
             return []
-        draft = self._policy.draft(requests, self._views(requests))
+        draft = self.policy.draft(requests, self._views(requests))
         for i, request in enumerate(requests):
             request.drafter_state.tree = draft.trees[i]
             request.drafter_state.sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
