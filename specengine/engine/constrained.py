@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from specengine._C import MAX_NODES
@@ -34,14 +35,16 @@ class ConstrainedTrees:
 
     def fit(self, trees: Sequence[DraftTree], logits: DraftLogits | None) -> tuple[list[DraftTree], DraftLogits | None]:
         """Cuts what the grammars forbid, adds what they force as far as it pays, and begins to compute the masks."""
+        if self._drafter.max_nodes == 1:  # plain decoding stays plain
+            self._start(trees)
+            return [*trees], logits
         whole = isinstance(self._drafter, ChoiceReader)  # which reads the target's tokens behind forbidden nodes too
         pairs = list(zip(self._requests, trees, strict=True))
         self._cuts = [
             request.constraint.cut(tree, whole) if request.constraint else CutTree(tree, [*range(len(tree.tokens))], [])
             for request, tree in pairs
         ]
-        if self._drafter.max_nodes > 1:  # plain decoding stays plain
-            self._grow()
+        self._grow()
         fitted = [cut.tree for cut in self._cuts]
         self._start(fitted)
         if self._drafter.policy:
@@ -57,6 +60,8 @@ class ConstrainedTrees:
 
     def observe(self, paths: Sequence[Sequence[int]], seconds: float, drafting: float) -> None:
         """Learns from a cycle.  paths: committed nodes of each request, root first.  drafting: of its seconds."""
+        if not self._cuts:
+            return
         for request, cut, path in zip(self._requests, self._cuts, paths, strict=True):
             for leaf, _ in cut.forced:
                 self._policy.observe_leaf(_depth(cut.tree, leaf), leaf in path)
@@ -113,8 +118,8 @@ class ConstrainedTrees:
 
 def masked(scores: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     """Returns scores with -inf for tokens whose bit is 0."""
-    bits = (masks[:, :, None] >> torch.arange(32, dtype=torch.int32)) & 1
-    return scores.masked_fill(bits.flatten(1)[:, : scores.shape[1]] == 0, -torch.inf)
+    bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, count=scores.shape[1], bitorder="little")
+    return torch.from_numpy(np.where(bits, scores.numpy(), np.float32(-np.inf)))
 
 
 def _depth(tree: DraftTree, node: int) -> int:
