@@ -56,7 +56,8 @@ class Constraint:
         rows: int32 [nodes, W], contiguous; bit t % 32 of word t // 32 for token t. Rows of nodes that are not allowed
         themselves are all ones: no walk reaches them.
         """
-        rows[:] = -1
+        if len(rows) > 1:
+            rows[:] = -1
         for node in self._allowed(tree):
             if node and tree.tokens[node] in self._eos:
                 rows[node] = self._ends

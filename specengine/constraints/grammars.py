@@ -52,7 +52,7 @@ class Grammars:
             return None
         if self._tokenizer is None:
             raise ValueError(f"{name}: this model has no tokenizer, so no text can be constrained")
-        grammar = _grammar(name, params)
+        grammar = compiled_form(params)
         with self._lock:
             if (matcher := self._compiled.get(grammar)) is None:
                 matcher = self._compile(name, grammar)
@@ -82,10 +82,11 @@ class Grammars:
         return matcher
 
 
-def _grammar(name: str, params: SamplingParams) -> str:
-    """Returns the grammar in llguidance's own form."""
+def compiled_form(params: SamplingParams) -> str:
+    """Returns the constraint as a grammar in llguidance's own form."""
     from llguidance import LLMatcher
 
+    name = params.constraint
     if name == "json_schema":
         assert isinstance(params.json_schema, str)  # SamplingParams keeps its text
         schema = params.json_schema if params.json_schema != "{}" else '{"type": "object"}'

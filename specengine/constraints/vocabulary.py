@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MARK = "\x02"  # of no text; no entry merges with it
+# Tokens of plain text up to these lengths share a mask each. Where a string may have n more characters, only longer
+# ones are looked at. A mask of a usual schema takes 27 us at 49k tokens, with the two lengths of llguidance 34 us.
+LENGTHS = (2, 4, 6, 8, 10, 14, 20, 30)
+PLAIN = r'[^"\\\x00-\x1F\x7F]'
+SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{PLAIN}{{1,{length}}}" for length in LENGTHS), f"{PLAIN}+"]
 
 
 class VocabularyReader:
@@ -62,4 +67,4 @@ def read_vocabulary(tokenizer: Tokenizer, eos_token_ids: Collection[int], vocab_
     ends = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
     if not ends:
         raise ValueError("this model has no end-of-text token, which ends a constrained text")
-    return LLTokenizer(TokenizerWrapper(VocabularyReader(tokenizer, ends, vocab_size)), eos_token=ends)
+    return LLTokenizer(TokenizerWrapper(VocabularyReader(tokenizer, ends, vocab_size)), eos_token=ends, slices=SLICES)

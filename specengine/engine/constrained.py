@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
 
-import numpy as np
 import torch
 
 from specengine._C import MAX_NODES
@@ -114,12 +113,6 @@ class ConstrainedTrees:
             rows += [old[first + n] if node in drafted else -1 for node, n in enumerate(cut.drafted)]
             first += len(tree.tokens)
         return replace(logits, rows=torch.tensor(rows, dtype=torch.int32))
-
-
-def masked(scores: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """Returns scores with -inf for tokens whose bit is 0."""
-    bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, count=scores.shape[1], bitorder="little")
-    return torch.from_numpy(np.where(bits, scores.numpy(), np.float32(-np.inf)))
 
 
 def _depth(tree: DraftTree, node: int) -> int:

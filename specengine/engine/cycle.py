@@ -9,7 +9,6 @@ import torch
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.engine.constrained import masked
 from specengine.engine.cycle_batch import CycleBatch
 from specengine.models.transformer import TargetOutput, Transformer
 from specengine.ops.verify_tree import Accepted
@@ -52,7 +51,5 @@ class Cycle:
 
     def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:
         """Walks every tree by the rule, from the root to the last accepted node and the bonus token."""
-        verify_tree = self.target.ops.verify_tree
-        if batch.masks is not None:  # TO BE REPLACED by the argument `masks` of the op
-            scores = masked(scores, batch.masks)
-        return verify_tree(scores, tree, batch.params, batch.history, batch.workspace, self.rule, batch.draft_logits)
+        draft, masks, verify_tree = batch.draft_logits, batch.masks, self.target.ops.verify_tree
+        return verify_tree(scores, tree, batch.params, batch.history, batch.workspace, self.rule, draft, masks)

@@ -1,0 +1,114 @@
+"""What a constraint may be; how it is compiled and kept."""
+
+import json
+import threading
+
+import pytest
+
+from specengine import SamplingParams
+from specengine.constraints import Grammars
+from tests.constraints.masks import allowed_tokens
+from tests.constraints.vocabulary import CHOICES, ENDS, REGEX, SCHEMA, TOKENIZER, grammars
+
+MALFORMED = {
+    "a schema that no value fulfils": ({"json_schema": {"type": "string", "enum": []}}, "json_schema: Unsat"),
+    "bounds that cross": ({"json_schema": {"type": "string", "minLength": 3, "maxLength": 2}}, "json_schema: .*minLen"),
+    "a required key without a value": (
+        {"json_schema": {"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}},
+        "json_schema: .*'a'",
+    ),
+    "a keyword that is not supported": ({"json_schema": {"not": {"type": "string"}}}, 'json_schema: .*"not"'),
+    "an unknown type": ({"json_schema": {"type": "strin"}}, "json_schema: .*strin"),
+    "a reference to nothing": ({"json_schema": {"$ref": "#/$defs/x"}}, "json_schema: .*/x"),
+    "an open group": ({"regex": "a(b"}, "regex: .*unclosed group"),
+    "a look-ahead": ({"regex": "a(?=b)"}, "regex: .*look"),
+    "a regex without a text": ({"regex": r"[^\s\S]"}, "regex: no text"),
+    "a rule that is missing": ({"grammar": "start: other"}, "grammar: .*other"),
+    "a token that is missing": ({"grammar": "start: <nothing>"}, "grammar: .*<nothing>"),
+    "an empty intersection": ({"grammar": "start: X\nX: /a/ & /b/"}, "grammar: no text"),
+}
+
+
+@pytest.mark.parametrize("given, message", MALFORMED.values(), ids=MALFORMED)
+def test_a_constraint_that_cannot_be_kept_is_refused_with_its_name_and_place(given, message):
+    with pytest.raises(ValueError, match=f"(?s)^{message}"):
+        grammars().constraint(SamplingParams(**given))
+
+
+def test_a_model_without_tokenizer_or_end_of_text_refuses_every_constraint():
+    with pytest.raises(ValueError, match=r"^choices: this model has no tokenizer"):
+        Grammars(None, ENDS, 320).constraint(SamplingParams(choices=["a"]))
+    with pytest.raises(ValueError, match=r"^regex: this model has no end-of-text token"):
+        Grammars(TOKENIZER, (), 320).constraint(SamplingParams(regex="a"))
+    assert Grammars(None, (), 320).constraint(SamplingParams()) is None
+
+
+def texts_of(**given) -> set[str]:
+    """The language of a small constraint, by walking every mask."""
+    found, open_texts, params = set(), [()], SamplingParams(**given)
+    while open_texts:
+        text = open_texts.pop()
+        constraint = grammars().constraint(params)
+        constraint.advance(text)
+        for token in allowed_tokens(constraint):
+            if token in ENDS:
+                found.add(TOKENIZER.decode(text))
+            else:
+                open_texts.append((*text, token))
+        assert len(found) + len(open_texts) < 500
+    return found
+
+
+def test_choices_are_their_texts_whatever_characters_they_have():
+    texts = ("yes", 'a "quote" \\ and\nlines', "é🦙", "ye")
+    assert texts_of(choices=texts[1:3]) == set(texts[1:3])
+    assert texts_of(choices=("yes", "ye")) == {"yes", "ye"}
+
+
+def test_json_has_one_form_alone_and_inside_of_a_grammar():
+    schema = {"enum": [{"a": 1, "b": [2]}]}
+    assert texts_of(json_schema=schema) == {'{"a": 1, "b": [2]}'}
+    assert texts_of(grammar=f"start: %json {json.dumps(schema)}") == {'{"a": 1, "b": [2]}'}
+    own = schema | {"x-guidance": {"item_separator": ",", "key_separator": ":"}}
+    assert texts_of(json_schema=own) == {'{"a":1,"b":[2]}'} == texts_of(grammar=f"start: %json {json.dumps(own)}")
+
+
+def test_the_empty_schema_is_any_object():
+    constraint = grammars().constraint(SamplingParams(json_schema={}))
+    first = {TOKENIZER.token_text(token) for token in allowed_tokens(constraint)}
+    assert first == {"{", '{"'}  # no number, no list
+
+
+def test_the_last_grammars_are_kept_and_no_more():
+    kept = grammars(kept=2)
+    for params in (SamplingParams(regex=text) for text in ("a", "b", "a", "c", "a")):
+        kept.constraint(params)
+    assert len(kept) == 2
+    made = []
+    kept._compile = lambda name, grammar: made.append(grammar)  # type: ignore[method-assign]
+    with pytest.raises(AttributeError):  # b is not there any more
+        kept.constraint(SamplingParams(regex="b"))
+    assert len(made) == 1
+    kept.constraint(SamplingParams(regex="a"))
+    assert len(made) == 1
+
+
+def test_threads_may_ask_at_once():
+    shared, masks = grammars(), []
+
+    def ask(given) -> None:
+        for _ in range(5):
+            masks.append((str(given), tuple(allowed_tokens(shared.constraint(SamplingParams(**given))))))
+
+    given = ({"json_schema": SCHEMA}, {"regex": REGEX}, {"choices": CHOICES})
+    threads = [threading.Thread(target=ask, args=(each,)) for each in given * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(masks) == 30 and len(set(masks)) == 3 == len(shared)
+
+
+def test_ids_past_the_tokenizer_are_never_allowed():
+    constraint = grammars().constraint(SamplingParams(grammar="start: /(.|\\n)*/"))
+    assert max(allowed_tokens(constraint)) == max(ENDS) < 319
