@@ -75,8 +75,6 @@ class EngineCore:
     def check_fits(self, request: Request) -> None:
         """Raises ValueError where the cache or the device's buffers can never hold a request."""
         if self.runner:
-            if request.constraint:  # until captured cycles have masks
-                raise ValueError(f"{request.params.constraint}: this engine constrains texts on the CPU only")
             self.runner.buffers.check_biases(request.params)
         self.cache.check_fits(self._slots(request))
 

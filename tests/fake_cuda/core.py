@@ -87,7 +87,7 @@ OPS = {
         ("draw_siblings",),
     ),
     "verify_tree": Op(
-        f"logits: f32[M,V]  {SAMPLED}  logits?: f32[R,C]  rows?: i32[M]  token_index?: i32[V]  {PATHS}  "
+        f"logits: f32[M,V]  {SAMPLED}  logits?: f32[R,C]  rows?: i32[M]  token_index?: i32[V]  masks?: i32[M,V/32]  {PATHS}  "
         "scores: f32[B,V]  counts: i32[B,V]  row_states?: i64[M,states]  weights?: i64[B,planes,V]",
         ("mark", "filter", "draw", "finish"),
     ),
@@ -103,6 +103,7 @@ OPS = {
     ),
 }
 OTHER_RULES = ("walk",)  # verify_tree by a rule other than match
+UNDER_MASKS = ("mark", "filter", "draw_masked", "finish")  # by match, with masks
 
 
 class FakeCore:
@@ -118,8 +119,12 @@ class FakeCore:
 
     def _run(self, name: str, *arguments: Any) -> None:
         check(name, arguments)
-        is_match = "match" in arguments or name != "verify_tree"
-        self._device.launch(OPS[name].kernels if is_match else OTHER_RULES)
+        kernels = OPS[name].kernels
+        if name == "verify_tree":
+            _, _, _, masks, *_, rule, _ = arguments
+            by_match = kernels if masks is None else UNDER_MASKS
+            kernels = by_match if rule == "match" else OTHER_RULES
+        self._device.launch(kernels)
 
 
 def check(name: str, arguments: tuple) -> None:

@@ -12,6 +12,7 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import DraftLogits
+from specengine.engine.device.device_masks import DeviceMasks
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import Limits
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
@@ -72,6 +73,7 @@ class DeviceBuffers:
         )
         self._biased = False
         self.workspace = VerifyWorkspace.empty(slots, sizes.vocab, rows=sizes.rows, device=device, weights=weights)
+        self.masks = DeviceMasks(sizes.rows, sizes.vocab, device)
         self.draft_logits, self.drafter_state = draft_logits, drafter_state
 
     def check_biases(self, params: SamplingParams) -> None:

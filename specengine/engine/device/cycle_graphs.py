@@ -15,6 +15,7 @@ from specengine.draft_policy.widths import WidthPolicy
 from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
+from specengine.engine.device.device_masks import TokenConstraint
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.ops.row_tools import take_rows
 from specengine.utils.cuda_graphs import capture_graph, device_turn
@@ -61,7 +62,9 @@ def captured_widths(size: int, options: GraphOptions) -> dict[int, list[int]]:
 class CycleGraphs:
     """Runs a cycle for every bucket and width.
 
-    batches: one per (bucket, width).  timings: seconds by phase of every cycle, where options.clocked.
+    batches: one per (bucket, width). A batch with a constrained request has another one, whose cycles run as plain
+    calls: the masks depend on the drafted trees, and the host fills them within the cycle.
+    timings: seconds by phase of every cycle, where options.clocked.
     """
 
     def __init__(self, buffers: DeviceBuffers, cycle: Cycle, options: GraphOptions) -> None:
@@ -71,6 +74,7 @@ class CycleGraphs:
         self.buckets = tuple(self._widths)
         with device_turn(buffers.device):
             self.batches = {(b, w): GraphBatch(buffers, b, w) for b, fitting in self._widths.items() for w in fitting}
+        self._masked: dict[tuple[int, int], GraphBatch] = {}
         self._choice = WidthPolicy(options.nodes)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._seconds: dict[tuple[int, int], float] = {}
@@ -83,13 +87,17 @@ class CycleGraphs:
         other._choice, other._seconds = self._choice, self._seconds
         return other
 
-    def run(self, size: int, nodes: int) -> GraphBatch:
-        """Runs one cycle of the loaded requests and returns its batch."""
-        key = (self.bucket(size), nodes)
-        batch = self.batches[key]
+    def run(self, size: int, nodes: int, constraints: Sequence[TokenConstraint | None] = ()) -> GraphBatch:
+        """Runs one cycle of the loaded requests and returns its batch.
+
+        constraints: of the slots, where any of them is constrained.
+        """
+        key, masked = (self.bucket(size), nodes), any(each is not None for each in constraints)
+        batch = self.of(size, nodes, masked)
+        batch.constraints = constraints
         if isinstance(drafter := self._cycle.drafter, DeviceStateDrafter):
             drafter.before_cycle(batch)
-        if key in self._graphs:
+        if key in self._graphs and not masked:
             self._graphs[key].replay()
         else:
             self._run_cycle(batch)
@@ -99,13 +107,18 @@ class CycleGraphs:
             self.timings.append(batch.clock.seconds)
         return batch
 
-    def of(self, size: int, nodes: int) -> GraphBatch:
-        """Returns the batch that run(size, nodes) works on."""
-        return self.batches[self.bucket(size), nodes]
+    def of(self, size: int, nodes: int, masked: bool = False) -> GraphBatch:
+        """Returns the batch that run(size, nodes) works on.  masked: whether any request is constrained."""
+        key = (self.bucket(size), nodes)
+        if not masked:
+            return self.batches[key]
+        if key not in self._masked:
+            self._masked[key] = GraphBatch(self._buffers, *key, masked=True)
+        return self._masked[key]
 
-    def logits(self, size: int, nodes: int, rows: Sequence[int]) -> torch.Tensor:
-        """Computes the logits of some rows of the last run(size, nodes) again: cycles keep hidden states alone."""
-        return self._cycle.target.logits(take_rows(self.of(size, nodes).hidden_states.last, rows))
+    def logits(self, batch: GraphBatch, rows: Sequence[int]) -> torch.Tensor:
+        """Computes the logits of some rows of a batch's last cycle again: cycles keep hidden states alone."""
+        return self._cycle.target.logits(take_rows(batch.hidden_states.last, rows))
 
     def width_for(self, size: int, nodes: int) -> int:
         """Returns the narrowest captured width that holds `nodes` nodes, or the widest of all."""

@@ -18,6 +18,7 @@ from specengine.drafters.capabilities import (
 from specengine.engine.batch import commit_path, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
+from specengine.engine.device.device_masks import TokenConstraint
 from specengine.engine.device.slots import DeviceSlots
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import RECORD_HEAD
@@ -35,7 +36,9 @@ class Runner(Protocol):
     slots: DeviceSlots
     loaded: DeviceBatch | None
 
-    def launch(self, size: int, nodes: int) -> Callable[[], list[list[int]]]: ...
+    def launch(
+        self, size: int, nodes: int, constraints: Sequence[TokenConstraint | None] = ()
+    ) -> Callable[[], list[list[int]]]: ...
 
 
 class DeviceBatch:
@@ -44,7 +47,9 @@ class DeviceBatch:
     def __init__(self, requests: Sequence[Request], runner: Runner) -> None:
         self.requests, self._runner = list(requests), runner
         # The host must see these cycles before the next one begins, so none runs ahead.
+        self._constrained = any(r.constraint is not None for r in requests)
         waits = not isinstance(runner.drafter, DeviceDrafter) or any(r.params.logprobs for r in requests)
+        waits = waits or self._constrained
         self._in_flight = 1 if waits else 2
         self._slots: list[int] = []  # of the requests, while they are loaded
         self._launched: deque[Callable[[], list[list[int]]]] = deque()
@@ -114,9 +119,15 @@ class DeviceBatch:
         else:
             trees, logits = draft_for_rule(runner.drafter, runner.wants, self.requests)
             nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
-            runner.graphs.of(size, nodes).take(trees, logits, self._slots)
+            runner.graphs.of(size, nodes, self._constrained).take(trees, logits, self._slots)
             self._clock.mark("draft")
-        self._launched.append(runner.launch(size, nodes))
+        self._launched.append(runner.launch(size, nodes, self._constraints()))
+
+    def _constraints(self) -> list[TokenConstraint | None]:
+        """Returns the constraints of all slots, none where no request has one."""
+        by_slot = dict(zip(self._slots, self.requests, strict=True))
+        slots = range(self._size) if self._constrained else ()
+        return [by_slot[slot].constraint if slot in by_slot else None for slot in slots]
 
     def _commit(self, records: list[list[int]]) -> None:
         """Commits one cycle from its records; see ops.commit_tokens for their columns."""
@@ -124,7 +135,7 @@ class DeviceBatch:
         rows: list[int] = []
         nodes = (len(records[0]) - RECORD_HEAD) // 3
         graphs = self._runner.graphs
-        logits_of = partial(graphs.logits, self._size, nodes)
+        logits_of = partial(graphs.logits, graphs.of(self._size, nodes, self._constrained))
         for b, (request, slot) in enumerate(zip(self.requests, self._slots, strict=True)):
             record = records[slot]
             if request.finish_reason:  # a stop string, cancellation or deadline: the device was ahead
@@ -145,7 +156,7 @@ class DeviceBatch:
 
     def _observe(self, nodes: int, committed: list[list[int]], rows: list[int]) -> None:
         """Shows a drafter on the host what was committed.  rows: of the accepted nodes."""
-        drafter, batch = self._runner.drafter, self._runner.graphs.of(self._size, nodes)
+        drafter, batch = self._runner.drafter, self._runner.graphs.of(self._size, nodes, self._constrained)
         self._clock.mark("host")
         if isinstance(drafter, ChoiceReader):
             chosen = batch.choices.tolist()
@@ -159,4 +170,6 @@ class DeviceBatch:
     def _no_token(self, b: int, count: int) -> str:
         position = len(self.requests[b].tokens) + count - 1
         drafts = "" if self._runner.wants is Wants.NOTHING else " (or its draft_logits have)"
-        return f"logits: request {b}, position {position} has NaN or infinite scores{drafts}: no token can be drawn"
+        masks = ", or its mask allows no token" if self.requests[b].constraint is not None else ""
+        what = f"NaN or infinite scores{drafts}{masks}"
+        return f"logits: request {b}, position {position} has {what}: no token can be drawn"

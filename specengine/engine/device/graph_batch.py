@@ -14,6 +14,7 @@ from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader, DeviceDrafter, DeviceStateDrafter
 from specengine.engine.device.buffers import DeviceBuffers
+from specengine.engine.device.device_masks import TokenConstraint
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
@@ -32,6 +33,8 @@ class GraphBatch:
     record: int32 [size, record_width(nodes)], copied to the host after each cycle.
     hidden_states, accepted: of the last pass.  choices: int32 [size * nodes], the likeliest token of each of its rows,
     for a ChoiceReader alone. Its logits are not kept: they would take most of the memory of all captured cycles.
+    masked: whether its requests may be constrained; then no graph runs its cycles, because the host fills the masks.
+    constraints: of the slots in the next cycle, where it is masked.
     clock: of the cycle's phases, while they are timed.
     """
 
@@ -41,8 +44,11 @@ class GraphBatch:
     hidden_states: HiddenStates
     choices: torch.Tensor
 
-    def __init__(self, buffers: DeviceBuffers, size: int, nodes: int) -> None:
+    def __init__(self, buffers: DeviceBuffers, size: int, nodes: int, masked: bool = False) -> None:
         self.size, self.nodes = size, nodes
+        self._room_for_masks = buffers.masks if masked else None
+        self.masks: torch.Tensor | None = None
+        self.constraints: Sequence[TokenConstraint | None] = ()
         device, rows = buffers.device, size * nodes
         self.cache, self.history = _first(buffers.cache, size), _first(buffers.history, size)
         self.limits, self.params = _first_limits(buffers.limits, size), _first_params(buffers.params, size)
@@ -61,7 +67,15 @@ class GraphBatch:
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         """Drafts on the device, or returns the trees that take() copied from the host."""
-        return drafter.draft_on_device(self) if isinstance(drafter, DeviceDrafter) else self._tree
+        tree = drafter.draft_on_device(self) if isinstance(drafter, DeviceDrafter) else self._tree
+        if self._room_for_masks:
+            self._room_for_masks.begin(tree)
+        return tree
+
+    def fill_masks(self, tree: TreeBatch) -> None:
+        """Fills the masks on the host while the target runs, and copies them to the device."""
+        if self._room_for_masks:
+            self.masks = self._room_for_masks.fill(self.constraints, self.nodes)
 
     def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
         """Drafts by prompt lookup; see ops.draft_lookup."""

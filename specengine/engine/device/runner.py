@@ -11,6 +11,7 @@ from specengine.drafters.base import Drafter
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
 from specengine.engine.device.device_batch import DeviceBatch
+from specengine.engine.device.device_masks import TokenConstraint
 from specengine.engine.device.slots import DeviceSlots
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import record_width
@@ -50,9 +51,14 @@ class DeviceRunner:
         finally:
             self.graphs = graphs
 
-    def launch(self, size: int, nodes: int) -> Callable[[], list[list[int]]]:
-        """Starts a cycle; the returned call waits for it and gives one record per slot."""
-        batch = self.graphs.run(size, nodes)
+    def launch(
+        self, size: int, nodes: int, constraints: Sequence[TokenConstraint | None] = ()
+    ) -> Callable[[], list[list[int]]]:
+        """Starts a cycle; the returned call waits for it and gives one record per slot.
+
+        constraints: of the slots, where any of them is constrained.
+        """
+        batch = self.graphs.run(size, nodes, constraints)
         turn = self._launched % RING
         self._launched += 1
         record, event = self._ring[turn][: batch.record.numel()].view(batch.record.shape), self._written[turn]
