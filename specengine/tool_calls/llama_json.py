@@ -1,0 +1,29 @@
+"""The dialect of Llama 3: the answer is {"name": ..., "parameters": {...}}, perhaps behind <|python_tag|>."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specengine.tool_calls.events import Parsing
+from specengine.tool_calls.growing_text import GrowingText
+from specengine.tool_calls.json_call import parse_json_call
+from specengine.tool_calls.json_pieces import SPACES
+
+OPEN = "<|python_tag|>"
+
+
+def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
+    """Reads calls that semicolons separate. Without a tag only the name tells a call from an answer in JSON."""
+    if not (yield from parse_json_call(text, tools)):
+        return False
+    while (yield from text.accept(";")):
+        start = text.keep()
+        another = yield from parse_json_call(text, tools)
+        if not another:
+            text.rewind(start)
+        text.release()
+        if not another:
+            break
+        yield from text.skip(SPACES)
+    return True

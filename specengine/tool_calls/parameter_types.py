@@ -1,0 +1,83 @@
+"""The JSON types of a tool's parameters, for dialects that write values as plain text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_PYTHON: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+}
+_PYTHON_SPELLING = {"True": True, "False": False, "None": None}
+_DEPTH = 8  # of references and unions; a schema may refer to itself
+
+
+def is_text(schema: Any, key: str) -> bool:
+    """Returns whether a parameter is a string and nothing else. An unknown parameter is one."""
+    return parameter_types(schema, key) in (set(), {"string"})
+
+
+def typed_value(schema: Any, key: str, value: str) -> str:
+    """Returns the JSON text of a parameter's value: of an allowed type if the text is such a value, else a string."""
+    text = value.strip()
+    try:
+        # Python's spelling is common. NaN and Infinity are no JSON, so they stay strings.
+        parsed = _PYTHON_SPELLING[text] if text in _PYTHON_SPELLING else json.loads(text)
+        if not isinstance(parsed, str) and _fits(parsed, parameter_types(schema, key)):
+            return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        pass
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parameter_types(schema: Any, key: str) -> set[str]:
+    """Returns the names of the types that a tool's JSON schema allows for a parameter; none if it says nothing."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    own = properties.get(key) if isinstance(properties, dict) else None
+    return _types(own, schema, _DEPTH)
+
+
+def _types(own: Any, root: Any, depth: int) -> set[str]:
+    if not isinstance(own, dict) or not depth:
+        return set()
+    if isinstance(reference := own.get("$ref"), str):
+        return _types(resolve(reference, root), root, depth - 1)
+    named = own.get("type")
+    if isinstance(named, str | list):
+        return {named} if isinstance(named, str) else {each for each in named if isinstance(each, str)}
+    values = own.get("enum", [own["const"]] if "const" in own else [])
+    found = {name for value in values for name in _names(value)}
+    for union in ("anyOf", "oneOf", "allOf"):
+        for each in own.get(union) or ():
+            found |= _types(each, root, depth - 1)
+    if not found and "properties" in own:
+        return {"object"}
+    return found
+
+
+def resolve(reference: str, root: Any) -> Any:
+    """Returns the schema behind a reference such as #/$defs/NAME, or None."""
+    found = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _names(value: Any) -> set[str]:
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    return {name for name, kind in _PYTHON.items() if isinstance(value, kind)}
+
+
+def _fits(value: Any, types: set[str]) -> bool:
+    """Returns whether a value has one of the types. A number without a fraction is an integer."""
+    names = _names(value) | ({"integer"} if isinstance(value, float) and value.is_integer() else set())
+    return not types or bool(names & types) or types == {"null"}

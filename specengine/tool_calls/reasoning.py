@@ -1,0 +1,29 @@
+"""The tags between which models reason before they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReasoningTags:
+    """The tags around the reasoning."""
+
+    name: str
+    open: str
+    close: str
+
+    def opened_by(self, prompt: str) -> bool:
+        """Returns whether a prompt ends behind an open tag, so that the model continues with reasoning."""
+        _, tag, tail = prompt.rpartition(self.open)
+        return bool(tag) and not tail.strip()
+
+
+THINK = ReasoningTags("think", "<think>", "</think>")
+MISTRAL_THINK = ReasoningTags("mistral", "[THINK]", "[/THINK]")
+REASONING = {tags.name: tags for tags in (THINK, MISTRAL_THINK)}
+
+
+def detect_reasoning(template: str) -> ReasoningTags | None:
+    """Returns the reasoning tags of a chat template, or None if it has none."""
+    return next((tags for tags in REASONING.values() if tags.close in template), None)
