@@ -49,6 +49,7 @@ def generate(
     regex: str | None = None,
     grammar: str | None = None,
     choices: Sequence[str] | None = None,
+    skip_special_tokens: bool = True,
 ) -> Outputs:
     """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]  # role and content; tool_calls and others where a chat template reads them
 Prompt = str | Sequence[int] | Sequence[Message]
 
 _INTEGERS = (
@@ -53,6 +53,7 @@ class SamplingParams:
       name special tokens.  choices: the text is one of these strings.  One of the four at most is a constraint: tokens
       that cannot continue a text of its language have probability 0. Stop strings and max_new_tokens may still cut
       the text. Where the language ends, so does the text, even under ignore_eos.
+    skip_special_tokens: leaves special tokens out of the text. Tokens that end a text are never part of it.
 
     Raises ValueError naming the parameter, for an unknown name or a value out of range.
     """
@@ -76,6 +77,7 @@ class SamplingParams:
     regex: str | None = None
     grammar: str | None = None
     choices: Sequence[str] | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -87,7 +89,7 @@ class SamplingParams:
             raise ValueError(f"temperature: expected 0 (greedy) or at least 1e-4, got {self.temperature!r}")
         if self.seed + self.n - 1 >= 2**63:
             raise ValueError(f"seed: seed + n - 1 must stay below 2**63, got {self.seed!r}")
-        for name in ("ignore_eos", "trace"):
+        for name in ("ignore_eos", "trace", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {_shown(getattr(self, name))}")
         self._check_stop()

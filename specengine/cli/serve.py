@@ -43,6 +43,12 @@ def serve(
     max_waiting: Annotated[int, typer.Option(help="Texts in the queue of an engine; others get 503.")] = 256,
     max_engines: Annotated[int, typer.Option(help="Pairs of a drafter and a rule that stay loaded.")] = 4,
     deadline: Annotated[float, typer.Option(help="Seconds after which a text is cut.")] = 300.0,
+    tool_dialect: Annotated[
+        str, typer.Option(help="How the model writes tool calls; `auto` reads it from the chat template.")
+    ] = "auto",
+    reasoning: Annotated[
+        str, typer.Option(help="Tags around the model's reasoning: think, mistral, none, or auto.")
+    ] = "auto",
     drain: Annotated[float, typer.Option(help="Seconds that running texts get after SIGTERM.")] = 330.0,
 ) -> None:
     """Serve a model to OpenAI clients, with a chat page at / (needs the extra `serve`).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from specengine.tokenizer import Detokenizer, StopStrings, Tokenizer
 
@@ -14,10 +14,21 @@ class OutputText:
     """Turns the output tokens of one request into text, and finds its stop strings.
 
     tokenizer: None leaves the text empty.  prompt: the token ids that the text continues.
+    hidden: ids without text where special tokens are not skipped: those that end a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str]) -> None:
-        self._detokenizer: Detokenizer | None = tokenizer.detokenizer() if tokenizer else None
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        skip_special_tokens: bool = True,
+        hidden: Collection[int] = (),
+    ) -> None:
+        hidden = () if skip_special_tokens else hidden
+        self._detokenizer: Detokenizer | None = (
+            tokenizer.detokenizer(skip_special_tokens, hidden) if tokenizer else None
+        )
         if self._detokenizer:
             self._detokenizer.feed(list(prompt[-PROMPT_TAIL:]))
         self._stops = StopStrings(stop) if stop else None

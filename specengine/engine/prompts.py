@@ -26,8 +26,13 @@ def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
     return list(prompts), False
 
 
-def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig) -> list[int]:
-    """Returns the token ids of one prompt. Raises ValueError for an empty, too long or malformed one."""
+def encode_prompt(
+    prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig, template_arguments: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Returns the token ids of one prompt. Raises ValueError for an empty, too long or malformed one.
+
+    template_arguments: `tools` and `variables` for the chat template, as in Tokenizer.encode_chat.
+    """
     if _is_list(prompt) and all(isinstance(t, int | np.integer) and not isinstance(t, bool) for t in prompt):
         ids = [int(token) for token in prompt]
     elif isinstance(prompt, str):
@@ -36,7 +41,7 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None, config: ModelConfig)
     elif _is_list(prompt) and all(isinstance(message, Mapping) for message in prompt):
         for i, message in enumerate(prompt):
             _check_text(f"prompt: messages[{i}]", message.get("content"))
-        ids = _tokenizer(tokenizer).encode_chat(list(prompt))
+        ids = _tokenizer(tokenizer).encode_chat(list(prompt), **(template_arguments or {}))
     else:
         raise ValueError(
             "prompt: expected a string, a list of token ids (integers) or a list of chat messages, "

@@ -71,7 +71,13 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
-        self.text = OutputText(self.tokenizer, self.tokens, tuple(self.params.stop))
+        self.text = OutputText(
+            self.tokenizer,
+            self.tokens,
+            tuple(self.params.stop),
+            self.params.skip_special_tokens,
+            self.eos_token_ids,
+        )
         self._reported = Reported(self.prompt_length)
 
     @property

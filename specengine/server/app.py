@@ -19,12 +19,13 @@ from starlette.responses import Response
 
 from specengine.engine.prometheus import exposition
 from specengine.server.body import make_body_error
+from specengine.server.chat.schema import ChatRequest
 from specengine.server.engine_pool import EnginePool
 from specengine.server.errors import ApiError, JsonResponse
 from specengine.server.events import ClientDisconnected
 from specengine.server.handler import Handler
 from specengine.server.limits import LimitsMiddleware
-from specengine.server.schema import ChatRequest, CompletionRequest
+from specengine.server.schema import CompletionRequest
 from specengine.server.settings import Settings
 
 PAGE = Path(__file__).with_name("page.html")

@@ -62,12 +62,14 @@ def make_retryable_error(status: int, message: str, code: str) -> ApiError:
     return ApiError(status, message, code=code, headers={"Retry-After": str(RETRY_AFTER)})
 
 
-def make_field_error(error: ValueError, prompt_field: str) -> ApiError:
+def make_field_error(error: ValueError, prompt_field: str, constraint_field: str | None = None) -> ApiError:
     """Converts a ValueError of the engine, whose message begins with the name of the argument at fault.
 
-    prompt_field: the API's field for the prompt.
+    prompt_field, constraint_field: the API's fields for the prompt, and for its constraint.
     """
     named = re.match(r"(\w+)(?:\[[^]]*\])*: ", str(error))
     name = named[1] if named else None
     param = prompt_field if name in ("prompt", "prompts") else _API_FIELDS.get(name or "", name)
+    if constraint_field and name in ("json_schema", "grammar"):
+        return ApiError(400, f"{constraint_field}: {str(error).partition(': ')[2]}", param=constraint_field)
     return ApiError(400, str(error), param=param)

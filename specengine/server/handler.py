@@ -62,7 +62,7 @@ class Handler:
                     async for event in events:
                         yield event
         except ValueError as error:
-            raise make_field_error(error, prepared.body.prompt_field) from error
+            raise make_field_error(error, prepared.body.prompt_field, prepared.body.constraint_field) from error
         except Overloaded as error:
             raise make_retryable_error(503, str(error), "overloaded") from error
         except Closed as error:

@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from specengine.engine.prompts import encode_prompt
+from specengine.server.chat.constraint import make_constraint
+from specengine.server.chat.schema import ChatRequest
+from specengine.server.chat.template_use import TemplateUse
 from specengine.server.engine_pool import EngineKey, EnginePool
 from specengine.server.errors import ApiError, make_field_error
 from specengine.server.response_format import CHAT, COMPLETION, Envelope
-from specengine.server.schema import ChatRequest, GenerationRequest
+from specengine.server.schema import GenerationRequest
 from specengine.server.settings import Settings
+from specengine.tool_calls.answer_parser import AnswerFormat
 from specengine.types import PromptTooLong, SamplingParams
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A valid request.  prompts: token ids.  params: one for each prompt."""
+    """A valid request.  prompts: token ids.  params: one for each prompt.  answer: what its texts may hold."""
 
     body: GenerationRequest
     key: EngineKey
     prompts: list[list[int]]
     params: list[SamplingParams]
     envelope: Envelope
+    answer: AnswerFormat = AnswerFormat()
 
 
 class RequestPreparer:
@@ -32,6 +38,7 @@ class RequestPreparer:
     def __init__(self, pool: EnginePool, settings: Settings) -> None:
         self._pool = pool
         self._settings = settings
+        self._template = TemplateUse(pool.tokenizer, settings)
         self._context = pool.model.config.max_position
 
     async def prepare(self, body: GenerationRequest) -> PreparedRequest:
@@ -41,12 +48,21 @@ class RequestPreparer:
         self._check_num_texts(body)
         # A long prompt takes milliseconds and a chat template up to half a second, so a thread encodes them.
         prompts = await asyncio.to_thread(self._encode_prompts, body)
+        answer, more = self._prepare_answer(body, prompts[0])
         try:
-            params = [body.make_params(self._max_new_tokens(body, len(prompt))) for prompt in prompts]
+            params = [body.make_params(self._max_new_tokens(body, len(prompt)), **more) for prompt in prompts]
         except ValueError as error:
-            raise make_field_error(error, body.prompt_field) from error
+            raise make_field_error(error, body.prompt_field, body.constraint_field) from error
         response_format = CHAT if isinstance(body, ChatRequest) else COMPLETION
-        return PreparedRequest(body, key, prompts, params, Envelope(response_format, self._settings.name))
+        return PreparedRequest(body, key, prompts, params, Envelope(response_format, self._settings.name), answer)
+
+    def _prepare_answer(self, body: GenerationRequest, prompt: list[int]) -> tuple[AnswerFormat, dict[str, Any]]:
+        """Returns what an answer may hold, and the engine's parameters for it."""
+        if not isinstance(body, ChatRequest):
+            return AnswerFormat(), {}
+        answer = self._template.answer_format(body, prompt)
+        constraint = make_constraint(body, answer, self._template.tag_tokens)
+        return answer, {**constraint, "skip_special_tokens": self._template.hides(answer)}
 
     def check_model(self, name: str) -> None:
         """Raises ApiError unless this server has the model."""
@@ -64,8 +80,14 @@ class RequestPreparer:
 
     def _encode_prompts(self, body: GenerationRequest) -> list[list[int]]:
         field = body.prompt_field
+        arguments = None
+        raw = body.prompts
+        if isinstance(body, ChatRequest):
+            arguments = self._template.arguments(body)
+            raw = [self._template.messages(body)]
         try:
-            prompts = [encode_prompt(each, self._pool.tokenizer, self._pool.model.config) for each in body.prompts]
+            model = self._pool.model
+            prompts = [encode_prompt(each, self._pool.tokenizer, model.config, arguments) for each in raw]
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
             message = re.sub("^prompt: ", f"{field}: ", str(error))

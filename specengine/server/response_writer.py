@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
+from specengine.server.chat.parsed_answer import ParsedAnswer
 from specengine.server.errors import ApiError
+from specengine.server.plain_answer import AnswerPart, AnswerWriter, Logprobs, PlainAnswer
 from specengine.server.prepared_request import PreparedRequest
-from specengine.server.response_format import api_finish_reason, count_usage, drafting_stats, make_choice
+from specengine.server.response_format import count_usage, drafting_stats, make_choice
 from specengine.server.token_attribution import Delta, TokenAttribution
 from specengine.tokenizer import Tokenizer
 from specengine.types import GenerationOutput, StreamEvent
@@ -26,7 +28,13 @@ class ResponseWriter:
         self._tokenizer = tokenizer
         drafter = request.key.drafter.partition(",")[0]
         self._attributions = [
-            TokenAttribution(tokenizer, prompt, drafter) for prompt in request.prompts for _ in range(self._samples)
+            TokenAttribution(tokenizer, prompt, drafter, params.skip_special_tokens)
+            for prompt, params in zip(request.prompts, request.params, strict=True)
+            for _ in range(self._samples)
+        ]
+        self._answers: list[AnswerWriter] = [
+            PlainAnswer(self._format) if request.answer.is_plain else ParsedAnswer(request.answer)
+            for _ in self._attributions
         ]
 
     async def write_whole(self, events: AsyncGenerator[StreamEvent, None]) -> dict[str, Any]:
@@ -34,9 +42,11 @@ class ResponseWriter:
         deltas: list[list[Delta]] = [[] for _ in self._attributions]
         async with aclosing(events):
             async for event in events:
-                deltas[event.index].append(self._attributions[event.index].add(event))
+                delta = self._attributions[event.index].add(event)
+                deltas[event.index].append(delta)
+                self._answers[event.index].add(delta)
         outputs = [output for own in deltas if (output := own[-1].output)]
-        choices = [self._whole_choice(_merge(own, output), output) for own, output in zip(deltas, outputs, strict=True)]
+        choices = [self._whole_choice(own, output) for own, output in zip(deltas, outputs, strict=True)]
         usage = count_usage(outputs, self._samples)
         return self._envelope.wrap(self._format.object_name, choices, usage=usage)
 
@@ -59,7 +69,7 @@ class ResponseWriter:
             event: StreamEvent | None = first
             while event is not None:
                 delta = self._attributions[event.index].add(event)
-                if choice := self._delta_choice(delta):
+                for choice in self._delta_choices(delta):
                     yield chunk(choice)
                 if delta.output:
                     outputs[delta.index] = delta.output
@@ -72,35 +82,41 @@ class ResponseWriter:
             usage = count_usage([outputs[index] for index in range(len(self._attributions))], self._samples)
             yield self._envelope.wrap(self._format.chunk_name, [], usage=usage)
 
-    def _whole_choice(self, delta: Delta, output: GenerationOutput) -> dict[str, Any]:
+    def _whole_choice(self, deltas: list[Delta], output: GenerationOutput) -> dict[str, Any]:
+        index = deltas[0].index
+        answer = self._answers[index].whole(output)
+        tokens = [token for delta in deltas for token in delta.tokens]
+        cycles = [cycle for delta in deltas for cycle in delta.cycles]
         return make_choice(
-            delta.index,
-            self._format.whole(output.text),
-            logprobs=self._logprobs(delta),
-            reason=api_finish_reason(output),
-            speculation=self._attribution(delta) | self._stats(delta.index, output),
+            index,
+            answer.field,
+            logprobs=self._logprobs(answer.logprobs),
+            reason=self._answers[index].finish_reason(output),
+            speculation=self._attribution(tokens, cycles) | self._stats(index, output),
         )
 
-    def _delta_choice(self, delta: Delta) -> dict[str, Any] | None:
-        """Returns None for an event that adds nothing visible."""
-        attribution = self._attribution(delta)
-        if not (delta.text or attribution or delta.logprobs):
-            return None
-        content = self._format.delta(delta.text)
-        return make_choice(delta.index, content, logprobs=self._logprobs(delta), speculation=attribution)
+    def _delta_choices(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """Yields the visible parts of an event's addition. The first one has the attribution of all its tokens."""
+        attribution = self._attribution(delta.tokens, delta.cycles)
+        parts = self._answers[delta.index].add(delta)
+        if attribution and not parts:
+            parts = [AnswerPart(self._format.delta(""), [])]
+        for part in parts:
+            yield make_choice(delta.index, part.field, logprobs=self._logprobs(part.logprobs), speculation=attribution)
+            attribution = {}
 
     def _closing_choice(self, index: int, output: GenerationOutput) -> dict[str, Any]:
-        reason = api_finish_reason(output)
+        reason = self._answers[index].finish_reason(output)
         return make_choice(index, self._format.closing, reason=reason, speculation=self._stats(index, output))
 
-    def _logprobs(self, delta: Delta) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Logprobs) -> dict[str, Any] | None:
         count = self._body.num_top_logprobs
-        return None if count is None else self._format.logprobs(delta.logprobs, self._tokenizer, count)
+        return None if count is None else self._format.logprobs(entries, self._tokenizer, count)
 
-    def _attribution(self, delta: Delta) -> dict[str, Any]:
-        if not self._body.speculation.tokens or not (delta.tokens or delta.cycles):
+    def _attribution(self, tokens: list[tuple[str, str]], cycles: list[dict[str, int]]) -> dict[str, Any]:
+        if not self._body.speculation.tokens or not (tokens or cycles):
             return {}
-        return {"tokens": [{"text": text, "by": by} for text, by in delta.tokens], "cycles": delta.cycles}
+        return {"tokens": [{"text": text, "by": by} for text, by in tokens], "cycles": cycles}
 
     def _stats(self, index: int, output: GenerationOutput) -> dict[str, Any]:
         if not self._body.speculation.stats:
@@ -108,15 +124,3 @@ class ResponseWriter:
         prompt, sample = divmod(index, self._samples)
         key = self._request.key
         return {"stats": drafting_stats(output, key.drafter, key.rule, self._request.params[prompt], sample)}
-
-
-def _merge(deltas: list[Delta], output: GenerationOutput) -> Delta:
-    """Joins the deltas of one text."""
-    return Delta(
-        deltas[0].index,
-        output.text,
-        logprobs=[entry for delta in deltas for entry in delta.logprobs],
-        tokens=[token for delta in deltas for token in delta.tokens],
-        cycles=[cycle for delta in deltas for cycle in delta.cycles],
-        output=output,
-    )

@@ -1,19 +1,15 @@
-"""The requests of OpenAI's API that generate text, and the fields that this server adds."""
+"""What all requests of OpenAI's API that generate text share, and the requests of /v1/completions."""
 
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field, model_validator
 
 from specengine.server.body import Body, Unsupported
-from specengine.server.fields import Count, LogitBias, Penalty, Prompts, Stop, Text, make_error
+from specengine.server.fields import Count, LogitBias, Penalty, Prompts, Stop, make_error
 from specengine.types import SamplingParams
-
-_CALLS = "this server does not call tools or functions"
-_TEXT = "this server reads and writes plain text"
-_STORE = "this server stores nothing"
 
 T = TypeVar("T")
 
@@ -102,11 +98,16 @@ class GenerationRequest(Body):
         return "max_tokens"
 
     @property
+    def constraint_field(self) -> str | None:
+        """The field that constrains the text, or None."""
+        return None
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """Number of most likely tokens to report beside each token; None: no log-probabilities."""
         raise NotImplementedError
 
-    def make_params(self, max_new_tokens: int) -> SamplingParams:
+    def make_params(self, max_new_tokens: int, **more: Any) -> SamplingParams:
         """Makes the engine's parameters. Raises ValueError naming a parameter that the engine does not accept."""
         return SamplingParams(
             max_new_tokens=max_new_tokens,
@@ -125,89 +126,8 @@ class GenerationRequest(Body):
             logprobs=0 if self.num_top_logprobs is None else max(1, self.num_top_logprobs),
             n=self.samples,
             trace=self.speculation.tokens,
+            **more,
         )
-
-
-class Message(Body):
-    role: Literal["developer", "system", "user", "assistant"]
-    content: Text
-
-    unsupported: ClassVar[Unsupported] = {
-        "name": ("chat templates have no names of participants",),
-        "annotations": (_TEXT, []),
-        "audio": (_TEXT,),
-        "function_call": (_CALLS,),
-        "refusal": (_TEXT,),
-        "tool_calls": (_CALLS, []),
-    }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_role(cls, message: Any) -> Any:
-        if isinstance(message, dict) and message.get("role") in ("tool", "function"):
-            raise make_error(f"role {message['role']!r} is not supported: {_CALLS}")
-        return message
-
-    @property
-    def template_message(self) -> dict[str, str]:
-        """The message as chat templates take it."""
-        role = "system" if self.role == "developer" else self.role  # the API renamed `system` to `developer`
-        return {"role": role, "content": self.content}
-
-
-class ChatRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    max_completion_tokens: Count = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-
-    unsupported: ClassVar[Unsupported] = {
-        "audio": (_TEXT,),
-        "function_call": (_CALLS, "none"),
-        "functions": (_CALLS,),
-        "metadata": (_STORE,),
-        "modalities": (_TEXT, ["text"]),
-        "moderation": ("this server does not moderate texts",),
-        "parallel_tool_calls": (_CALLS, False),
-        "prediction": ("speculation.drafter chooses the drafter",),
-        "prompt_cache_options": (_STORE,),
-        "prompt_cache_retention": (_STORE, "in_memory"),
-        "reasoning_effort": ("the model answers without reasoning", "none"),
-        "response_format": (_TEXT, {"type": "text"}),
-        "service_tier": ("all requests have the same priority", "auto", "default"),
-        "store": (_STORE, False),
-        "tool_choice": (_CALLS, "none"),
-        "tools": (_CALLS,),
-        "verbosity": ("ask the model for it in the prompt", "medium"),
-        "web_search_options": (_CALLS,),
-    }
-    prompt_field: ClassVar[str] = "messages"
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise make_error("top_logprobs: needs logprobs: true")
-        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
-            raise make_error("max_tokens: differs from max_completion_tokens, its newer name")
-        return self
-
-    @property
-    def requested_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def requested_tokens_field(self) -> str:
-        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
-
-    @property
-    def num_top_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def prompts(self) -> list[Any]:
-        return [[message.template_message for message in self.messages]]
 
 
 class CompletionRequest(GenerationRequest):

@@ -10,6 +10,8 @@ from typing import Any
 
 from specengine.drafters import drafter_kind
 from specengine.rules import parse_rule
+from specengine.tool_calls.dialects import DIALECTS
+from specengine.tool_calls.reasoning import REASONING
 from specengine.utils.spec_string import Spec, check_range
 
 # Requests may always choose these: the drafters read no files, and the rules keep the target's distribution.
@@ -31,6 +33,8 @@ class Settings:
     max_prompt_tokens, max_new_tokens: token limits of a prompt and of a text; 0: the model's context.
     max_streams: requests that run at a time.  max_waiting: texts in the queue of an engine.
     max_engines: pairs of a drafter and a rule that stay loaded.
+    tool_dialect: a name of DIALECTS; `auto` reads it from the chat template.
+    reasoning: a name of REASONING, `none`, or `auto`, which reads it from the chat template.
     deadline: time limit of a text in seconds.  drain: seconds that running texts get at a shutdown.
     Raises ValueError naming the setting.
     """
@@ -52,6 +56,8 @@ class Settings:
     max_engines: int = 4
     deadline: float = 300.0
     drain: float = 330.0
+    tool_dialect: str = "auto"
+    reasoning: str = "auto"
 
     def __post_init__(self) -> None:
         check_range("port", self.port, 0, 65535)
@@ -63,6 +69,9 @@ class Settings:
             seconds = getattr(self, name)
             if not 0 < seconds < 1e6:
                 raise ValueError(f"{name}: expected a positive number of seconds, got {seconds!r}")
+        for name, known in (("tool_dialect", ("auto", *DIALECTS)), ("reasoning", ("auto", "none", *REASONING))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
         for rule in self.rules:
             parse_rule(rule)
         for drafter in self.drafters:

@@ -33,12 +33,15 @@ class TokenAttribution:
     can come in a later event than the token, or never, if a stop string cuts it off. The same holds for its
     log-probability.
     prompt: token ids; the first space of a text depends on the end of the prompt.  drafter: the drafter's name.
+    skip_special_tokens: as in the request's SamplingParams.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], drafter: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], drafter: str, skip_special_tokens: bool = True
+    ) -> None:
         self._drafter = drafter
         self._last_proposer = drafter
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens)
         self._detokenizer.feed(prompt[-4:])
         self._num_sent = 0  # characters in all events so far
         self._num_decoded = 0  # characters of all tokens so far

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
+import jinja2.nodes
 
 from specengine.tokenizer.template_child import environment
 from specengine.tokenizer.template_process import TEMPLATES
@@ -53,26 +54,33 @@ def format_for_name(name: str) -> str | None:
     return None
 
 
-def check_messages(messages: Any) -> list[dict[str, str]]:
+def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Returns the messages as dicts.
 
+    A message with `tool_calls` may lack its content, which is then empty. Templates may read further keys.
     Raises ValueError naming `messages[i]` unless every message is a mapping with strings `role` and `content`.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise ValueError("messages must be a non-empty list of dicts with the keys 'role' and 'content'")
+    checked: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise ValueError(f"messages[{index}] must be a dict, got {type(message).__name__}")
+        message = dict(message)
+        if message.get("tool_calls") and message.get("content") is None:
+            message["content"] = ""
+        checked.append(message)
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 found = type(message[key]).__name__ if key in message else "nothing"
                 raise ValueError(f"messages[{index}][{key!r}] must be a string, got {found}")
-    return [dict(message) for message in messages]
+    return checked
 
 
 class ChatTemplate:
     """A Jinja chat template. It comes with the model's files, so it runs in a sandbox in a separate process.
 
+    text: the template.  reads: the names of the variables that it reads, and of some that it sets itself.
     source: its file or format, for error messages. special_tokens: variables such as `bos_token`.
     Raises ValueError naming `source` for a syntax error and for a template longer than LONGEST.
     """
@@ -89,22 +97,32 @@ class ChatTemplate:
         if len(template) > LONGEST:
             raise ValueError(f"{source}: chat template has {len(template)} characters, expected at most {LONGEST}")
         try:
-            _parser().parse(template)  # parsing runs nothing
+            parsed = _parser().parse(template)  # parsing runs nothing
+            names = parsed.find_all(jinja2.nodes.Name)
+            self.reads = frozenset(name.name for name in names if name.ctx == "load")
         except (jinja2.TemplateError, RecursionError) as error:
             line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise ValueError(f"{source}: chat template is not valid Jinja: {error}{line}") from None
-        self._template = template
+        self.text = template
 
-    def render(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Returns the prompt text of a conversation.
 
+        tools: functions as JSON schemas.  variables: further ones of the template, such as `enable_thinking`.
         Raises ValueError if the messages are malformed, if the template raises an error, or if it exceeds the limits
         of time and memory.
         """
         checked = check_messages(messages)
-        variables = {"messages": checked, "add_generation_prompt": add_generation_prompt, **self._variables}
+        own = {**self._variables, **(variables or {}), "tools": tools}
+        variables = {**own, "messages": checked, "add_generation_prompt": add_generation_prompt}
         try:
-            text = TEMPLATES.render(self._template, variables)
+            text = TEMPLATES.render(self.text, variables)
             text.encode("utf-8")  # raises for an unpaired surrogate of the template or of a message
             return text
         except ValueError as error:

@@ -38,7 +38,10 @@ class TemplateProcess:
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """Renders a template. Raises ValueError naming the template's error or the limit that it exceeded."""
-        request = json.dumps({"template": template, "variables": variables}).encode() + b"\n"
+        try:
+            request = json.dumps({"template": template, "variables": variables}).encode() + b"\n"
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"a variable is not a JSON value: {error}") from None
         with self._lock:
             child = self._running_child()
             try:

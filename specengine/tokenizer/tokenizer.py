@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -75,6 +75,11 @@ class Tokenizer:
         return cls(read_gguf_vocabulary(metadata))
 
     @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's template or a built-in format, or None."""
+        return self._template
+
+    @property
     def has_chat_template(self) -> bool:
         """Returns whether `render_chat` works: with the model's template or with a built-in format."""
         return self._template is not None
@@ -105,9 +110,11 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens)
         return detokenizer.feed(ids) + detokenizer.finish()
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """Makes an incremental decoder for one text."""
+    def detokenizer(self, skip_special_tokens: bool = True, hidden: Collection[int] = ()) -> Detokenizer:
+        """Makes an incremental decoder for one text.  hidden: ids that have no text in any case."""
         piece = self._visible_piece if skip_special_tokens else self._piece
+        if hidden:
+            return Detokenizer(lambda token: b"" if token in hidden else piece(token), self._decoder.strip_spaces)
         return Detokenizer(piece, self._decoder.strip_spaces)
 
     def token_text(self, token_id: int) -> str:
@@ -129,18 +136,31 @@ class Tokenizer:
         """Returns the vocabulary's entries by id, in the spelling of the file."""
         return {token_id: token for token, token_id in self._backend.get_vocab().items()}
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """Returns the prompt text of a conversation of `role` and `content` dicts.
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns the prompt text of a conversation of `role` and `content` dicts. See ChatTemplate.render.
 
         Raises ValueError if there is no chat template, if it fails, or if `messages[i]` is malformed.
         """
         if self._template is None:
             raise ValueError(f"{self._source}: no chat template; give a plain prompt")
-        return self._template.render(messages, add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt, tools, variables)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Encodes the text of `render_chat`. Special tokens are recognised, and BOS occurs only once."""
-        ids = self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        text = self.render_chat(messages, add_generation_prompt, tools, variables)
+        ids = self.encode(text, add_special_tokens=False)
         prefix = self._chat_prefix
         return ids if ids[: len(prefix)] == prefix else [*prefix, *ids]
 

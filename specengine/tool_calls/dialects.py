@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from specengine.tool_calls import hermes, llama_json, mistral, qwen_xml
+from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema
 from specengine.tool_calls.events import Parsing
 from specengine.tool_calls.growing_text import GrowingText
+from specengine.tool_calls.lark_writer import LarkWriter
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -38,24 +40,36 @@ def _mistral_call_id() -> str:
 class Dialect:
     """A way to write tool calls.
 
-    openers: the tags that begin a call.  markers: all texts of the dialect that may be special tokens.
-    bare: an answer may also begin with a call without a tag.  make_id: makes the id of a call.
+    openers: the tags that begin a call; grammars use the first.  markers: all texts that may be special tokens.
+    write_calls: writes the grammar of the text behind an opening tag.
+    bare: an answer may also begin with a call without a tag, and grammars have none.  make_id: makes the id of a call.
     """
 
     name: str
     openers: tuple[str, ...]
     markers: tuple[str, ...]
     parse_call: ParseCall
+    write_calls: Callable[[LarkWriter, Sequence[FunctionSchema]], CallGrammar]
     bare: bool = False
     make_id: Callable[[], str] = _call_id
 
 
-HERMES = Dialect("hermes", (hermes.OPEN,), (hermes.OPEN, hermes.CLOSE), hermes.parse_call)
-QWEN_XML = Dialect("qwen-xml", (qwen_xml.OPEN, qwen_xml.FUNCTION), (qwen_xml.OPEN, qwen_xml.CLOSE), qwen_xml.parse_call)
-LLAMA_JSON = Dialect("llama-json", (llama_json.OPEN,), (llama_json.OPEN,), llama_json.parse_call, bare=True)
+HERMES = Dialect("hermes", (hermes.OPEN,), (hermes.OPEN, hermes.CLOSE), hermes.parse_call, hermes.write_calls)
+QWEN_XML = Dialect(
+    "qwen-xml",
+    (qwen_xml.OPEN, qwen_xml.FUNCTION),
+    (qwen_xml.OPEN, qwen_xml.CLOSE),
+    qwen_xml.parse_call,
+    qwen_xml.write_calls,
+)
+LLAMA_JSON = Dialect(
+    "llama-json", (llama_json.OPEN,), (llama_json.OPEN,), llama_json.parse_call, llama_json.write_calls, bare=True
+)
 _MISTRAL_MARKERS = (mistral.OPEN, mistral.CALL_ID, mistral.ARGS)
-MISTRAL = Dialect("mistral", (mistral.OPEN,), _MISTRAL_MARKERS, mistral.parse_call, make_id=_mistral_call_id)
-MISTRAL_ARGS = Dialect("mistral-args", (mistral.OPEN,), _MISTRAL_MARKERS, mistral.parse_call, make_id=_mistral_call_id)
+MISTRAL = Dialect(
+    "mistral", (mistral.OPEN,), _MISTRAL_MARKERS, mistral.parse_call, mistral.write_list, make_id=_mistral_call_id
+)
+MISTRAL_ARGS = replace(MISTRAL, name="mistral-args", write_calls=mistral.write_named_calls)
 
 DIALECTS = {dialect.name: dialect for dialect in (HERMES, QWEN_XML, LLAMA_JSON, MISTRAL, MISTRAL_ARGS)}
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema, json_calls
 from specengine.tool_calls.events import Parsing
 from specengine.tool_calls.growing_text import GrowingText
-from specengine.tool_calls.json_call import parse_json_call
+from specengine.tool_calls.json_call import parse_json_calls
+from specengine.tool_calls.json_pieces import SPACES
+from specengine.tool_calls.lark_writer import LarkWriter
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
-    """Reads one call behind its opening tag. See Dialect.parse_call."""
-    if not (yield from parse_json_call(text, tools if strict else None)):
+    """Reads the call behind a tag, or a list of calls, which SmolLM2 writes. See Dialect.parse_call."""
+    if not (yield from parse_json_calls(text, tools if strict else None)):
         return False
+    yield from text.skip(SPACES)
     yield from text.accept(CLOSE)
     return True
+
+
+def write_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:
+    """Writes the grammar of calls. See Dialect.write_calls."""
+    call = json_calls(writer, functions, "arguments")
+    return CallGrammar(f'"\\n" {call} "\\n" {writer.tag(CLOSE)}', separator='"\\n"')

@@ -54,6 +54,19 @@ def parse_json_call(text: GrowingText, names: Container[str] | None = None) -> P
     return True
 
 
+def parse_json_calls(text: GrowingText, names: Container[str] | None = None) -> Parsing[bool]:
+    """Reads one call, or a list of them. Returns whether there is at least one."""
+    yield from text.skip(SPACES)
+    if not (yield from text.accept("[")):
+        return (yield from parse_json_call(text, names))
+    found = False
+    while (yield from parse_json_call(text, names)):
+        found = True
+        yield from text.skip(SPACES + ",")
+    yield from text.accept("]")
+    return found
+
+
 def _read_key(text: GrowingText) -> Parsing[str | None]:
     """Reads a key and its colon. Returns None where the JSON is no key."""
     key = yield from read_string(text)

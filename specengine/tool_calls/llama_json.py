@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema, json_calls
 from specengine.tool_calls.events import Parsing
 from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_call import parse_json_call
 from specengine.tool_calls.json_pieces import SPACES
+from specengine.tool_calls.lark_writer import LarkWriter
 
 OPEN = "<|python_tag|>"
 
@@ -27,3 +29,9 @@ def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bo
             break
         yield from text.skip(SPACES)
     return True
+
+
+def write_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:
+    """Writes the grammar of calls without a tag. See Dialect.write_calls."""
+    call = writer.rule(json_calls(writer, functions, "parameters"))
+    return CallGrammar(call, f'{call} ("; " {call})*')

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema, json_calls
 from specengine.tool_calls.events import Parsing, ToolStart
 from specengine.tool_calls.growing_text import GrowingText
-from specengine.tool_calls.json_call import parse_json_call
+from specengine.tool_calls.json_call import parse_json_calls
 from specengine.tool_calls.json_pieces import SPACES, stream_arguments
+from specengine.tool_calls.lark_writer import LarkWriter, either, quote
 
 OPEN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -17,14 +19,9 @@ def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bo
     """Reads the calls behind one tag. See Dialect.parse_call."""
     names = tools if strict else None
     yield from text.skip(SPACES)
-    if not (yield from text.accept("[")):
-        return (yield from _parse_named_call(text, names))
-    found = False
-    while (yield from parse_json_call(text, names)):
-        found = True
-        yield from text.skip(SPACES + ",")
-    yield from text.accept("]")
-    return found
+    if (yield from text.next_char()) in ("[", "{"):
+        return (yield from parse_json_calls(text, names))
+    return (yield from _parse_named_call(text, names))
 
 
 def _parse_named_call(text: GrowingText, names: Mapping[str, Any] | None) -> Parsing[bool]:
@@ -40,3 +37,15 @@ def _parse_named_call(text: GrowingText, names: Mapping[str, Any] | None) -> Par
     yield ToolStart(name)
     yield from stream_arguments(text)
     return True
+
+
+def write_list(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:
+    """Writes the grammar of a JSON list of calls. See Dialect.write_calls."""
+    call = writer.rule(json_calls(writer, functions, "arguments"))
+    return CallGrammar(f'"[" {call} "]"', f'"[" {call} (", " {call})* "]"')
+
+
+def write_named_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:
+    """Writes the grammar of calls as name[ARGS]{...}. See Dialect.write_calls."""
+    args = writer.tag(ARGS)
+    return CallGrammar(either(f"{quote(each.name)} {args} {writer.json(each.schema)}" for each in functions))

@@ -60,6 +60,16 @@ def _types(own: Any, root: Any, depth: int) -> set[str]:
     return found
 
 
+def allowed_values(own: Any, root: Any) -> list[Any] | None:
+    """Returns the values of a schema's enum or const, or None if it has neither."""
+    for _ in range(_DEPTH):
+        if isinstance(own, dict) and isinstance(own.get("$ref"), str):
+            own = resolve(own["$ref"], root)
+    if not isinstance(own, dict):
+        return None
+    return [own["const"]] if "const" in own else own.get("enum")
+
+
 def resolve(reference: str, root: Any) -> Any:
     """Returns the schema behind a reference such as #/$defs/NAME, or None."""
     found = root

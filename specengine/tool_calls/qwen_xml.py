@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema
 from specengine.tool_calls.events import Arguments, Parsing, ToolStart
 from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_pieces import SPACES
-from specengine.tool_calls.parameter_types import is_text, typed_value
+from specengine.tool_calls.lark_writer import LarkWriter, either, quote
+from specengine.tool_calls.parameter_types import allowed_values, is_text, parameter_types, typed_value
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -93,3 +95,37 @@ def _call_goes_on(text: GrowingText) -> Parsing[bool]:
         if (yield from text.accept(tag)):
             return True
     return not (yield from text.next_char())
+
+
+def write_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:
+    """Writes the grammar of calls. See Dialect.write_calls.
+
+    Parameters come in the order of the schema. Of a string only its enum is enforced, as it stands unquoted.
+    """
+    bodies = either(f"{quote(each.name + '>')} {_write_parameters(writer, each.schema)}" for each in functions)
+    head, tail = quote("\n" + FUNCTION), quote("\n" + END_FUNCTION + "\n")
+    return CallGrammar(f"{head} {bodies} {tail} {writer.tag(CLOSE)}", separator='"\\n"')
+
+
+def _write_parameters(writer: LarkWriter, schema: Mapping[str, Any]) -> str:
+    required = schema.get("required") or ()
+    parts = []
+    for key in schema.get("properties") or {}:
+        opening = quote(f"\n{PARAMETER}{key}>\n")
+        part = f"{opening} {_write_value(writer, schema, key)}"
+        parts.append(part if key in required else f"({part})?")
+    return " ".join(parts)
+
+
+def _write_value(writer: LarkWriter, schema: Mapping[str, Any], key: str) -> str:
+    end = "\n" + END_PARAMETER
+    own = schema["properties"][key]
+    values = allowed_values(own, schema)
+    if values is not None:
+        texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
+        return f"{either(map(quote, texts))} {quote(end)}"
+    types = parameter_types(schema, key)
+    if not types or "string" in types:
+        return writer.text_until(end, [END_PARAMETER])
+    root = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    return f"{writer.json({**root, **own})} {quote(end)}"

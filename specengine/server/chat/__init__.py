@@ -1,0 +1,1 @@
+"""Chats: their requests, prompts, constraints and answers."""

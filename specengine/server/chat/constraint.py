@@ -1,0 +1,87 @@
+"""Turns tools and response_format into the constraint of an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from specengine.server.chat.schema import ChatRequest
+from specengine.server.chat.tools import Function
+from specengine.server.errors import ApiError
+from specengine.tool_calls.answer_parser import AnswerFormat
+from specengine.tool_calls.call_grammar import FunctionSchema
+from specengine.tool_calls.grammar import Enforced, write_grammar
+
+SCHEMA_FIELD = "response_format.json_schema.schema"
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the constraint as parameters of SamplingParams; empty for an answer that is only parsed.
+
+    tag_tokens: ids of tags that are tokens, by their text.
+    Raises ApiError naming the field of a schema that the grammar engine does not support.
+    """
+    schema = body.response_format.schema_of_answer if body.response_format else None
+    if schema is not None:
+        check_schema(schema, SCHEMA_FIELD)
+    functions = _functions(body)
+    if not functions and schema is None:
+        return {}
+    if not functions and answer.reasoning is None:
+        return {"json_schema": schema}
+    enforced = Enforced(
+        functions=functions,
+        required=_is_required(body),
+        parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, tuple),
+        schema=schema,
+    )
+    return {"grammar": write_grammar(answer, enforced, tag_tokens)}
+
+
+def check_schema(schema: Mapping[str, Any], field: str) -> None:
+    """Raises ApiError naming the field unless the grammar engine supports a schema."""
+    from llguidance import LLMatcher  # 3 MB, needed by constrained requests alone
+
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    if error:
+        raise ApiError(400, f"{field}: {error.strip().splitlines()[0]}", param=field)
+
+
+def _is_required(body: ChatRequest) -> bool:
+    return body.tool_choice == "required" or isinstance(body.tool_choice, tuple)
+
+
+def _functions(body: ChatRequest) -> tuple[FunctionSchema, ...]:
+    """Returns the functions of an enforced answer; none where calls are only parsed.
+
+    An answer with tools is enforced if a call is required, if a function is strict, if there may be one call at most,
+    or if an answer without calls has a schema.
+    """
+    tools = list(enumerate(body.offered_tools))
+    if isinstance(body.tool_choice, tuple):
+        tools = [(number, tool) for number, tool in tools if tool.function.name == body.tool_choice[0]]
+    has_schema = bool(body.response_format and body.response_format.schema_of_answer is not None)
+    strict = any(tool.function.strict for _, tool in tools)
+    if not (_is_required(body) or strict or body.parallel_tool_calls is False or has_schema):
+        return ()
+    return tuple(
+        FunctionSchema(tool.function.name, _schema(tool.function, _is_required(body), f"tools[{number}]"))
+        for number, tool in tools
+    )
+
+
+def _schema(function: Function, required: bool, field: str) -> dict[str, Any]:
+    """Returns the schema of a function's arguments that the grammar enforces.
+
+    Strict functions: their own; else an unsupported keyword is left out, and without a required call the arguments
+    are any object.
+    """
+    schema = {"type": "object", **(function.parameters or _NO_PARAMETERS)}
+    if not function.strict and not required:
+        return {"type": "object"}
+    if not function.strict:
+        schema["x-guidance"] = {"lenient": True}
+    check_schema(schema, f"{field}.function.parameters")
+    return schema

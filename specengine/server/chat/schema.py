@@ -1,0 +1,171 @@
+"""The requests of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from specengine.server.body import Body, Unsupported
+from specengine.server.chat.tools import ResponseFormat, Tool, ToolCall, ToolChoice
+from specengine.server.fields import Count, Text, make_error
+from specengine.server.schema import GenerationRequest
+
+_FUNCTIONS = "tools replace functions"
+_TEXT = "this server reads and writes plain text"
+_STORE = "this server stores nothing"
+
+
+class Message(Body):
+    """A message. Only an assistant has calls and reasoning; only a tool has an id and a name."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: Text | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    unsupported: ClassVar[Unsupported] = {
+        "annotations": (_TEXT, []),
+        "audio": (_TEXT,),
+        "function_call": (_FUNCTIONS,),
+        "refusal": (_TEXT,),
+    }
+    of_roles: ClassVar[dict[str, str]] = {
+        "tool_calls": "assistant",
+        "reasoning_content": "assistant",
+        "reasoning": "assistant",
+        "tool_call_id": "tool",
+        "name": "tool",
+    }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_role(cls, message: Any) -> Any:
+        if isinstance(message, dict) and message.get("role") == "function":
+            raise make_error(f"role 'function' is not supported: {_FUNCTIONS}")
+        return message
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Message:
+        for name, role in self.of_roles.items():
+            if getattr(self, name) and self.role != role:
+                raise make_error(f"{name}: is a field of the role {role!r}, this message has {self.role!r}")
+        if self.role == "tool" and not self.tool_call_id:
+            raise make_error("tool_call_id: is missing; a message of a tool answers a call")
+        if self.content is None and not self.tool_calls:
+            raise make_error("content: is missing")
+        return self
+
+    @property
+    def template_message(self) -> dict[str, Any]:
+        """The message as chat templates take it. Templates spell the reasoning in two ways, so both are given."""
+        role = "system" if self.role == "developer" else self.role  # the API renamed `system` to `developer`
+        message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        if self.tool_calls:
+            message["tool_calls"] = [call.template_call for call in self.tool_calls]
+        if reasoning := self.reasoning_content or self.reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if self.role == "tool":
+            message |= {"tool_call_id": self.tool_call_id, "name": self.name}
+        return message
+
+
+class ChatRequest(GenerationRequest):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    max_completion_tokens: Count = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    tools: Annotated[list[Tool], Field(min_length=1)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    unsupported: ClassVar[Unsupported] = {
+        "audio": (_TEXT,),
+        "function_call": (_FUNCTIONS, "none"),
+        "functions": (_FUNCTIONS,),
+        "metadata": (_STORE,),
+        "modalities": (_TEXT, ["text"]),
+        "moderation": ("this server does not moderate texts",),
+        "prediction": ("speculation.drafter chooses the drafter",),
+        "prompt_cache_options": (_STORE,),
+        "prompt_cache_retention": (_STORE, "in_memory"),
+        "service_tier": ("all requests have the same priority", "auto", "default"),
+        "store": (_STORE, False),
+        "verbosity": ("ask the model for it in the prompt", "medium"),
+        "web_search_options": ("this server searches nothing",),
+    }
+    prompt_field: ClassVar[str] = "messages"
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise make_error("top_logprobs: needs logprobs: true")
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            raise make_error("max_tokens: differs from max_completion_tokens, its newer name")
+        self._check_tools()
+        self._check_answered_calls()
+        if self.response_format and self.response_format.type == "json_schema":
+            if self.response_format.json_schema is None:
+                raise make_error("response_format.json_schema: is missing")
+        elif self.response_format and self.response_format.json_schema is not None:
+            raise make_error("response_format.json_schema: needs the type 'json_schema'")
+        return self
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise make_error(f"tools[{number}].function.name: {name!r} is the name of two tools")
+        if not names and self.tool_choice not in (None, "none"):
+            raise make_error("tool_choice: needs tools")
+        if not names and self.parallel_tool_calls:
+            raise make_error("parallel_tool_calls: needs tools")
+        if isinstance(self.tool_choice, tuple) and self.tool_choice[0] not in names:
+            raise make_error(f"tool_choice: expected one of {', '.join(names)}, got {self.tool_choice[0][:100]!r}")
+
+    def _check_answered_calls(self) -> None:
+        """Raises an error for the answer of a tool that no assistant has called. Gives answers their tool's name."""
+        called: dict[str, str] = {}
+        for number, message in enumerate(self.messages):
+            called |= {call.id: call.function.name for call in message.tool_calls}
+            if message.role == "tool":
+                if message.tool_call_id not in called:
+                    raise make_error(
+                        f"messages[{number}].tool_call_id: no earlier message calls {message.tool_call_id!r:.100}"
+                    )
+                message.name = message.name or called[message.tool_call_id]
+
+    @property
+    def requested_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def requested_tokens_field(self) -> str:
+        return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def constraint_field(self) -> str | None:
+        if self.response_format and self.response_format.schema_of_answer is not None:
+            return "response_format.json_schema.schema"
+        return "tools" if self.tools else None
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else (self.tools or [])
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [[message.template_message for message in self.messages]]

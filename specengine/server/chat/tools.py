@@ -1,0 +1,103 @@
+"""The fields of chats that describe tools, calls and the form of an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from specengine.server.body import Body, Unsupported
+from specengine.server.fields import make_error
+
+# OpenAI's own limit. Names stand unquoted in some dialects, so other characters could end them.
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Function(Body):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: bool = False
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+    @property
+    def template_tool(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        given = {"name": self.function.name, "description": self.function.description}
+        function = {key: value for key, value in given.items() if value is not None}
+        return {"type": "function", "function": {**function, "parameters": self.function.parameters}}
+
+
+def _parse_arguments(value: Any) -> Any:
+    """Returns the object that a string of JSON holds: templates take an object."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise make_error("expected a string that holds a JSON object")
+    return parsed
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(_parse_arguments)]
+
+
+class ToolCall(Body):
+    """A call of an earlier answer.  index: what clients keep that join the parts of a stream; it changes nothing."""
+
+    id: Annotated[str, Field(min_length=1)]
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+    @property
+    def template_call(self) -> dict[str, Any]:
+        """The call as chat templates take it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+_CHOICES = "expected 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}"
+
+
+def _parse_tool_choice(value: Any) -> Any:
+    """Returns the choice as a word, or the named function as a tuple."""
+    if value in ("none", "auto", "required"):
+        return value
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise make_error(_CHOICES)
+    return (function["name"],)
+
+
+ToolChoice = Annotated[Any, BeforeValidator(_parse_tool_choice)]
+
+
+class JsonSchema(Body):
+    """strict is accepted and changes nothing: the schema always holds."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    unsupported: ClassVar[Unsupported] = {}
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """The schema of the answer, or None for any text."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            return self.json_schema.json_schema
+        return {"type": "object"} if self.type == "json_object" else None

@@ -1,0 +1,79 @@
+"""The grammar of a whole answer: free reasoning, then enforced tool calls or an enforced answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specengine.tool_calls.answer_parser import AnswerFormat
+from specengine.tool_calls.call_grammar import FunctionSchema
+from specengine.tool_calls.dialects import Dialect
+from specengine.tool_calls.lark_writer import LarkWriter, either
+
+# The parser skips space before a bare call, so no free text may begin with space and a brace.
+_NO_BRACE = r"\s*|\s*[^{\s](?s:.*)"
+_SPACE = r"[ \n]{0,2}"  # models write one or two newlines behind their reasoning
+
+
+@dataclass(frozen=True)
+class Enforced:
+    """What an answer must be.
+
+    functions: the functions that it may call.  required: it must call one.  parallel: it may have several calls.
+    schema: the JSON schema of an answer without calls; None allows any text.
+    """
+
+    functions: tuple[FunctionSchema, ...] = ()
+    required: bool = False
+    parallel: bool = True
+    schema: Mapping[str, Any] | None = None
+
+
+def write_grammar(answer: AnswerFormat, enforced: Enforced, tokens: Mapping[str, int]) -> str:
+    """Returns the Lark grammar of an answer.  tokens: ids of tags that are tokens, by their text."""
+    writer = LarkWriter({tag: tokens[tag] for tag in answer.markers if tag in tokens})
+    return writer.finish(f"{_write_reasoning(writer, answer)} {_write_body(writer, answer.dialect, enforced)}".strip())
+
+
+def _write_reasoning(writer: LarkWriter, answer: AnswerFormat) -> str:
+    """Returns an expression for the reasoning with its closing tag. Without an opened tag the model may skip it.
+
+    Calls in the reasoning would end it for the parser, so it holds no opening tags.
+    """
+    tags = answer.reasoning
+    if tags is None:
+        return ""
+    openers = answer.dialect.openers if answer.dialect else ()
+    rest = f"{writer.text_until(tags.close, openers)} {writer.pattern(_SPACE)}"
+    return rest if answer.opened else f"({writer.tag(tags.open)} {rest})?"
+
+
+def _write_body(writer: LarkWriter, dialect: Dialect | None, enforced: Enforced) -> str:
+    if dialect is None or not enforced.functions:
+        assert enforced.schema is not None
+        return writer.json(enforced.schema)
+    calls = dialect.write_calls(writer, enforced.functions)
+    only_calls = _write_calls(writer, dialect, enforced)
+    if enforced.required:
+        return only_calls
+    if enforced.schema is not None:
+        return either([only_calls, writer.json(enforced.schema)])
+    if dialect.bare:
+        return either([only_calls, writer.pattern(_NO_BRACE, dialect.openers)])
+    behind_tag = calls.several if calls.several and enforced.parallel else calls.one
+    opening, *others = dialect.openers
+    one = f"{writer.text_until(opening, others)} {behind_tag}"
+    return f"({one}){'*' if enforced.parallel else '?'} {writer.text_without(dialect.openers)}"
+
+
+def _write_calls(writer: LarkWriter, dialect: Dialect, enforced: Enforced) -> str:
+    """Returns an expression for calls without other text."""
+    calls = dialect.write_calls(writer, enforced.functions)
+    opening = "" if dialect.bare else writer.tag(dialect.openers[0])
+    if not enforced.parallel:
+        return f"{opening} {calls.one}"
+    if calls.several:
+        return f"{opening} {calls.several}"
+    one = writer.rule(f"{opening} {calls.one}")
+    return f"{one} ({calls.separator} {one})*"
