@@ -46,9 +46,8 @@ def make_body_error(errors: list[Any]) -> ApiError:
         return ApiError(400, "body: is not JSON", code="json_invalid")
     if first["type"] == "extra_forbidden":
         message = "is not a field of this API"
-    if first["type"] == "request" and (
-        named := re.match(r"([\w.\[\]]+): ", message)
-    ):  # the message names a field of the body
+    named = re.match(r"([\w.\[\]]+): ", message) if first["type"] == "request" else None
+    if named:  # the message names a field of the body
         path = [*path, named[1]]
         message = message[named.end() :]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")

@@ -14,10 +14,10 @@ Logprobs = list[tuple[int, TokenLogprob]]  # with offsets in the text
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """An addition to an answer: the field of a choice, and the log-probabilities of its text."""
+    """An addition to an answer: the field of a choice, and the log-probabilities of its text, or None for no text."""
 
     field: dict[str, Any]
-    logprobs: Logprobs
+    logprobs: Logprobs | None
 
 
 class AnswerWriter(Protocol):

@@ -29,7 +29,7 @@ class PreparedRequest:
     prompts: list[list[int]]
     params: list[SamplingParams]
     envelope: Envelope
-    answer: AnswerFormat = AnswerFormat()
+    answer: AnswerFormat
 
 
 class RequestPreparer:

@@ -109,9 +109,9 @@ class ResponseWriter:
         reason = self._answers[index].finish_reason(output)
         return make_choice(index, self._format.closing, reason=reason, speculation=self._stats(index, output))
 
-    def _logprobs(self, entries: Logprobs) -> dict[str, Any] | None:
+    def _logprobs(self, entries: Logprobs | None) -> dict[str, Any] | None:
         count = self._body.num_top_logprobs
-        return None if count is None else self._format.logprobs(entries, self._tokenizer, count)
+        return None if count is None or entries is None else self._format.logprobs(entries, self._tokenizer, count)
 
     def _attribution(self, tokens: list[tuple[str, str]], cycles: list[dict[str, int]]) -> dict[str, Any]:
         if not self._body.speculation.tokens or not (tokens or cycles):

@@ -49,20 +49,18 @@ class ParsedAnswer:
             yield AnswerPart({"delta": {"content": text}}, self._take_logprobs(events))
         elif kind is Reasoning:
             self._reasoning += text
-            yield AnswerPart({"delta": {"reasoning_content": text, "reasoning": text}}, [])
+            yield AnswerPart({"delta": {"reasoning_content": text, "reasoning": text}}, None)
         elif kind is Arguments:
             self._calls[-1]["function"]["arguments"] += text
             piece = {"index": len(self._calls) - 1, "function": {"arguments": text}}
-            yield AnswerPart({"delta": {"tool_calls": [piece]}}, [])
+            yield AnswerPart({"delta": {"tool_calls": [piece]}}, None)
 
     def _begin_call(self, name: str) -> AnswerPart:
         assert self._dialect is not None
-        call = {"id": self._dialect.make_id(), "type": "function", "function": {"name": name, "arguments": ""}}
-        self._calls.append(call)
-        function = {"name": name, "arguments": ""}
-        return AnswerPart(
-            {"delta": {"tool_calls": [{"index": len(self._calls) - 1, **call, "function": function}]}}, []
-        )
+        call = {"id": self._dialect.make_id(), "type": "function"}
+        self._calls.append({**call, "function": {"name": name, "arguments": ""}})
+        start = {"index": len(self._calls) - 1, **call, "function": {"name": name, "arguments": ""}}
+        return AnswerPart({"delta": {"tool_calls": [start]}}, None)
 
     def _take_logprobs(self, pieces: list[Content]) -> Logprobs:
         """Returns the entries of tokens that begin in these pieces, and drops earlier ones."""
@@ -82,7 +80,7 @@ class ParsedAnswer:
             message |= {"reasoning_content": self._reasoning, "reasoning": self._reasoning}
         if self._calls:
             message["tool_calls"] = self._calls
-        return AnswerPart({"message": message}, self._logprobs)
+        return AnswerPart({"message": message}, None if content is None else self._logprobs)
 
     def finish_reason(self, output: GenerationOutput) -> str:
         """See AnswerWriter. An answer with calls that ended by itself has the reason `tool_calls`."""
