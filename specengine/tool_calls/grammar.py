@@ -31,9 +31,12 @@ class Enforced:
 
 
 def write_grammar(answer: AnswerFormat, enforced: Enforced, tokens: Mapping[str, int]) -> str:
-    """Returns the Lark grammar of an answer.  tokens: ids of tags that are tokens, by their text."""
+    """Returns the Lark grammar of an answer.  tokens: ids of tags that are tokens, by their text.
+
+    Raises ValueError for a schema beside optional calls if the dialect's calls cannot be told from other JSON.
+    """
     writer = LarkWriter({tag: tokens[tag] for tag in answer.markers if tag in tokens})
-    return writer.finish(f"{_write_reasoning(writer, answer)} {_write_body(writer, answer.dialect, enforced)}".strip())
+    return writer.finish(f"{_write_reasoning(writer, answer)} {_write_body(writer, answer, enforced)}".strip())
 
 
 def _write_reasoning(writer: LarkWriter, answer: AnswerFormat) -> str:
@@ -49,7 +52,8 @@ def _write_reasoning(writer: LarkWriter, answer: AnswerFormat) -> str:
     return rest if answer.opened else f"({writer.tag(tags.open)} {rest})?"
 
 
-def _write_body(writer: LarkWriter, dialect: Dialect | None, enforced: Enforced) -> str:
+def _write_body(writer: LarkWriter, answer: AnswerFormat, enforced: Enforced) -> str:
+    dialect = answer.dialect
     if dialect is None or not enforced.functions:
         assert enforced.schema is not None
         return writer.json(enforced.schema)
@@ -58,9 +62,13 @@ def _write_body(writer: LarkWriter, dialect: Dialect | None, enforced: Enforced)
     if enforced.required:
         return only_calls
     if enforced.schema is not None:
+        if dialect.bare:
+            raise ValueError("response_format: this model's calls are JSON too; tool_choice must be none or required")
         return either([only_calls, writer.json(enforced.schema)])
     if dialect.bare:
-        return either([only_calls, writer.pattern(_NO_BRACE, dialect.openers)])
+        # Behind reasoning the parser would find bare calls again.
+        begins = [answer.reasoning.open] if answer.reasoning else []
+        return either([only_calls, writer.pattern(_NO_BRACE, [*dialect.openers, *begins])])
     behind_tag = calls.several if calls.several and enforced.parallel else calls.one
     opening, *others = dialect.openers
     one = f"{writer.text_until(opening, others)} {behind_tag}"

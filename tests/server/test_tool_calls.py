@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 
+import llguidance
 import openai
 import pytest
 
@@ -286,6 +287,86 @@ def test_usage_counts_all_tokens(serve):
     chunks = [*client.chat.completions.create(**ASK, tools=[TOOL], stream=True, stream_options={"include_usage": True})]
     # a token is a byte, but each tag is one token, and one ends the text
     assert usage.completion_tokens == chunks[-1].usage.completion_tokens == len(SAID["hermes"]) - 23 + 2 + 1
+
+
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+ANY = {"type": "function", "function": {"name": "any", "parameters": {"type": "object", "if": {}}}}
+NAMED = {"type": "function", "function": {"name": "now"}}
+ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "x"}}\n</tool_call>'
+WRONG = ONE.replace('"x"', "1")
+OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+OBJECT = '{"city": "x"}'
+FREE = "Just text."
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"tools": [TOOL, NOW]}, None, None),
+        ({"tools": [TOOL, NOW], "tool_choice": "auto", "parallel_tool_calls": True}, None, None),
+        ({"tools": [TOOL, NOW], "tool_choice": "required"}, [ONE, f"{ONE}\n{OTHER}"], [WRONG, FREE]),
+        ({"tools": [TOOL, NOW], "tool_choice": NAMED}, [OTHER], [ONE, f"{OTHER}\n{OTHER}", FREE]),
+        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, [ONE], [f"{ONE}\n{ONE}"]),
+        ({"tools": [TOOL, NOW], "parallel_tool_calls": False}, [WRONG, FREE, FREE + OTHER], [f"{ONE}\n{OTHER}"]),
+        ({"tools": [STRICT, NOW]}, [ONE, FREE, FREE + ONE + FREE, OTHER.replace("{}", OBJECT)], [WRONG, FREE + WRONG]),
+        ({"tools": [ANY], "tool_choice": "required"}, [OTHER.replace("now", "any")], [OTHER]),
+        ({"response_format": {"type": "text"}}, None, None),
+        ({"response_format": {"type": "json_object"}}, [OBJECT, "{}"], ["[]", FREE]),
+        ({"response_format": TOOL["function"]["parameters"]}, [OBJECT], ["{}", FREE]),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, [OBJECT, ONE, WRONG], [FREE]),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "none"}, [OBJECT], [ONE]),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required"}, [ONE], [OBJECT]),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+@pytest.mark.parametrize("name", ["hermes", "thinking"])
+def test_a_request_constrains_its_answer(serve, name, asked, good, bad):
+    if asked.get("response_format") is TOOL["function"]["parameters"]:
+        asked = schema_format(asked["response_format"])
+    client, script = serve(name, "x" if name == "hermes" else "x</think>x")
+    client.chat.completions.create(**ASK, **asked)
+    (params,) = script.params
+    if good is None:
+        assert params.json_schema is None and params.grammar is None
+        return
+    thought = "Hm.</think>\n" if name == "thinking" else ""
+    assert (params.json_schema is None) == bool((asked.get("tools") and asked.get("tool_choice") != "none") or thought)
+    assert [accepts(name, params, thought + text) for text in good] == [True] * len(good)
+    assert [accepts(name, params, thought + text) for text in bad] == [False] * len(bad)
+    if thought:
+        assert not any(accepts(name, params, text) for text in (*good, *bad))
+
+
+def accepts(name: str, params, text: str) -> bool:
+    """Whether a text is of the language of a request's constraint, as the grammar engine reads the vocabulary."""
+    grammar = llguidance.LLMatcher.grammar_from_lark(params.grammar) if params.grammar else None
+    vocabulary = vocabulary_of(name)
+    grammar = grammar or llguidance.LLMatcher.grammar_from_json_schema(json.dumps(params.json_schema))
+    matcher = llguidance.LLMatcher(vocabulary, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = model_of(name).tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@functools.cache
+def vocabulary_of(name: str) -> llguidance.LLTokenizer:
+    class Vocabulary:
+        def __init__(self, tokenizer) -> None:
+            self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+            self.special_token_ids = [*tokenizer.added_tokens]
+            self.eos_token_id, self.bos_token_id = tokenizer.eos_token_ids[0], None
+
+        def __call__(self, text: str) -> list[int]:
+            return []
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Vocabulary(model_of(name).tokenizer)))
+
+
+def test_a_schema_and_free_calls_in_json_exclude_each_other(serve):
+    client, _ = serve("llama-json", "x")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**ASK, tools=[TOOL], response_format={"type": "json_object"})
+    assert refused.value.param == "response_format"
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}

@@ -37,7 +37,10 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
         parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, tuple),
         schema=schema,
     )
-    return {"grammar": write_grammar(answer, enforced, tag_tokens)}
+    try:
+        return {"grammar": write_grammar(answer, enforced, tag_tokens)}
+    except ValueError as error:
+        raise ApiError(400, str(error), param="response_format") from error
 
 
 def check_schema(schema: Mapping[str, Any], field: str) -> None:
