@@ -42,6 +42,7 @@ def generate(
     seed: int = 0,
     stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
+    skip_special_tokens: bool = True,
     logprobs: int = 0,
     n: int = 1,
     trace: bool = False,
@@ -49,7 +50,6 @@ def generate(
     regex: str | None = None,
     grammar: str | None = None,
     choices: Sequence[str] | None = None,
-    skip_special_tokens: bool = True,
 ) -> Outputs:
     """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
 

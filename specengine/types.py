@@ -45,6 +45,7 @@ class SamplingParams:
     seed: fixes the text at temperature > 0. Under the rule `match` the seed alone does; under other rules the text
       depends on the drafts too.
     stop: strings that end the text and are not part of it.  ignore_eos: continues past the end-of-text token.
+    skip_special_tokens: leaves special tokens out of the text. Tokens that end a text are never part of it.
     logprobs: number of most likely tokens reported per position, by the model's unprocessed distribution; 0 is off.
     n: samples per prompt; sample i uses seed + i.
     trace: records every cycle's tree, accepted nodes and bonus token.
@@ -53,7 +54,6 @@ class SamplingParams:
       name special tokens.  choices: the text is one of these strings.  One of the four at most is a constraint: tokens
       that cannot continue a text of its language have probability 0. Stop strings and max_new_tokens may still cut
       the text. Where the language ends, so does the text, even under ignore_eos.
-    skip_special_tokens: leaves special tokens out of the text. Tokens that end a text are never part of it.
 
     Raises ValueError naming the parameter, for an unknown name or a value out of range.
     """
@@ -70,6 +70,7 @@ class SamplingParams:
     seed: int = 0
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     logprobs: int = 0
     n: int = 1
     trace: bool = False
@@ -77,7 +78,6 @@ class SamplingParams:
     regex: str | None = None
     grammar: str | None = None
     choices: Sequence[str] | None = None
-    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:

@@ -21,7 +21,9 @@ class AnswerPart:
 
 
 class AnswerWriter(Protocol):
-    """Writes one answer, addition by addition or as a whole."""
+    """Writes one answer, addition by addition or as a whole.  opening: field of the first chunk, or None."""
+
+    opening: dict[str, Any] | None
 
     def add(self, delta: Delta) -> list[AnswerPart]:
         """Takes the next addition to the text and returns the visible parts that are certain now."""
@@ -38,6 +40,7 @@ class PlainAnswer:
 
     def __init__(self, response_format: ResponseFormat) -> None:
         self._format = response_format
+        self.opening = response_format.opening
         self._logprobs: Logprobs = []
 
     def add(self, delta: Delta) -> list[AnswerPart]:

@@ -62,9 +62,9 @@ class ResponseWriter:
         def chunk(choice: dict[str, Any]) -> dict[str, Any]:
             return self._envelope.wrap(self._format.chunk_name, [choice], **more)
 
-        if self._format.opening is not None:
-            for index in range(len(self._attributions)):
-                yield chunk(make_choice(index, self._format.opening))
+        for index, answer in enumerate(self._answers):
+            if answer.opening is not None:
+                yield chunk(make_choice(index, answer.opening))
         try:
             event: StreamEvent | None = first
             while event is not None:
