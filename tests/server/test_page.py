@@ -1,5 +1,6 @@
 """The page in a real browser: it shows the engine's texts and sends requests only to its own server."""
 
+import json
 import re
 
 import httpx
@@ -107,6 +108,42 @@ def test_the_switches_decide_what_is_asked_for_and_the_conversation_goes_on(chro
         ["one", first, "two"],
         ["three"],
     ]
+
+
+def test_a_schema_is_sent_and_forced_tokens_have_a_colour_of_their_own(chromium, address):
+    """The answer is made up, as a tiny model with a schema takes long to find an end."""
+    tokens = [{"text": '{"a": ', "by": "grammar"}, {"text": "1", "by": "prompt_lookup"}, {"text": "}", "by": "bonus"}]
+    delta = {"index": 0, "delta": {"content": '{"a": 1}'}, "speculation": {"tokens": tokens, "cycles": []}}
+    stream = f"data: {json.dumps({'choices': [delta]})}\n\ndata: [DONE]\n\n"
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    with opened(chromium, address) as page:
+        bodies = []
+
+        def answer(route) -> None:
+            bodies.append(route.request.post_data_json)
+            route.fulfill(status=200, content_type="text/event-stream", body=stream)
+
+        page.route("**/v1/chat/completions", answer)
+        page.fill("#schema", json.dumps(schema))
+        ask(page, "one")
+        page.wait_for_selector("#send:not([disabled])")
+        colours = page.locator(".text span").evaluate_all(
+            "spans => spans.map(span => [span.title, getComputedStyle(span).backgroundColor])"
+        )
+        assert [title for title, _ in colours] == ["grammar", "prompt_lookup", "bonus"]
+        assert len({colour for _, colour in colours}) == 3
+        assert page.locator(".key span").first.inner_text() == "grammar 33 %"
+        page.fill("#schema", "{")
+        ask(page, "two")
+        page.wait_for_selector(".verdict.error")
+        assert page.locator(".verdict.error").inner_text().startswith("JSON schema: ")
+        page.fill("#schema", "")
+        ask(page, "three")
+        page.wait_for_selector("#send:not([disabled])")
+    first, last = bodies
+    assert first["response_format"] == {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    assert "response_format" not in last
+    assert [message["content"] for message in last["messages"]] == ["one", '{"a": 1}', "three"]
 
 
 def test_an_answer_can_be_stopped(chromium, slow):
