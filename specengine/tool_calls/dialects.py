@@ -78,11 +78,12 @@ _SIGNS = (
     (MISTRAL_ARGS, ("[TOOL_CALLS]", "[ARGS]")),
     (MISTRAL, ("[TOOL_CALLS]",)),
     (QWEN_XML, ("<function=", "<parameter=")),
-    (HERMES, ("<tool_call>",)),
+    (HERMES, ("<tool_call>", '"arguments"')),
     (LLAMA_JSON, ("<|start_header_id|>", '"parameters"')),
 )
 
 
 def detect_dialect(template: str) -> Dialect | None:
     """Returns the dialect of a chat template that reads `tools`, or None if it is unknown."""
-    return next((dialect for dialect, signs in _SIGNS if all(sign in template for sign in signs)), None)
+    text = template.replace("\\", "")  # Jinja strings escape quotes
+    return next((dialect for dialect, signs in _SIGNS if all(sign in text for sign in signs)), None)

@@ -40,12 +40,12 @@ THINKING = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
 )
 TEMPLATES = {
-    "hermes": TOOLS + "{# <tool_call> #}" + MESSAGES,
+    "hermes": TOOLS + '{# <tool_call> "arguments" #}' + MESSAGES,
     "qwen-xml": TOOLS + "{# <function=x> <parameter=x> <tool_call> #}" + MESSAGES,
     "llama-json": TOOLS + '{# <|start_header_id|> "parameters" #}' + MESSAGES,
     "mistral": TOOLS + "{# [TOOL_CALLS] #}" + MESSAGES,
     "mistral-args": TOOLS + "{# [TOOL_CALLS] [ARGS] #}" + MESSAGES,
-    "thinking": TOOLS + "{# <tool_call> </think> #}" + MESSAGES + THINKING,
+    "thinking": TOOLS + '{# <tool_call> "arguments" </think> #}' + MESSAGES + THINKING,
     "plain": MESSAGES,
     "unknown": TOOLS + MESSAGES,
 }

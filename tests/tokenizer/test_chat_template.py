@@ -99,6 +99,25 @@ def test_a_malformed_message_is_named_by_its_index(message):
         ChatTemplate("x", "here").render([USER, message])
 
 
+def test_templates_get_tools_and_further_variables():
+    template = "{{ (tools or []) | length }}{{ depth }}{{ messages[0].tool_calls[0].function.arguments.a }}"
+    call = {"function": {"name": "f", "arguments": {"a": "b"}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert render(template, message, tools=[{}, {}], variables={"depth": 3}) == "23b"
+    assert ChatTemplate(template, "here").reads == {"tools", "depth", "messages"}
+    assert "own" not in ChatTemplate("{% set own = 1 %}", "here").reads
+
+
+def test_a_message_without_content_needs_calls():
+    with pytest.raises(ValueError, match=r"messages\[0\]\['content'\]"):
+        render("x", {"role": "assistant", "content": None, "tool_calls": []})
+
+
+def test_a_variable_that_is_no_json_is_refused():
+    with pytest.raises(ValueError, match="a variable is not a JSON value"):
+        render("x", variables={"depth": object()})
+
+
 def built_in(chat_format: str, special_tokens: dict[str, str] | None = None) -> ChatTemplate:
     return ChatTemplate(CHAT_FORMATS[chat_format], chat_format, special_tokens)
 

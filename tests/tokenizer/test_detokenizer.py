@@ -118,3 +118,10 @@ def test_feeding_costs_the_new_tokens_only():
     for _ in range(100):
         detokenizer.feed([256])
     assert len(asked) == 100
+
+
+def test_hidden_tokens_have_no_text_where_special_tokens_have_one():
+    ids = [*b"a", 257, *b"b"]
+    assert BYTE_LEVEL.detokenizer().feed(ids) == "ab"
+    assert BYTE_LEVEL.detokenizer(skip_special_tokens=False).feed(ids) == "a<eos>b"
+    assert BYTE_LEVEL.detokenizer(skip_special_tokens=False, hidden=(257,)).feed(ids) == "ab"
