@@ -48,7 +48,7 @@ class RequestPreparer:
         self._check_num_texts(body)
         # A long prompt takes milliseconds and a chat template up to half a second, so a thread encodes them.
         prompts = await asyncio.to_thread(self._encode_prompts, body)
-        answer, more = self._prepare_answer(body, prompts[0])
+        answer, more = await asyncio.to_thread(self._prepare_answer, body, prompts[0])
         try:
             params = [body.make_params(self._max_new_tokens(body, len(prompt)), **more) for prompt in prompts]
         except ValueError as error:
@@ -62,7 +62,7 @@ class RequestPreparer:
             return AnswerFormat(), {}
         answer = self._template.answer_format(body, prompt)
         constraint = make_constraint(body, answer, self._template.tag_tokens)
-        return answer, {**constraint, "skip_special_tokens": self._template.hides(answer)}
+        return answer, {**constraint, "skip_special_tokens": not self._template.reads_special_tokens(answer)}
 
     def check_model(self, name: str) -> None:
         """Raises ApiError unless this server has the model."""

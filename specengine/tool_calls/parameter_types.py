@@ -30,7 +30,7 @@ def typed_value(schema: Any, key: str, value: str) -> str:
         parsed = _PYTHON_SPELLING[text] if text in _PYTHON_SPELLING else json.loads(text)
         if not isinstance(parsed, str) and _fits(parsed, parameter_types(schema, key)):
             return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     return json.dumps(value, ensure_ascii=False)
 

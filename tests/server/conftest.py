@@ -30,3 +30,12 @@ def slow(monkeypatch):
         return cycle(self, batch)
 
     monkeypatch.setattr(Cycle, "run", slowly)
+
+
+@pytest.fixture(scope="module")
+def serve():
+    """Returns a function that starts a server whose model says what the test wants."""
+    from tests.server.tools import scripted_servers
+
+    with scripted_servers() as start:
+        yield start

@@ -106,11 +106,13 @@ def test_two_rounds_of_call_tool_and_answer(client):
     assert names[1] == "convert_temperature" and "celsius" in whole[5][2][0]["arguments"]
 
 
+@pytest.mark.full
 def test_drafting_changes_no_call(client):
     plain = said(converse(client, streamed=True, extra_body={"speculation": {"off": True}}))
     assert said(converse(client, streamed=True)) == plain
 
 
+@pytest.mark.full
 def test_sampled_calls_are_valid_for_every_seed(client):
     for seed in range(3):
         converse(client, streamed=True, temperature=0.8, seed=seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from specengine.server.chat.schema import ChatRequest
@@ -14,6 +15,7 @@ from specengine.tool_calls.call_grammar import FunctionSchema
 from specengine.tool_calls.grammar import Enforced, write_grammar
 
 SCHEMA_FIELD = "response_format.json_schema.schema"
+_KEPT = 256  # schemas that were checked last: the tools of several agents
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -45,11 +47,20 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
 
 def check_schema(schema: Mapping[str, Any], field: str) -> None:
     """Raises ApiError naming the field unless the grammar engine supports a schema."""
+    try:
+        text = json.dumps(schema)
+    except RecursionError:
+        raise ApiError(400, f"{field}: is nested too deeply", param=field) from None
+    if error := _find_error(text):
+        raise ApiError(400, f"{field}: {error}", param=field)
+
+
+@lru_cache(maxsize=_KEPT)
+def _find_error(schema: str) -> str:
     from llguidance import LLMatcher  # 3 MB, needed by constrained requests alone
 
-    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    if error:
-        raise ApiError(400, f"{field}: {error.strip().splitlines()[0]}", param=field)
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    return error.strip().partition("\n")[0]
 
 
 def _is_required(body: ChatRequest) -> bool:

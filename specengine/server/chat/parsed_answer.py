@@ -22,7 +22,9 @@ class ParsedAnswer:
     """
 
     def __init__(self, answer: AnswerFormat) -> None:
-        self.opening = {"delta": {"role": "assistant", "content": None}}  # there may be no content
+        self.opening: dict[str, Any] | None = {
+            "delta": {"role": "assistant", "content": None}
+        }  # there may be no content
         self._parser = AnswerParser(answer)
         self._dialect = answer.dialect
         self._calls: list[dict[str, Any]] = []

@@ -22,6 +22,7 @@ class TemplateUse:
     """Makes the template's arguments for requests, and says what their answers may hold.
 
     A template that does not read `tools` gets them as text, in the Hermes dialect.
+    Raises ValueError naming the setting if such a template is to have another dialect.
     """
 
     def __init__(self, tokenizer: Tokenizer, settings: Settings) -> None:
@@ -34,7 +35,9 @@ class TemplateUse:
         # Grammars name these tokens, and parsers must see those that are special.
         added = {text: (token, special) for token, (text, special) in tokenizer.added_tokens.items()}
         self.tag_tokens = {
-            text: token for text, (token, special) in added.items() if special or (text[0], text[-1]) == ("<", ">")
+            text: token
+            for text, (token, special) in added.items()
+            if special or (text.startswith("<") and text.endswith(">"))
         }
         self._special = {text for text, (_, special) in added.items() if special}
 
@@ -72,9 +75,9 @@ class TemplateUse:
             opened=bool(self._reasoning and self._reasoning.opened_by(end)),
         )
 
-    def hides(self, answer: AnswerFormat) -> bool:
-        """Returns whether special tokens may be left out of the text, because no tag of the answer is one."""
-        return not self._special.intersection(answer.markers)
+    def reads_special_tokens(self, answer: AnswerFormat) -> bool:
+        """Returns whether a tag of an answer is a special token, which the text must then show."""
+        return bool(self._special.intersection(answer.markers))
 
     def _effort(self, body: ChatRequest) -> dict[str, Any]:
         effort = body.reasoning_effort
@@ -91,6 +94,8 @@ class TemplateUse:
 
 
 def _choose_dialect(name: str, template: str, reads_tools: bool) -> Dialect | None:
+    if not reads_tools and name not in ("auto", HERMES.name):
+        raise ValueError(f"tool_dialect: the chat template reads no tools, so they are written in {HERMES.name}")
     if name != "auto":
         return DIALECTS[name]
     return detect_dialect(template) if reads_tools else HERMES

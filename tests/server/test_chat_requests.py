@@ -1,0 +1,183 @@
+"""Tools and schemas of a chat constrain its answer, and requests that make no sense are refused by name."""
+
+import functools
+import json
+
+import llguidance
+import openai
+import pytest
+
+from tests.server.tools import ASK, NOW, TOOL, model_of
+
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+ANY = {"type": "function", "function": {"name": "any", "parameters": {"type": "object", "if": {}}}}
+NAMED = {"type": "function", "function": {"name": "now"}}
+ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "x"}}\n</tool_call>'
+WRONG = ONE.replace('"x"', "1")
+OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+OBJECT = '{"city": "x"}'
+FREE = "Just text."
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"tools": [TOOL, NOW]}, None, None),
+        ({"tools": [TOOL, NOW], "tool_choice": "auto", "parallel_tool_calls": True}, None, None),
+        ({"tools": [TOOL, NOW], "tool_choice": "required"}, [ONE, f"{ONE}\n{OTHER}"], [WRONG, FREE]),
+        ({"tools": [TOOL, NOW], "tool_choice": NAMED}, [OTHER], [ONE, f"{OTHER}\n{OTHER}", FREE]),
+        ({"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}, [ONE], [f"{ONE}\n{ONE}"]),
+        ({"tools": [TOOL, NOW], "parallel_tool_calls": False}, [WRONG, FREE, FREE + OTHER], [f"{ONE}\n{OTHER}"]),
+        ({"tools": [STRICT, NOW]}, [ONE, FREE, FREE + ONE + FREE, OTHER.replace("{}", OBJECT)], [WRONG, FREE + WRONG]),
+        ({"tools": [ANY], "tool_choice": "required"}, [OTHER.replace("now", "any")], [OTHER]),
+        ({"response_format": {"type": "text"}}, None, None),
+        ({"response_format": {"type": "json_object"}}, [OBJECT, "{}"], ["[]", FREE]),
+        ({"response_format": TOOL["function"]["parameters"]}, [OBJECT], ["{}", FREE]),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, [OBJECT, ONE, WRONG], [FREE]),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "none"}, [OBJECT], [ONE]),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required"}, [ONE], [OBJECT]),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+@pytest.mark.parametrize("name", ["hermes", "thinking"])
+def test_a_request_constrains_its_answer(serve, name, asked, good, bad):
+    if asked.get("response_format") is TOOL["function"]["parameters"]:
+        asked = schema_format(asked["response_format"])
+    client, script = serve(name, "x" if name == "hermes" else "x</think>x")
+    client.chat.completions.create(**ASK, **asked)
+    (params,) = script.params
+    if good is None:
+        assert params.json_schema is None and params.grammar is None
+        return
+    thought = "Hm.</think>\n" if name == "thinking" else ""
+    assert (params.json_schema is None) == bool((asked.get("tools") and asked.get("tool_choice") != "none") or thought)
+    assert [accepts(name, params, thought + text) for text in good] == [True] * len(good)
+    assert [accepts(name, params, thought + text) for text in bad] == [False] * len(bad)
+    if thought:
+        assert not any(accepts(name, params, text) for text in (*good, *bad))
+
+
+def accepts(name: str, params, text: str) -> bool:
+    """Whether a text is of the language of a request's constraint, as the grammar engine reads the vocabulary."""
+    schema = params.json_schema if isinstance(params.json_schema, str) else json.dumps(params.json_schema)
+    from_lark, from_schema = llguidance.LLMatcher.grammar_from_lark, llguidance.LLMatcher.grammar_from_json_schema
+    grammar = from_lark(params.grammar) if params.grammar else from_schema(schema)
+    matcher = llguidance.LLMatcher(vocabulary_of(name), grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = model_of(name).tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@functools.cache
+def vocabulary_of(name: str) -> llguidance.LLTokenizer:
+    class Vocabulary:
+        def __init__(self, tokenizer) -> None:
+            self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+            self.special_token_ids = [*tokenizer.added_tokens]
+            self.eos_token_id, self.bos_token_id = tokenizer.eos_token_ids[0], None
+
+        def __call__(self, text: str) -> list[int]:
+            return []
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Vocabulary(model_of(name).tokenizer)))
+
+
+def test_a_schema_and_free_calls_in_json_exclude_each_other(serve):
+    client, _ = serve("llama-json", "x")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**ASK, tools=[TOOL], response_format={"type": "json_object"})
+    assert refused.value.param == "response_format"
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+BAD_CALL = {**CALL, "function": {"name": "f", "arguments": "{"}}
+ONLY_NAME = {"type": "json_schema", "json_schema": {"name": "x"}}
+BAD_SCHEMA = {"type": "object", "properties": {"a": {"type": "text"}}}
+
+
+def schema_format(schema: object, **more) -> dict:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [TOOL, NOW, TOOL]}, "tools[2].function.name"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "x", "schema": {}}}},
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        (schema_format(BAD_SCHEMA), "response_format.json_schema.schema"),
+        (schema_format({"type": "string", "format": "nonsense"}), "response_format.json_schema.schema"),
+        (
+            {"tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMA, "strict": True}}]},
+            "tools[1].function.parameters",
+        ),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"extra_body": {"chat_template_kwargs": {"nonsense": 1}}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
+    ],
+    ids=lambda value: str(value)[:70],
+)
+def test_what_a_chat_cannot_have_is_refused_by_name(serve, asked, field):
+    client, _ = serve("thinking", "x")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{**ASK, **asked})
+    assert refused.value.param == field and field.split("[")[0].split(".")[0] in refused.value.message
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused(serve):
+    schema: dict = {}
+    for _ in range(400):
+        schema = {"type": "object", "properties": {"a": schema}}
+    client, _ = serve("hermes", "x")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**ASK, **schema_format(schema))
+    assert refused.value.param == "response_format.json_schema.schema"
+
+
+def test_a_dialect_needs_a_template_that_reads_tools(serve):
+    with pytest.raises(ValueError, match="tool_dialect: "):
+        serve("plain", "x", tool_dialect="mistral")
+    for setting in ("tool_dialect", "reasoning"):
+        with pytest.raises(ValueError, match=f"{setting}: expected one of auto, "):
+            serve("plain", "x", **{setting: "nonsense"})
+
+
+def test_tools_of_an_unknown_dialect_are_refused(serve):
+    client, _ = serve("unknown", "x")
+    with pytest.raises(openai.BadRequestError, match="--tool-dialect") as refused:
+        client.chat.completions.create(**ASK, tools=[TOOL])
+    assert refused.value.param == "tools"
+    client.chat.completions.create(**ASK)
