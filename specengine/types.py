@@ -54,6 +54,7 @@ class SamplingParams:
       name special tokens.  choices: the text is one of these strings.  One of the four at most is a constraint: tokens
       that cannot continue a text of its language have probability 0. Stop strings and max_new_tokens may still cut
       the text. Where the language ends, so does the text, even under ignore_eos.
+    adapter: name of the engine's adapter that continues the prompt; None: the model as it is.
 
     Raises ValueError naming the parameter, for an unknown name or a value out of range.
     """
@@ -78,6 +79,7 @@ class SamplingParams:
     regex: str | None = None
     grammar: str | None = None
     choices: Sequence[str] | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
@@ -92,6 +94,8 @@ class SamplingParams:
         for name in ("ignore_eos", "trace", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected True or False, got {_shown(getattr(self, name))}")
+        if self.adapter is not None and (not isinstance(self.adapter, str) or not self.adapter):
+            raise ValueError(f"adapter: expected the name of an adapter or None, got {_shown(self.adapter)}")
         self._check_stop()
         self._check_logit_bias()
         self._check_constraint()

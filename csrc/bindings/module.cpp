@@ -17,6 +17,7 @@
 #include "ops/expand_backbone.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
+#include "ops/lora.h"
 #include "ops/select_nodes.h"
 #include "ops/tree_attention.h"
 #include "ops/verify_tree.h"
@@ -54,6 +55,11 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<TreeAttention>(m, "tree_attention");
   bind_workspace<TreeAttention>(m, "tree_attention_workspace", "tree_attention");
   bind_class<Projection>(m, "Projection");
+  bind_class<LoraModule>(m, "LoraModule");
+  bind_class<LoraProjection>(m, "LoraProjection")
+      .def("workspace_floats", &LoraProjection::workspace_floats, pybind11::arg("rows"));
+  bind_class<LoraLayer>(m, "LoraLayer");
+  bind_op<AddLora>(m, "add_lora");
   bind_class<DecoderLayer>(m, "DecoderLayer");
   bind_class<Decoder>(m, "Decoder").def("workspace_bytes", &Decoder::workspace_bytes, pybind11::arg("rows"));
   bind_op<DecoderPass>(m, "decoder_pass");

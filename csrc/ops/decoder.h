@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
+#include "ops/lora.h"
 
 namespace specengine {
 
@@ -52,8 +53,11 @@ struct Decoder {
   float eps;
   int64_t first_columns;  // columns of first_inputs, from which the first layer makes q, k and v; 0: from its rows
   std::vector<int64_t> hidden_state_layers;  // layers whose input is written, rising; layers.size(): the last output
+  std::vector<LoraLayer> lora;               // adapters of each layer, all of the same number; empty: none
 
   void validate() const;
+  void validate_lora() const;
+  int64_t adapters() const;
   void validate_layer(Checker& check, const DecoderLayer& layer, int64_t qkv_columns) const;
   // Columns from which a layer makes q, k and v.
   int64_t qkv_columns(size_t layer) const { return layer == 0 && first_columns > 0 ? first_columns : hidden; }
@@ -74,6 +78,7 @@ struct DecoderPass {
   OptionalTensor at_layers;      // [M, hidden_state_layers, hidden] float32, written: the residual stream before the
                                  // decoder's hidden_state_layers; None: it has none
   TensorView workspace;          // uint8 [workspace_bytes(M)]
+  OptionalTensor adapters = {};  // [B] int32, the adapter of each request, -1: none; None: of no request
 
   Device validate() const;
 };

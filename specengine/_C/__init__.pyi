@@ -81,6 +81,18 @@ class DraftedTrees(NamedTuple):
 class Projection:
     def __init__(self, weights: Sequence[Tensor], rows: Sequence[int], bias: Tensor | None) -> None: ...
 
+class LoraModule:
+    def __init__(self, a: Tensor, b: Tensor, ranks: Tensor, scales: Tensor, first: int, rows: int) -> None: ...
+
+class LoraProjection:
+    def __init__(self, modules: Sequence[LoraModule]) -> None: ...
+    def workspace_floats(self, rows: int) -> int: ...
+
+class LoraLayer:
+    def __init__(
+        self, qkv: LoraProjection, attention_out: LoraProjection, gate_up: LoraProjection, down: LoraProjection
+    ) -> None: ...
+
 class DecoderLayer:
     def __init__(
         self,
@@ -109,6 +121,7 @@ class Decoder:
         eps: float,
         first_columns: int,
         hidden_state_layers: Sequence[int],
+        lora: Sequence[LoraLayer],
     ) -> None: ...
     def workspace_bytes(self, rows: int) -> int: ...
 
@@ -306,6 +319,9 @@ def tree_attention_workspace(
     strict: bool,
     workspace: Tensor | None,
 ) -> int: ...
+def add_lora(
+    x: Tensor, projection: LoraProjection, row_start: Tensor, adapters: Tensor, out: Tensor, workspace: Tensor
+) -> None: ...
 def decoder_pass(
     decoder: Decoder,
     tokens: Tensor | None,
@@ -319,6 +335,7 @@ def decoder_pass(
     hidden_states: Tensor | None,
     at_layers: Tensor | None,
     workspace: Tensor,
+    adapters: Tensor | None,
 ) -> None: ...
 def expand_backbone(
     logits: Tensor,

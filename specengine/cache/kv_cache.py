@@ -220,16 +220,24 @@ class KVCache(PagePool):
         path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
         ops.compact_kv(self.k, self.v, batch.block_table, batch.lengths, path, count)
 
-    def batch(self, pages: Sequence[Sequence[int]], lengths: Sequence[int]) -> CacheBatch:
-        """Makes the view of requests that own `pages` and have `lengths` tokens cached."""
+    def batch(
+        self, pages: Sequence[Sequence[int]], lengths: Sequence[int], adapters: Sequence[int] = ()
+    ) -> CacheBatch:
+        """Makes the view of requests that own `pages` and have `lengths` tokens cached.
+
+        adapters: the number of each request's adapter, -1: none; empty: of no request.
+        """
         width = max((len(own) for own in pages), default=0)
         table = [[*own, *[0] * (width - len(own))] for own in pages]
         # numpy makes small tensors in a third of the time
         block_table = torch.from_numpy(np.array(table, dtype=np.int32).reshape(len(pages), width))
         host = np.array(lengths, dtype=np.int32)
         counts = torch.from_numpy(host)
+        chosen = None
+        if any(adapter >= 0 for adapter in adapters):  # otherwise the pass is that of an engine without adapters
+            chosen = torch.tensor(adapters, dtype=torch.int32, device=self.device)
         if not is_host(self.device):
-            return CacheBatch(block_table.to(self.device), counts.to(self.device))
-        batch = CacheBatch(block_table, counts)
+            return CacheBatch(block_table.to(self.device), counts.to(self.device), chosen)
+        batch = CacheBatch(block_table, counts, chosen)
         batch.host = host
         return batch

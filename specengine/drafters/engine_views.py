@@ -9,6 +9,7 @@ import torch
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.prefix_cache import Sharing
 from specengine.draft_trees.tree import TreeBatch
+from specengine.models.lora.adapters import Adapter
 from specengine.ops.commit_tokens import Limits
 from specengine.ops.sampling_table import TokenHistory
 from specengine.ops.verify_tree import Accepted
@@ -20,6 +21,7 @@ class DraftRequest(Protocol):
 
     tokens: prompt and output; the last token is the root, whose keys and values are not cached yet.
     limit: output tokens allowed.  accepted_last: drafted tokens that the last cycle accepted.
+    adapter: of the target for this request; texts and pages of one adapter are not drafted from for another.
     pages: of the target's cache.  sharing: the requests it shares pages with, if any.
     drafter_reads: whether the drafter reads it; otherwise it keeps nothing of it beside the target's cache.
     drafter_state: what the drafter remembers of the request; None until the drafter sets it.
@@ -31,6 +33,7 @@ class DraftRequest(Protocol):
     limit: int
     params: SamplingParams
     seed: int
+    adapter: Adapter | None
     pages: list[int]
     sharing: Sharing | None
     drafter_reads: bool

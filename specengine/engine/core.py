@@ -17,6 +17,7 @@ from specengine.engine.device.memory_budget import DeviceOptions, device_buffers
 from specengine.engine.device.runner import DeviceRunner
 from specengine.engine.metrics import Metrics
 from specengine.engine.request import Request
+from specengine.models.lora.adapters import Adapter, Adapters
 from specengine.rules import Rule
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.utils.cuda_graphs import device_turn
@@ -34,7 +35,10 @@ class CoreOptions:
 
 
 class EngineCore:
-    """Gives requests their pages, makes batches of them, and takes the pages back.  cycle_type: runs the cycles."""
+    """Gives requests their pages, makes batches of them, and takes the pages back.
+
+    cycle_type: runs the cycles.  adapters: that requests may choose, if any.
+    """
 
     def __init__(
         self,
@@ -43,11 +47,14 @@ class EngineCore:
         rule: Rule,
         options: CoreOptions,
         cycle_type: type[Cycle] = Cycle,
+        adapters: Adapters | None = None,
     ) -> None:
         self.model, self.drafter, self.rule = model, drafter, rule
         self.max_batch_size = options.max_batch_size
         layers = drafter.hidden_state_layers if isinstance(drafter, HiddenStateReader) else ()
-        self.target = model.target.with_hidden_state_layers(layers)
+        bare = model.target if adapters is None else model.target.with_lora(adapters.layers)
+        self.target = bare.with_hidden_state_layers(layers)
+        self.adapters = adapters
         self._companion = drafter if isinstance(drafter, CacheCompanion) else None
         self.runner: DeviceRunner | None = None
         if model.target.ops.on_device:
@@ -65,6 +72,7 @@ class EngineCore:
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
         self._forced = ForcedPolicy()
         self.sharing = Sharing.under(model.target.ops) if options.prefix_cache_mib else None
+        self._sharing_by_adapter: dict[Adapter, Sharing] = {}
         self.metrics = Metrics(self.cache, {"model": model.name, "drafter": drafter.name, "rule": rule.name})
         self.lock = FairLock()
 
@@ -88,12 +96,18 @@ class EngineCore:
 
         batch_size: requests that the batch will have. To be called in the turn in which has_room() was true.
         """
-        request.sharing = self.sharing
+        request.sharing = self.sharing_of(request.adapter)
         prompt, companion = len(request.tokens), self._companion
         request.drafter_reads = not companion or companion.reads(prompt, request.limit, batch_size)
         request.pages, request.stats.prefix_hit = self.cache.allocate_with_prefix(
             self._slots(request), request.tokens[:-1], request.sharing, request.drafter_reads
         )
+
+    def sharing_of(self, adapter: Adapter | None) -> Sharing | None:
+        """Returns what requests of one adapter share pages by: their keys and values are no other adapter's."""
+        if self.sharing is None or adapter is None:
+            return self.sharing
+        return self._sharing_by_adapter.setdefault(adapter, Sharing.under(self.model.target.ops))
 
     def make_batch(self, requests: Sequence[Request]) -> Batch | DeviceBatch:
         """Makes the batch of these requests, on the device where cycles run there."""

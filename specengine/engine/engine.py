@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +17,7 @@ from specengine.engine.prompts import as_prompts, encode_prompt
 from specengine.engine.request import Request
 from specengine.engine.request_group import RequestGroup
 from specengine.engine.scheduler import Scheduler
+from specengine.models.lora.adapters import Adapter, Adapters, load_adapters
 from specengine.rules import Rule, parse_rule
 from specengine.tensor_parallel.loading import MOST_PROCESSES, LoadedModel, load_model
 from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
@@ -40,6 +41,7 @@ class Engine:
     strict: makes speculative output equal plain output bit for bit, at a cost in speed; the CPU always does.
     tensor_parallel: processes that share the model's layers on the CPU. A LoadedModel keeps its own number. After one
       process fails, requests raise RankFailed.
+    adapters: names of PEFT LoRA folders of the target, for SamplingParams.adapter, or loaded Adapters.
     The attribute `metrics` counts requests, tokens and times.
     Raises ValueError for an argument that it cannot honour, FileNotFoundError for a missing file.
     """
@@ -60,6 +62,7 @@ class Engine:
         graphs: bool = True,
         strict: bool = False,
         tensor_parallel: int = 1,
+        adapters: Mapping[str, str | Path] | Adapters | None = None,
     ) -> None:
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise ValueError(f"max_batch_size: expected a positive integer, got {max_batch_size!r}")
@@ -71,6 +74,7 @@ class Engine:
             self.model = model
         else:
             self.model = load_model(model, device=device, dtype=dtype, strict=strict, tensor_parallel=tensor_parallel)
+        self.adapters = load_adapters(adapters, self.model.target) if isinstance(adapters, Mapping) else adapters
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
         if isinstance(self.drafter, TokenizerChecker):
@@ -79,7 +83,7 @@ class Engine:
         check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size
         options = CoreOptions(max_batch_size, prefix_cache_mib, gpu_memory_fraction, graphs)
-        self.core = EngineCore(self.model, self.drafter, self.rule, options, self.cycle_type)
+        self.core = EngineCore(self.model, self.drafter, self.rule, options, self.cycle_type, self.adapters)
 
     @property
     def cache(self) -> KVCache:
@@ -154,6 +158,7 @@ class Engine:
         ids = encode_prompt(prompt, self.tokenizer, self.model.config)
         self.model.check_params(params)
         constraints = [self.model.grammars.constraint(params) for _ in range(params.n)]
+        adapter = self._find_adapter(params.adapter)
         limit = min(params.max_new_tokens, self.model.config.max_position - len(ids))
         requests = [
             Request(
@@ -163,12 +168,20 @@ class Engine:
                 limit,
                 self.model.eos_token_ids,
                 self.tokenizer,
+                adapter=adapter,
                 constraint=constraint,
             )
             for i, constraint in enumerate(constraints)
         ]
         self.core.check_fits(requests[0])
         return requests
+
+    def _find_adapter(self, name: str | None) -> Adapter | None:
+        if name is None:
+            return None
+        if self.adapters is None:
+            raise ValueError(f"adapter: this engine has none, got {name[:100]!r}")
+        return self.adapters.find(name)
 
     def _run(self, requests: Sequence[Request]) -> Iterator[None]:
         """Runs requests to their end and yields after every cycle."""

@@ -22,7 +22,7 @@ def prefill(core: EngineCore, request: Request) -> Iterator[int]:
     for start in range(request.stats.prefix_hit, len(prompt), step):
         with core.turn():
             rows = TreeBatch.chains([prompt[start : start + step]], target.device)
-            place = core.cache.batch([request.pages], [start])
+            place = core.cache.batch([request.pages], [start], [request.adapter_index])
             hidden_states = target.hidden_states(rows, core.cache, place)
             if isinstance(core.drafter, PromptObserver):
                 core.drafter.observe_prompt(request, start, hidden_states)

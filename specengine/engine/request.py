@@ -13,6 +13,7 @@ from specengine.constraints import Constraint
 from specengine.draft_trees.tree import DraftTree
 from specengine.engine.output_text import OutputText
 from specengine.engine.request_stats import RequestStats
+from specengine.models.lora.adapters import Adapter
 from specengine.rules import Rule
 from specengine.tokenizer import Tokenizer
 from specengine.types import (
@@ -41,6 +42,7 @@ class Request:
     """One sample of one prompt. tokens: prompt and output; the last one is the root and has no slot in the cache yet.
 
     limit: output tokens, at most: max_new_tokens, or as many as the context has room for.
+    adapter: applied to its rows by the target; None: none.
     sharing: whose pages it may share.  drafter_reads: the drafter reads it, and keeps keys and values of it.
     drafter_state: what the drafter remembers of it.  constraint: what its text must be, if anything.
     failure: why it ended with finish_reason `error`, where the cause is its own.
@@ -54,6 +56,7 @@ class Request:
     limit: int
     eos_token_ids: Collection[int]
     tokenizer: Tokenizer | None
+    adapter: Adapter | None = None
     pages: list[int] = field(default_factory=list)
     sharing: Sharing | None = None
     drafter_reads: bool = True
@@ -79,6 +82,11 @@ class Request:
             self.eos_token_ids,
         )
         self._reported = Reported(self.prompt_length)
+
+    @property
+    def adapter_index(self) -> int:
+        """The number of its adapter in a pass; -1: none."""
+        return -1 if self.adapter is None else self.adapter.index
 
     @property
     def output_ids(self) -> list[int]:

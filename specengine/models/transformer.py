@@ -20,6 +20,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
+from specengine.ops.lora import LoraLayer
 from specengine.ops.weight import DTYPE_OF_BLOCKS, Projection, Weight
 from specengine.utils.spec_string import check_range
 
@@ -41,6 +42,7 @@ class Transformer:
     rope: tables to share with another model of the same positions; None makes new ones.
     hidden_state_layers: passes also return the residual stream before these layers; the number of layers stands for
     the output of the last one. Raises ValueError for layers that do not rise or do not exist.
+    lora: of the adapters that CacheBatch.adapters may name, by layer; empty: there are none.
     """
 
     tensor_parallel = 1  # processes that divide the layers among them
@@ -53,6 +55,7 @@ class Transformer:
         *,
         rope: RopeTables | None = None,
         hidden_state_layers: Sequence[int] = (),
+        lora: Sequence[LoraLayer] = (),
     ) -> None:
         self.weights = weights
         self.config = weights.config
@@ -62,19 +65,27 @@ class Transformer:
         self.head = weights.head
         self.formats = weights.formats
         self.hidden_state_layers = tuple(hidden_state_layers)
+        self.lora = tuple(lora)
         self._embedding = weights.embedding
         self._layers = weights.layers
         self._decoder = self._new_decoder()
         self._rope = RopeTables(self.config, device) if rope is None else rope
 
     def _new_decoder(self) -> Callable[..., torch.Tensor]:
-        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, self.hidden_state_layers)
+        layers = self.hidden_state_layers
+        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, layers, lora=self.lora)
 
     def with_hidden_state_layers(self, layers: Sequence[int]) -> Transformer:
         """Returns the same model with other hidden_state_layers; both share all memory. Raises ValueError."""
         if tuple(layers) == self.hidden_state_layers:
             return self
-        return Transformer(self.weights, self.device, self.ops, rope=self._rope, hidden_state_layers=layers)
+        options = {"rope": self._rope, "hidden_state_layers": layers, "lora": self.lora}
+        return Transformer(self.weights, self.device, self.ops, **options)
+
+    def with_lora(self, lora: Sequence[LoraLayer]) -> Transformer:
+        """Returns the same model with adapters, which CacheBatch.adapters chooses; both share all memory."""
+        options = {"rope": self._rope, "hidden_state_layers": self.hidden_state_layers, "lora": lora}
+        return Transformer(self.weights, self.device, self.ops, **options)
 
     def first_layers(self, count: int) -> Transformer:
         """Returns the model that skips from layer `count` to the final norm and the head; both share all memory.
@@ -203,7 +214,8 @@ class Transformer:
         shape = (len(tree.tokens), len(self.hidden_state_layers), self.config.hidden_size)
         at_layers = torch.empty(shape, device=self.device) if self.hidden_state_layers else None
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
-        return HiddenStates(self._decoder(tree, *place, *self._rope.cos_sin, at_layers), at_layers)
+        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, adapters=batch.adapters)
+        return HiddenStates(last, at_layers)
 
 
 def load_transformer(checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> Transformer:

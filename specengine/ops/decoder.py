@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from specengine import _C
+from specengine.ops.lora import LoraLayer
 from specengine.ops.weight import Projection, Weight
 
 
@@ -83,8 +84,8 @@ class Decoder:
 
     hidden_state_layers: rising numbers of the layers whose input every pass writes; the number of layers stands for the
     last one's output.  first_columns: columns of first_inputs, from which the first layer makes q, k and v; such a
-    layer has no norm of its own. 0: it makes them from the rows that enter. Raises ValueError for sizes that do not
-    fit.
+    layer has no norm of its own. 0: it makes them from the rows that enter.  lora: the adapters of each layer; empty:
+    none. Raises ValueError for sizes that do not fit.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Decoder:
         final_norm: torch.Tensor,
         hidden_state_layers: Sequence[int] = (),
         first_columns: int = 0,
+        lora: Sequence[LoraLayer] = (),
     ) -> None:
         self._hidden = config.hidden_size
         self.native = _C.Decoder(
@@ -109,6 +111,7 @@ class Decoder:
             eps=config.rms_norm_eps,
             first_columns=first_columns,
             hidden_state_layers=tuple(hidden_state_layers),
+            lora=tuple(layer.native for layer in lora),
         )
 
     def __call__(
@@ -125,6 +128,7 @@ class Decoder:
         first_inputs: torch.Tensor | None = None,
         first_node: int = 0,
         only_cache: bool = False,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Hidden states float32 [M, hidden] after the final norm; keys and values of a row go to slot length + node
         index.
@@ -134,6 +138,7 @@ class Decoder:
         none. inputs: float32 [M, hidden], the rows that enter the first layer in place of the tokens' embeddings.
         first_inputs: float32 [M, first_columns], if the decoder has first_columns.  first_node: the rows are nodes from
         this number on; earlier passes wrote keys and values of the nodes before.  only_cache: writes nothing else.
+        adapters: int32 [B], the adapter of each request, -1: none; None: of no request.
         Raises ValueError if a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)
@@ -151,6 +156,7 @@ class Decoder:
             hidden_states,
             at_layers,
             torch.empty(self.native.workspace_bytes(rows), dtype=torch.uint8),
+            adapters,
         )
         return hidden_states
 

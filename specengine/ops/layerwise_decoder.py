@@ -9,6 +9,7 @@ import torch
 
 from specengine._C import KVCacheView
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
+from specengine.ops.lora import LoraLayer, LoraProjection
 from specengine.ops.weight import Projection, Weight
 
 
@@ -25,6 +26,7 @@ class LayerOps:
     rope_cache: Callable[..., None]
     tree_attention: Callable[..., None]
     silu_mul: Callable[..., None]
+    add_lora: Callable[..., None]
     rounds: bool
 
 
@@ -40,6 +42,7 @@ class LayerwiseDecoder:
         final_norm: torch.Tensor,
         hidden_state_layers: Sequence[int] = (),
         first_columns: int = 0,
+        lora: Sequence[LoraLayer] = (),
     ) -> None:
         self.ops = ops
         self.config = config
@@ -47,6 +50,7 @@ class LayerwiseDecoder:
         self.embedding = embedding
         self.layers = layers
         self.final_norm = final_norm
+        self.lora = tuple(lora)
 
     def __call__(
         self,
@@ -62,6 +66,7 @@ class LayerwiseDecoder:
         first_inputs: torch.Tensor | None = None,
         first_node: int = 0,
         only_cache: bool = False,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """As Decoder; the caller answers for slots and positions."""
         c, ops, rows = self.config, self.ops, len(tree.tokens)
@@ -80,6 +85,12 @@ class LayerwiseDecoder:
             if at_layers is not None and number in self.hidden_state_layers:
                 at_layers[:, self.hidden_state_layers.index(number)] = residual
 
+        def product(x: torch.Tensor, layer: Projection, added: LoraProjection | None) -> torch.Tensor:
+            out = ops.linear(x, layer)
+            if added is not None:
+                ops.add_lora(x, added, tree.row_start, adapters, out)
+            return out
+
         for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):
             if layer.attention_norm is None:
                 normed = residual if first_inputs is None else first_inputs
@@ -88,19 +99,20 @@ class LayerwiseDecoder:
                 ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
             if not only_cache:
                 write_at_layer(number)
-            qkv = ops.linear(normed, layer.qkv)
+            lora = self.lora[number] if adapters is not None else None
+            qkv = product(normed, layer.qkv, lora and lora.qkv)
             cache = KVCacheView(keys, values, block_table, lengths, tree.row_start, first_node)
             ops.rope_cache(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths, cache, q, c.rms_norm_eps)
             if only_cache and number == len(self.layers) - 1:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
             ops.tree_attention(q, cache, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
-            delta = ops.linear(attended.view(rows, -1), layer.attention_out)
+            delta = product(attended.view(rows, -1), layer.attention_out, lora and lora.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
             gated = empty(rows, c.intermediate_size, reader=layer.down)
-            ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
-            delta = ops.linear(gated, layer.down)
+            ops.silu_mul(product(normed, layer.gate_up, lora and lora.gate_up), gated)
+            delta = product(gated, layer.down, lora and lora.down)
         hidden_states = empty(rows, c.hidden_size)
         ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)
         write_at_layer(len(self.layers))

@@ -19,6 +19,7 @@ from specengine.models.transformer import Transformer
 from specengine.models.weights import ModelWeights
 from specengine.ops import Ops, native
 from specengine.ops.decoder import Pass
+from specengine.ops.lora import LoraLayer
 from specengine.ops.verify_tree import Accepted
 from specengine.tensor_parallel.group import Group
 from specengine.tensor_parallel.messages import Compact, Forward, Resize
@@ -58,6 +59,10 @@ class ParallelTransformer(Transformer):
         if tuple(layers) == self.hidden_state_layers:
             return self
         return ParallelTransformer(self.weights, self._group, self._bounds, rope=self._rope, hidden_state_layers=layers)
+
+    def with_lora(self, lora: Sequence[LoraLayer]) -> Transformer:
+        """Raises ValueError: no process has the whole matrices that an adapter belongs to."""
+        raise ValueError("adapters: a target under tensor_parallel cannot have any")
 
     def first_layers(self, count: int) -> Transformer:
         """Raises ValueError: this process has no whole layer to draft with."""

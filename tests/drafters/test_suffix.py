@@ -93,7 +93,7 @@ def test_memory_of_earlier_requests_is_bounded():
     for first in range(0, 90, 3):
         drafter.release(sequence_of([1, *([first, first + 1, first + 2] * 10)]))
         drafter.draft([sequence_of([1])])
-        assert sum(map(len, drafter.earlier.automata())) <= 200
+        assert sum(map(len, drafter.earlier(None).automata())) <= 200
     assert len(drafter.draft([sequence_of([87, 88])])[0].tokens) > 1
     assert len(drafter.draft([sequence_of([0, 1, 2, 0, 1, 99, 6])])[0].tokens) == 1  # long ago
 

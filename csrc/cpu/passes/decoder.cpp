@@ -13,6 +13,7 @@ namespace {
 struct Activations {
   TensorView residual, delta, qkv, q, attended, gate_up;
   TensorView attention_in, out_in, mlp_in, down_in;  // inputs of the projections, quantised if their weights are
+  TensorView normed, gated, lora_sums;               // what adapters read and write
 
   Activations(const Decoder& d, size_t number, int64_t M, Workspace& space)
       : Activations(d, d.layers[number], d.qkv_columns(number), M, space) {}
@@ -28,7 +29,45 @@ struct Activations {
         attention_in(space.rows(M, qkv_columns, layer.qkv)),
         out_in(layer.attention_out.quantised() ? space.rows(M, d.heads * d.head_dim, layer.attention_out) : attended),
         mlp_in(space.rows(M, d.hidden, layer.gate_up)),
-        down_in(space.rows(M, d.intermediate, layer.down)) {}
+        down_in(space.rows(M, d.intermediate, layer.down)) {
+    if (d.lora.empty()) return;
+    normed = space.floats({M, d.hidden});
+    gated = space.floats({M, d.intermediate});
+    lora_sums = space.floats({lora_floats(d, M)});
+  }
+
+  static int64_t lora_floats(const Decoder& d, int64_t M) {
+    int64_t most = 0;
+    for (const LoraLayer& layer : d.lora) {
+      for (const LoraProjection* p : {&layer.qkv, &layer.attention_out, &layer.gate_up, &layer.down}) {
+        most = std::max(most, p->workspace_floats(M));
+      }
+    }
+    return most;
+  }
+};
+
+// Adds what the requests' adapters add to a projection; nothing in a pass without adapters.
+class Adapters {
+ public:
+  Adapters(const DecoderPass& op, size_t layer)
+      : op_(op), lora_(op.adapters.defined() ? &op.decoder->lora[layer] : nullptr) {}
+
+  // Where an op writes rows that a projection reads: as floats first, if adapters read them too.
+  const TensorView& rows(const TensorView& floats, const TensorView& packed) const {
+    return lora_ && packed.dtype == DType::kUInt8 ? floats : packed;
+  }
+  // The projection of `in`, an op's output at rows(floats, packed).
+  void project(const TensorView& in, const TensorView& packed, const Projection& projection,
+               LoraProjection LoraLayer::*lora, const TensorView& out, const TensorView& sums) const {
+    if (in.data != packed.data) run_cpu(QuantiseRows{in, packed});
+    specengine::project(packed, projection, out);
+    if (lora_) run_cpu(AddLora{in, &(lora_->*lora), op_.cache.row_start, op_.adapters, out, sums});
+  }
+
+ private:
+  const DecoderPass& op_;
+  const LoraLayer* lora_;
 };
 
 // Checks values that the ops of every layer check again: at this point nothing is written.
@@ -38,6 +77,9 @@ void check_values(const DecoderPass& op) {
   cache.validate_rows(op.depths.shape[0]);
   check_depths(cache, op.depths, op.cos.shape[0]);
   if (op.ancestors.defined()) check_ancestors(cache, op.ancestors);
+  for (int64_t b = 0; op.adapters.defined() && b < cache.requests(); ++b) {
+    AddLora::check_adapter(op.adapters, b, op.decoder->adapters());
+  }
 }
 
 void check_size(const char* name, int64_t size) {
@@ -104,6 +146,35 @@ void Decoder::validate() const {
     }
   }
   if (check.device() != Device::kCpu) fail("final_norm: expected a tensor on cpu, got ", name_of(check.device()));
+  validate_lora();
+}
+
+int64_t Decoder::adapters() const {
+  int64_t count = 0;
+  for (const LoraLayer& layer : lora) {
+    for (const LoraProjection* p : {&layer.qkv, &layer.attention_out, &layer.gate_up, &layer.down}) {
+      count = std::max(count, p->adapters());
+    }
+  }
+  return count;
+}
+
+void Decoder::validate_lora() const {
+  if (lora.empty()) return;
+  if (lora.size() != layers.size()) fail("lora: expected ", layers.size(), " layers, got ", lora.size());
+  if (first_columns > 0) fail("lora: the first layer reads rows of its own, which no adapter knows");
+  for (const LoraLayer& layer : lora) {
+    layer.qkv.check_place("lora: qkv", (heads + 2 * kv_heads) * head_dim, hidden);
+    layer.attention_out.check_place("lora: attention_out", hidden, heads * head_dim);
+    layer.gate_up.check_place("lora: gate_up", 2 * intermediate, hidden);
+    layer.down.check_place("lora: down", hidden, intermediate);
+    for (const LoraProjection* p : {&layer.qkv, &layer.attention_out, &layer.gate_up, &layer.down}) {
+      if (!p->modules.empty() && p->adapters() != adapters()) fail("lora: layers differ in the number of adapters");
+      for (const LoraModule& module : p->modules) {
+        if (module.a.device != Device::kCpu) fail("lora: expected tensors on cpu, got ", name_of(module.a.device));
+      }
+    }
+  }
 }
 
 void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t qkv_columns) const {
@@ -152,6 +223,8 @@ Device DecoderPass::validate() const {
   if (d.hidden_state_layers.empty() && at_layers.defined()) fail("at_layers: this decoder has no hidden_state_layers");
   if (!d.hidden_state_layers.empty() && hidden_states.defined())
     check(at_layers, "at_layers", {DType::kFloat32}, {M, static_cast<int64_t>(d.hidden_state_layers.size()), d.hidden});
+  check.optional(adapters, "adapters", {DType::kInt32}, {cache.requests()});
+  if (adapters.defined() && d.lora.empty()) fail("adapters: this decoder has none");
   check(workspace, "workspace", {DType::kUInt8}, {bytes});
   if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
   return check.device();
@@ -189,14 +262,18 @@ void run_cpu(const DecoderPass& op) {
     Workspace space(op.workspace.as<uint8_t>());
     const Activations a(d, i, M, space);
     const KvCacheView cache = op.cache.layer(static_cast<int64_t>(i));
+    const Adapters adapters(op, i);
+    const TensorView& attention_in = adapters.rows(a.normed, a.attention_in);
     if (layer.attention_norm.defined()) {
-      run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, a.attention_in, d.eps});
+      run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, attention_in, d.eps});
+    } else if (op.adapters.defined()) {
+      copy_rows(a.residual, attention_in);
     } else {
       const TensorView& from = d.first_columns > 0 ? op.first_inputs : a.residual;
       layer.qkv.quantised() ? run_cpu(QuantiseRows{from, a.attention_in}) : copy_rows(from, a.attention_in);
     }
     if (op.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
-    project(a.attention_in, layer.qkv, a.qkv);
+    adapters.project(attention_in, a.attention_in, layer.qkv, &LoraLayer::qkv, a.qkv, a.lora_sums);
     run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
     if (!op.hidden_states.defined() && i + 1 == d.layers.size()) return;
     TensorView heads = a.attended;
@@ -204,12 +281,13 @@ void run_cpu(const DecoderPass& op) {
     heads.strides[2] = 1;
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.head_dim)));
     run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, scale, layer.window, true, {}});
-    if (layer.attention_out.quantised()) run_cpu(QuantiseRows{a.attended, a.out_in});
-    project(a.out_in, layer.attention_out, a.delta);
-    run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, a.mlp_in, d.eps});
-    project(a.mlp_in, layer.gate_up, a.gate_up);
-    run_cpu(SiluMul{a.gate_up, a.down_in});
-    project(a.down_in, layer.down, a.delta);
+    adapters.project(a.attended, a.out_in, layer.attention_out, &LoraLayer::attention_out, a.delta, a.lora_sums);
+    const TensorView& mlp_in = adapters.rows(a.normed, a.mlp_in);
+    run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, mlp_in, d.eps});
+    adapters.project(mlp_in, a.mlp_in, layer.gate_up, &LoraLayer::gate_up, a.gate_up, a.lora_sums);
+    const TensorView& down_in = adapters.rows(a.gated, a.down_in);
+    run_cpu(SiluMul{a.gate_up, down_in});
+    adapters.project(down_in, a.down_in, layer.down, &LoraLayer::down, a.delta, a.lora_sums);
     delta = a.delta;
   }
   run_cpu(RmsNorm{residual, delta, d.final_norm, op.hidden_states, d.eps});

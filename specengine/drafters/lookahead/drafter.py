@@ -127,7 +127,7 @@ class Lookahead(Drafter, ChoiceReader):
 
     def _begin(self, request: DraftRequest) -> State:
         window = JacobiWindow(self.config.window, self.config.ngram, request.tokens)
-        state = State(window, self._phrases.pool_for_request())
+        state = State(window, self._phrases.pool_for(request))
         if self.config.prompt:
             state.pool_text(request.tokens, self.config.ngram)
         return state

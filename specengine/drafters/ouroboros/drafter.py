@@ -131,7 +131,7 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
         if request.drafter_state is None:
             window = JacobiWindow(self._window, self._ngram, request.tokens)
             pages, cached = self.small.begin(request, self.spare_slots)
-            pool = self._phrases.pool_for_request()
+            pool = self._phrases.pool_for(request)
             request.drafter_state = RequestState(pages, cached, window=window, pool=pool)
         return request.drafter_state
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from specengine._C import PhrasePool
+from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.phrases.file import open_pool, save_pool
+from specengine.models.lora.adapters import Adapter
 from specengine.models.transformer import Transformer
 
 MOST_KEYS = 1 << 24
@@ -20,23 +22,28 @@ def check_pool(path: str, warm: bool) -> None:
 class PhraseStore:
     """Holds the phrases of `length` tokens that a drafter knows, `width` per token.
 
-    warm: one pool serves all requests; otherwise each request has one.  keys: tokens with phrases, at most.
-    file: to begin with; empty: none.
-    pool: of all requests. Other drafters of the same target may be given it, too.
+    warm: one pool serves all requests of one adapter; otherwise each request has one.  keys: tokens with phrases, at
+    most.  file: to begin with; empty: none.
+    pool: of all requests without adapter. Other drafters of the same target may be given it, too.
     """
 
     def __init__(self, length: int, width: int, target: Transformer, *, warm: bool, keys: int, file: str = "") -> None:
         self._target = target
         self._warm = warm
         self._shape = (length, width, keys)
+        self._of_adapter: dict[Adapter, PhrasePool] = {}  # an adapter's phrases are another model's
         self.pool = open_pool(file, self._shape, target) if file else PhrasePool(*self._shape)
 
-    def pool_for_request(self) -> PhrasePool:
+    def pool_for(self, request: DraftRequest) -> PhrasePool:
         """Returns the pool that a new request uses."""
-        return self.pool if self._warm else PhrasePool(*self._shape)
+        if not self._warm:
+            return PhrasePool(*self._shape)
+        if request.adapter is None:
+            return self.pool
+        return self._of_adapter.setdefault(request.adapter, PhrasePool(*self._shape))
 
     def save(self, path: str | Path) -> None:
-        """Writes the pool to a file, whole or not at all.
+        """Writes the pool of requests without adapter to a file, whole or not at all.
 
         Raises OSError, and ValueError where pools end with their requests.
         """

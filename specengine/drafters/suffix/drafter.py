@@ -28,6 +28,7 @@ from specengine.drafters.suffix.config import Config
 from specengine.drafters.suffix.corpus_file import check_corpus_tokenizer, open_corpus
 from specengine.drafters.suffix.text_memory import TextMemory
 from specengine.models.hidden_states import HiddenStates
+from specengine.models.lora.adapters import Adapter
 from specengine.models.transformer import Transformer
 from specengine.tokenizer import Tokenizer
 
@@ -80,7 +81,7 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
             raise ValueError(f"corpus: false, but {path} is given as one")
         self._path = _corpus_path(path, target) if config.corpus else None
         self.corpus = open_corpus(self._path, target.config.vocab_size) if self._path else None
-        self.earlier = TextMemory(config.remember) if config.remember else None
+        self._earlier: dict[Adapter | None, TextMemory] = {}  # another adapter's answers are another model's
         # of all requests
         self.rates = [Acceptance(PRIOR, weight=20, memory=1000) for _ in SOURCES]
         self.policy = policy_of(self, target, costs, [self])
@@ -92,6 +93,12 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
     @property
     def max_nodes(self) -> int:
         return self.config.nodes
+
+    def earlier(self, adapter: Adapter | None) -> TextMemory | None:
+        """Returns the memory of earlier answers with this adapter; None: nothing is remembered."""
+        if self.config.remember and adapter not in self._earlier:
+            self._earlier.setdefault(adapter, TextMemory(self.config.remember))  # release() is called in any thread
+        return self._earlier.get(adapter)
 
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         if tokenizer is not None and self._path is not None:
@@ -135,8 +142,9 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         return [numbers for rates in self.rates for numbers in rates.learned]
 
     def release(self, request: DraftRequest) -> None:
-        if self.earlier is not None and len(request.tokens) > request.prompt_length:
-            self.earlier.add(request.tokens[max(0, request.prompt_length - MATCHED) :])
+        earlier = self.earlier(request.adapter)
+        if earlier is not None and len(request.tokens) > request.prompt_length:
+            earlier.add(request.tokens[max(0, request.prompt_length - MATCHED) :])
         super().release(request)
 
     def _grown(self, request: DraftRequest, least: float) -> ScoredTree:
@@ -149,8 +157,8 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         texts: list[tuple[int, SuffixAutomaton | TextCorpus]] = [(OWN, state.text)]
         if self.corpus is not None:
             texts.append((CORPUS, self.corpus))
-        if self.earlier is not None:
-            texts += [(EARLIER, text) for text in self.earlier.automata()]
+        if (earlier := self.earlier(request.adapter)) is not None:
+            texts += [(EARLIER, text) for text in earlier.automata()]
         state.sources = [source for source, _ in texts]
         rates = [state.rates[source].rates() for source in state.sources]
         config, deepest = self.config, min(self.config.length, request.draft_limit)

@@ -1,0 +1,170 @@
+// Adapters beside the weights. The rows of one adapter are gathered into tiles, so that a pass reads its A and B once
+// for all of them. Two loops: tasks of A by chunks of columns, then tasks of B by panels of output columns.
+#include "ops/lora.h"
+
+#include <algorithm>
+
+#include "cpu/parallel_for.h"
+#include "cpu/simd.h"
+
+namespace specengine::SPECENGINE_ISA {
+namespace {
+
+constexpr int kRows = 6;  // of a tile: 12 sums, 2 weights, 1 broadcast are all vector registers of AVX2
+
+// Rows of one adapter: plan.rows[begin, end).
+struct Group {
+  int32_t adapter;
+  int64_t begin, end;
+};
+
+struct Task {
+  const Group* group;
+  const LoraModule* module;
+  float* sums;           // of the module in the workspace: [M, chunks, R]
+  int64_t first, count;  // a chunk of columns, or panels of output columns
+};
+
+struct Plan {
+  std::vector<int64_t> rows;
+  std::vector<Group> groups;
+  std::vector<Task> shrink, expand;
+
+  void make(const AddLora& op) {
+    rows.clear(), groups.clear(), shrink.clear(), expand.clear();
+    gather_rows(op);
+    float* sums = op.workspace.as<float>();
+    for (const LoraModule& module : op.projection->modules) {
+      for (const Group& group : groups) {
+        if (module.ranks.as<int32_t>()[group.adapter] > 0) add_tasks(module, group, sums);
+      }
+      sums += op.out.shape[0] * module.chunks() * module.rank();
+    }
+  }
+
+ private:
+  void gather_rows(const AddLora& op) {
+    const int32_t *start = op.row_start.as<int32_t>(), *adapters = op.adapters.as<int32_t>();
+    const int64_t B = op.adapters.shape[0];
+    for (int64_t first = 0; first < B; ++first) {
+      const int32_t adapter = adapters[first];
+      const bool known = std::any_of(groups.begin(), groups.end(), [&](const Group& g) { return g.adapter == adapter; });
+      if (adapter < 0 || known) continue;
+      const int64_t begin = static_cast<int64_t>(rows.size());
+      for (int64_t b = first; b < B; ++b) {
+        for (int64_t m = start[b]; adapters[b] == adapter && m < start[b + 1]; ++m) rows.push_back(m);
+      }
+      groups.push_back({adapter, begin, static_cast<int64_t>(rows.size())});
+    }
+  }
+
+  void add_tasks(const LoraModule& module, const Group& group, float* sums) {
+    for (int64_t first = 0; first < module.columns(); first += kLoraChunk) {
+      shrink.push_back({&group, &module, sums, first, std::min(kLoraChunk, module.columns() - first)});
+    }
+    const int64_t per_task = std::max<int64_t>(1, module.panels() / (4 * num_threads()));
+    for (int64_t first = 0; first < module.panels(); first += per_task) {
+      expand.push_back({&group, &module, sums, first, std::min(per_task, module.panels() - first)});
+    }
+  }
+};
+
+// sum[r] = x[r][0, columns) . panel[columns][16], each lane one chain.
+template <typename Weight, int R>
+void chains(const float* const* x, const Weight* panel, int64_t columns, float (*out)[kPanel]) {
+  f32x16 sum[R] = {};
+  for (int64_t c = 0; c < columns; ++c) {
+    const f32x16 w = load16(panel + c * kPanel);
+    for (int r = 0; r < R; ++r) sum[r] = fmadd(splat16(x[r][c]), w, sum[r]);
+  }
+  for (int r = 0; r < R; ++r) store16(out[r], sum[r]);
+}
+
+template <typename Weight, int R = kRows>
+void run_chains(int64_t count, const float* const* x, const Weight* panel, int64_t columns, float (*out)[kPanel]) {
+  if (count == R) return chains<Weight, R>(x, panel, columns, out);
+  if constexpr (R > 1) run_chains<Weight, R - 1>(count, x, panel, columns, out);
+}
+
+// Calls body(rows, count) for tiles of a group's rows.
+template <typename Body>
+void for_tiles(const Plan& plan, const Group& group, const Body& body) {
+  for (int64_t at = group.begin; at < group.end; at += kRows) {
+    body(plan.rows.data() + at, std::min<int64_t>(kRows, group.end - at));
+  }
+}
+
+int64_t panels_of_rank(const LoraModule& module, int32_t adapter) {
+  return (module.ranks.as<int32_t>()[adapter] + kPanel - 1) / kPanel;
+}
+
+// One chunk of columns of A x.
+template <typename Weight>
+void shrink(const AddLora& op, const Plan& plan, const Task& task) {
+  const LoraModule& module = *task.module;
+  const int64_t K = module.columns(), R = module.rank(), chunks = module.chunks();
+  const Weight* a = module.a.as<Weight>() + task.group->adapter * R * K + task.first * kPanel;
+  for_tiles(plan, *task.group, [&](const int64_t* rows, int64_t count) {
+    const float* x[kRows];
+    for (int64_t r = 0; r < count; ++r) x[r] = op.x.as<float>() + rows[r] * K + task.first;
+    for (int64_t p = 0; p < panels_of_rank(module, task.group->adapter); ++p) {
+      float out[kRows][kPanel];
+      run_chains(count, x, a + p * K * kPanel, task.count, out);
+      for (int64_t r = 0; r < count; ++r) {
+        float* to = task.sums + (rows[r] * chunks + task.first / kLoraChunk) * R + p * kPanel;
+        std::memcpy(to, out[r], sizeof(out[r]));
+      }
+    }
+  });
+}
+
+// Some panels of B (A x), added to the output.
+template <typename Weight>
+void expand(const AddLora& op, const Plan& plan, const Task& task) {
+  const LoraModule& module = *task.module;
+  const int32_t adapter = task.group->adapter, rank = module.ranks.as<int32_t>()[adapter];
+  const int64_t R = module.rank(), chunks = module.chunks(), N = op.out.shape[1];
+  const float scale = module.scales.as<float>()[adapter];
+  const Weight* b = module.b.as<Weight>() + (adapter * module.panels()) * R * kPanel;
+  for_tiles(plan, *task.group, [&](const int64_t* rows, int64_t count) {
+    float scaled[kRows][kMostLoraRank];
+    const float* x[kRows];
+    for (int64_t r = 0; r < count; ++r) {
+      const float* sums = task.sums + rows[r] * chunks * R;
+      for (int64_t i = 0; i < panels_of_rank(module, adapter) * kPanel; i += kPanel) {
+        f32x8 low = load8(sums + i), high = load8(sums + i + kLanes);
+        for (int64_t c = 1; c < chunks; ++c) {
+          low += load8(sums + c * R + i), high += load8(sums + c * R + i + kLanes);
+        }
+        store8(scaled[r] + i, low * splat(scale)), store8(scaled[r] + i + kLanes, high * splat(scale));
+      }
+      x[r] = scaled[r];
+    }
+    for (int64_t p = task.first; p < task.first + task.count; ++p) {
+      float out[kRows][kPanel];
+      run_chains(count, x, b + p * R * kPanel, rank, out);
+      const int64_t columns = std::min(kPanel, module.rows - p * kPanel);
+      for (int64_t r = 0; r < count; ++r) {
+        float* to = op.out.as<float>() + rows[r] * N + module.first + p * kPanel;
+        for (int64_t i = 0; i < columns; ++i) to[i] += out[r][i];
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void run(const AddLora& op) {
+  op.check_values();
+  if (op.projection->modules.empty()) return;
+  thread_local Plan own;  // keeps its memory from call to call
+  Plan& plan = own;       // the workers read the caller's
+  plan.make(op);
+  with_float_type(op.projection->modules[0].a.dtype, [&](auto zero) {
+    using Weight = decltype(zero);
+    parallel_for(static_cast<int64_t>(plan.shrink.size()), [&](int64_t i) { shrink<Weight>(op, plan, plan.shrink[i]); });
+    parallel_for(static_cast<int64_t>(plan.expand.size()), [&](int64_t i) { expand<Weight>(op, plan, plan.expand[i]); });
+  });
+}
+
+}  // namespace specengine::SPECENGINE_ISA
