@@ -220,7 +220,16 @@ void fetch_while_idle(const MemoryRange* ranges, int count) {
   if (lock.try_lock() && pool != nullptr) pool->fetch(ranges, std::min(count, kMostRanges));
 }
 
-void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context) {
+namespace {
+
+struct Pieces {
+  int64_t count = 0;
+  void (*body)(void*, int64_t) = nullptr;
+  void* context = nullptr;
+};
+thread_local Pieces beside;  // of the next job
+
+void run_job(int64_t count, void (*body)(void*, int64_t), void* context) {
   const int threads = num_threads();
   std::unique_lock<std::mutex> lock(pool_mutex, std::defer_lock);
   if (count <= 1 || threads == 1 || !lock.try_lock()) {
@@ -234,6 +243,21 @@ void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context) {
     pool = new ThreadPool(threads);
   }
   pool->run(count, body, context);
+}
+
+}  // namespace
+
+void run_beside_next(int64_t count, void (*body)(void*, int64_t), void* context) { beside = {count, body, context}; }
+
+void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context) {
+  if (beside.count == 0) return run_job(count, body, context);
+  Pieces both[2] = {beside, {count, body, context}};
+  beside = {};
+  const auto either = [](void* pieces, int64_t i) {
+    const Pieces* of = static_cast<const Pieces*>(pieces);
+    i < of[0].count ? of[0].body(of[0].context, i) : of[1].body(of[1].context, i - of[0].count);
+  };
+  run_job(both[0].count + count, either, both);
 }
 
 }  // namespace specengine

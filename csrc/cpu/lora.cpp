@@ -10,6 +10,7 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
+constexpr int64_t kAhead = 4096;
 constexpr int kRows = 6;  // of a tile: 12 sums, 2 weights, 1 broadcast are all vector registers of AVX2
 
 // Rows of one adapter: plan.rows[begin, end).
@@ -69,11 +70,28 @@ struct Plan {
   }
 };
 
+constexpr int64_t kPart = kLoraChunk / 4;  // columns of a chain; a row alone interleaves the four of a chunk
+
+// One row's chunk of A x: its chains wait for no other's multiply-adds. The same sums as by parts().
+template <typename Weight>
+void whole_chunk(const float* x, const Weight* panel, float* out) {
+  f32x16 sum[4] = {};
+  for (int64_t c = 0; c < kPart; ++c) {
+    for (int i = 0; i < 4; ++i) {
+      const int64_t column = i * kPart + c;
+      __builtin_prefetch(panel + column * kPanel + kAhead / sizeof(Weight));
+      sum[i] = fmadd(splat16(x[column]), load16(panel + column * kPanel), sum[i]);
+    }
+  }
+  store16(out, add16(add16(add16(sum[0], sum[1]), sum[2]), sum[3]));
+}
+
 // sum[r] = x[r][0, columns) . panel[columns][16], each lane one chain.
 template <typename Weight, int R>
 void chains(const float* const* x, const Weight* panel, int64_t columns, float (*out)[kPanel]) {
   f32x16 sum[R] = {};
   for (int64_t c = 0; c < columns; ++c) {
+    __builtin_prefetch(panel + c * kPanel + kAhead / sizeof(Weight));
     const f32x16 w = load16(panel + c * kPanel);
     for (int r = 0; r < R; ++r) sum[r] = fmadd(splat16(x[r][c]), w, sum[r]);
   }
@@ -84,6 +102,21 @@ template <typename Weight, int R = kRows>
 void run_chains(int64_t count, const float* const* x, const Weight* panel, int64_t columns, float (*out)[kPanel]) {
   if (count == R) return chains<Weight, R>(x, panel, columns, out);
   if constexpr (R > 1) run_chains<Weight, R - 1>(count, x, panel, columns, out);
+}
+
+// A chunk of A x for some rows: the sums of its parts, added in order.
+template <typename Weight>
+void parts(int64_t count, const float* const* x, const Weight* panel, int64_t columns, float (*out)[kPanel]) {
+  run_chains(count, x, panel, std::min(kPart, columns), out);
+  for (int64_t first = kPart; first < columns; first += kPart) {
+    const float* rest[kRows];
+    for (int64_t r = 0; r < count; ++r) rest[r] = x[r] + first;
+    float part[kRows][kPanel];
+    run_chains(count, rest, panel + first * kPanel, std::min(kPart, columns - first), part);
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < kPanel; ++i) out[r][i] += part[r][i];
+    }
+  }
 }
 
 // Calls body(rows, count) for tiles of a group's rows.
@@ -109,7 +142,11 @@ void shrink(const AddLora& op, const Plan& plan, const Task& task) {
     for (int64_t r = 0; r < count; ++r) x[r] = op.x.as<float>() + rows[r] * K + task.first;
     for (int64_t p = 0; p < panels_of_rank(module, task.group->adapter); ++p) {
       float out[kRows][kPanel];
-      run_chains(count, x, a + p * K * kPanel, task.count, out);
+      if (count == 1 && task.count == kLoraChunk) {
+        whole_chunk(x[0], a + p * K * kPanel, out[0]);
+      } else {
+        parts(count, x, a + p * K * kPanel, task.count, out);
+      }
       for (int64_t r = 0; r < count; ++r) {
         float* to = task.sums + (rows[r] * chunks + task.first / kLoraChunk) * R + p * kPanel;
         std::memcpy(to, out[r], sizeof(out[r]));
@@ -152,19 +189,56 @@ void expand(const AddLora& op, const Plan& plan, const Task& task) {
   });
 }
 
+// Of this thread's op; it keeps its memory from call to call.
+thread_local Plan current;
+
+// The parts of a call that other threads run too.
+struct Call {
+  const AddLora* op;
+  const Plan* plan;
+};
+thread_local Call started;
+
+void make_plan(const AddLora& op) {
+  op.check_values();
+  current.make(op);
+  started = {&op, &current};
+}
+
+template <typename Body>
+void with_weight(const AddLora& op, const Body& body) {
+  with_float_type(op.projection->modules[0].a.dtype, body);
+}
+
+void run_shrink(void* context, int64_t i) {
+  const Call& call = *static_cast<const Call*>(context);
+  with_weight(*call.op, [&](auto zero) { shrink<decltype(zero)>(*call.op, *call.plan, call.plan->shrink[i]); });
+}
+
+void run_expand(const Call& call) {
+  with_weight(*call.op, [&](auto zero) {
+    parallel_for(static_cast<int64_t>(call.plan->expand.size()),
+                 [&](int64_t i) { expand<decltype(zero)>(*call.op, *call.plan, call.plan->expand[i]); });
+  });
+}
+
 }  // namespace
 
 void run(const AddLora& op) {
-  op.check_values();
   if (op.projection->modules.empty()) return;
-  thread_local Plan own;  // keeps its memory from call to call
-  Plan& plan = own;       // the workers read the caller's
-  plan.make(op);
-  with_float_type(op.projection->modules[0].a.dtype, [&](auto zero) {
-    using Weight = decltype(zero);
-    parallel_for(static_cast<int64_t>(plan.shrink.size()), [&](int64_t i) { shrink<Weight>(op, plan, plan.shrink[i]); });
-    parallel_for(static_cast<int64_t>(plan.expand.size()), [&](int64_t i) { expand<Weight>(op, plan, plan.expand[i]); });
-  });
+  make_plan(op);
+  run_parallel(static_cast<int64_t>(current.shrink.size()), run_shrink, &started);
+  run_expand(started);
+}
+
+void run(const StartLora& half) {
+  if (half.op->projection->modules.empty()) return;
+  make_plan(*half.op);
+  run_beside_next(static_cast<int64_t>(current.shrink.size()), run_shrink, &started);
+}
+
+void run(const FinishLora& half) {
+  if (!half.op->projection->modules.empty()) run_expand(started);
 }
 
 }  // namespace specengine::SPECENGINE_ISA

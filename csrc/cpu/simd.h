@@ -87,11 +87,13 @@ inline f32x16 load16(const bfloat16* p) {
 }
 inline void store16(float* p, f32x16 v) { _mm512_storeu_ps(p, v); }
 inline f32x16 fmadd(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+inline f32x16 add16(f32x16 a, f32x16 b) { return a + b; }
 #else
 struct f32x16 {
   f32x8 low, high;
 };
 inline f32x16 splat16(float x) { return {splat(x), splat(x)}; }
+inline f32x16 add16(f32x16 a, f32x16 b) { return {a.low + b.low, a.high + b.high}; }
 template <typename T>
 f32x16 load16(const T* p) {
   return {load8(p), load8(p + kLanes)};

@@ -2,8 +2,8 @@
 // names the adapter of the request b that row m belongs to. The weight itself stays as it is, so it may be quantised,
 // and requests of different adapters share a pass.
 //
-// A row's bits depend on the row and its adapter alone. CPU: (A x) is summed in chunks of kLoraChunk columns, each one
-// chain of multiply-adds; the chunks are added in order, then scaled; the products with B are one chain in the order of
+// A row's bits depend on the row and its adapter alone. CPU: (A x) is summed in chunks of kLoraChunk columns, each four
+// chains of multiply-adds; chains and chunks are added in order, then scaled; the products with B are one chain in the order of
 // the ranks, and the sum is added to out once.
 #pragma once
 #include <vector>
@@ -136,7 +136,18 @@ struct AddLora {
   }
 };
 
-SPECENGINE_CPU_OP(AddLora)
+// AddLora in two halves, around the product of the same rows: A x runs beside the pieces of this thread's next op, and
+// the second half adds B (A x) to its output. The op must live until then.
+struct StartLora {
+  const AddLora* op;
+};
+struct FinishLora {
+  const AddLora* op;
+};
+
+SPECENGINE_WIDE_CPU_OP(AddLora)
+SPECENGINE_WIDE_CPU_OP(StartLora)
+SPECENGINE_WIDE_CPU_OP(FinishLora)
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const AddLora&);
 #endif

@@ -61,8 +61,11 @@ class Adapters {
   void project(const TensorView& in, const TensorView& packed, const Projection& projection,
                LoraProjection LoraLayer::*lora, const TensorView& out, const TensorView& sums) const {
     if (in.data != packed.data) run_cpu(QuantiseRows{in, packed});
+    if (!lora_) return specengine::project(packed, projection, out);
+    const AddLora added{in, &(lora_->*lora), op_.cache.row_start, op_.adapters, out, sums};
+    run_cpu(StartLora{&added});
     specengine::project(packed, projection, out);
-    if (lora_) run_cpu(AddLora{in, &(lora_->*lora), op_.cache.row_start, op_.adapters, out, sums});
+    run_cpu(FinishLora{&added});
   }
 
  private:
