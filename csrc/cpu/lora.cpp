@@ -131,12 +131,23 @@ int64_t panels_of_rank(const LoraModule& module, int32_t adapter) {
   return (module.ranks.as<int32_t>()[adapter] + kPanel - 1) / kPanel;
 }
 
+// Fetches a share of B, which the next tasks read, while the sums of A x wait for each other.
+template <typename Weight>
+void fetch_b(const Task& task) {
+  const LoraModule& module = *task.module;
+  const int64_t bytes = module.panels() * module.rank() * kPanel * static_cast<int64_t>(sizeof(Weight));
+  const int64_t chunk = task.first / kLoraChunk, chunks = module.chunks();
+  const uint8_t* b = module.b.as<uint8_t>() + task.group->adapter * bytes;
+  for (int64_t at = bytes * chunk / chunks; at < bytes * (chunk + 1) / chunks; at += 64) __builtin_prefetch(b + at, 0, 2);
+}
+
 // One chunk of columns of A x.
 template <typename Weight>
 void shrink(const AddLora& op, const Plan& plan, const Task& task) {
   const LoraModule& module = *task.module;
   const int64_t K = module.columns(), R = module.rank(), chunks = module.chunks();
   const Weight* a = module.a.as<Weight>() + task.group->adapter * R * K + task.first * kPanel;
+  fetch_b<Weight>(task);
   for_tiles(plan, *task.group, [&](const int64_t* rows, int64_t count) {
     const float* x[kRows];
     for (int64_t r = 0; r < count; ++r) x[r] = op.x.as<float>() + rows[r] * K + task.first;
