@@ -36,6 +36,9 @@ struct LoraModule {
 
   void validate() const {
     Checker check;
+    validate(check);
+  }
+  void validate(Checker& check) const {
     Dim G{"G"}, panels_of_rank{"R/16"}, K{"K"};
     check(a, "a", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {G, panels_of_rank, K, kPanel});
     if (panels_of_rank < 1 || panels_of_rank > kMostLoraRank / kPanel) {
@@ -63,6 +66,7 @@ struct LoraProjection {
   void validate() const {
     if (modules.size() > kMostLoraModules) fail("modules: expected at most ", kMostLoraModules, ", got ", modules.size());
     for (const LoraModule& module : modules) {
+      if (module.a.dtype != modules[0].a.dtype) fail("modules: differ in dtype");
       if (module.adapters() != modules[0].adapters()) fail("modules: differ in the number of adapters");
       if (module.columns() != modules[0].columns()) fail("modules: differ in columns");
     }
@@ -107,9 +111,7 @@ struct AddLora {
     check(row_start, "row_start", {DType::kInt32}, {B + 1});
     check(workspace, "workspace", {DType::kFloat32}, {floats});
     projection->check_place("projection", N, K);
-    for (const LoraModule& module : projection->modules) {
-      check(module.ranks, "projection", {DType::kInt32}, {module.adapters()});  // of the same device
-    }
+    for (const LoraModule& module : projection->modules) module.validate(check);  // of the same device
     const int64_t needed = projection->workspace_floats(M);
     if (floats < needed) fail("workspace: expected ", needed, " floats, got ", floats.value);
     return check.device();
