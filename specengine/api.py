@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specengine.engine.engine import Engine
+from specengine.models.lora.adapters import check_folders
 from specengine.rules import Rule, parse_rule
 from specengine.tensor_parallel.loading import LoadedModel, check_model, load_model
 from specengine.types import Outputs, Prompt, SamplingParams
@@ -18,7 +19,7 @@ MAX_MODELS = 2
 MAX_ENGINES = 8
 
 _models: OrderedDict[tuple[str, str, str], LoadedModel] = OrderedDict()
-_engines: OrderedDict[tuple[str, str, str, str, Rule], Engine] = OrderedDict()
+_engines: OrderedDict[tuple[str, str, str, str, Rule, tuple[tuple[str, str], ...]], Engine] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -50,22 +51,33 @@ def generate(
     regex: str | None = None,
     grammar: str | None = None,
     choices: Sequence[str] | None = None,
+    adapters: Mapping[str, str | Path] | None = None,
+    adapter: str | None = None,
 ) -> Outputs:
     """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
 
-    model, drafter, rule, device and dtype are arguments of Engine, the others fields of SamplingParams. Repeated calls
+    model, drafter, rule, device, dtype and adapters are arguments of Engine, the others fields of SamplingParams. Repeated calls
     reuse the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in place of each.
     Raises ValueError naming the argument.
     """
     params = SamplingParams.among(locals())
-    return _engine(model, drafter, rule, device, dtype).generate(prompts, params)
+    return _engine(model, drafter, rule, device, dtype, adapters).generate(prompts, params)
 
 
-def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtype: str) -> Engine:
+def _engine(
+    model: str | Path,
+    drafter: str,
+    rule: str | Rule,
+    device: str,
+    dtype: str,
+    adapters: Mapping[str, str | Path] | None = None,
+) -> Engine:
     """Returns the engine of these settings; engines of one model share its weights."""
     for name, value in (("drafter", drafter), ("device", device), ("dtype", dtype)):
         if not isinstance(value, str):
             raise ValueError(f"{name}: expected a string, got {value!r}")
+    if adapters is not None:
+        check_folders(adapters)
     check_model(model)
     parsed = parse_rule(rule)
     with _lock:
@@ -77,9 +89,10 @@ def _engine(model: str | Path, drafter: str, rule: str | Rule, device: str, dtyp
             gone, _ = _models.popitem(last=False)
             for old in [k for k in _engines if k[:3] == gone]:
                 del _engines[old]
-        engine_key = (*key, drafter, parsed)
+        folders = tuple((name, str(folder)) for name, folder in (adapters or {}).items())
+        engine_key = (*key, drafter, parsed, folders)
         if engine_key not in _engines:
-            _engines[engine_key] = Engine(_models[key], drafter=drafter, rule=parsed)
+            _engines[engine_key] = Engine(_models[key], drafter=drafter, rule=parsed, adapters=adapters)
         _engines.move_to_end(engine_key)
         if len(_engines) > MAX_ENGINES:
             _engines.popitem(last=False)

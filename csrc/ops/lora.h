@@ -32,7 +32,7 @@ struct LoraModule {
   int64_t rank() const { return a.shape[1] * kPanel; }
   int64_t columns() const { return a.shape[2]; }
   int64_t panels() const { return b.shape[1]; }
-  int64_t chunks() const { return (columns() + kLoraChunk - 1) / kLoraChunk; }
+  int64_t chunks() const { return for_cuda(a.device) ? 1 : (columns() + kLoraChunk - 1) / kLoraChunk; }
 
   void validate() const {
     Checker check;

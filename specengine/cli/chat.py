@@ -41,6 +41,7 @@ def chat(
     regex: options.Regex = None,
     grammar: options.Grammar = None,
     choices: options.Choices = None,
+    adapter: options.Adapter = None,
 ) -> None:
     """Chat with a model; accepted draft tokens are green.
 
@@ -49,10 +50,15 @@ def chat(
     from specengine.engine.engine import Engine
     from specengine.types import SamplingParams
 
-    constraint = options.read_constraint(json_schema, regex, grammar, choices)
-    bias = options.parse_logit_bias(logit_bias or [])
-    params = SamplingParams.among({**locals(), **constraint, "logit_bias": bias})
-    Chat(Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype), params, system).run()
+    adapters = options.parse_adapters([adapter])
+    given = {
+        **options.read_constraint(json_schema, regex, grammar, choices),
+        "logit_bias": options.parse_logit_bias(logit_bias or []),
+        "adapter": next(iter(adapters), None),
+    }
+    params = SamplingParams.among({**locals(), **given})
+    engine = Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype, adapters=adapters or None)
+    Chat(engine, params, system).run()
 
 
 class Chat:

@@ -40,6 +40,7 @@ def generate(
     frequency_penalty: options.FrequencyPenalty = 0.0,
     logit_bias: options.LogitBias = None,
     seed: options.Seed = 0,
+    adapter: options.Adapter = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end-of-text token.")] = False,
     logprobs: Annotated[int, typer.Option(help="Show this many most likely tokens per position.")] = 0,
@@ -59,12 +60,16 @@ def generate(
     from specengine.engine.engine import Engine
     from specengine.types import SamplingParams
 
-    constraint = options.read_constraint(json_schema, regex, grammar, choices)
-    bias = options.parse_logit_bias(logit_bias or [])
-    params = SamplingParams.among({**locals(), **constraint, "logit_bias": bias})
+    adapters = options.parse_adapters([adapter])
+    given = {
+        **options.read_constraint(json_schema, regex, grammar, choices),
+        "logit_bias": options.parse_logit_bias(logit_bias or []),
+        "adapter": next(iter(adapters), None),
+    }
+    params = SamplingParams.among({**locals(), **given})
     if prompt == "-":
         prompt = sys.stdin.read().removesuffix("\n")
-    engine = Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype)
+    engine = Engine(model, drafter=drafter, rule=rule, device=device, dtype=dtype, adapters=adapters or None)
     request = _make_prompt(prompt, system, raw, engine.model)
     begin = time.perf_counter()
     if n == 1 and not as_json:

@@ -31,6 +31,10 @@ def serve(
             help="Key that requests must carry. Other users can see options, but not variables.",
         ),
     ] = "",
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="PEFT LoRA folder that requests choose as model NAME; repeatable."),
+    ] = None,
     allow_drafter: Annotated[list[str] | None, typer.Option(help="Drafter that requests may name; repeatable.")] = None,
     allow_rule: Annotated[list[str] | None, typer.Option(help="Rule that requests may name; repeatable.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help="Host name that requests may use; repeatable.")] = None,
@@ -63,7 +67,7 @@ def serve(
         raise ValueError(f"serve: needs {error.name}; pip install 'specengine[serve]'") from error
     from specengine.server.settings import Settings, derive_settings
 
-    given = {**locals(), "hosts": tuple(allow_host or ())}
+    given = {**locals(), "hosts": tuple(allow_host or ()), "adapters": options.parse_adapters(adapter or [])}
     given |= derive_settings(model, drafter, rule, allow_drafter or (), allow_rule or ())
     if name:
         given["name"] = name

@@ -60,7 +60,7 @@ class EngineCore:
         if model.target.ops.on_device:
             device_options = DeviceOptions(options.max_batch_size, options.gpu_memory_fraction, options.graphs)
             with device_turn(self.target.device):
-                buffers = device_buffers(model, drafter, rule, device_options)
+                buffers = device_buffers(model, drafter, rule, device_options, adapters is not None)
                 self.cache = device_cache(model, drafter, rule, device_options)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
             self.runner = device_runner(buffers, self.cycle, device_options)

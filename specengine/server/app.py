@@ -77,15 +77,17 @@ def _add_model_routes(app: FastAPI, handler: Handler, pool: EnginePool, settings
         "context_length": pool.model.config.max_position,
         "speculation": {"drafters": settings.drafters, "rules": settings.rules},
     }
+    cards = {settings.name: card}
+    cards |= {name: {**card, "id": name, "parent": settings.name} for name in settings.adapters}
 
     @app.get("/v1/models")
     async def list_models() -> Response:
-        return JsonResponse({"object": "list", "data": [card]})
+        return JsonResponse({"object": "list", "data": [*cards.values()]})
 
     @app.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> Response:
         handler.check_model(name)
-        return JsonResponse(card)
+        return JsonResponse(cards[name])
 
 
 def _add_status_routes(app: FastAPI, pool: EnginePool, limits: LimitsMiddleware) -> None:

@@ -14,6 +14,7 @@ from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.engine import Engine
 from specengine.engine.metrics import Metrics
 from specengine.engine.prometheus import Labels
+from specengine.models.lora.adapters import load_adapters
 from specengine.server.errors import ApiError, make_field_error, make_retryable_error
 from specengine.server.schema import Speculation
 from specengine.server.settings import Settings
@@ -54,6 +55,7 @@ class EnginePool:
         self.model = model
         self.tokenizer = model.tokenizer
         self._settings = settings
+        self._adapters = load_adapters(settings.adapters, model.target) if settings.adapters else None
         self._making = asyncio.Lock()
         self._cycle_lock = FairLock()
         self._closed = False
@@ -141,6 +143,7 @@ class EnginePool:
             rule=key.rule,
             max_batch_size=settings.max_batch_size,
             prefix_cache_mib=settings.prefix_cache_mib,
+            adapters=self._adapters,
         )
         # Without turns two engines would run at once, each with fewer threads than its cost model has measured.
         engine.share_lock(self._cycle_lock)

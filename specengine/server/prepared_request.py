@@ -50,11 +50,12 @@ class RequestPreparer:
         prompts = await asyncio.to_thread(self._encode_prompts, body)
         answer, more = await asyncio.to_thread(self._prepare_answer, body, prompts[0])
         try:
+            more["adapter"] = body.model if body.model in self._settings.adapters else None
             params = [body.make_params(self._max_new_tokens(body, len(prompt)), **more) for prompt in prompts]
         except ValueError as error:
             raise make_field_error(error, body.prompt_field, body.constraint_field) from error
         response_format = CHAT if isinstance(body, ChatRequest) else COMPLETION
-        return PreparedRequest(body, key, prompts, params, Envelope(response_format, self._settings.name), answer)
+        return PreparedRequest(body, key, prompts, params, Envelope(response_format, body.model), answer)
 
     def _prepare_answer(self, body: GenerationRequest, prompt: list[int]) -> tuple[AnswerFormat, dict[str, Any]]:
         """Returns what an answer may hold, and the engine's parameters for it."""
@@ -65,9 +66,10 @@ class RequestPreparer:
         return answer, {**constraint, "skip_special_tokens": not self._template.reads_special_tokens(answer)}
 
     def check_model(self, name: str) -> None:
-        """Raises ApiError unless this server has the model."""
-        if name != self._settings.name:
-            message = f"model: this server has {self._settings.name!r}, got {name[:100]!r}"
+        """Raises ApiError unless this server has the model, or an adapter of this name."""
+        names = (self._settings.name, *self._settings.adapters)
+        if name not in names:
+            message = f"model: this server has {', '.join(map(repr, names))}, got {name[:100]!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def _check_num_texts(self, body: GenerationRequest) -> None:

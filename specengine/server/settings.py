@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specengine.drafters import drafter_kind
+from specengine.models.lora.adapters import check_folders
 from specengine.rules import parse_rule
 from specengine.tool_calls.dialects import DIALECTS
 from specengine.tool_calls.reasoning import REASONING
@@ -25,7 +26,7 @@ class Settings:
     """Names, limits, and the drafters and rules that requests may choose. `specengine serve` has an option for each.
 
     drafters, rules: specs that requests may choose, as Engine takes them; the first of each is the default.
-    name: the model's name in the API.
+    name: the model's name in the API.  adapters: names of PEFT LoRA folders, which requests choose as `model`.
     api_key: required in requests for /v1 and /metrics; "" requires none.
     hosts: accepted host names beside the addresses of this machine. If empty, a server accepts any name, unless it
       listens on a loopback address.
@@ -42,6 +43,7 @@ class Settings:
     name: str
     drafters: tuple[str, ...]
     rules: tuple[str, ...]
+    adapters: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str = field(default="", repr=False)
@@ -78,6 +80,10 @@ class Settings:
             spec = Spec.parse(drafter, "drafter")
             if spec.name != "auto":  # the model decides which drafter `auto` is
                 spec.build(drafter_kind(spec.name).config_type, "drafter")
+        if self.adapters:
+            check_folders(self.adapters)
+        if self.name in self.adapters:
+            raise ValueError(f"adapters: {self.name!r} is the name of the model itself")
         if not self.name:
             raise ValueError("name: expected the model's name in the API, got an empty string")
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable() and " " not in self.api_key):

@@ -39,7 +39,7 @@ class DeviceBuffers:
 
     eos: token ids that end a text.  draft_logits: buffers of sizes.rows rows, where the rule reads draft logits.
     weights: whether the rule works with probability weights, as all rules but `match` do.
-    drafter_state: the drafter's own buffers.
+    drafter_state: the drafter's own buffers.  adapters: whether requests may have adapters.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class DeviceBuffers:
         draft_logits: DraftLogits | None = None,
         weights: bool = False,
         drafter_state: Any = None,
+        adapters: bool = False,
     ) -> None:
         slots = sizes.slots
 
@@ -58,7 +59,8 @@ class DeviceBuffers:
 
         self.size, self.device, self.vocab = slots, device, sizes.vocab
         pages = -(-(sizes.positions + sizes.spare) // PAGE_SIZE)
-        self.cache = CacheBatch(zeros(slots, pages), zeros(slots))
+        chosen = torch.full_like(zeros(slots), -1) if adapters else None
+        self.cache = CacheBatch(zeros(slots, pages), zeros(slots), chosen)
         tokens = zeros(slots, sizes.positions + sizes.spare)
         self.history = TokenHistory(tokens, torch.ones_like(zeros(slots)), zeros(slots))
         eos_ids = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
@@ -95,6 +97,8 @@ class DeviceBuffers:
         self.history.length[slot] = len(request.tokens)
         self.history.prompt_length[slot] = request.prompt_length
         self.cache.lengths[slot] = len(request.tokens) - 1
+        if self.cache.adapters is not None:
+            self.cache.adapters[slot] = request.adapter_index
         self.limits.ignores_eos[slot] = int(request.params.ignore_eos)
         self.limits.final_length[slot] = request.prompt_length + request.limit
         self.limits.active[slot] = int(request.finish_reason is None)
@@ -103,6 +107,8 @@ class DeviceBuffers:
         """Makes a slot idle; attention then reads no prefix for it."""
         self.limits.active[slot] = 0
         self.cache.lengths[slot] = 0
+        if self.cache.adapters is not None:
+            self.cache.adapters[slot] = -1
         self.history.length[slot] = 1
 
     def load_biases(self, params: Sequence[SamplingParams | None]) -> None:

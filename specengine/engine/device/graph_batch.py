@@ -157,7 +157,8 @@ class GraphBatch:
 
 
 def _first(table: Table, size: int) -> Table:
-    return type(table)(**{f.name: getattr(table, f.name)[:size] for f in fields(table)})
+    columns = {f.name: getattr(table, f.name) for f in fields(table)}
+    return type(table)(**{name: None if column is None else column[:size] for name, column in columns.items()})
 
 
 def _first_limits(limits: Limits, size: int) -> Limits:

@@ -102,8 +102,10 @@ def device_runner(buffers: DeviceBuffers, cycle: Cycle, options: DeviceOptions) 
     return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants)
 
 
-def device_buffers(model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions) -> DeviceBuffers:
-    """Makes an engine's buffers."""
+def device_buffers(
+    model: LoadedModel, drafter: Drafter, rule: Rule, options: DeviceOptions, adapters: bool = False
+) -> DeviceBuffers:
+    """Makes an engine's buffers.  adapters: whether requests may have adapters."""
     config, target = model.config, model.target
     if target.device.type == "cuda":
         torch.cuda.synchronize(target.device)  # another stream wrote the weights
@@ -128,6 +130,7 @@ def device_buffers(model: LoadedModel, drafter: Drafter, rule: Rule, options: De
         draft_logits=draft_logits,
         weights=not isinstance(rule, Match),
         drafter_state=drafter_state,
+        adapters=adapters,
     )
 
 
