@@ -74,7 +74,12 @@ class Engine:
             self.model = model
         else:
             self.model = load_model(model, device=device, dtype=dtype, strict=strict, tensor_parallel=tensor_parallel)
-        self.adapters = load_adapters(adapters, self.model.target) if isinstance(adapters, Mapping) else adapters
+        if adapters is None or isinstance(adapters, Adapters):
+            self.adapters = adapters
+        else:
+            self.adapters = load_adapters(adapters, self.model.target)
+        if self.adapters is not None:
+            self.adapters.check_fits(self.model.target)
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
         if isinstance(self.drafter, TokenizerChecker):

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from specengine.models.checkpoint_base import expected_tensors
+from specengine.models.presets import PRESETS
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -31,3 +32,13 @@ def write_adapter(folder, config, *, modules=MODULES, rank=4, seed=0, size=0.3, 
     about |= {"target_modules": list(modules), **fields}
     (folder / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
     return folder
+
+
+def tiny_adapters(folder):
+    """Three adapters of tiny-llama, of different ranks and modules, by name."""
+    config = PRESETS["tiny-llama"]
+    return {
+        "a": write_adapter(folder / "a", config, rank=4, seed=1),
+        "b": write_adapter(folder / "b", config, rank=20, seed=2, modules=("q_proj", "v_proj", "down_proj")),
+        "c": write_adapter(folder / "c", config, rank=1, seed=3, modules=("o_proj", "gate_proj", "up_proj")),
+    }

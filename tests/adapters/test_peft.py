@@ -32,7 +32,7 @@ CASES = {
     "all seven": {"target_modules": MODULES},
     "rank_pattern": {"target_modules": MODULES, "rank_pattern": {"1.self_attn.q_proj": 20, "up_proj": 33, "k_proj": 1}},
     "alpha_pattern": {"target_modules": MODULES, "alpha_pattern": {"layers.0.mlp.down_proj": 3, r"[qv]_proj": 40}},
-    "the first pattern that fits": {"target_modules": MODULES, "rank_pattern": {"self_attn.q_proj": 2, "q_proj": 9}},
+    "the first pattern that fits": {"target_modules": MODULES, "rank_pattern": {"0.self_attn.q_proj": 2, "q_proj": 9}},
     "rslora": {"target_modules": MODULES, "use_rslora": True, "rank_pattern": {"v_proj": 8}},
     "regex": {"target_modules": r".*\.1\.(self_attn\.[qo]_proj|mlp\.up_proj)"},
     "some layers": {"target_modules": ["k_proj", "gate_proj"], "layers_to_transform": [1]},

@@ -67,7 +67,7 @@ def run(drafter, target, requests):
 def sequence_of(tokens, limit=10_000):
     """A request with the fields that drafters read; its drafts are never limited."""
     tokens, about = list(tokens), {"limit": limit, "draft_limit": 64, "params": SamplingParams()}
-    about |= {"sharing": None, "shareable_tokens": lambda filled: []}
+    about |= {"adapter": None, "sharing": None, "shareable_tokens": lambda filled: []}
     return SimpleNamespace(tokens=tokens, prompt_length=len(tokens), drafter_state=None, **about)
 
 

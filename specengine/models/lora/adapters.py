@@ -33,11 +33,12 @@ class Adapter:
 class Adapters:
     """Adapters that the requests of an engine may choose, by name.
 
-    layers: what they add to each decoder layer.
+    layers: what they add to each decoder layer of `target`, and of any model of its sizes on its device.
     """
 
-    def __init__(self, listed: Sequence[Adapter], layers: Sequence[LoraLayer]) -> None:
-        self._named = {adapter.name: adapter for adapter in listed}
+    def __init__(self, names: Sequence[str], layers: Sequence[LoraLayer], target: Transformer) -> None:
+        self._named = {name: Adapter(name, index) for index, name in enumerate(names)}
+        self._sizes, self._device = _sizes(target.config), target.device
         self.layers = tuple(layers)
 
     @property
@@ -50,6 +51,11 @@ class Adapters:
         """Bytes of all matrices."""
         projections = (projection for layer in self.layers for projection in layer.projections)
         return sum(module.a.nbytes + module.b.nbytes for each in projections for module in each.modules)
+
+    def check_fits(self, target: Transformer) -> None:
+        """Raises ValueError for a model of other sizes, or on another device."""
+        if _sizes(target.config) != self._sizes or target.device != self._device:
+            raise ValueError("adapters: they were loaded for a model of other sizes or on another device")
 
     def find(self, name: str) -> Adapter:
         """Returns the adapter of a name. Raises ValueError listing the names where there is none."""
@@ -76,7 +82,12 @@ def load_adapters(folders: Mapping[str, str | Path], target: Transformer) -> Ada
     form = str(target.cache_dtype).removeprefix("torch.")
     names = [*folders]
     layers = [_layer(target.config, number, names, read, form, target.device) for number in range(target.config.num_layers)]
-    return Adapters([Adapter(name, index) for index, name in enumerate(names)], layers)
+    return Adapters(names, layers, target)
+
+
+def _sizes(config: ModelConfig) -> tuple[int, ...]:
+    heads = config.num_heads, config.num_kv_heads, config.head_dim
+    return config.num_layers, config.hidden_size, config.intermediate_size, *heads
 
 
 def check_folders(folders: object) -> None:
