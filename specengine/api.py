@@ -56,8 +56,9 @@ def generate(
 ) -> Outputs:
     """Continues one prompt or a list of prompts (strings, lists of token ids, lists of chat messages).
 
-    model, drafter, rule, device, dtype and adapters are arguments of Engine, the others fields of SamplingParams. Repeated calls
-    reuse the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in place of each.
+    model, drafter, rule, device, dtype and adapters are arguments of Engine, the others fields of SamplingParams.
+    Repeated calls reuse the loaded engine. One prompt gives one output, a list gives a list; n > 1 gives n outputs in
+    place of each.
     Raises ValueError naming the argument.
     """
     params = SamplingParams.among(locals())

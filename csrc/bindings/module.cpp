@@ -30,6 +30,7 @@ using namespace specengine;
 PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   // records: structs of tensors that several ops take
   add_record<KvCacheView>(m);
+  add_record<RopeTables>(m);
   add_record<SamplingTable>(m);
   add_record<TokenHistory>(m);
   add_record<SampledTrees>(m);

@@ -104,7 +104,7 @@ void pass(const DraftTree& op, const PassRows& rows, const TensorView& tokens, c
     prepare(both, w.fuse, fuse_in);
     project(fuse_in, w.fuse, inputs);
   }
-  run_cpu(DecoderPass{&d, none, inputs, first_inputs, first(rows.depths, M), ancestors, cache, op.cos, op.sin,
+  run_cpu(DecoderPass{&d, none, inputs, first_inputs, first(rows.depths, M), ancestors, cache, {op.cos, op.sin},
                       first(rows.hidden_states, M), first(rows.at_layers, M), rows.workspace});
 }
 

@@ -64,6 +64,13 @@ struct Decoder {
   int64_t workspace_bytes(int64_t rows) const;
 };
 
+// Rotary tables of T positions.
+struct RopeTables {
+  static constexpr char kRecord[] = "RopeTables";
+  TensorView cos;  // [T, head_dim / 2] float32
+  TensorView sin;  // [T, head_dim / 2] float32
+};
+
 struct DecoderPass {
   const Decoder* decoder;
   OptionalTensor tokens;         // [M] int32; None: inputs are given
@@ -72,8 +79,7 @@ struct DecoderPass {
   TensorView depths;             // [M] int32, root 0
   OptionalTensor ancestors;      // [M, W] int32 bits; None: chains
   KvCacheView cache;             // all layers; the nodes' slots are written
-  TensorView cos;                // [T, head_dim / 2] float32
-  TensorView sin;                // [T, head_dim / 2] float32
+  RopeTables rope;
   OptionalTensor hidden_states;  // [M, hidden] float32, written: states after the final norm; None: only the cache is
   OptionalTensor at_layers;      // [M, hidden_state_layers, hidden] float32, written: the residual stream before the
                                  // decoder's hidden_state_layers; None: it has none

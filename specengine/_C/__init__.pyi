@@ -12,6 +12,10 @@ class KVCacheView(NamedTuple):
     row_start: Tensor
     first_node: int
 
+class RopeTables(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+
 class SamplingTable(NamedTuple):
     temperature: Tensor
     top_k: Tensor
@@ -330,8 +334,7 @@ def decoder_pass(
     depths: Tensor,
     ancestors: Tensor | None,
     cache: KVCacheView,
-    cos: Tensor,
-    sin: Tensor,
+    rope: RopeTables,
     hidden_states: Tensor | None,
     at_layers: Tensor | None,
     workspace: Tensor,

@@ -28,6 +28,7 @@ from specengine.bench.race.rule_sweep import rule_contenders, split_rules
 from specengine.bench.report.labels import counted
 from specengine.bench.report.tables import acceptance_table, peers_table, preset_table, table
 from specengine.bench.suite import Plan, run_suite
+from specengine.models.lora.adapters import load_adapters
 from specengine.tensor_parallel.loading import LoadedModel, load_model, resolve_device
 
 
@@ -93,7 +94,12 @@ def _plan(options: Options, preset: Preset | None, name: str, model: LoadedModel
         contenders = [Contender(drafter, options.rule or "match") for drafter in split_drafters(drafters)]
     return Plan(
         contenders=contenders,
-        settings=RaceSettings(temperatures, batches, options.repetitions),
+        settings=RaceSettings(
+            temperatures,
+            batches,
+            options.repetitions,
+            load_adapters(options.adapters, model.target) if options.adapters else None,
+        ),
         peers=split_peers(options.peers),
         quality=preset.quality if preset else bool(options.rules),
         prefill=options.prefill,

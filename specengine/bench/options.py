@@ -17,6 +17,7 @@ from specengine.bench.presets.catalog import PRESETS, named
 from specengine.bench.race.questions import BUILT_IN, RANDOM_TOKENS, Question, load_files
 from specengine.bench.report.plot import check_matplotlib
 from specengine.types import SamplingParams
+from specengine.utils.spec_string import parse_named_paths
 
 MODEL = "smollm2-135m"
 GPU_MODEL = "random:llama-3.1-8b"
@@ -97,6 +98,10 @@ class Options:
             "quality against speed (needs matplotlib).",
         ),
     ] = None
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=PATH", help="PEFT LoRA folder, with which the target answers under every drafter."),
+    ] = None
     dtype: str = "auto"
     device: str = "auto"
     seed: int = 0
@@ -145,6 +150,10 @@ class Options:
             if others := [name for name in given if name not in own]:
                 named_others = ", ".join(f"--{name.replace('_', '-')}" for name in others)
                 raise ValueError(f"gpu-model: measures nothing, so only --json goes with it, not {named_others}")
+        if self.adapter:
+            excluded = ("peers", "preset", "rules", "memory", "perplexity", "kernels", "prefill")
+            if other := next((name for name in excluded if getattr(self, name)), None):
+                raise ValueError(f"adapter: drafters alone are measured with it, not --{other}")
         if self.preset:
             named(self.preset)
             if self.drafters or self.rule or self.rules or self.kernels or self.perplexity:
@@ -153,7 +162,17 @@ class Options:
     @property
     def sampling(self) -> SamplingParams:
         """Sampling parameters of all answers, at temperature 0."""
-        return SamplingParams(max_new_tokens=self.max_new_tokens, seed=self.seed, ignore_eos=self.ignore_eos)
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+            adapter=next(iter(self.adapters), None),
+        )
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The adapter's folder by its name, if there is one. Raises ValueError for another form than NAME=PATH."""
+        return parse_named_paths("adapter", [self.adapter])
 
     @property
     def question_files(self) -> list[Path]:

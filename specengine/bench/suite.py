@@ -84,6 +84,7 @@ def run_suite(plan: Plan, model: LoadedModel, questions: Sequence[Question], par
         "max_new_tokens": params.max_new_tokens,
         "seed": params.seed,
         "ignore_eos": params.ignore_eos,
+        "adapter": params.adapter,
         "repetitions": plan.settings.repetitions,
         "dtype": model.dtype,
         "device": str(model.target.device),

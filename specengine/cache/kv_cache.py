@@ -220,9 +220,7 @@ class KVCache(PagePool):
         path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
         ops.compact_kv(self.k, self.v, batch.block_table, batch.lengths, path, count)
 
-    def batch(
-        self, pages: Sequence[Sequence[int]], lengths: Sequence[int], adapters: Sequence[int] = ()
-    ) -> CacheBatch:
+    def batch(self, pages: Sequence[Sequence[int]], lengths: Sequence[int], adapters: Sequence[int] = ()) -> CacheBatch:
         """Makes the view of requests that own `pages` and have `lengths` tokens cached.
 
         adapters: the number of each request's adapter, -1: none; empty: of no request.

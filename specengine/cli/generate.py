@@ -12,6 +12,7 @@ import typer
 from specengine.cli import options
 from specengine.cli.console import show_logprobs, show_trace, summarise, write
 from specengine.utils.console import note
+from specengine.utils.spec_string import parse_named_paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ def generate(
     from specengine.engine.engine import Engine
     from specengine.types import SamplingParams
 
-    adapters = options.parse_adapters([adapter])
+    adapters = parse_named_paths("adapter", [adapter])
     given = {
         **options.read_constraint(json_schema, regex, grammar, choices),
         "logit_bias": options.parse_logit_bias(logit_bias or []),

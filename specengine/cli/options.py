@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -57,21 +56,6 @@ def _read(name: str, path: Path | None) -> str | None:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: expected UTF-8 text in {str(path)!r}, byte {error.start} is not") from None
-
-
-def parse_adapters(pairs: Sequence[str | None]) -> dict[str, str]:
-    """Parses `NAME=PATH` pairs; None is left out. Raises ValueError for any other form and for a repeated name."""
-    adapters: dict[str, str] = {}
-    for pair in pairs:
-        if pair is None:
-            continue
-        name, _, path = pair.partition("=")
-        if not name or not path:
-            raise ValueError(f"adapter: expected NAME=PATH, got {pair!r}")
-        if name in adapters:
-            raise ValueError(f"adapter: {name!r} is given twice")
-        adapters[name] = path
-    return adapters
 
 
 def parse_logit_bias(pairs: list[str]) -> dict[int, float] | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specengine.cli import options
+from specengine.utils.spec_string import parse_named_paths
 
 
 def serve(
@@ -67,7 +68,7 @@ def serve(
         raise ValueError(f"serve: needs {error.name}; pip install 'specengine[serve]'") from error
     from specengine.server.settings import Settings, derive_settings
 
-    given = {**locals(), "hosts": tuple(allow_host or ()), "adapters": options.parse_adapters(adapter or [])}
+    given = {**locals(), "hosts": tuple(allow_host or ()), "adapters": parse_named_paths("adapter", adapter or [])}
     given |= derive_settings(model, drafter, rule, allow_drafter or (), allow_rule or ())
     if name:
         given["name"] = name

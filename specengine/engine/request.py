@@ -42,7 +42,7 @@ class Request:
     """One sample of one prompt. tokens: prompt and output; the last one is the root and has no slot in the cache yet.
 
     limit: output tokens, at most: max_new_tokens, or as many as the context has room for.
-    adapter: applied to its rows by the target; None: none.
+    adapter: of the target for its rows; None: none.
     sharing: whose pages it may share.  drafter_reads: the drafter reads it, and keeps keys and values of it.
     drafter_state: what the drafter remembers of it.  constraint: what its text must be, if anything.
     failure: why it ended with finish_reason `error`, where the cause is its own.

@@ -79,13 +79,14 @@ class Transformer:
         """Returns the same model with other hidden_state_layers; both share all memory. Raises ValueError."""
         if tuple(layers) == self.hidden_state_layers:
             return self
-        options = {"rope": self._rope, "hidden_state_layers": layers, "lora": self.lora}
-        return Transformer(self.weights, self.device, self.ops, **options)
+        return self._sharing(layers, self.lora)
 
     def with_lora(self, lora: Sequence[LoraLayer]) -> Transformer:
         """Returns the same model with adapters, which CacheBatch.adapters chooses; both share all memory."""
-        options = {"rope": self._rope, "hidden_state_layers": self.hidden_state_layers, "lora": lora}
-        return Transformer(self.weights, self.device, self.ops, **options)
+        return self._sharing(self.hidden_state_layers, lora)
+
+    def _sharing(self, layers: Sequence[int], lora: Sequence[LoraLayer]) -> Transformer:
+        return Transformer(self.weights, self.device, self.ops, rope=self._rope, hidden_state_layers=layers, lora=lora)
 
     def first_layers(self, count: int) -> Transformer:
         """Returns the model that skips from layer `count` to the final norm and the head; both share all memory.

@@ -75,6 +75,7 @@ class LayerwiseDecoder:
             dtype = reader.weights[0].data.dtype if reader and ops.rounds else torch.float32
             return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
 
+        bare = LoraLayer.empty()
         residual, q, delta = empty(rows, c.hidden_size), empty(rows, c.num_heads, c.head_dim), None
         if inputs is None:
             ops.gather_rows(self.embedding, tree.tokens, residual)
@@ -85,9 +86,9 @@ class LayerwiseDecoder:
             if at_layers is not None and number in self.hidden_state_layers:
                 at_layers[:, self.hidden_state_layers.index(number)] = residual
 
-        def product(x: torch.Tensor, layer: Projection, added: LoraProjection | None) -> torch.Tensor:
+        def product(x: torch.Tensor, layer: Projection, added: LoraProjection) -> torch.Tensor:
             out = ops.linear(x, layer)
-            if added is not None:
+            if added.modules:
                 ops.add_lora(x, added, tree.row_start, adapters, out)
             return out
 
@@ -99,20 +100,20 @@ class LayerwiseDecoder:
                 ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
             if not only_cache:
                 write_at_layer(number)
-            lora = self.lora[number] if adapters is not None else None
-            qkv = product(normed, layer.qkv, lora and lora.qkv)
+            lora = bare if adapters is None else self.lora[number]
+            qkv = product(normed, layer.qkv, lora.qkv)
             cache = KVCacheView(keys, values, block_table, lengths, tree.row_start, first_node)
             ops.rope_cache(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths, cache, q, c.rms_norm_eps)
             if only_cache and number == len(self.layers) - 1:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
             ops.tree_attention(q, cache, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
-            delta = product(attended.view(rows, -1), layer.attention_out, lora and lora.attention_out)
+            delta = product(attended.view(rows, -1), layer.attention_out, lora.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
             gated = empty(rows, c.intermediate_size, reader=layer.down)
-            ops.silu_mul(product(normed, layer.gate_up, lora and lora.gate_up), gated)
-            delta = product(gated, layer.down, lora and lora.down)
+            ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
+            delta = product(gated, layer.down, lora.down)
         hidden_states = empty(rows, c.hidden_size)
         ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)
         write_at_layer(len(self.layers))

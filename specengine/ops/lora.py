@@ -41,7 +41,9 @@ class LoraProjection:
     @cached_property
     def native(self) -> _C.LoraProjection:
         """The projection as the core takes it; the core borrows the matrices and keeps them alive."""
-        return _C.LoraProjection(tuple(_C.LoraModule(m.a, m.b, m.ranks, m.scales, m.first, m.rows) for m in self.modules))
+        return _C.LoraProjection(
+            tuple(_C.LoraModule(m.a, m.b, m.ranks, m.scales, m.first, m.rows) for m in self.modules)
+        )
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class LoraLayer:
     @property
     def projections(self) -> tuple[LoraProjection, ...]:
         return self.qkv, self.attention_out, self.gate_up, self.down
+
+    @staticmethod
+    def empty() -> LoraLayer:
+        """Returns what adds nothing."""
+        return LoraLayer(*[LoraProjection()] * 4)
 
     @cached_property
     def native(self) -> _C.LoraLayer:

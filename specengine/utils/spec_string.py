@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -75,3 +76,18 @@ def check_range(name: str, value: int, low: int, high: int) -> None:
     """Raises ValueError naming `name` unless `value` is an integer from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ValueError(f"{name}: expected an integer from {low} to {high}, got {value!r}")
+
+
+def parse_named_paths(option: str, pairs: Iterable[str | None]) -> dict[str, str]:
+    """Parses `NAME=PATH` pairs; None is left out. Raises ValueError for any other form and for a repeated name."""
+    paths: dict[str, str] = {}
+    for pair in pairs:
+        if pair is None:
+            continue
+        name, _, path = pair.partition("=")
+        if not name or not path:
+            raise ValueError(f"{option}: expected NAME=PATH, got {pair!r}")
+        if name in paths:
+            raise ValueError(f"{option}: {name!r} is given twice")
+        paths[name] = path
+    return paths

@@ -121,5 +121,5 @@ def test_what_peft_wrote_needs_no_field_that_is_unknown_here(models, tmp_path):
     load_adapters({"x": tmp_path}, model.target)
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps({**about, "use_new_trick": True}))
-    with pytest.raises(ValueError, match="adapters: x: .*'use_new_trick' is 'True', which is not supported"):
+    with pytest.raises(ValueError, match=r"adapters: x: .*'use_new_trick' is 'True', which is not supported"):
         load_adapters({"x": tmp_path}, model.target)

@@ -20,6 +20,7 @@ from specengine.cli.main import app
 from specengine.hub import embedded_models
 from specengine.models.presets import PRESETS
 from specengine.types import CycleTrace, StreamEvent
+from tests.adapters.files import write_adapter
 from tests.models.files import write_chat_model
 
 TINY = "random:tiny-llama"
@@ -76,7 +77,7 @@ def test_generate_has_every_parameter_of_the_api_with_its_default():
     command = next(c for c in app.registered_commands if c.callback.__name__ == "generate")
     options = inspect.signature(command.callback).parameters
     for name, parameter in inspect.signature(specengine.generate).parameters.items():
-        if name != "prompts":
+        if name not in ("prompts", "adapters"):  # --adapter names a folder too
             # typer passes None for a repeatable option that is absent
             assert options[name].default == (parameter.default if name != "stop" else None), name
 
@@ -384,3 +385,26 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_session(smollm2_path):
         _, errors = process.communicate(b"Say hello.\n", timeout=300)
     lines = [line for line in errors.decode().splitlines() if line]
     assert process.returncode == 0 and lines[0] == "stopped" and lines[-1].startswith("tau ")
+
+
+# ---- adapters
+
+
+def test_an_adapter_answers_on_the_command_line(tmp_path):
+    folder = write_adapter(tmp_path, PRESETS["tiny-llama"])
+    options = ("--model", TINY, "--drafter", "none", "--max-new-tokens", "6", "--json")
+    bare, adapted = (
+        json.loads(run("generate", "5 9 13", *options, *more).stdout)["token_ids"]
+        for more in ((), ("--adapter", f"x={folder}"))
+    )
+    engine = specengine.Engine(TINY, drafter="none", adapters={"x": folder})
+    params = specengine.SamplingParams(max_new_tokens=6, adapter="x")
+    assert adapted == engine.generate([5, 9, 13], params).token_ids != bare
+
+
+@pytest.mark.parametrize("command", [("generate", "5"), ("chat",), ("serve",)], ids=lambda command: command[0])
+def test_an_adapter_without_name_or_folder_is_refused(command):
+    for text in ("folder", "=folder", "name="):
+        result = run(*command, "--model", TINY, "--adapter", text)
+        assert result.exit_code == 2
+        one_error_line(result, f"adapter: expected NAME=PATH, got '{text}'")

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from specengine import AsyncEngine, Engine, SamplingParams
+from specengine import AsyncEngine, Engine, SamplingParams, generate
 from specengine.engine.core import EngineCore
 from tests.adapters.files import tiny_adapters, write_adapter
 from tests.engine.prefixes import SPECS, SYSTEM, whole
@@ -46,7 +46,9 @@ def test_every_drafter_gives_the_text_of_plain_decoding_with_the_same_adapter(ma
         own = [chosen(params, adapter) for adapter in CHOICES]
         expected = [output.token_ids for output in plain.generate(PROMPTS, own)]
         assert [output.token_ids for output in engine.generate(PROMPTS, own)] == expected
-        assert engine.generate(PROMPTS[2], own[2]).token_ids == expected[2]  # what it has learned by now changes nothing
+        assert (
+            engine.generate(PROMPTS[2], own[2]).token_ids == expected[2]
+        )  # what it has learned by now changes nothing
     assert len({tuple(tokens) for tokens in expected}) == len(expected)
 
 
@@ -115,7 +117,7 @@ def test_the_async_engine_takes_adapters(adapters):
         async with AsyncEngine(tiny_engine(adapters=adapters)) as engine:
             params = [chosen(SAMPLED, name) for name in CHOICES]
             outputs = await engine.generate(PROMPTS, params)
-            with pytest.raises(ValueError, match="^adapter: this engine has a, b, c, got 'd'"):
+            with pytest.raises(ValueError, match=r"^adapter: this engine has a, b, c, got 'd'"):
                 await engine.generate(PROMPTS[0], chosen(SAMPLED, "d"))
             return [output.token_ids for output in outputs]
 
@@ -125,24 +127,36 @@ def test_the_async_engine_takes_adapters(adapters):
 
 def test_an_unknown_adapter_is_refused_before_anything_runs(adapters):
     engine = tiny_engine("none", adapters=adapters)
-    with pytest.raises(ValueError, match="^adapter: this engine has a, b, c, got 'x'"):
+    with pytest.raises(ValueError, match=r"^adapter: this engine has a, b, c, got 'x'"):
         engine.generate(PROMPTS, [GREEDY, GREEDY, GREEDY, GREEDY, chosen(GREEDY, "x")])
-    with pytest.raises(ValueError, match="^adapter: this engine has none, got 'a'"):
+    with pytest.raises(ValueError, match=r"^adapter: this engine has none, got 'a'"):
         tiny_engine("none").generate(PROMPTS[0], chosen(GREEDY, "a"))
     for name in ("", 3, ["a"]):
-        with pytest.raises(ValueError, match="^adapter: expected the name of an adapter or None"):
+        with pytest.raises(ValueError, match=r"^adapter: expected the name of an adapter or None"):
             SamplingParams(adapter=name)
     for folders in ({}, ["a"], {"": adapters["a"]}, {"a": 3}, {3: adapters["a"]}):
-        with pytest.raises(ValueError, match="^adapters: "):
+        with pytest.raises(ValueError, match=r"^adapters: "):
             tiny_engine("none", adapters=folders)
 
 
 def test_loaded_adapters_of_another_model_are_refused(tmp_path, adapters):
     loaded = tiny_engine("none", adapters=adapters).adapters
-    with pytest.raises(ValueError, match="^adapters: they were loaded for a model of other sizes"):
+    with pytest.raises(ValueError, match=r"^adapters: they were loaded for a model of other sizes"):
         Engine("random:tiny-qwen3", drafter="none", adapters=loaded)
 
 
 def test_a_target_under_tensor_parallel_has_no_adapters(adapters):
-    with pytest.raises(ValueError, match="^adapters: a target under tensor_parallel=2 cannot have any"):
+    with pytest.raises(ValueError, match=r"^adapters: a target under tensor_parallel=2 cannot have any"):
         Engine("random:tiny-llama", drafter="none", tensor_parallel=2, adapters=adapters)
+
+
+def test_generate_takes_adapters_and_keeps_the_engine_of_each_set(adapters):
+    def said(folders, name):
+        options = {"model": "random:tiny-llama", "drafter": "none", "dtype": "float32", "max_new_tokens": 8}
+        return generate(PROMPTS[0], adapters=folders, adapter=name, **options).token_ids
+
+    texts = [said(None, None), said(adapters, "a"), said({"a": adapters["b"]}, "a"), said(adapters, None)]
+    assert texts[0] == texts[3] and len({tuple(text) for text in texts}) == 3
+    assert said(adapters, "a") == texts[1]
+    with pytest.raises(ValueError, match=r"^adapters: expected a mapping"):
+        said("a", None)

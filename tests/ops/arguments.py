@@ -126,15 +126,33 @@ def decoder_layer() -> Arguments:
     }
 
 
+def lora_module() -> Arguments:
+    """Two adapters of a matrix [20, 40], of which the second has rank 5."""
+    matrices = {"a": randn(2, 1, 40, 16), "b": randn(2, 2, 16, 16, seed=2)}
+    return {**matrices, "ranks": ints(16, 5), "scales": randn(2, seed=3), "first": 3, "rows": 20}
+
+
+def add_lora() -> Arguments:
+    rest = {"row_start": ints(0, 2, 3, 7), "adapters": ints(1, -1, 0), "out": randn(7, 30, seed=4)}
+    return {"x": randn(7, 40, seed=5), **lora_module(), **rest, "workspace": torch.zeros(7 * 16)}
+
+
+def lora_layers() -> list[Any]:
+    """What two adapters add to q of each layer of decoder()."""
+    module = {"a": randn(2, 1, 6, 16), "b": randn(2, 2, 16, 16, seed=2), **{"ranks": ints(16, 5), "scales": randn(2)}}
+    adapted = _C.LoraProjection((_C.LoraModule(**module, first=0, rows=32),))
+    return [_C.LoraLayer(adapted, *[_C.LoraProjection(())] * 3)] * 2
+
+
 def decoder() -> Arguments:
     sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5}
     layers = [_C.DecoderLayer(**decoder_layer()) for _ in range(2)]
-    rest = {"first_columns": 0, "hidden_state_layers": (0, 2)}
+    rest = {"first_columns": 0, "hidden_state_layers": (0, 2), "lora": ()}
     return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes, **rest}
 
 
 def decoder_pass() -> Arguments:
-    native = _C.Decoder(**decoder())
+    native = _C.Decoder(**decoder() | {"lora": lora_layers()})
     first, second = (make_cache(TREES, LENGTHS, 2, 8, torch.float32).view() for _ in range(2))
     k, v = torch.stack([first.k_cache, second.k_cache]), torch.stack([first.v_cache, second.v_cache])
     return {
@@ -150,13 +168,14 @@ def decoder_pass() -> Arguments:
         "hidden_states": torch.zeros(8, 6),
         "at_layers": torch.zeros(8, 2, 6),
         "workspace": torch.zeros(native.workspace_bytes(8), dtype=torch.uint8),
+        "adapters": ints(1, 0),
     }
 
 
 def decoder_pass_fed() -> Arguments:
     """Rows that a drafter makes enter the first layer, which has no norm of its own."""
     layers = [_C.DecoderLayer(**{**decoder_layer(), **changes}) for changes in ({"attention_norm": None}, {})]
-    native = _C.Decoder(**{**decoder(), "embedding": None, "layers": layers})
+    native = _C.Decoder(**{**decoder(), "embedding": None, "layers": layers, "lora": lora_layers()})
     return {**decoder_pass(), "decoder": native, "tokens": None, "inputs": randn(8, 6, seed=5)}
 
 
@@ -396,7 +415,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
     .replace("_halves", " halves"): op
     for op in (
         *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
-        *(linear, linear_quantised, linear_argmax, linear_argmax_quantised),
+        *(linear, linear_quantised, linear_argmax, linear_argmax_quantised, add_lora),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
         *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),
         *(draft_cascade, draft_cascade_halves, draft_heads, draft_glide),
@@ -407,7 +426,7 @@ OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
-    ("decoder_pass fed", "ancestors"),
+    *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
     *((op, "vocabulary") for op in OPS if op.startswith("draft_tree")),
     *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
     *(("draft_heads", "vocabulary"), ("draft_glide", "vocabulary")),
@@ -426,6 +445,13 @@ GLIDE = ("decoder", "embedding", "embedding_rows", "queries", "outs", "target_he
 GLIDE += ("reach", "block", "head", "vocabulary")
 CASCADE = ("decoder", "embedding", "fuse", "embedding_norm", "hidden_state_norm", "head_norm", "head")
 CASCADE += ("markov_rank", "markov_tokens", "markov_head", "vocabulary")
+
+
+LORA = ("a", "b", "ranks", "scales", "first", "rows")
+
+
+def _lora(arguments: Arguments) -> Any:
+    return _C.LoraProjection((_record(_C.LoraModule, LORA)(arguments),))
 
 
 def _record(kind: Callable[..., Any], names: Sequence[str]) -> Callable[[Arguments], Any]:
@@ -447,7 +473,8 @@ CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
 RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's arguments
     "rope_cache": CACHE,
     "tree_attention": CACHE,
-    "decoder_pass": CACHE,
+    "decoder_pass": {**CACHE, "rope": _record(_C.RopeTables, _C.RopeTables._fields)},
+    "add_lora": {"projection": _lora},
     "draft_tree": {
         **CACHE,
         "weights": _record(_C.EagleWeights, WEIGHTS),

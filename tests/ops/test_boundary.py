@@ -28,9 +28,9 @@ from tests.ops.arguments import (
 from tests.selection import looped
 
 CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
-CLASSES |= {"GlideNetwork"}
+CLASSES |= {"GlideNetwork", "LoraModule", "LoraProjection", "LoraLayer"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
-RECORDS |= {"VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
+RECORDS |= {"RopeTables", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 # see tests/pools
@@ -107,6 +107,7 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     ("draft_glide", "target_k"): FLOATS,
     ("draft_cascade", "markov_tokens"): FORMATS,
     ("tree_attention", "out"): FLOATS,
+    ("add_lora", "a"): FLOATS,
 }
 
 
@@ -148,7 +149,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *(("verify_tree sampled", "draft_logits", 0), ("verify_tree sampled", "draft_logits", 1)),
     *(("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
     *(("tree_attention", "ancestors", 1), ("compact_kv", "path", 1)),
-    ("expand_backbone", "logits", 2),
+    *(("expand_backbone", "logits", 2), ("add_lora", "out", 1), ("add_lora", "workspace", 0)),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specengine import _C
-from tests.ops.arguments import OPS, blocks, call, decoder, decoder_layer, projection, randn
+from tests.ops.arguments import OPS, blocks, call, decoder, decoder_layer, lora_layers, projection, randn
 
 NORMS = ({}, {"attention_norm": None})
 FLOAT_WEIGHT, Q8_WEIGHT = randn(4, 6, 16), blocks(1, _C.Q8_BYTES)
@@ -109,6 +109,7 @@ def test_only_the_first_layer_may_do_without_a_norm():
 
 def test_a_decoder_without_hidden_state_layers_writes_none():
     arguments = OPS["decoder_pass"]()
+    arguments["adapters"] = None
     plain = _C.Decoder(**{**decoder(), "hidden_state_layers": ()})
     call("decoder_pass", {**arguments, "decoder": plain, "at_layers": None})
     with pytest.raises(ValueError, match="at_layers: this decoder has no hidden_state_layers"):
@@ -148,3 +149,27 @@ def test_a_first_layer_that_is_given_its_rows_has_no_norm_and_needs_them():
 def test_nodes_before_a_pass_are_counted_from_0(first_node):
     with pytest.raises(ValueError, match=f"^first_node: expected 0 to 255 nodes, got {first_node}"):
         call("decoder_pass", {**OPS["decoder_pass"](), "first_node": first_node})
+
+
+def test_adapters_are_those_of_the_decoder():
+    arguments = OPS["decoder_pass"]()
+    bare = _C.Decoder(**decoder())
+    with pytest.raises(ValueError, match="adapters: this decoder has none"):
+        call("decoder_pass", {**arguments, "decoder": bare})
+    for adapters, message in (((2, 0), "entry 0 is 2, expected -1 to 1"), ((0, -2), "entry 1 is -2")):
+        with pytest.raises(ValueError, match=f"adapters: {message}"):
+            call("decoder_pass", {**arguments, "adapters": torch.tensor(adapters, dtype=torch.int32)})
+    for changes, message in (
+        ({"lora": lora_layers()[:1]}, "lora: expected 2 layers, got 1"),
+        ({"lora": lora_layers(), "hidden": 6, "heads": 2, "kv_heads": 2}, "layers: layer 0: qkv"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _C.Decoder(**{**decoder(), **changes})
+
+
+def test_a_pass_without_adapters_has_the_bits_of_a_decoder_without_any():
+    bare = OPS["decoder_pass"]() | {"decoder": _C.Decoder(**decoder()), "adapters": None}
+    able = [OPS["decoder_pass"]() | {"adapters": given} for given in (None, torch.tensor([-1, -1], dtype=torch.int32))]
+    for case in (bare, *able):
+        call("decoder_pass", case)
+    assert all(torch.equal(case[name], bare[name]) for case in able for name in ("hidden_states", "at_layers"))

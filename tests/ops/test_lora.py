@@ -119,9 +119,7 @@ def _on(modules, backend):
         return modules
     put = backend.put
     return LoraProjection(
-        tuple(
-            type(m)(put(m.a), put(m.b), put(m.ranks), put(m.scales), m.first, m.rows) for m in modules.modules
-        )
+        tuple(type(m)(put(m.a), put(m.b), put(m.ranks), put(m.scales), m.first, m.rows) for m in modules.modules)
     )
 
 

@@ -78,7 +78,7 @@ void check_values(const DecoderPass& op) {
   const KvCacheView cache = op.cache.layer(0);
   if (op.tokens.defined()) check_ids(op.tokens, "tokens", op.decoder->embedding.shape[0] * kPanel);
   cache.validate_rows(op.depths.shape[0]);
-  check_depths(cache, op.depths, op.cos.shape[0]);
+  check_depths(cache, op.depths, op.rope.cos.shape[0]);
   if (op.ancestors.defined()) check_ancestors(cache, op.ancestors);
   for (int64_t b = 0; op.adapters.defined() && b < cache.requests(); ++b) {
     AddLora::check_adapter(op.adapters, b, op.decoder->adapters());
@@ -217,8 +217,8 @@ Device DecoderPass::validate() const {
   if (tokens.defined() && !d.embedding.defined()) fail("tokens: this decoder has no embedding");
   check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
   cache.validate(check, layers, d.kv_heads, d.head_dim);
-  check(cos, "cos", {DType::kFloat32}, {T, d.head_dim / 2});
-  check(sin, "sin", {DType::kFloat32}, {T, d.head_dim / 2});
+  check(rope.cos, "cos", {DType::kFloat32}, {T, d.head_dim / 2});
+  check(rope.sin, "sin", {DType::kFloat32}, {T, d.head_dim / 2});
   if (d.first_columns == 0 && first_inputs.defined()) fail("first_inputs: this decoder's first layer reads its rows");
   if (d.first_columns > 0) check(first_inputs, "first_inputs", {DType::kFloat32}, {M, d.first_columns});
   if (hidden_states.defined() || at_layers.defined())
@@ -277,7 +277,7 @@ void run_cpu(const DecoderPass& op) {
     }
     if (op.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
     adapters.project(attention_in, a.attention_in, layer.qkv, &LoraLayer::qkv, a.qkv, a.lora_sums);
-    run_cpu(RopeCache{a.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
+    run_cpu(RopeCache{a.qkv, op.rope.cos, op.rope.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
     if (!op.hidden_states.defined() && i + 1 == d.layers.size()) return;
     TensorView heads = a.attended;
     heads.ndim = 3, heads.shape[1] = d.heads, heads.shape[2] = d.head_dim, heads.strides[1] = d.head_dim,

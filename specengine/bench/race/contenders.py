@@ -8,6 +8,7 @@ from typing import NamedTuple
 from specengine.bench.race.sequential import SeqCascade, is_sequential, open_sequential
 from specengine.bench.race.synthetic import SyntheticEngine, is_synthetic
 from specengine.engine.engine import Engine
+from specengine.models.lora.adapters import Adapters
 from specengine.tensor_parallel.loading import LoadedModel
 
 BASE = "none"  # the drafter of plain decoding, which every speedup is measured against
@@ -47,7 +48,12 @@ def split_drafters(text: str) -> list[str]:
 
 
 def open_contender(
-    model: LoadedModel, drafter: str, *, rule: str = "match", max_batch_size: int = 16
+    model: LoadedModel,
+    drafter: str,
+    *,
+    rule: str = "match",
+    max_batch_size: int = 16,
+    adapters: Adapters | None = None,
 ) -> ContenderEngine:
     """Opens the engine that a drafter's and a rule's description name.
 
@@ -57,4 +63,4 @@ def open_contender(
         return open_sequential(model, drafter, rule, max_batch_size)
     kind = SyntheticEngine if is_synthetic(drafter) else Engine
     drafter = BASE if drafter == CONTROL else drafter
-    return kind(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size, prefix_cache_mib=0)
+    return kind(model, drafter=drafter, rule=rule, max_batch_size=max_batch_size, prefix_cache_mib=0, adapters=adapters)

@@ -11,17 +11,19 @@ from specengine.bench.race.questions import Question
 from specengine.bench.race.race import Race, batches_of
 from specengine.bench.race.run import Run
 from specengine.bench.race.run_stats import RunStats
+from specengine.models.lora.adapters import Adapters
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.types import SamplingParams
 
 
 @dataclass(frozen=True)
 class RaceSettings:
-    """temperatures: empty for the temperature of the sampling parameters."""
+    """temperatures: empty for the temperature of the sampling parameters.  adapters: that these may name."""
 
     temperatures: Sequence[float] = ()
     batches: Sequence[int] = (1,)
     repetitions: int = 3
+    adapters: Adapters | None = None
 
 
 def measure(
@@ -53,7 +55,9 @@ def measure(
     for temperature in settings.temperatures or (params.temperature,):
         # Each temperature has its own engines, because drafters adapt to the acceptance that they measure.
         engines = [
-            open_contender(model, each.drafter, rule=each.rule, max_batch_size=max(settings.batches))
+            open_contender(
+                model, each.drafter, rule=each.rule, max_batch_size=max(settings.batches), adapters=settings.adapters
+            )
             for each in contenders
         ]
         for batch, groups in grouped.items():

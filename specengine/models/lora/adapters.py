@@ -81,7 +81,9 @@ def load_adapters(folders: Mapping[str, str | Path], target: Transformer) -> Ada
             raise type(error)(f"adapters: {name}: {error}") from error
     form = str(target.cache_dtype).removeprefix("torch.")
     names = [*folders]
-    layers = [_layer(target.config, number, names, read, form, target.device) for number in range(target.config.num_layers)]
+    layers = [
+        _layer(target.config, number, names, read, form, target.device) for number in range(target.config.num_layers)
+    ]
     return Adapters(names, layers, target)
 
 
@@ -118,7 +120,7 @@ def _layer(
             key = f"model.layers.{number}.{module}"
             found = [adapter.get(key) for adapter in adapters]
             if any(found):
-                matrices = [each and (each.a, each.b, each.scale) for each in found]
+                matrices = [None if each is None else (each.a, each.b, each.scale) for each in found]
                 try:
                     stacked.append(stack_lora(matrices, form, first.get(module, 0), device))
                 except ValueError as error:

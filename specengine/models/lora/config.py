@@ -130,7 +130,7 @@ def _check_unsupported(fields: Fields) -> None:
     if isinstance(init, dict | list) or init not in _INITS:
         raise fields.error(
             "init_lora_weights",
-            f"is {str(init)[:80]!r}: such an adapter belongs to changed weights; convert it to a plain LoRA when saving",
+            f"is {str(init)[:80]!r}: such an adapter belongs to changed weights; save it converted to LoRA",
         )
     for name, value in fields.data.items():
         if name not in _IGNORED | _READ and value not in (None, False, "", [], {}):

@@ -65,19 +65,19 @@ def _matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _check_names(tensors: Checkpoint, lora: LoraConfig, modules: list[str]) -> None:
-    for end in ("embed_tokens", "lm_head"):
-        if any(f".{end}." in name for name in tensors.tensors) or lora.targets(end) or lora.targets(f"model.{end}"):
-            if lora.target_modules != "all-linear" or any(f".{end}." in name for name in tensors.tensors):
-                raise ValueError(
-                    f"{tensors.source}: it adapts {end}; supported are {', '.join(MODULES)}"
-                )
+    for end in ("model.embed_tokens", "lm_head"):
+        named = lora.target_modules != "all-linear" and lora.targets(end)
+        if named or any(f".{end}.lora_" in name for name in tensors.tensors):
+            raise ValueError(f"{tensors.source}: it adapts {end}; supported are {', '.join(MODULES)}")
     if not modules:
         raise ValueError(f"{tensors.source}: its target_modules name no matrix of this model")
     expected = {_tensor_name(module, part) for module in modules for part in "AB"}
     if missing := sorted(expected - set(tensors.tensors)):
         raise ValueError(f"{tensors.source}: tensor '{missing[0]}' is missing ({len(missing)} missing in all)")
     if extra := sorted(set(tensors.tensors) - expected):
-        raise ValueError(f"{tensors.source}: tensor '{extra[0]}' has no place in this model, or is not in target_modules")
+        raise ValueError(
+            f"{tensors.source}: tensor '{extra[0]}' has no place in this model, or is not in target_modules"
+        )
 
 
 def _tensor_name(module: str, part: str) -> str:
