@@ -14,7 +14,7 @@ import typer
 from specengine.bench.gpu_model.constants import gpu_of
 from specengine.bench.kernels.rows import PREFIX
 from specengine.bench.presets.catalog import PRESETS, named
-from specengine.bench.race.questions import BUILT_IN, RANDOM_TOKENS, Question, load_files
+from specengine.bench.race.questions import BUILT_IN, RANDOM_TOKENS, SCHEMAS, Question, load_files
 from specengine.bench.report.plot import check_matplotlib
 from specengine.types import SamplingParams
 from specengine.utils.spec_string import parse_named_paths
@@ -64,7 +64,8 @@ class Options:
         str | None,
         typer.Option(
             help="JSONL files in MT-bench form, separated by commas: one object with `turns` per line. `category` "
-            "defaults to the file's name. The default is the package's own questions."
+            "defaults to the file's name, `json_schema` constrains the answers. `schemas` is the package's own file of "
+            "sixty such questions. The default is the package's other questions."
         ),
     ] = None
     limit: Annotated[int | None, typer.Option(help="At most this many questions of each file.")] = None
@@ -177,7 +178,8 @@ class Options:
     @property
     def question_files(self) -> list[Path]:
         """Files of questions."""
-        return [Path(part.strip()) for part in self.questions.split(",")] if self.questions else [BUILT_IN]
+        names = [part.strip() for part in self.questions.split(",")] if self.questions else []
+        return [SCHEMAS if name == "schemas" else Path(name) for name in names] or [BUILT_IN]
 
     def load_questions(self) -> list[Question]:
         """Reads all questions. Raises FileNotFoundError, or ValueError naming file and line."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from specengine.types import GenerationFailed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+T = TypeVar("T")
 
 
 class Constraint:
@@ -32,6 +34,7 @@ class Constraint:
             self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
         self._text: list[int] = []
         self._tried: list[int] = []  # behind the text
+        self._failed = False  # the last question to the matcher
         self._doubtful = False  # a mask could not be computed
 
     def cut(self, tree: DraftTree, whole: bool = False) -> CutTree:
@@ -66,12 +69,13 @@ class Constraint:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Goes on by committed tokens. Raises GenerationFailed where the grammar engine gives up."""
-        taken = [token for token in tokens if token not in self._eos]
         if self._doubtful:
             self._check(tokens)
-        if self._matcher.try_consume_tokens(taken) < len(taken):
-            raise GenerationFailed(f"constraint: {self._matcher.get_error().strip() or 'a token that it forbids'}")
-        self._text += taken
+        for token in tokens:
+            if token not in self._eos and not self._takes(token):
+                raise GenerationFailed(f"constraint: {self._failure() or 'a token that it forbids'}")
+        self._text += self._tried
+        self._tried = []
 
     def _allowed(self, tree: DraftTree, forced: dict[int, list[int]] | None = None) -> Iterator[int]:
         """Yields the allowed nodes, depth first, while the matcher stands there; of an end of the text, before it.
@@ -79,7 +83,7 @@ class Constraint:
         forced: gets the tokens that must follow each node; children that are others are not allowed then.
         """
         if forced is not None:
-            forced[0] = self._matcher.compute_ff_tokens()
+            forced[0] = self._forced()
         if len(tree.tokens) == 1:
             yield 0
             return
@@ -103,43 +107,60 @@ class Constraint:
                     yield node
             elif self._takes(token):
                 if forced is not None:
-                    forced[node] = must[1:] or self._matcher.compute_ff_tokens()
+                    forced[node] = must[1:] or self._forced()
                 yield node
                 branches.append(iter(children[node]))
 
     def _may_end(self) -> bool:
-        return self._matcher.is_stopped() or (not self._ignore_eos and self._matcher.is_accepting())
+        return self._must_end() or (not self._ignore_eos and self._matcher.is_accepting())
+
+    def _must_end(self) -> bool:
+        return self._matcher.is_stopped() and self._matcher.is_accepting()  # an error stops the matcher too
 
     def _takes(self, token: int) -> bool:
-        """Goes on by one drafted token if the grammar allows it."""
-        if self._matcher.try_consume_tokens([token]):
+        """Goes on by one token if the grammar allows it."""
+        taken = self._healthy(lambda matcher: matcher.try_consume_tokens([token]))
+        if taken:
             self._tried.append(token)
-            return True
-        if self._matcher.is_error():
-            self._restore()
-        return False
+        return bool(taken)
+
+    def _forced(self) -> list[int]:
+        return self._healthy(lambda matcher: matcher.compute_ff_tokens()) or []
 
     def _take_back(self) -> None:
         self._tried.pop()
         self._matcher.rollback(1)
 
     def _fill_row(self, row: np.ndarray) -> None:
-        matcher = self._matcher
-        if matcher.is_stopped():
+        if self._must_end():
             row[:] = self._ends
             return
-        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if matcher.is_error():
+        self._healthy(lambda matcher: matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes))
+        if self._failed:
             row[:] = -1
             self._doubtful = True
-            self._restore()
         elif self._ignore_eos:
             row &= ~self._ends
             if not row.any():
                 row[:] = self._ends
 
+    def _healthy(self, ask: Callable[[LLMatcher], T]) -> T | None:
+        """Asks the matcher; where that reaches a limit, asks a new one that has read the same text and nothing else.
+
+        So whether a text fails depends on the text alone, and not on drafts. None: the new one fails too.
+        """
+        answer = ask(self._matcher)
+        self._failed = False
+        if self._matcher.is_error():
+            self._restore()
+            answer = ask(self._matcher)
+            if self._matcher.is_error():
+                self._failed = True
+                self._restore()
+                return None
+        return answer
+
     def _restore(self) -> None:
-        """Leaves an error, which a draft may have led to: the committed text need never go there."""
         self._matcher = self._start.deep_copy()
         self._matcher.try_consume_tokens([*self._text, *self._tried])
 

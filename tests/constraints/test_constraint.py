@@ -194,3 +194,46 @@ def test_limits_that_the_text_itself_runs_into_are_a_failure():
     constraint.fill(tree, np.zeros((3, 10), dtype=np.int32))
     with pytest.raises(GenerationFailed, match=r"^constraint: too many letters after 3 tokens"):
         constraint.advance([a, a, CALL])  # the last token came from a row without a mask
+
+
+class Tiring(Failing):
+    """A matcher that runs out of its limits after some questions, whatever the text."""
+
+    asked = 0
+
+    def deep_copy(self):
+        return Tiring(self._matcher.deep_copy(), self._text)
+
+    def _ask(self):
+        self.asked += 1
+        self._failed = self._failed or self.asked > 12
+
+    def try_consume_tokens(self, tokens):
+        self._ask()
+        return 0 if self._failed else super().try_consume_tokens(tokens)
+
+    def unsafe_compute_mask_ptr(self, *place):
+        self._ask()
+        self._matcher.unsafe_compute_mask_ptr(*place)
+
+    def compute_ff_tokens(self):
+        self._ask()
+        return [] if self._failed else self._matcher.compute_ff_tokens()
+
+    def compute_bitmask(self):
+        self._ask()
+
+
+def test_whether_a_text_fails_does_not_depend_on_how_much_was_drafted():
+    rng, given = random.Random(3), CONSTRAINTS[0]
+    fresh, text = FreshMatchers(SamplingParams(**given)), ()
+    constraint = constraint_of(given)
+    constraint._start = Tiring(constraint._start)
+    constraint._matcher = constraint._start.deep_copy()
+    for _ in range(12):
+        tree, _ = random_tree(fresh, text, rng, 16)
+        expected = constraint_of(given, *text)
+        assert constraint.cut(tree).drafted == expected.cut(tree).drafted
+        assert masks_of(constraint, tree) == masks_of(expected, tree)
+        text = (*text, next(token for token in fresh(text) if token not in ENDS))
+        constraint.advance(text[-1:])

@@ -43,7 +43,7 @@ def time_prefill(
     for turn in range(max(_REPETITIONS, repetitions) + 1):
         for step in range(len(engines)):
             position = (turn + step) % len(engines)
-            _, spent = ask(engines[position], [ids], params, pause_between(engines))
+            _, spent = ask(engines[position], [ids], [params], pause_between(engines))
             if turn:  # the first is a warm-up
                 seconds[position].append(spent)
     named = [*((name, None) for name in drafters), *((peer.drafter, peer.mode) for peer in peers)]

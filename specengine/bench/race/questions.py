@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specengine.tensor_parallel.loading import LoadedModel
-from specengine.types import GenerationOutput, Prompt
+from specengine.types import GenerationOutput, Prompt, SamplingParams
 
 BUILT_IN = Path(__file__).parents[1] / "data" / "prompts.jsonl"
+SCHEMAS = BUILT_IN.with_name("schemas.jsonl")  # questions of agents, each with a schema; thirty have fixed keys
 RANDOM_TOKENS = 32
 
 
@@ -20,13 +21,18 @@ class Question:
     """Holds the user turns of one conversation.
 
     name: for messages.  category: class of the question.
-    tokens: length of a turn for a model without a tokenizer.
+    tokens: length of a turn for a model without a tokenizer.  json_schema: of all its answers, if any.
     """
 
     name: str
     turns: tuple[str, ...]
     category: str = ""
     tokens: int = RANDOM_TOKENS
+    json_schema: str | None = None
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """Returns the parameters of its answers."""
+        return params if self.json_schema is None else replace(params, json_schema=self.json_schema)
 
 
 def load_files(
@@ -54,7 +60,8 @@ def load_files(
 def load_questions(path: Path = BUILT_IN, limit: int | None = None) -> list[Question]:
     """Reads the first `limit` questions (None: all) of a JSONL file in MT-bench form: objects with `turns`.
 
-    `question_id` defaults to the line number and `category` to the file name. Other keys and blank lines are ignored.
+    `question_id` defaults to the line number and `category` to the file name. `json_schema` constrains the answers.
+    Other keys and blank lines are ignored.
     Raises FileNotFoundError, or ValueError naming file and line.
     """
     _check_count("limit", limit)
@@ -93,7 +100,12 @@ def _parse(path: Path, number: int, line: str) -> Question:
     category = data.get("category") or path.stem
     if not isinstance(name, str | int | float) or not isinstance(category, str | int | float):
         raise ValueError(f'{where}: "question_id" and "category" must be texts or numbers')
-    return Question(str(name), tuple(turns), str(category))
+    try:
+        schema = SamplingParams(json_schema=data.get("json_schema")).json_schema
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    assert schema is None or isinstance(schema, str)  # SamplingParams keeps its text
+    return Question(str(name), tuple(turns), str(category), json_schema=schema)
 
 
 def prompt_of(question: Question, answers: Sequence[GenerationOutput], model: LoadedModel, seed: int = 0) -> Prompt:

@@ -40,14 +40,17 @@ def pause_between(engines: Sequence[ContenderEngine | Peer]) -> float:
 
 
 def ask(
-    engine: ContenderEngine | Peer, prompts: list[list[int]], params: SamplingParams, pause: float
+    engine: ContenderEngine | Peer, prompts: list[list[int]], params: list[SamplingParams], pause: float
 ) -> tuple[list[GenerationOutput], float]:
-    """Returns an engine's answers and the seconds that they took; a peer that failed has no answers."""
+    """Returns an engine's answers and the seconds that they took; a peer that failed has no answers.
+
+    params: of each prompt; other engines than ours take the first of them, as theirs are all the same.
+    """
     if isinstance(engine, Peer):
-        engine.make_room(prompts, params)
+        engine.make_room(prompts, params[0])
     time.sleep(pause)
     begin = time.perf_counter()
-    outputs = engine.generate(prompts, params)
+    outputs = engine.generate(prompts, params) if isinstance(engine, Engine) else engine.generate(prompts, params[0])
     return outputs, time.perf_counter() - begin
 
 
@@ -66,6 +69,9 @@ class Race:
         groups: list[list[Question]],
         params: SamplingParams,
     ) -> None:
+        others = [engine for engine in engines if not isinstance(engine, Engine)]
+        if others and any(question.json_schema for group in groups for question in group):
+            raise ValueError("questions: only specengine's own engines answer questions with a json_schema")
         self.model = model
         self.engines = engines
         self.base = base
@@ -81,8 +87,9 @@ class Race:
         """Asks every engine a few tokens, so that its memory is mapped before anything is timed."""
         tokens = min(_WARM_UP_TOKENS, self.params.max_new_tokens)
         prompts = self.first_prompts(0)
+        params = [replace(own, max_new_tokens=tokens) for own in self._params(self.groups[0])]
         for engine in self.engines:
-            ask(engine, prompts, replace(self.params, max_new_tokens=tokens), self._pause)
+            ask(engine, prompts, params, self._pause)
 
     def repetition(self, advance: Callable[[], None]) -> list[RunStats]:
         """Asks all questions once. Returns the statistics of each engine."""
@@ -91,12 +98,13 @@ class Race:
             for turn in range(max(len(question.turns) for question in group)):
                 places = [i for i, question in enumerate(group) if turn < len(question.turns)]
                 prompts = self._prompts(number, places, turn)
+                params = self._params([group[place] for place in places])
                 classes = {group[place].category for place in places}
                 outputs: dict[int, list[GenerationOutput]] = {}
                 self._calls += 1
                 for step in range(len(self.engines)):
                     position = (self._calls + step) % len(self.engines)
-                    outputs[position], seconds = ask(self.engines[position], prompts, self.params, self._pause)
+                    outputs[position], seconds = ask(self.engines[position], prompts, params, self._pause)
                     if outputs[position]:
                         category = next(iter(classes)) if len(classes) == 1 else ""
                         stats[position].add(outputs[position], seconds, category)
@@ -110,12 +118,15 @@ class Race:
             return None
         with engine.timed_phases() as timings:
             for number in range(len(self.groups)):
-                engine.generate(self.first_prompts(number), self.params)
+                engine.generate(self.first_prompts(number), self._params(self.groups[number]))
         return {phase: median(each[phase] for each in timings) for phase in timings[0]}
 
     def first_prompts(self, number: int) -> list[list[int]]:
         """Returns the token ids of the first turns of a group."""
         return self._prompts(number, list(range(len(self.groups[number]))), 0)
+
+    def _params(self, questions: Sequence[Question]) -> list[SamplingParams]:
+        return [question.params(self.params) for question in questions]
 
     def _prompts(self, number: int, places: list[int], turn: int) -> list[list[int]]:
         """Returns token ids, so that every engine reads the same prompt."""
