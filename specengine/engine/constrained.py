@@ -96,11 +96,13 @@ class ConstrainedTrees:
         starts = list(accumulate((len(tree.tokens) for tree in trees), initial=0))
         if len(self._rows) < starts[-1]:
             self._rows = self._rows.new_empty(starts[-1], self._rows.shape[1])
-        self._size, rows = starts[-1], self._rows.numpy()
+        self._size, rows = starts[-1], self._rows[: starts[-1]].numpy()
         for request, tree, first in zip(self._requests, trees, starts, strict=False):
             own = rows[first : first + len(tree.tokens)]
             if request.constraint is None:
                 own[:] = -1
+            elif len(rows) == 1:  # waking a thread takes as long as one mask
+                request.constraint.fill(tree, own)
             else:
                 self._under_way.append(_workers.submit(request.constraint.fill, tree, own))
 

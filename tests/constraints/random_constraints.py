@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def problem(text: str, params: SamplingParams) -> str | None:
     if params.choices is not None:
         return None if text in params.choices else "is no choice"
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=Decimal)  # a text may have more digits than a float
         schema = json.loads(params.json_schema)
         checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
         jsonschema.Draft202012Validator(schema, format_checker=checker).validate(value)
