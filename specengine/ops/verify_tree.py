@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from specengine import _C
+from specengine.draft_trees.token_masks import unpack_masks
 from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.ops.sampling_table import SamplingTable, TokenHistory, sampled_trees
 from specengine.ops.target_distribution import draw_reference
-from specengine.ops.token_masks import unpack_masks
 from specengine.rules.base import Rule
 from specengine.rules.lossless import Match
 from specengine.utils.host_memory import is_host
@@ -114,7 +114,7 @@ def verify_tree(
 
     scores: logits float32 [M, V], or on the CPU the target's token at every node, int32 [M]; -1 marks a row without
     one. Tokens serve greedy decoding under `match`.  draft: the distributions from which the drafter drew children.
-    masks: int32 [M, ceil(V / 32)], the tokens that each node allows (see token_masks); None: all. A forbidden token
+    masks: int32 [M, ceil(V / 32)], the tokens that each node allows (see draft_trees.token_masks); None: all. A forbidden token
     has score -inf before the sampling parameters, and weight 0 in the draft distribution after them. A forbidden node
     is no child, so a tree may be cut by its masks before the pass, or not at all.
     Under `match` a draw depends on its node's distribution and its noise alone, so the tokens committed are those of

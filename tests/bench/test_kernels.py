@@ -115,6 +115,7 @@ def test_the_floor_counts_every_byte_once(cuda_backend):
     # four numbers of each candidate; of each node four and a word of ancestor bits
     assert floors["select_nodes", "12 of 22"] == 22 * 4 * 4 + 12 * 5 * 4
     assert floors["verify_tree", "N=12, T=0.8, top-p 0.95"] == 12 * 300 * 4
+    assert floors["verify_tree", "N=12, T=0, masks"] == 12 * (300 + 10) * 4
     assert floors["linear", "o 64x64, M=3"] == 64 * 64 * 2 + 3 * 64 * (2 + 4)
 
 

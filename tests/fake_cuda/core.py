@@ -87,7 +87,8 @@ OPS = {
         ("draw_siblings",),
     ),
     "verify_tree": Op(
-        f"logits: f32[M,V]  {SAMPLED}  logits?: f32[R,C]  rows?: i32[M]  token_index?: i32[V]  masks?: i32[M,V/32]  {PATHS}  "
+        f"logits: f32[M,V]  {SAMPLED}  logits?: f32[R,C]  rows?: i32[M]  token_index?: i32[V]  "
+        f"masks?: i32[M,V/32]  {PATHS}  "
         "scores: f32[B,V]  counts: i32[B,V]  row_states?: i64[M,states]  weights?: i64[B,planes,V]",
         ("mark", "filter", "draw", "finish"),
     ),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specengine.draft_trees.token_masks import mask_words, pack_masks, unpack_masks
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.sampling_table import SamplingTable
-from specengine.ops.token_masks import mask_words, pack_masks, unpack_masks
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree, verify_tree_on_host
 from specengine.ops.verify_tree import verify_tree_reference as reference
 from specengine.rules import parse_rule

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from specengine.draft_trees.token_masks import pack_masks
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.sampling_table import SamplingTable
-from specengine.ops.token_masks import pack_masks
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree
 from specengine.rules import parse_rule
 from tests.backends import cpu_kernels

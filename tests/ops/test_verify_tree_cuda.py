@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from specengine import _C
+from specengine.draft_trees.token_masks import pack_masks
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops import verify_tree as module
 from specengine.ops.sampling_table import SamplingTable
-from specengine.ops.token_masks import pack_masks
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree, verify_tree_reference
 from specengine.types import SamplingParams
 from tests.backends import cpu_kernels

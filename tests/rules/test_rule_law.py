@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy import stats
 
+from specengine.draft_trees.token_masks import pack_masks
 from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.sampling_table import TokenHistory
-from specengine.ops.token_masks import pack_masks
 from specengine.ops.verify_tree import verify_tree
 from specengine.rules import parse_rule
 from specengine.types import SamplingParams

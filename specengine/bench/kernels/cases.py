@@ -29,6 +29,7 @@ def cases(shapes: Shapes, device: torch.device, kernels: Kernels) -> Iterator[Ca
     yield select_case(shapes, device)
     yield verify_case(shapes, device, SamplingParams())
     yield verify_case(shapes, device, SamplingParams(temperature=0.8, top_p=0.95))
+    yield verify_case(shapes, device, SamplingParams(), masked=True)
     yield from linear_cases(shapes, device, kernels)
     for rows in (shapes.rows[0], shapes.rows[-1]):
         yield rms_norm_case(shapes, device, kernels, rows)

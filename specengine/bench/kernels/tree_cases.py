@@ -10,6 +10,7 @@ from specengine import ops
 from specengine.bench.kernels import torch_reference
 from specengine.bench.kernels.case import Case, binary_tree, call_each, int_tensor, returning
 from specengine.bench.kernels.shapes import Shapes
+from specengine.draft_trees.token_masks import mask_words, pack_masks
 from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
@@ -47,10 +48,13 @@ def select_case(s: Shapes, device: torch.device) -> Case:
     return Case("select_nodes", f"{nodes} of {candidates}", nbytes, {"": ours}, torchs)
 
 
-def verify_case(s: Shapes, device: torch.device, params: SamplingParams) -> Case:
-    """Returns the case of verifying one tree whose longest path is accepted."""
+def verify_case(s: Shapes, device: torch.device, params: SamplingParams, masked: bool = False) -> Case:
+    """Returns the case of verifying one tree whose longest path is accepted.
+
+    masked: whether masks forbid every second token; PyTorch fills the logits by masks of a byte per token.
+    """
     nodes = s.trees[-1]
-    nbytes = 4 * nodes * s.vocab
+    nbytes = 4 * nodes * (s.vocab + (mask_words(s.vocab) if masked else 0))
     tree = binary_tree(nodes, device)
     count = s.sets(nbytes)
     logits = torch.randn(count, nodes, s.vocab, device=device)
@@ -64,7 +68,18 @@ def verify_case(s: Shapes, device: torch.device, params: SamplingParams) -> Case
     table = SamplingTable(**{f.name: getattr(host, f.name).to(device) for f in fields(SamplingTable)})
     workspace = VerifyWorkspace.empty(1, s.vocab, device=device, rows=nodes)
     depth = nodes.bit_length()
-    ours = call_each(lambda x: ops.verify_tree.verify_tree(x, tree, table, history, workspace).path[0, :depth], logits)
-    torchs = call_each(lambda x: torch_reference.verify(x, tree.tokens, tree.parents, params, depth), logits)
+    allowed = torch.arange(s.vocab, device=device).expand(nodes, -1) % 2 == 0
+    allowed = allowed.index_fill(1, preferred.long(), True)
+    packed = pack_masks(allowed) if masked else None
+
+    def verify(x: torch.Tensor) -> torch.Tensor:
+        return ops.verify_tree.verify_tree(x, tree, table, history, workspace, masks=packed).path[0, :depth]
+
+    def verify_by_torch(x: torch.Tensor) -> torch.Tensor:
+        x = x.masked_fill(~allowed, -torch.inf) if masked else x
+        return torch_reference.verify(x, tree.tokens, tree.parents, params, depth)
+
+    ours, torchs = call_each(verify, logits), call_each(verify_by_torch, logits)
     sampling = f"T={params.temperature:g}" + (f", top-p {params.top_p:g}" if params.top_p < 1 else "")
+    sampling += ", masks" if masked else ""
     return Case("verify_tree", f"N={nodes}, {sampling}", nbytes, {"": ours}, torchs)

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from specengine.draft_trees.token_masks import mask_words
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.ops.token_masks import mask_words
 
 _workers = ThreadPoolExecutor(thread_name_prefix="specengine-masks")  # starts threads when they are needed
 
@@ -19,7 +19,7 @@ class TokenConstraint(Protocol):
     """Knows which tokens may follow the committed text of a request."""
 
     def fill(self, tree: DraftTree, rows: np.ndarray) -> None:
-        """Writes the mask of every node.  rows: int32 [nodes, ceil(V / 32)], contiguous; see ops.token_masks."""
+        """Writes the mask of every node.  rows: int32 [nodes, ceil(V / 32)], contiguous; see draft_trees.token_masks."""
         ...
 
 

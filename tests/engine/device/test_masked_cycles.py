@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from specengine import SamplingParams
+from specengine.draft_trees.token_masks import pack_masks
 from specengine.draft_trees.tree import DraftTree
 from specengine.engine.device import cycle_graphs
 from specengine.engine.request import Request
-from specengine.ops.token_masks import pack_masks
 from tests.cuda_standin.device import Device
 from tests.cuda_standin.install import standing_in
 from tests.engine.device.captured import captured_engine, model_on_the_standin
