@@ -114,9 +114,9 @@ def verify_tree(
 
     scores: logits float32 [M, V], or on the CPU the target's token at every node, int32 [M]; -1 marks a row without
     one. Tokens serve greedy decoding under `match`.  draft: the distributions from which the drafter drew children.
-    masks: int32 [M, ceil(V / 32)], the tokens that each node allows (see draft_trees.token_masks); None: all. A forbidden token
-    has score -inf before the sampling parameters, and weight 0 in the draft distribution after them. A forbidden node
-    is no child, so a tree may be cut by its masks before the pass, or not at all.
+    masks: int32 [M, ceil(V / 32)], the tokens that each node allows (see draft_trees.token_masks); None: all. A
+    forbidden token has score -inf before the sampling parameters, and weight 0 in the draft distribution after them. A
+    forbidden node is no child, so a tree may be cut by its masks before the pass, or not at all.
     Under `match` a draw depends on its node's distribution and its noise alone, so the tokens committed are those of
     plain decoding. The noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
     position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.

@@ -19,7 +19,7 @@ class TokenConstraint(Protocol):
     """Knows which tokens may follow the committed text of a request."""
 
     def fill(self, tree: DraftTree, rows: np.ndarray) -> None:
-        """Writes the mask of every node.  rows: int32 [nodes, ceil(V / 32)], contiguous; see draft_trees.token_masks."""
+        """Writes the mask of every node.  rows: int32 [nodes, ceil(V / 32)], contiguous; see token_masks."""
         ...
 
 
