@@ -38,7 +38,6 @@ class GraphBatch:
     clock: of the cycle's phases, while they are timed.
     """
 
-    masks: torch.Tensor | None = None
     reads_logits = True  # a captured graph serves the parameters of every later request
     accepted: Accepted
     hidden_states: HiddenStates
@@ -131,9 +130,6 @@ class GraphBatch:
             own = batch.ancestors[first : first + count, :words]
             bits[slot, :count, : own.shape[1]] = own
         self._ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
-
-    def fill_masks(self, tree: TreeBatch) -> None:
-        """Does nothing: no request here is constrained."""
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Appends accepted tokens and bonus tokens to the histories on the device, and writes the record."""
