@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import accumulate
 
 import torch
 
 from specengine._C import MAX_NODES
+from specengine.constraints.background import begin_fill
 from specengine.constraints.cut_tree import CutTree
 from specengine.draft_policy.forced import ForcedPolicy, ForcedRun
 from specengine.draft_trees.tree import DraftLogits, DraftTree
@@ -19,8 +20,6 @@ from specengine.engine.request import Request
 from specengine.types import SourceStats
 
 SOURCE = "grammar"  # of forced tokens, among the sources of a request's drafts
-
-_workers = ThreadPoolExecutor(thread_name_prefix="specengine-masks")  # starts threads when they are needed
 
 
 class ConstrainedTrees:
@@ -104,7 +103,7 @@ class ConstrainedTrees:
             elif len(rows) == 1:  # waking a thread takes as long as one mask
                 request.constraint.fill(tree, own)
             else:
-                self._under_way.append(_workers.submit(request.constraint.fill, tree, own))
+                self._under_way.append(begin_fill(request.constraint, tree, own))
 
     def _fitted_logits(self, trees: Sequence[DraftTree], logits: DraftLogits) -> DraftLogits:
         """Returns the distributions of the fitted trees' nodes; a node has one where a drafted child is left."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from specengine import _C
+from specengine.constraints import Constraint
 from specengine.draft_policy.widths import WidthPolicy
 from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
-from specengine.engine.device.device_masks import TokenConstraint
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.ops.row_tools import take_rows
 from specengine.utils.cuda_graphs import capture_graph, device_turn
@@ -87,7 +87,7 @@ class CycleGraphs:
         other._choice, other._seconds = self._choice, self._seconds
         return other
 
-    def run(self, size: int, nodes: int, constraints: Sequence[TokenConstraint | None] = ()) -> GraphBatch:
+    def run(self, size: int, nodes: int, constraints: Sequence[Constraint | None] = ()) -> GraphBatch:
         """Runs one cycle of the loaded requests and returns its batch.
 
         constraints: of the slots, where any of them is constrained.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from specengine.constraints import Constraint
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
@@ -18,7 +19,6 @@ from specengine.drafters.capabilities import (
 from specengine.engine.batch import commit_path, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
-from specengine.engine.device.device_masks import TokenConstraint
 from specengine.engine.device.slots import DeviceSlots
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import RECORD_HEAD
@@ -37,7 +37,7 @@ class Runner(Protocol):
     loaded: DeviceBatch | None
 
     def launch(
-        self, size: int, nodes: int, constraints: Sequence[TokenConstraint | None] = ()
+        self, size: int, nodes: int, constraints: Sequence[Constraint | None] = ()
     ) -> Callable[[], list[list[int]]]: ...
 
 
@@ -123,7 +123,7 @@ class DeviceBatch:
             self._clock.mark("draft")
         self._launched.append(runner.launch(size, nodes, self._constraints()))
 
-    def _constraints(self) -> list[TokenConstraint | None]:
+    def _constraints(self) -> list[Constraint | None]:
         """Returns the constraints of all slots, none where no request has one."""
         by_slot = dict(zip(self._slots, self.requests, strict=True))
         slots = range(self._size) if self._constrained else ()

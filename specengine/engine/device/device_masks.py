@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
-import numpy as np
 import torch
 
+from specengine.constraints import Constraint
+from specengine.constraints.background import begin_fill
 from specengine.draft_trees.token_masks import mask_words
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-
-_workers = ThreadPoolExecutor(thread_name_prefix="specengine-masks")  # starts threads when they are needed
-
-
-class TokenConstraint(Protocol):
-    """Knows which tokens may follow the committed text of a request."""
-
-    def fill(self, tree: DraftTree, rows: np.ndarray) -> None:
-        """Writes the mask of every node.  rows: int32 [nodes, ceil(V / 32)], contiguous; see token_masks."""
-        ...
 
 
 class DeviceMasks:
@@ -42,7 +31,7 @@ class DeviceMasks:
         if self._copied:
             self._copied.record()
 
-    def fill(self, constraints: Sequence[TokenConstraint | None], nodes: int) -> torch.Tensor:
+    def fill(self, constraints: Sequence[Constraint | None], nodes: int) -> torch.Tensor:
         """Returns the masks of the trees of begin() on the device, int32 [M, W]; waits for the trees alone.
 
         constraints: of the slots; rows of the others are all ones.  nodes: rows of a slot.
@@ -59,7 +48,7 @@ class DeviceMasks:
             used = tokens[first:end].index(-1) if -1 in tokens[first:end] else nodes
             if constraint is not None and used:
                 tree = DraftTree(tokens[first : first + used], parents[first : first + used])
-                under_way.append(_workers.submit(constraint.fill, tree, rows[first : first + used]))
+                under_way.append(begin_fill(constraint, tree, rows[first : first + used]))
         for future in under_way:
             future.result()
         assert self._masks is not None  # begin() comes first

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from specengine.constraints import Constraint
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader, DeviceDrafter, DeviceStateDrafter
 from specengine.engine.device.buffers import DeviceBuffers
-from specengine.engine.device.device_masks import TokenConstraint
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
@@ -47,7 +47,7 @@ class GraphBatch:
         self.size, self.nodes = size, nodes
         self._room_for_masks = buffers.masks if masked else None
         self.masks: torch.Tensor | None = None
-        self.constraints: Sequence[TokenConstraint | None] = ()
+        self.constraints: Sequence[Constraint | None] = ()
         device, rows = buffers.device, size * nodes
         self.cache, self.history = _first(buffers.cache, size), _first(buffers.history, size)
         self.limits, self.params = _first_limits(buffers.limits, size), _first_params(buffers.params, size)

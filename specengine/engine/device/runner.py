@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
+from specengine.constraints import Constraint
 from specengine.drafters.base import Drafter
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
 from specengine.engine.device.device_batch import DeviceBatch
-from specengine.engine.device.device_masks import TokenConstraint
 from specengine.engine.device.slots import DeviceSlots
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import record_width
@@ -52,7 +52,7 @@ class DeviceRunner:
             self.graphs = graphs
 
     def launch(
-        self, size: int, nodes: int, constraints: Sequence[TokenConstraint | None] = ()
+        self, size: int, nodes: int, constraints: Sequence[Constraint | None] = ()
     ) -> Callable[[], list[list[int]]]:
         """Starts a cycle; the returned call waits for it and gives one record per slot.
 
