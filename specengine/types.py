@@ -251,8 +251,8 @@ class GenerationStats:
     rule, lossless: the rule's name, and whether it preserves the target's output.
     relaxed: accepted tokens that the exact rule refuses; 0 for a lossless rule.
     acceptance_by_depth: entry d is the share of cycles drafting to depth d + 1 or deeper that accepted a node there.
-    sources: counts by the parts of `combine`, or by the texts of `suffix` (text, corpus, earlier). A node with several
-      sources counts for each. Empty for other drafters.
+    sources: counts by the parts of `combine`, or by the texts of `suffix` (text, corpus, earlier); `grammar` has the
+      tokens that a constraint forces. A node with several sources counts for each. Empty for other drafters.
     deliveries: for each cycle, the seconds from the request to its tokens, and their number.
     prefix_hit_tokens: prompt tokens found in the prefix cache.
     tokens_per_second: output tokens over prefill and decode time together.

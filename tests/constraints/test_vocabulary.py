@@ -15,9 +15,7 @@ from specengine.draft_trees.tree import DraftTree
 from specengine.tokenizer import Tokenizer
 from tests.constraints.masks import tokens_of
 from tests.constraints.vocabulary import CALL, ENDS, TOKENIZER
-from tests.tokenizer.test_detokenizer import SENTENCEPIECE
-from tests.tokenizer.test_sentencepiece_bpe import sentencepiece_file
-from tests.tokenizer.vocabularies import write_folder
+from tests.tokenizer.vocabularies import sentencepiece_file, sentencepiece_metadata, write_folder
 
 SCHEMA = {"enum": [{"the answer": 12, "é": ["  two  spaces", None]}, {"the other": True}]}
 
@@ -36,7 +34,7 @@ KINDS = {
     "tokenizer.json": folder_tokenizer,
     "tokenizer.model": model_file_tokenizer,
     "gguf, byte level": lambda path: TOKENIZER,
-    "gguf, sentencepiece": lambda path: SENTENCEPIECE,
+    "gguf, sentencepiece": lambda path: Tokenizer.from_gguf(sentencepiece_metadata()),
 }
 
 

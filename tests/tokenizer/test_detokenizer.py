@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specengine.tokenizer import Tokenizer
-from tests.tokenizer.vocabularies import BYTES
+from tests.tokenizer.vocabularies import BYTES, sentencepiece_metadata
 
 
 def byte_level() -> Tokenizer:
@@ -22,22 +22,7 @@ def byte_level() -> Tokenizer:
     )
 
 
-def sentencepiece() -> Tokenizer:
-    """<unk> 0, <s> 1, </s> 2, the bytes at 3 to 258, then a few pieces."""
-    pieces = ["▁", "a", "b", "▁a", "▁b", "é", "▁▁"]
-    return Tokenizer.from_gguf(
-        {
-            "tokenizer.ggml.model": "llama",
-            "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces],
-            "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -13.0, -3.0],
-            "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
-            "tokenizer.ggml.bos_token_id": 1,
-            "tokenizer.ggml.eos_token_id": 2,
-        }
-    )
-
-
-BYTE_LEVEL, SENTENCEPIECE = byte_level(), sentencepiece()
+BYTE_LEVEL, SENTENCEPIECE = byte_level(), Tokenizer.from_gguf(sentencepiece_metadata())
 
 
 def test_a_character_is_given_out_only_when_all_its_bytes_have_come():

@@ -7,15 +7,7 @@ from pathlib import Path
 import pytest
 
 from specengine.tokenizer import Tokenizer
-from tests.tokenizer.vocabularies import random_texts
-
-
-def sentencepiece_file() -> Path:
-    package = pytest.importorskip("mistral_common")
-    path = Path(package.__file__).parent / "data" / "tokenizer.model.v1"
-    if not path.is_file():
-        pytest.skip("mistral_common ships no tokenizer.model.v1")
-    return path
+from tests.tokenizer.vocabularies import random_texts, sentencepiece_file
 
 
 @pytest.fixture(scope="module")

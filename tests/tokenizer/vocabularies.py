@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
@@ -26,6 +27,27 @@ def gguf_metadata(**changes) -> dict:
         **changes,
     }
     return {f"tokenizer.ggml.{key}": value for key, value in metadata.items() if value is not None}
+
+
+def sentencepiece_metadata() -> dict:
+    """<unk> 0, <s> 1, </s> 2, the bytes at 3 to 258, then a few pieces."""
+    pieces = ["▁", "a", "b", "▁a", "▁b", "é", "▁▁"]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -13.0, -3.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def sentencepiece_file() -> Path:
+    package = pytest.importorskip("mistral_common")
+    path = Path(package.__file__).parent / "data" / "tokenizer.model.v1"
+    if not path.is_file():
+        pytest.skip("mistral_common ships no tokenizer.model.v1")
+    return path
 
 
 def json_backend(prefix_bos: bool = True) -> tokenizers.Tokenizer:
