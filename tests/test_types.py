@@ -1,5 +1,6 @@
 import dataclasses
 import inspect
+import itertools
 import json
 
 import pytest
@@ -44,6 +45,22 @@ from tests.engines import tiny_engine
         ("logprobs", -1),
         ("n", 0),
         ("trace", "yes"),
+        ("json_schema", True),
+        ("json_schema", "true"),
+        ("json_schema", "{"),
+        ("json_schema", []),
+        ("json_schema", {"maximum": float("inf")}),
+        ("json_schema", {"const": {1, 2}}),
+        ("json_schema", {"const": "a\ud83d"}),
+        ("regex", ""),
+        ("regex", 3),
+        ("regex", "\udcff"),
+        ("grammar", b"start: x"),
+        ("grammar", ""),
+        ("choices", "yes"),
+        ("choices", []),
+        ("choices", ["yes", ""]),
+        ("choices", {"yes": 1}),
     ],
 )
 def test_out_of_range_parameters_are_refused_by_name(name, value):
@@ -61,6 +78,20 @@ def test_params_are_frozen_and_comparable():
     assert params.stop == ("x",) and params == SamplingParams(stop=["x"])
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.seed = 3
+
+
+def test_a_text_has_one_constraint_which_nobody_can_change_any_more():
+    schema = {"properties": {"é": {"type": "integer"}}}
+    params = SamplingParams(json_schema=schema)
+    schema["properties"].clear()
+    assert params == SamplingParams(json_schema='{"properties": {"é": {"type": "integer"}}}')
+    assert (params.constraint, SamplingParams().constraint) == ("json_schema", None)
+    assert SamplingParams(choices=["a", "b"]).choices == ("a", "b")
+    for one, other in itertools.pairwise(
+        ({"json_schema": {}}, {"regex": "a"}, {"grammar": "start: x"}, {"choices": ["a"]})
+    ):
+        with pytest.raises(ValueError, match=f"^{next(iter(other))}: .*{next(iter(one))} is given too"):
+            SamplingParams(**one, **other)
 
 
 def test_an_output_is_plain_json():

@@ -1,5 +1,6 @@
 """The benchmark: questions, races, statistics, tables and files; no test depends on speed."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ from specengine.bench import machine
 from specengine.bench.__main__ import app
 from specengine.bench.race.contenders import Contender, split_drafters
 from specengine.bench.race.measure import RaceSettings, calls_of, measure
-from specengine.bench.race.questions import RANDOM_TOKENS, Question, load_questions, prompt_of
+from specengine.bench.race.questions import RANDOM_TOKENS, SCHEMAS, Question, load_questions, prompt_of
 from specengine.bench.race.run import Run
 from specengine.bench.race.run_stats import RunStats
 from specengine.bench.report.labels import short_labels
@@ -27,6 +28,7 @@ from specengine.bench.report.writing import write_json
 from specengine.drafters.none import NoneDrafter
 from specengine.tensor_parallel.loading import load_model
 from specengine.types import PHASES, CycleTrace, SamplingParams
+from tests.constraints.vocabulary import talking_model
 
 TINY = "random:tiny-llama"
 SMALL = ("--model", TINY, "--limit", "2", "--max-new-tokens", "12", "--repetitions", "2")
@@ -104,6 +106,32 @@ def test_files_without_questions_are_refused(tmp_path):
         load_questions(tmp_path / "questions.jsonl")
     with pytest.raises(ValueError, match="limit"):
         load_questions(limit=0)
+
+
+def test_a_question_may_have_a_schema_for_its_answers(tmp_path):
+    path = write_lines(tmp_path, '{"turns": ["one"], "json_schema": {"type": "integer"}}', '{"turns": ["two"]}')
+    first, second = load_questions(path)
+    params = SamplingParams(max_new_tokens=4)
+    assert first.params(params) == dataclasses.replace(params, json_schema={"type": "integer"})
+    assert second.params(params) is params
+    with pytest.raises(ValueError, match=r"line 1: json_schema: "):
+        load_questions(write_lines(tmp_path, '{"turns": ["one"], "json_schema": true}'))
+    assert len(load_questions(SCHEMAS)) == 60
+
+
+def test_answers_of_a_race_have_their_questions_schemas():
+    model, schema = talking_model(), {"enum": [{"name": "the"}, {"age": 3}]}
+    questions = [Question("a", ("x", "y"), json_schema=json.dumps(schema)), Question("b", ("name",))]
+    params = SamplingParams(max_new_tokens=30, temperature=1.0)
+    runs = measure(model, [Contender("none"), Contender("prompt_lookup")], questions, params, ONCE)
+    for run in runs:
+        assert all(run.identical.values())
+        assert [json.loads(run.answers[0, 0, turn].text) in schema["enum"] for turn in (0, 1)] == [True, True]
+        assert run.answers[1, 0, 0].finish_reason == "length"
+    with pytest.raises(ValueError, match=r"^questions: only"):
+        measure(
+            model, [Contender("none"), Contender("draft-model:self,layers=1", "seq-cascade")], questions, params, ONCE
+        )
 
 
 def test_later_turns_carry_the_answers_before_them(tiny):

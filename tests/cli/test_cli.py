@@ -82,6 +82,25 @@ def test_generate_has_every_parameter_of_the_api_with_its_default():
             assert options[name].default == (parameter.default if name != "stop" else None), name
 
 
+def test_a_constraint_comes_from_options_and_files(tmp_path):
+    model, schema = str(write_chat_model(tmp_path / "model")), tmp_path / "schema.json"
+    schema.write_text('{"enum": [{"a": 1}, {"a": 2}]}', encoding="utf-8")
+    (tmp_path / "grammar.lark").write_text('start: "one" | "two"', encoding="utf-8")
+    for options, texts in (
+        (("--json-schema", str(schema)), ('{"a": 1}', '{"a": 2}')),
+        (("--grammar", str(tmp_path / "grammar.lark")), ("one", "two")),
+        (("--regex", "a(b|c)"), ("ab", "ac")),
+        (("--choice", "yes", "--choice", "no"), ("yes", "no")),
+    ):
+        result = run("generate", "Hi", "--model", model, "--max-new-tokens", "20", *options)
+        assert result.stdout.strip() in texts, result.stderr
+    assert run("generate", "Hi", "--model", model, "--regex", "(").stderr.startswith("error: regex: ")
+    missing = run("generate", "Hi", "--model", model, "--grammar", str(tmp_path / "none"))
+    assert missing.exit_code == 2 and "error: grammar: no such file" in missing.stderr
+    schema.write_bytes(b"\xff")
+    assert "error: json_schema: expected UTF-8" in run("chat", "--json-schema", str(schema)).stderr
+
+
 def test_generate_json_is_one_object_equal_to_the_api():
     result = run("generate", "3 4 5", "--model", TINY, "--max-new-tokens", "9", "--logprobs", "2", "--trace", "--json")
     assert result.exit_code == 0 and result.stderr == ""

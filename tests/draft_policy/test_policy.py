@@ -427,3 +427,18 @@ def test_a_batch_of_any_size_has_a_price():
     assert curve(512 * 63) == pytest.approx(2 * curve(512 * 31), rel=0.01)
     costs.observe(curve, 100, 512 * 63, 3e3)
     assert costs.curve(512, 100)(512 * 63) > 0
+
+
+def test_seconds_are_learned_for_the_nodes_that_are_verified():
+    """A grammar cuts drafted nodes and adds forced ones."""
+    world, sizes = World(), (12, 3)
+    policy = DraftPolicy([FakeSource(world, 0.9)], 15, clock=world.clock)
+    for cycle in range(400):
+        draft, size = policy.draft(world.requests), sizes[cycle % 2]
+        policy.verifies(world.requests, size)
+        world.cycle(policy, [DraftTree([1] * (size + 1), range(-1, size))])
+        assert draft.nodes in (0, size)  # a rest has no draft
+    curve = policy.costs.curve(1, len(world.requests[0].tokens))
+    assert curve(12) / curve(3) == pytest.approx((0.95 + 13 * 0.05) / (0.95 + 4 * 0.05), rel=0.1)
+    policy.verifies([], 3)
+    policy.verifies([SimpleNamespace(tokens=[1])], 3)  # of no open draft

@@ -11,6 +11,7 @@ import pytest
 from specengine import _C, AsyncEngine, Engine, RankFailed, SamplingParams
 from specengine.tensor_parallel.loading import load_model
 from tests import engines
+from tests.constraints.vocabulary import CONSTRAINTS, ENDS, TOKENIZER
 from tests.drafters.eagle_files import layouts, write_drafter
 from tests.drafters.shared_layers import write_layers
 from tests.engines import ids
@@ -197,3 +198,13 @@ def test_the_real_model_gives_the_same_text(smollm2_path):
 @pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "int8", "int4"])
 def test_the_real_model_gives_the_same_text_in_every_dtype(smollm2_path, dtype, size):
     check_real(smollm2_path, dtype, size, tokens=64)
+
+
+@pytest.mark.full
+def test_constrained_texts_are_those_of_one_process(pair):
+    models = [dataclasses.replace(model, tokenizer=TOKENIZER, eos_token_ids=ENDS) for model in pair]
+    params = [SamplingParams(max_new_tokens=60, temperature=0.8, **given) for given in CONSTRAINTS]
+    for drafter in ("none", "prompt_lookup,adaptive=false"):
+        one, several = (Engine(model, drafter=drafter).generate(PROMPTS, params) for model in models)
+        assert ids(one) == ids(several)
+        assert [output.finish_reason for output in several] == ["stop"] * len(params)
