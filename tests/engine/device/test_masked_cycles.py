@@ -113,7 +113,7 @@ def test_a_mask_that_allows_nothing_ends_the_request_by_an_error(device_engine, 
 @pytest.mark.sim
 @pytest.mark.parametrize("name", ["prompt_lookup", "eagle3"])
 def test_captured_engines_serve_constrained_requests_between_others(simulated, folders, name, monkeypatch):
-    """Graphs go on writing to the memory they were captured with; the host waits for trees, not for the target."""
+    """Graphs go on writing to the memory that they were captured with."""
     least_seconds = cycle_graphs._least_seconds
     monkeypatch.setattr(cycle_graphs, "_least_seconds", lambda run, device, **_: least_seconds(run, device, repeats=1))
     simulated.set_schedule(0)
