@@ -71,11 +71,6 @@ class GraphBatch:
             self._room_for_masks.begin(tree)
         return tree
 
-    def fill_masks(self, tree: TreeBatch) -> None:
-        """Fills the masks on the host while the target runs, and copies them to the device."""
-        if self._room_for_masks:
-            self.masks = self._room_for_masks.fill(self.constraints, self.nodes)
-
     def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
         """Drafts by prompt lookup; see ops.draft_lookup."""
         history, limits = self.history, self.limits
@@ -130,6 +125,11 @@ class GraphBatch:
             own = batch.ancestors[first : first + count, :words]
             bits[slot, :count, : own.shape[1]] = own
         self._ancestors.copy_(torch.from_numpy(bits).view(-1, words), non_blocking=True)
+
+    def fill_masks(self, tree: TreeBatch) -> None:
+        """Fills the masks on the host while the target runs, and copies them to the device."""
+        if self._room_for_masks:
+            self.masks = self._room_for_masks.fill(self.constraints, self.nodes)
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Appends accepted tokens and bonus tokens to the histories on the device, and writes the record."""
