@@ -28,10 +28,10 @@ from specengine.utils.timers import HostClock
 class Batch:
     """Runs the cycles of a fixed set of requests; the scheduler makes a new batch when the set changes.
 
-    forced: how many forced tokens pay; it outlives the batch.
+    forced: how many forced tokens pay, as earlier batches learned it.
     """
 
-    def __init__(self, requests: Sequence[Request], cycle: Cycle, forced: ForcedPolicy) -> None:
+    def __init__(self, requests: Sequence[Request], cycle: Cycle, forced: ForcedPolicy | None = None) -> None:
         self.requests, self._cycle = list(requests), cycle
         self._layout = TreeLayout(cycle.target.device)
         lengths, adapters = [len(r.tokens) - 1 for r in requests], [r.adapter_index for r in requests]
@@ -46,8 +46,9 @@ class Batch:
         self.reads_logits = cycle.rule.reads_logits or any(r.params.reads_logits for r in requests)
         self.draft_logits: DraftLogits | None = None
         self.masks: torch.Tensor | None = None
-        constrained = any(request.constraint for request in self.requests)
-        self._fitted = ConstrainedTrees(self.requests, vocab, cycle.drafter, forced) if constrained else None
+        self._fitted: ConstrainedTrees | None = None
+        if any(request.constraint for request in self.requests):
+            self._fitted = ConstrainedTrees(self.requests, vocab, cycle.drafter, forced or ForcedPolicy())
 
     def step(self) -> dict[str, float]:
         """Runs one cycle and returns the seconds of its phases."""

@@ -44,13 +44,16 @@ def ask(
 ) -> tuple[list[GenerationOutput], float]:
     """Returns an engine's answers and the seconds that they took; a peer that failed has no answers.
 
-    params: of each prompt; other engines than ours take the first of them, as theirs are all the same.
+    params: of each prompt; only engines of ours take different ones.
     """
     if isinstance(engine, Peer):
         engine.make_room(prompts, params[0])
     time.sleep(pause)
     begin = time.perf_counter()
-    outputs = engine.generate(prompts, params) if isinstance(engine, Engine) else engine.generate(prompts, params[0])
+    if isinstance(engine, Engine) and any(own is not params[0] for own in params):
+        outputs = engine.generate(prompts, params)
+    else:
+        outputs = engine.generate(prompts, params[0])
     return outputs, time.perf_counter() - begin
 
 
