@@ -50,7 +50,7 @@ def ask(
         engine.make_room(prompts, params[0])
     time.sleep(pause)
     begin = time.perf_counter()
-    if isinstance(engine, Engine) and any(own is not params[0] for own in params):
+    if isinstance(engine, Engine) and any(own != params[0] for own in params):
         outputs = engine.generate(prompts, params)
     else:
         outputs = engine.generate(prompts, params[0])
