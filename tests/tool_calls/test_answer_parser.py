@@ -224,3 +224,28 @@ def test_a_parser_that_reads_deltas_alone_would_fail():
     assert sum(len(parse(answer.format, [half]).calls) for half in halves) != len(answer.calls) or any(
         parse(answer.format, [half]).content for half in halves
     )
+
+
+FRAGMENTS = [
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=search>", "</function>", "<parameter=city>"),
+    *("</parameter>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "search", "get_weather", '"name"'),
+    *('"arguments"', '"parameters"', ": ", ", ", "{", "}", "[", "]", '"', "\\", "\n", " ", "x", "1", "null", ";", "<"),
+    *('{"name": "search", "arguments": ', '{"city": "a"}', JSON_CALL, "\u00e9\U0001f600", "<function=", "<param"),
+]
+
+
+@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 5000), marks=pytest.mark.full)], ids=str)
+def test_broken_answers_parse_alike_however_they_are_cut(seeds):
+    for seed in seeds:
+        rng = random.Random(seed)
+        answer = AnswerFormat(
+            rng.choice([None, *DIALECTS.values()]), TOOLS, rng.choice([None, THINK]), rng.random() < 0.5
+        )
+        text = "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 25)))
+        whole = parse(answer, [text])
+        assert "".join(text[at] for at in whole.offsets) == whole.content, text
+        for pieces in (
+            [*text],
+            *([text[:at], text[at:]] for at in rng.sample(range(len(text) + 1), min(4, len(text)))),
+        ):
+            assert parse(answer, pieces) == whole, (text, pieces)
