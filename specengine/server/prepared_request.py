@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +47,8 @@ class RequestPreparer:
         self.check_model(body.model)
         key = self._pool.select(body.speculation)
         self._check_num_texts(body)
-        # A long prompt takes milliseconds and a chat template up to half a second, so a thread encodes them.
-        prompts = await asyncio.to_thread(self._encode_prompts, body)
-        answer, more = await asyncio.to_thread(self._prepare_answer, body, prompts[0])
+        # A long prompt takes milliseconds and a chat template up to half a second, so a thread does this.
+        prompts, answer, more = await asyncio.to_thread(self._encode, body)
         try:
             more["adapter"] = body.model if body.model in self._settings.adapters else None
             params = [body.make_params(self._max_new_tokens(body, len(prompt)), **more) for prompt in prompts]
@@ -57,13 +57,16 @@ class RequestPreparer:
         response_format = CHAT if isinstance(body, ChatRequest) else COMPLETION
         return PreparedRequest(body, key, prompts, params, Envelope(response_format, body.model), answer)
 
-    def _prepare_answer(self, body: GenerationRequest, prompt: list[int]) -> tuple[AnswerFormat, dict[str, Any]]:
-        """Returns what an answer may hold, and the engine's parameters for it."""
+    def _encode(self, body: GenerationRequest) -> tuple[list[list[int]], AnswerFormat, dict[str, Any]]:
+        """Returns the prompts, what an answer may hold, and the engine's parameters for it."""
         if not isinstance(body, ChatRequest):
-            return AnswerFormat(), {}
-        answer = self._template.answer_format(body, prompt)
+            return self._encode_prompts(body, body.prompts), AnswerFormat(), {}
+        arguments = self._template.arguments(body)
+        prompts = self._encode_prompts(body, [self._template.messages(body)], arguments)
+        answer = self._template.answer_format(body, prompts[0])
         constraint = make_constraint(body, answer, self._template.tag_tokens)
-        return answer, {**constraint, "skip_special_tokens": not self._template.reads_special_tokens(answer)}
+        shows_special = self._template.reads_special_tokens(answer)
+        return prompts, answer, {**constraint, "skip_special_tokens": not shows_special}
 
     def check_model(self, name: str) -> None:
         """Raises ApiError unless this server has the model, or an adapter of this name."""
@@ -80,16 +83,14 @@ class RequestPreparer:
             message = f"{field}: the request asks for {texts} texts, this server accepts at most {most}"
             raise ApiError(400, message, param=field)
 
-    def _encode_prompts(self, body: GenerationRequest) -> list[list[int]]:
+    def _encode_prompts(
+        self, body: GenerationRequest, raw: Sequence[Any], arguments: Mapping[str, Any] | None = None
+    ) -> list[list[int]]:
+        """Returns token ids.  arguments: for the chat template."""
         field = body.prompt_field
-        arguments = None
-        raw = body.prompts
-        if isinstance(body, ChatRequest):
-            arguments = self._template.arguments(body)
-            raw = [self._template.messages(body)]
+        tokenizer, config = self._pool.tokenizer, self._pool.model.config
         try:
-            model = self._pool.model
-            prompts = [encode_prompt(each, self._pool.tokenizer, model.config, arguments) for each in raw]
+            prompts = [encode_prompt(each, tokenizer, config, arguments) for each in raw]
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
             message = re.sub("^prompt: ", f"{field}: ", str(error))
