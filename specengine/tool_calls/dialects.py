@@ -42,7 +42,8 @@ class Dialect:
 
     openers: the tags that begin a call; grammars use the first.  markers: all texts that may be special tokens.
     write_calls: writes the grammar of the text behind an opening tag.
-    bare: an answer may also begin with a call without a tag, and grammars have none.  make_id: makes the id of a call.
+    bare: an answer may also begin with a call without a tag, and grammars have none.
+    parallel: templates accept several calls in a message.  make_id: makes the id of a call.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Dialect:
     parse_call: ParseCall
     write_calls: Callable[[LarkWriter, Sequence[FunctionSchema]], CallGrammar]
     bare: bool = False
+    parallel: bool = True
     make_id: Callable[[], str] = _call_id
 
 
@@ -63,7 +65,13 @@ QWEN_XML = Dialect(
     qwen_xml.write_calls,
 )
 LLAMA_JSON = Dialect(
-    "llama-json", (llama_json.OPEN,), (llama_json.OPEN,), llama_json.parse_call, llama_json.write_calls, bare=True
+    "llama-json",
+    (llama_json.OPEN,),
+    (llama_json.OPEN,),
+    llama_json.parse_call,
+    llama_json.write_calls,
+    bare=True,
+    parallel=False,
 )
 _MISTRAL_MARKERS = (mistral.OPEN, mistral.CALL_ID, mistral.ARGS)
 MISTRAL = Dialect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from typing import Any
 
@@ -13,7 +14,6 @@ _PYTHON: dict[str, Any] = {
     "object": dict,
     "array": list,
 }
-_PYTHON_SPELLING = {"True": True, "False": False, "None": None}
 _DEPTH = 8  # of references and unions; a schema may refer to itself
 
 
@@ -24,14 +24,15 @@ def is_text(schema: Any, key: str) -> bool:
 
 def typed_value(schema: Any, key: str, value: str) -> str:
     """Returns the JSON text of a parameter's value: of an allowed type if the text is such a value, else a string."""
-    text = value.strip()
-    try:
-        # Python's spelling is common. NaN and Infinity are no JSON, so they stay strings.
-        parsed = _PYTHON_SPELLING[text] if text in _PYTHON_SPELLING else json.loads(text)
-        if not isinstance(parsed, str) and _fits(parsed, parameter_types(schema, key)):
-            return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
-        pass
+    types = parameter_types(schema, key)
+    for parse in (json.loads, ast.literal_eval):  # templates show values of earlier calls as Python spells them
+        try:
+            parsed = parse(value.strip())
+            if not isinstance(parsed, str) and _fits(parsed, types):
+                # NaN and Infinity are no JSON, so they stay strings.
+                return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
     return json.dumps(value, ensure_ascii=False)
 
 

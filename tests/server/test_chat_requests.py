@@ -82,6 +82,16 @@ def vocabulary_of(name: str) -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Vocabulary(model_of(name).tokenizer)))
 
 
+def test_llama_calls_one_tool_unless_the_request_says_more(serve):
+    """Its template refuses a message with several calls."""
+    one = ONE.partition("\n")[2].partition("\n")[0].replace("arguments", "parameters")
+    client, script = serve("llama-json", "x")
+    for several, accepted in ((None, False), (False, False), (True, True)):
+        client.chat.completions.create(**ASK, tools=[TOOL], tool_choice="required", parallel_tool_calls=several)
+        (params,) = script.params
+        assert accepts("llama-json", params, one) and accepts("llama-json", params, f"{one}; {one}") is accepted
+
+
 def test_a_schema_and_free_calls_in_json_exclude_each_other(serve):
     client, _ = serve("llama-json", "x")
     with pytest.raises(openai.BadRequestError) as refused:

@@ -33,10 +33,13 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
         return {}
     if not functions and answer.reasoning is None:
         return {"json_schema": schema}
+    several = body.parallel_tool_calls
+    if several is None:
+        several = answer.dialect is None or answer.dialect.parallel
     enforced = Enforced(
         functions=functions,
         required=_is_required(body),
-        parallel=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, tuple),
+        parallel=several and not isinstance(body.tool_choice, tuple),
         schema=schema,
     )
     try:
