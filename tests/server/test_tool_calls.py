@@ -48,7 +48,7 @@ def both(client, **asked) -> tuple[list, list[dict]]:
     return whole, streamed
 
 
-@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize("size", [7, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("dialect", SAID)
 def test_a_call_is_found_in_every_dialect(serve, dialect, size):
     client, script = serve(dialect, SAID[dialect], sizes=(size,))
