@@ -255,7 +255,8 @@ void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context) {
   beside = {};
   const auto either = [](void* pieces, int64_t i) {
     const Pieces* of = static_cast<const Pieces*>(pieces);
-    i < of[0].count ? of[0].body(of[0].context, i) : of[1].body(of[1].context, i - of[0].count);
+    const int64_t all = of[0].count + of[1].count, before = i * of[0].count / all;  // spread evenly over the threads
+    (i + 1) * of[0].count / all > before ? of[0].body(of[0].context, before) : of[1].body(of[1].context, i - before);
   };
   run_job(both[0].count + count, either, both);
 }

@@ -9,8 +9,8 @@ namespace specengine {
 // have returned. body must not throw. A second caller at the same time runs its work alone, on its own thread.
 void run_parallel(int64_t count, void (*body)(void*, int64_t), void* context);
 
-// Lets the next run_parallel of this thread also call body(context, i) for every i in [0, count), before its own pieces.
-// A job of a few small pieces costs more than the pieces.
+// Lets the next run_parallel of this thread also call body(context, i) for every i in [0, count), among its own
+// pieces. A job of a few small pieces costs more than the pieces.
 void run_beside_next(int64_t count, void (*body)(void*, int64_t), void* context);
 
 // Memory that is read soon.

@@ -2,10 +2,10 @@
 
 #include "base/draw_arithmetic.h"
 #include "base/isa.h"
+#include "base/launch_mode.h"
 #include "base/thread_pool.h"
 #include "ops/expand_backbone.h"
 #include "ops/kv_cache.h"
-#include "ops/launch_mode.h"
 #include "ops/linear.h"
 #include "ops/select_nodes.h"
 #include "ops/verify_tree.h"

@@ -187,8 +187,17 @@ void run_cpu(const DraftCascade& op) {
   }
 
   fuse(op, rows);
-  run_cpu(DecoderPass{&d, none, rows.fused, network.reads_halves() ? OptionalTensor(rows.joined) : OptionalTensor(),
-                      rows.depths, none, op.cache, {op.cos, op.sin}, rows.hidden_states, rows.at_layers, rows.workspace});
+  run_cpu(DecoderPass{&d,
+                      none,
+                      rows.fused,
+                      network.reads_halves() ? OptionalTensor(rows.joined) : OptionalTensor(),
+                      rows.depths,
+                      none,
+                      op.cache,
+                      {op.cos, op.sin},
+                      rows.hidden_states,
+                      rows.at_layers,
+                      rows.workspace});
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t b = 0; b < B; ++b) {
       const float* last = rows.at_layers.as<float>() + ((row_start[b + 1] - 1) * layers + t) * d.hidden;

@@ -104,8 +104,17 @@ void pass(const DraftTree& op, const PassRows& rows, const TensorView& tokens, c
     prepare(both, w.fuse, fuse_in);
     project(fuse_in, w.fuse, inputs);
   }
-  run_cpu(DecoderPass{&d, none, inputs, first_inputs, first(rows.depths, M), ancestors, cache, {op.cos, op.sin},
-                      first(rows.hidden_states, M), first(rows.at_layers, M), rows.workspace});
+  run_cpu(DecoderPass{&d,
+                      none,
+                      inputs,
+                      first_inputs,
+                      first(rows.depths, M),
+                      ancestors,
+                      cache,
+                      {op.cos, op.sin},
+                      first(rows.hidden_states, M),
+                      first(rows.at_layers, M),
+                      rows.workspace});
 }
 
 // Adds a level: the best children of R rows of what the head reads.

@@ -73,12 +73,12 @@ struct RopeTables {
 
 struct DecoderPass {
   const Decoder* decoder;
-  OptionalTensor tokens;         // [M] int32; None: inputs are given
-  OptionalTensor inputs;         // [M, hidden] float32, in place of the tokens' embeddings
-  OptionalTensor first_inputs;   // [M, first_columns] float32: the first layer makes q, k and v from them
-  TensorView depths;             // [M] int32, root 0
-  OptionalTensor ancestors;      // [M, W] int32 bits; None: chains
-  KvCacheView cache;             // all layers; the nodes' slots are written
+  OptionalTensor tokens;        // [M] int32; None: inputs are given
+  OptionalTensor inputs;        // [M, hidden] float32, in place of the tokens' embeddings
+  OptionalTensor first_inputs;  // [M, first_columns] float32: the first layer makes q, k and v from them
+  TensorView depths;            // [M] int32, root 0
+  OptionalTensor ancestors;     // [M, W] int32 bits; None: chains
+  KvCacheView cache;            // all layers; the nodes' slots are written
   RopeTables rope;
   OptionalTensor hidden_states;  // [M, hidden] float32, written: states after the final norm; None: only the cache is
   OptionalTensor at_layers;      // [M, hidden_state_layers, hidden] float32, written: the residual stream before the

@@ -3,8 +3,8 @@
 // and requests of different adapters share a pass.
 //
 // A row's bits depend on the row and its adapter alone. CPU: (A x) is summed in chunks of kLoraChunk columns, each four
-// chains of multiply-adds; chains and chunks are added in order, then scaled; the products with B are one chain in the order of
-// the ranks, and the sum is added to out once.
+// chains of multiply-adds; chains and chunks are added in order, then scaled; the products with B are one chain in the
+// order of the ranks, and the sum is added to out once.
 #pragma once
 #include <vector>
 
@@ -15,7 +15,7 @@
 
 namespace specengine {
 
-constexpr int64_t kLoraChunk = 256;    // columns: two threads share even a narrow layer's sum
+constexpr int64_t kLoraChunk = 256;     // columns: two threads share even a narrow layer's sum
 constexpr int64_t kMostLoraRank = 512;  // sums of a few rows fit on a thread's stack
 
 // One matrix [N, K] of a layer in all G adapters of an engine, padded with zeros to the largest rank R, a multiple of
@@ -64,7 +64,8 @@ struct LoraProjection {
   std::vector<LoraModule> modules;
 
   void validate() const {
-    if (modules.size() > kMostLoraModules) fail("modules: expected at most ", kMostLoraModules, ", got ", modules.size());
+    if (modules.size() > kMostLoraModules)
+      fail("modules: expected at most ", kMostLoraModules, ", got ", modules.size());
     for (const LoraModule& module : modules) {
       if (module.a.dtype != modules[0].a.dtype) fail("modules: differ in dtype");
       if (module.adapters() != modules[0].adapters()) fail("modules: differ in the number of adapters");
@@ -75,7 +76,7 @@ struct LoraProjection {
   // Checks that the modules read rows of `columns` columns and write into `rows` columns.
   void check_place(const char* name, int64_t rows, int64_t columns) const {
     for (const LoraModule& module : modules) {
-      if (module.columns() != columns) fail(name, ": adapters read ", module.columns(), " columns, expected ", columns);
+      if (module.columns() != columns) fail("x: ", name, " reads ", module.columns(), " columns, expected ", columns);
       if (module.first > rows - module.rows) fail(name, ": adapters write past ", rows, " rows");
     }
   }

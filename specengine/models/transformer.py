@@ -20,7 +20,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
-from specengine.ops.lora import LoraLayer
+from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.weight import DTYPE_OF_BLOCKS, Projection, Weight
 from specengine.utils.spec_string import check_range
 

@@ -13,10 +13,11 @@ from functools import partial
 import torch
 
 from specengine import _C
-from specengine.ops import compact_kv, decoder, layer, linear, lora, tree_attention, verify_tree, weight
+from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
 from specengine.ops.autotune import LinearChoices
 from specengine.ops.decoder import Pass
 from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
+from specengine.ops.lora import add_lora
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ _native_layer = LayerOps(
     rope_cache=layer.rope_cache,
     tree_attention=tree_attention.tree_attention,
     silu_mul=layer.silu_mul,
-    add_lora=lora.add_lora,
+    add_lora=add_lora.add_lora,
     rounds=False,
 )
 
@@ -83,7 +84,7 @@ _reference_layer = LayerOps(
     rope_cache=layer.rope_cache_reference,
     tree_attention=tree_attention.tree_attention_reference,
     silu_mul=layer.silu_mul_reference,
-    add_lora=lora.add_lora_reference,
+    add_lora=add_lora.add_lora_reference,
     rounds=False,
 )
 
@@ -117,7 +118,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         rope_cache=layer.rope_cache,
         tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
         silu_mul=layer.silu_mul,
-        add_lora=lora.add_lora,
+        add_lora=add_lora.add_lora,
         rounds=True,
     )
     return Ops(

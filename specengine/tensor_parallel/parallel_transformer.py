@@ -19,7 +19,7 @@ from specengine.models.transformer import Transformer
 from specengine.models.weights import ModelWeights
 from specengine.ops import Ops, native
 from specengine.ops.decoder import Pass
-from specengine.ops.lora import LoraLayer
+from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.verify_tree import Accepted
 from specengine.tensor_parallel.group import Group
 from specengine.tensor_parallel.messages import Compact, Forward, Resize

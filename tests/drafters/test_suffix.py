@@ -22,7 +22,8 @@ TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
 
 def sequence_of(tokens, limit=100, prompt_length=1):
     told = {"draft_limit": limit, "prompt_length": prompt_length, "accepted_last": 0}
-    return SimpleNamespace(tokens=list(tokens), drafter_state=None, sources={}, trace=[], **told)
+    told |= {"adapter": None, "drafter_state": None, "sources": {}, "trace": []}
+    return SimpleNamespace(tokens=list(tokens), **told)
 
 
 def drafter_of(costs=FREE, path=None, **options):

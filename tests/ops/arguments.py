@@ -139,7 +139,7 @@ def add_lora() -> Arguments:
 
 def lora_layers() -> list[Any]:
     """What two adapters add to q of each layer of decoder()."""
-    module = {"a": randn(2, 1, 6, 16), "b": randn(2, 2, 16, 16, seed=2), **{"ranks": ints(16, 5), "scales": randn(2)}}
+    module = {"a": randn(2, 1, 6, 16), "b": randn(2, 2, 16, 16, seed=2), "ranks": ints(16, 5), "scales": randn(2)}
     adapted = _C.LoraProjection((_C.LoraModule(**module, first=0, rows=32),))
     return [_C.LoraLayer(adapted, *[_C.LoraProjection(())] * 3)] * 2
 

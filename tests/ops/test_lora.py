@@ -1,10 +1,11 @@
-"""add_lora beside its reference, on the CPU and by the CUDA kernels; a row's bits depend on it and its adapter alone."""
+"""add_lora beside its reference, on the CPU and by the CUDA kernels, and what the bits of a row depend on."""
 
 import pytest
 import torch
 
 from specengine import _C
-from specengine.ops.lora import LoraProjection, add_lora, add_lora_reference, stack_lora
+from specengine.ops.lora.add_lora import add_lora, add_lora_reference
+from specengine.ops.lora.matrices import LoraProjection, stack_lora
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 from tests.ops.cases import randn
 

@@ -52,6 +52,8 @@ def test_an_adapter_is_listed_and_chosen_by_its_name(adapters):
 def test_faulty_adapters_stop_the_server_at_its_start(adapters, tmp_path):
     with pytest.raises(ValueError, match=r"^adapters: 'tiny' is the name of the model itself"):
         Settings(**SETTINGS, adapters={"tiny": adapters["legal"]})
-    with pytest.raises(FileNotFoundError, match=r"^adapters: x: .*adapter_config.json"):
-        with served(adapters={"x": str(tmp_path)}):
-            pass
+    with (
+        pytest.raises(FileNotFoundError, match=r"^adapters: x: .*adapter_config.json"),
+        served(adapters={"x": str(tmp_path)}),
+    ):
+        pass

@@ -59,7 +59,7 @@ class Adapters {
   }
   // The projection of `in`, an op's output at rows(floats, packed).
   void project(const TensorView& in, const TensorView& packed, const Projection& projection,
-               LoraProjection LoraLayer::*lora, const TensorView& out, const TensorView& sums) const {
+               LoraProjection LoraLayer::* lora, const TensorView& out, const TensorView& sums) const {
     if (in.data != packed.data) run_cpu(QuantiseRows{in, packed});
     if (!lora_) return specengine::project(packed, projection, out);
     const AddLora added{in, &(lora_->*lora), op_.cache.row_start, op_.adapters, out, sums};

@@ -1,4 +1,4 @@
-#include "ops/launch_mode.h"
+#include "base/launch_mode.h"
 
 #include "cuda/base/device.cuh"
 

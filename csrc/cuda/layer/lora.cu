@@ -102,14 +102,10 @@ Modules<Weight> modules_of(const LoraProjection& projection, const Tasks& tasks_
   Modules<Weight> modules{};
   for (const LoraModule& module : projection.modules) {
     const int number = modules.count++;
-    modules.of[number] = {module.a.as<Weight>(),
-                          module.b.as<Weight>(),
-                          module.ranks.as<int>(),
-                          module.scales.as<float>(),
-                          static_cast<int>(module.first),
-                          static_cast<int>(module.rows),
-                          static_cast<int>(module.rank()),
-                          modules.row_floats};
+    modules.of[number] = {module.a.as<Weight>(),           module.b.as<Weight>(),
+                          module.ranks.as<int>(),          module.scales.as<float>(),
+                          static_cast<int>(module.first),  static_cast<int>(module.rows),
+                          static_cast<int>(module.rank()), modules.row_floats};
     modules.tasks[modules.count] = modules.tasks[number] + static_cast<int>(tasks_of(module));
     modules.columns = static_cast<int>(module.columns());
     modules.row_floats += static_cast<int>(module.rank());
@@ -127,7 +123,8 @@ void launch_for(const AddLora& op) {
   with_float_type(op.x.dtype, [&](auto zero) {
     using X = decltype(zero);
     const dim3 grid(rows, static_cast<unsigned>(ranks.tasks[ranks.count]));
-    launch({"add_lora", grid, kThreads, 0, op.out.stream}, shrink_kernel<X, Weight>, op.x.as<X>(), ranks, requests, sums);
+    launch({"add_lora", grid, kThreads, 0, op.out.stream}, shrink_kernel<X, Weight>, op.x.as<X>(), ranks, requests,
+           sums);
   });
   const auto outputs = modules_of<Weight>(*op.projection, [](const LoraModule& m) { return m.panels(); });
   const dim3 grid(rows, static_cast<unsigned>((outputs.tasks[outputs.count] + kSlices - 1) / kSlices));

@@ -11,7 +11,7 @@ import torch
 from specengine.models.config import ModelConfig
 from specengine.models.lora.folder import LoraMatrices, read_lora
 from specengine.models.transformer import Transformer
-from specengine.ops.lora import LoraLayer, LoraProjection, stack_lora
+from specengine.ops.lora.matrices import LoraLayer, LoraProjection, stack_lora
 
 # The matrices of each projection in the order of its rows.
 _PROJECTIONS = {

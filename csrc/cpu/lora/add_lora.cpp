@@ -1,75 +1,17 @@
 // Adapters beside the weights. The rows of one adapter are gathered into tiles, so that a pass reads its A and B once
 // for all of them. Two loops: tasks of A by chunks of columns, then tasks of B by panels of output columns.
-#include "ops/lora.h"
+#include <cstring>
 
-#include <algorithm>
-
+#include "cpu/lora/plan.h"
 #include "cpu/parallel_for.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
+// Bytes by which the prefetch runs ahead: the hardware's own begins anew in every piece, and a piece has few KiB.
 constexpr int64_t kAhead = 4096;
 constexpr int kRows = 6;  // of a tile: 12 sums, 2 weights, 1 broadcast are all vector registers of AVX2
-
-// Rows of one adapter: plan.rows[begin, end).
-struct Group {
-  int32_t adapter;
-  int64_t begin, end;
-};
-
-struct Task {
-  const Group* group;
-  const LoraModule* module;
-  float* sums;           // of the module in the workspace: [M, chunks, R]
-  int64_t first, count;  // a chunk of columns, or panels of output columns
-};
-
-struct Plan {
-  std::vector<int64_t> rows;
-  std::vector<Group> groups;
-  std::vector<Task> shrink, expand;
-
-  void make(const AddLora& op) {
-    rows.clear(), groups.clear(), shrink.clear(), expand.clear();
-    gather_rows(op);
-    float* sums = op.workspace.as<float>();
-    for (const LoraModule& module : op.projection->modules) {
-      for (const Group& group : groups) {
-        if (module.ranks.as<int32_t>()[group.adapter] > 0) add_tasks(module, group, sums);
-      }
-      sums += op.out.shape[0] * module.chunks() * module.rank();
-    }
-  }
-
- private:
-  void gather_rows(const AddLora& op) {
-    const int32_t *start = op.row_start.as<int32_t>(), *adapters = op.adapters.as<int32_t>();
-    const int64_t B = op.adapters.shape[0];
-    for (int64_t first = 0; first < B; ++first) {
-      const int32_t adapter = adapters[first];
-      const bool known = std::any_of(groups.begin(), groups.end(), [&](const Group& g) { return g.adapter == adapter; });
-      if (adapter < 0 || known) continue;
-      const int64_t begin = static_cast<int64_t>(rows.size());
-      for (int64_t b = first; b < B; ++b) {
-        for (int64_t m = start[b]; adapters[b] == adapter && m < start[b + 1]; ++m) rows.push_back(m);
-      }
-      groups.push_back({adapter, begin, static_cast<int64_t>(rows.size())});
-    }
-  }
-
-  void add_tasks(const LoraModule& module, const Group& group, float* sums) {
-    for (int64_t first = 0; first < module.columns(); first += kLoraChunk) {
-      shrink.push_back({&group, &module, sums, first, std::min(kLoraChunk, module.columns() - first)});
-    }
-    const int64_t per_task = std::max<int64_t>(1, module.panels() / (4 * num_threads()));
-    for (int64_t first = 0; first < module.panels(); first += per_task) {
-      expand.push_back({&group, &module, sums, first, std::min(per_task, module.panels() - first)});
-    }
-  }
-};
-
 constexpr int64_t kPart = kLoraChunk / 4;  // columns of a chain; a row alone interleaves the four of a chunk
 
 // One row's chunk of A x: its chains wait for no other's multiply-adds. The same sums as by parts().
@@ -138,7 +80,8 @@ void fetch_b(const Task& task) {
   const int64_t bytes = module.panels() * module.rank() * kPanel * static_cast<int64_t>(sizeof(Weight));
   const int64_t chunk = task.first / kLoraChunk, chunks = module.chunks();
   const uint8_t* b = module.b.as<uint8_t>() + task.group->adapter * bytes;
-  for (int64_t at = bytes * chunk / chunks; at < bytes * (chunk + 1) / chunks; at += 64) __builtin_prefetch(b + at, 0, 2);
+  for (int64_t at = bytes * chunk / chunks; at < bytes * (chunk + 1) / chunks; at += 64)
+    __builtin_prefetch(b + at, 0, 2);
 }
 
 // One chunk of columns of A x.
