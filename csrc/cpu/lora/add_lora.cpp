@@ -9,8 +9,9 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-// Bytes by which the prefetch runs ahead: the hardware's own begins anew in every piece, and a piece has few KiB.
-constexpr int64_t kAhead = 4096;
+// Bytes by which the prefetch runs ahead in each part of a chunk. The hardware's own begins anew in every part; more
+// bytes would be fetched in vain behind the last one.
+constexpr int64_t kAhead = 1024;
 constexpr int kRows = 6;  // of a tile: 12 sums, 2 weights, 1 broadcast are all vector registers of AVX2
 constexpr int64_t kPart = kLoraChunk / 4;  // columns of a chain; a row alone interleaves the four of a chunk
 
@@ -33,7 +34,6 @@ template <typename Weight, int R>
 void chains(const float* const* x, const Weight* panel, int64_t columns, float (*out)[kPanel]) {
   f32x16 sum[R] = {};
   for (int64_t c = 0; c < columns; ++c) {
-    __builtin_prefetch(panel + c * kPanel + kAhead / sizeof(Weight));
     const f32x16 w = load16(panel + c * kPanel);
     for (int r = 0; r < R; ++r) sum[r] = fmadd(splat16(x[r][c]), w, sum[r]);
   }
