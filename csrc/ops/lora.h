@@ -76,7 +76,9 @@ struct LoraProjection {
   // Checks that the modules read rows of `columns` columns and write into `rows` columns.
   void check_place(const char* name, int64_t rows, int64_t columns) const {
     for (const LoraModule& module : modules) {
-      if (module.columns() != columns) fail("x: ", name, " reads ", module.columns(), " columns, expected ", columns);
+      if (module.columns() != columns) {
+        fail(name, ": adapters read ", module.columns(), " columns, expected ", columns);
+      }
       if (module.first > rows - module.rows) fail(name, ": adapters write past ", rows, " rows");
     }
   }
@@ -111,7 +113,10 @@ struct AddLora {
     check(adapters, "adapters", {DType::kInt32}, {B});
     check(row_start, "row_start", {DType::kInt32}, {B + 1});
     check(workspace, "workspace", {DType::kFloat32}, {floats});
-    projection->check_place("projection", N, K);
+    for (const LoraModule& module : projection->modules) {
+      if (module.columns() != K) fail("x: ", K.value, " columns, the adapters read ", module.columns());
+    }
+    projection->check_place("out", N, K);
     for (const LoraModule& module : projection->modules) module.validate(check);  // of the same device
     const int64_t needed = projection->workspace_floats(M);
     if (floats < needed) fail("workspace: expected ", needed, " floats, got ", floats.value);

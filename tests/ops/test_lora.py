@@ -153,8 +153,8 @@ def test_faulty_arguments_are_refused():
         "adapters: entry 0 is -2": {"chosen": (-2,)},
         "row_start: expected to run from 0 to 4, got 0 to 3": {"starts": (0, 3)},
         "row_start: decreases": {"starts": (0, 5, 4), "chosen": (0, 0)},
-        "projection: adapters read 300 columns": {"x": randn(4, 299)},
-        "projection: adapters write past 51 rows": {"out": torch.zeros(4, 51)},
+        "x: 299 columns, the adapters read 300": {"x": randn(4, 299)},
+        "out: adapters write past 51 rows": {"out": torch.zeros(4, 51)},
     }.items():
         with pytest.raises(ValueError, match=f"^{message}"):
             call(**faults)
