@@ -26,8 +26,10 @@ from specengine.bench.report.run_dicts import run_dicts
 from specengine.bench.report.tables import acceptance_table, table
 from specengine.bench.report.writing import write_json
 from specengine.drafters.none import NoneDrafter
+from specengine.models.presets import PRESETS
 from specengine.tensor_parallel.loading import load_model
 from specengine.types import PHASES, CycleTrace, SamplingParams
+from tests.adapters.files import write_adapter
 from tests.constraints.vocabulary import talking_model
 
 TINY = "random:tiny-llama"
@@ -474,3 +476,15 @@ def test_the_default_model_holds_conversations(smollm2_path, tmp_path):
     assert result.exit_code == 0, result.stderr
     data = json.loads(path.read_text())
     assert [row["identical"] for row in data["runs"]] == ["2/2", "2/2"]
+
+
+def test_drafters_are_measured_with_an_adapter(tmp_path):
+    folder, path = write_adapter(tmp_path / "adapter", PRESETS["tiny-llama"]), tmp_path / "out.json"
+    result = bench(*SMALL, "--adapter", f"mine={folder}", "--json", str(path))
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(path.read_text())
+    assert data["adapter"] == "mine" and {row["identical"] for row in data["runs"]} == {"4/4"}
+    for arguments, says in ((("--peers", "transformers"), "not --peers"), (("--rules", "margin"), "not --rules")):
+        refused = bench(*SMALL, "--adapter", f"mine={folder}", *arguments)
+        assert refused.exit_code == 2 and says in refused.stderr
+    assert "adapter: expected NAME=PATH" in bench(*SMALL, "--adapter", "mine").stderr

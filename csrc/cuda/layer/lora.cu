@@ -56,7 +56,7 @@ __device__ inline int module_of(const Modules<Weight>& modules, int task) {
 
 template <typename X, typename Weight>
 __global__ void __launch_bounds__(kThreads)
-    shrink_kernel(const X* x, Modules<Weight> modules, Requests requests, float* sums) {
+    lora_shrink_kernel(const X* x, Modules<Weight> modules, Requests requests, float* sums) {
   SPECENGINE_SHARED(float, parts, kThreads);
   wait_for_previous_kernel();
   const int row = blockIdx.x, lane = threadIdx.x % kLanes, slice = threadIdx.x / kLanes, K = modules.columns;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename Weight>
 __global__ void __launch_bounds__(kThreads)
-    expand_kernel(const float* sums, Modules<Weight> modules, Requests requests, float* out, int columns) {
+    lora_expand_kernel(const float* sums, Modules<Weight> modules, Requests requests, float* out, int columns) {
   wait_for_previous_kernel();
   const int row = blockIdx.x, lane = threadIdx.x % kLanes, task = blockIdx.y * kSlices + threadIdx.x / kLanes;
   const int adapter = adapter_of_row(requests, row);
@@ -100,15 +100,15 @@ __global__ void __launch_bounds__(kThreads)
 template <typename Weight, typename Tasks>
 Modules<Weight> modules_of(const LoraProjection& projection, const Tasks& tasks_of) {
   Modules<Weight> modules{};
-  for (const LoraModule& module : projection.modules) {
+  for (const LoraModule& each : projection.modules) {
     const int number = modules.count++;
-    modules.of[number] = {module.a.as<Weight>(),           module.b.as<Weight>(),
-                          module.ranks.as<int>(),          module.scales.as<float>(),
-                          static_cast<int>(module.first),  static_cast<int>(module.rows),
-                          static_cast<int>(module.rank()), modules.row_floats};
-    modules.tasks[modules.count] = modules.tasks[number] + static_cast<int>(tasks_of(module));
-    modules.columns = static_cast<int>(module.columns());
-    modules.row_floats += static_cast<int>(module.rank());
+    modules.of[number] = {each.a.as<Weight>(),           each.b.as<Weight>(),
+                          each.ranks.as<int>(),          each.scales.as<float>(),
+                          static_cast<int>(each.first),  static_cast<int>(each.rows),
+                          static_cast<int>(each.rank()), modules.row_floats};
+    modules.tasks[modules.count] = modules.tasks[number] + static_cast<int>(tasks_of(each));
+    modules.columns = static_cast<int>(each.columns());
+    modules.row_floats += static_cast<int>(each.rank());
   }
   return modules;
 }
@@ -123,12 +123,12 @@ void launch_for(const AddLora& op) {
   with_float_type(op.x.dtype, [&](auto zero) {
     using X = decltype(zero);
     const dim3 grid(rows, static_cast<unsigned>(ranks.tasks[ranks.count]));
-    launch({"add_lora", grid, kThreads, 0, op.out.stream}, shrink_kernel<X, Weight>, op.x.as<X>(), ranks, requests,
+    launch({"add_lora", grid, kThreads, 0, op.out.stream}, lora_shrink_kernel<X, Weight>, op.x.as<X>(), ranks, requests,
            sums);
   });
   const auto outputs = modules_of<Weight>(*op.projection, [](const LoraModule& m) { return m.panels(); });
   const dim3 grid(rows, static_cast<unsigned>((outputs.tasks[outputs.count] + kSlices - 1) / kSlices));
-  launch({"add_lora", grid, kThreads, 0, op.out.stream}, expand_kernel<Weight>, sums, outputs, requests,
+  launch({"add_lora", grid, kThreads, 0, op.out.stream}, lora_expand_kernel<Weight>, sums, outputs, requests,
          op.out.as<float>(), static_cast<int>(op.out.shape[1]));
 }
 
