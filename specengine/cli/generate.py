@@ -44,6 +44,9 @@ def generate(
     adapter: options.Adapter = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end-of-text token.")] = False,
+    skip_special_tokens: Annotated[
+        bool, typer.Option("--skip-special-tokens/--show-special-tokens", help="Leave special tokens out of the text.")
+    ] = True,
     logprobs: Annotated[int, typer.Option(help="Show this many most likely tokens per position.")] = 0,
     n: Annotated[int, typer.Option("--n", "-n", help="Number of samples; sample i uses seed + i.")] = 1,
     trace: Annotated[bool, typer.Option("--trace", help="Show every cycle's tree and its accepted nodes.")] = False,
