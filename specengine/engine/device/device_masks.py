@@ -18,8 +18,7 @@ class DeviceMasks:
     def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         self._device, self._shape = device, (rows, mask_words(vocab))
         self._masks: torch.Tensor | None = None  # made for the first constrained request, as the room on the host is
-        pinned = device.type == "cuda"
-        self._copied = torch.cuda.Event() if pinned else None
+        self._copied: torch.cuda.Event | None = None  # records where the trees have arrived on the host
 
     def begin(self, tree: TreeBatch) -> None:
         """Begins to copy drafted trees to the host, before the target's pass is launched."""
@@ -57,7 +56,8 @@ class DeviceMasks:
         return masks
 
     def _make_room(self) -> None:
-        pinned = self._copied is not None
+        pinned = self._device.type == "cuda"
+        self._copied = torch.cuda.Event() if pinned else None
         self._host = torch.empty(self._shape, dtype=torch.int32, pin_memory=pinned)
         self._trees = torch.empty(2, self._shape[0], dtype=torch.int32, pin_memory=pinned)
         self._masks = torch.empty(self._shape, dtype=torch.int32, device=self._device)
