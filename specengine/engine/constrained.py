@@ -106,12 +106,10 @@ class ConstrainedTrees:
                 self._under_way.append(begin_fill(request.constraint, tree, own))
 
     def _fitted_logits(self, trees: Sequence[DraftTree], logits: DraftLogits) -> DraftLogits:
-        """Returns the distributions of the fitted trees' nodes; a node has one where a drafted child is left."""
+        """Returns the distributions of the fitted trees' nodes: a forced node has none."""
         old, rows, first = logits.rows.tolist(), list[int](), 0
         for tree, cut in zip(trees, self._cuts, strict=True):
-            children = zip(cut.tree.parents, cut.drafted, strict=True)
-            drafted = {parent for parent, number in children if number > 0}
-            rows += [old[first + n] if node in drafted else -1 for node, n in enumerate(cut.drafted)]
+            rows += [old[first + number] if number >= 0 else -1 for number in cut.drafted]
             first += len(tree.tokens)
         return replace(logits, rows=torch.tensor(rows, dtype=torch.int32))
 
