@@ -109,7 +109,7 @@ class Constraint:
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             if token not in self._eos and not self._takes(token):
-                raise GenerationFailed(f"constraint: {self._failure() or 'a token that it forbids'}")
+                raise GenerationFailed(f"constraint: {self._failure(token) or 'a token that it forbids'}")
         self._text += self._tried
         self._tried = []
 
@@ -213,8 +213,9 @@ class Constraint:
         while self._tried:
             self._take_back()
 
-    def _failure(self) -> str:
+    def _failure(self, *more: int) -> str:
+        """Returns what the grammar engine says of the text, and of the tokens behind it."""
         matcher = self._start.deep_copy()
-        matcher.try_consume_tokens([*self._text, *self._tried])
+        matcher.try_consume_tokens([*self._text, *self._tried, *more])
         matcher.compute_bitmask()
-        return matcher.get_error().strip()
+        return matcher.get_error().replace("<non-verbose/>", "").strip()

@@ -100,8 +100,9 @@ def compiled_form(params: SamplingParams) -> str:
     if name == "grammar":
         assert params.grammar is not None
         return LLMatcher.grammar_from_lark(_with_json_form(params.grammar))
-    quoted = (json.dumps(text, ensure_ascii=False) for text in params.choices or ())
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(quoted)}")
+    # As one expression, they may be many thousands; the alternatives of a rule are limited to 2,000.
+    escaped = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in params.choices or ())
+    return LLMatcher.grammar_from_regex("|".join(escaped))
 
 
 def _with_json_form(grammar: str) -> str:

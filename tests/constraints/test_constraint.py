@@ -237,3 +237,9 @@ def test_whether_a_text_fails_does_not_depend_on_how_much_was_drafted():
         assert masks_of(constraint, tree) == masks_of(expected, tree)
         text = (*text, next(token for token in fresh(text) if token not in ENDS))
         constraint.advance(text[-1:])
+
+
+def test_a_rule_of_too_many_alternatives_fails_with_the_engine_s_reason():
+    constraint = constraint_of({"grammar": "start: " + " | ".join(f'"x{number}"' for number in range(3000))})
+    with pytest.raises(GenerationFailed, match=r"^constraint: .*max is 2000"):
+        constraint.advance(ids("x"))

@@ -65,6 +65,18 @@ def test_choices_are_their_texts_whatever_characters_they_have():
     assert texts_of(choices=("yes", "ye")) == {"yes", "ye"}
 
 
+def test_choices_with_characters_of_expressions_are_themselves():
+    texts = (*r".^$*+?()[]{}|\/-&~#", "a.b", "1+1", "[a-c]", r"\d", "\t\n", "漢 字")
+    assert all(texts_of(choices=[text]) == {text} for text in texts)
+    assert texts_of(choices=texts) == set(texts)
+
+
+def test_thousands_of_choices_are_followed():
+    constraint = grammars().constraint(SamplingParams(choices=[f"no {number}" for number in range(6000)]))
+    constraint.advance(TOKENIZER.encode("no 5999"))
+    assert {*allowed_tokens(constraint)} == ENDS
+
+
 def test_json_has_one_form_alone_and_inside_of_a_grammar():
     schema = {"enum": [{"a": 1, "b": [2]}]}
     assert texts_of(json_schema=schema) == {'{"a": 1, "b": [2]}'}
