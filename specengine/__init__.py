@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specengine.engine.metrics import Metrics
     from specengine.types import (
         Closed,
+        ConstraintFailed,
         CycleTrace,
         GenerationFailed,
         GenerationOutput,
@@ -50,6 +51,7 @@ _HOMES = {
     "StreamEvent": "types",
     "TokenLogprob": "types",
     "Closed": "types",
+    "ConstraintFailed": "types",
     "GenerationFailed": "types",
     "Overloaded": "types",
     "PromptTooLong": "types",
@@ -58,6 +60,7 @@ _HOMES = {
 __all__ = [
     "AsyncEngine",
     "Closed",
+    "ConstraintFailed",
     "Counts",
     "CycleTrace",
     "Engine",

@@ -327,6 +327,10 @@ class GenerationFailed(RuntimeError):
     """A step failed for the reason in __cause__, and the request with it; the engine may serve others."""
 
 
+class ConstraintFailed(GenerationFailed):
+    """The grammar engine could not follow the text of one request any further; other requests go on."""
+
+
 class PromptTooLong(ValueError):
     """The model's context does not hold the prompt."""
 

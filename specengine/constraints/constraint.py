@@ -9,7 +9,7 @@ import numpy as np
 
 from specengine.constraints.cut_tree import CutTree, ForcedText
 from specengine.draft_trees.tree import DraftTree
-from specengine.types import GenerationFailed
+from specengine.types import ConstraintFailed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -74,7 +74,7 @@ class Constraint:
                 self._fill_row(rows[node])
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Goes on by committed tokens. Raises GenerationFailed where the grammar engine gives up."""
+        """Goes on by committed tokens. Raises ConstraintFailed where the grammar engine gives up."""
         known = 0  # of these the matcher said before that they must come
         while known < min(len(tokens), len(self._ahead)) and tokens[known] == self._ahead[known]:
             known += 1
@@ -109,7 +109,7 @@ class Constraint:
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             if token not in self._eos and not self._takes(token):
-                raise GenerationFailed(f"constraint: {self._failure(token) or 'a token that it forbids'}")
+                raise ConstraintFailed(f"constraint: {self._failure(token) or 'a token that it forbids'}")
         self._text += self._tried
         self._tried = []
 
@@ -201,13 +201,13 @@ class Constraint:
         self._matcher.try_consume_tokens([*self._text, *self._tried])
 
     def _check(self, tokens: Sequence[int]) -> None:
-        """Raises GenerationFailed where a committed token came from a mask that could not be computed."""
+        """Raises ConstraintFailed where a committed token came from a mask that could not be computed."""
         self._doubtful, row = False, np.empty_like(self._ends)
         for place, token in enumerate(tokens):
             self._fill_row(row)
             if self._doubtful:
                 error = self._failure()
-                raise GenerationFailed(f"constraint: {error} after {len(self._text) + place} tokens")
+                raise ConstraintFailed(f"constraint: {error} after {len(self._text) + place} tokens")
             if token not in self._eos:
                 self._takes(token)
         while self._tried:

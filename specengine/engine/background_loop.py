@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from specengine.engine.core import EngineCore
 from specengine.engine.request import Request
 from specengine.engine.scheduler import Scheduler
-from specengine.types import Closed, GenerationFailed, Overloaded, StreamEvent
+from specengine.types import Closed, ConstraintFailed, GenerationFailed, Overloaded, StreamEvent
 
 logger = logging.getLogger("specengine")
 clock = time.monotonic
@@ -174,7 +174,9 @@ class BackgroundLoop:
 
 def _failed(cause: BaseException | None) -> GenerationFailed:
     # One for each caller: other threads add their own tracebacks to it.
-    own = isinstance(cause, GenerationFailed)
-    error = GenerationFailed(str(cause) if own else f"{type(cause).__name__}: {cause}")
+    if isinstance(cause, ConstraintFailed):
+        error: GenerationFailed = ConstraintFailed(str(cause))
+    else:
+        error = GenerationFailed(f"{type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error

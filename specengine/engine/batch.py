@@ -21,7 +21,7 @@ from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace
 from specengine.rules import Rule
 from specengine.rules.lossless import Match
-from specengine.types import GenerationFailed
+from specengine.types import ConstraintFailed
 from specengine.utils.timers import HostClock
 
 
@@ -136,7 +136,7 @@ def advance(request: Request, tokens: Sequence[int]) -> None:
     assert request.constraint is not None
     try:
         request.constraint.advance(tokens)
-    except GenerationFailed as failure:
+    except ConstraintFailed as failure:
         request.fail(failure)
 
 

@@ -16,7 +16,7 @@ from specengine.server.prepared_request import PreparedRequest, RequestPreparer
 from specengine.server.response_writer import ResponseWriter
 from specengine.server.schema import GenerationRequest
 from specengine.server.settings import Settings
-from specengine.types import Closed, GenerationFailed, Overloaded, RankFailed, StreamEvent
+from specengine.types import Closed, ConstraintFailed, GenerationFailed, Overloaded, RankFailed, StreamEvent
 
 FAILED = "a process of the model has failed and this server accepts no more requests; see GET /health"
 READ_SECONDS = 30.0  # seconds after the deadline in which a client must have read its stream
@@ -67,6 +67,9 @@ class Handler:
             raise make_retryable_error(503, str(error), "overloaded") from error
         except Closed as error:
             raise make_retryable_error(503, SHUTTING_DOWN, "closing") from error
+        except ConstraintFailed as error:
+            field = prepared.body.constraint_field or "tools"
+            raise ApiError(400, f"{field}: {str(error).partition(': ')[2]}", param=field) from error
         except (GenerationFailed, RankFailed) as error:  # making an engine can raise RankFailed too
             logger.error("a request failed: %s", error)
             if isinstance(error, RankFailed) or isinstance(error.__cause__, RankFailed):

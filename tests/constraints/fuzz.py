@@ -18,7 +18,7 @@ from typing import Any
 
 from specengine import Engine, SamplingParams
 from specengine.tensor_parallel.loading import LoadedModel, load_model
-from specengine.types import GenerationFailed
+from specengine.types import ConstraintFailed
 from tests.constraints.random_constraints import problem, random_constraint
 
 DRAFTERS = (
@@ -121,7 +121,7 @@ def _outputs(engine: Engine, prompts: list[Any], params: list[SamplingParams]) -
     """Returns the outputs; the message in place of one whose grammar is too complex."""
     try:
         return engine.generate(prompts, params)
-    except GenerationFailed as error:
+    except ConstraintFailed as error:
         if len(prompts) == 1:
             return [str(error)]
     return [output for pair in zip(prompts, params, strict=True) for output in _outputs(engine, [pair[0]], [pair[1]])]

@@ -7,7 +7,7 @@ import pytest
 
 from specengine import SamplingParams
 from specengine.draft_trees.tree import DraftTree
-from specengine.types import GenerationFailed
+from specengine.types import ConstraintFailed
 from tests.constraints.masks import FreshMatchers, allowed_tokens, masks_of, tokens_of
 from tests.constraints.vocabulary import CALL, CONSTRAINTS, END, ENDS, SCHEMA, THINK_END, TOKENIZER, TURN, grammars
 
@@ -130,7 +130,7 @@ def test_an_end_of_the_text_is_no_token_of_the_grammar():
 
 
 def test_a_token_that_is_not_allowed_is_a_failure():
-    with pytest.raises(GenerationFailed, match=r"^constraint: "):
+    with pytest.raises(ConstraintFailed, match=r"^constraint: "):
         constraint_of({"regex": "ab"}).advance(ids("b"))
 
 
@@ -192,7 +192,7 @@ def test_limits_that_the_text_itself_runs_into_are_a_failure():
     a = ids("a")[0]
     constraint, tree = failing_constraint([a]), DraftTree([0, a, a], [-1, 0, 1])
     constraint.fill(tree, np.zeros((3, 10), dtype=np.int32))
-    with pytest.raises(GenerationFailed, match=r"^constraint: too many letters after 3 tokens"):
+    with pytest.raises(ConstraintFailed, match=r"^constraint: too many letters after 3 tokens"):
         constraint.advance([a, a, CALL])  # the last token came from a row without a mask
 
 
@@ -241,5 +241,5 @@ def test_whether_a_text_fails_does_not_depend_on_how_much_was_drafted():
 
 def test_a_rule_of_too_many_alternatives_fails_with_the_engine_s_reason():
     constraint = constraint_of({"grammar": "start: " + " | ".join(f'"x{number}"' for number in range(3000))})
-    with pytest.raises(GenerationFailed, match=r"^constraint: .*max is 2000"):
+    with pytest.raises(ConstraintFailed, match=r"^constraint: .*max is 2000"):
         constraint.advance(ids("x"))

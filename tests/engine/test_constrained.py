@@ -14,7 +14,7 @@ import scipy.stats
 
 from specengine import AsyncEngine, Engine, SamplingParams
 from specengine.draft_trees.tree import DraftTree
-from specengine.types import GenerationFailed
+from specengine.types import ConstraintFailed
 from tests.constraints.masks import allowed_tokens
 from tests.constraints.vocabulary import (
     CALL,
@@ -245,7 +245,7 @@ def failing(engine, after: int):
             def limited(tokens):
                 advance(tokens)
                 if len(own._text) > after:
-                    raise GenerationFailed("constraint: too complex")
+                    raise ConstraintFailed("constraint: too complex")
 
             own.advance = limited
         return own
@@ -258,10 +258,10 @@ def test_a_constraint_that_fails_midway_fails_its_request_alone():
     params = [SamplingParams(regex="[ab]{30}", max_new_tokens=50), SamplingParams(choices=CHOICES), FREE]
     plain = plain_outputs(PROMPTS[1:3], params[1:])
     engine = failing(engine_of("prompt_lookup,adaptive=false"), after=5)
-    with pytest.raises(GenerationFailed, match=r"^constraint: too complex"):
+    with pytest.raises(ConstraintFailed, match=r"^constraint: too complex"):
         engine.generate(PROMPTS[:3], params)
     events = engine.stream(PROMPTS[0], params[0])
-    with pytest.raises(GenerationFailed, match=r"^constraint: too complex"):
+    with pytest.raises(ConstraintFailed, match=r"^constraint: too complex"):
         texts = [event.text for event in events]
         raise AssertionError(texts)
 
@@ -271,7 +271,7 @@ def test_a_constraint_that_fails_midway_fails_its_request_alone():
             return await asyncio.gather(*calls, return_exceptions=True)
 
     failed, *good = asyncio.run(serve())
-    assert isinstance(failed, GenerationFailed) and str(failed) == "constraint: too complex"
+    assert isinstance(failed, ConstraintFailed) and str(failed) == "constraint: too complex"
     assert ids(good) == ids(plain)
     assert engine.generate(PROMPTS[1], params[1]).token_ids == plain[0].token_ids  # the engine goes on
 
