@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -15,3 +16,11 @@ _workers = ThreadPoolExecutor(thread_name_prefix="specengine-masks")  # starts t
 def begin_fill(constraint: Constraint, tree: DraftTree, rows: np.ndarray) -> Future[None]:
     """Begins Constraint.fill() in another thread.  rows: int32 [nodes, W], to be left alone until it is done."""
     return _workers.submit(constraint.fill, tree, rows)
+
+
+def finish_fills(fills: Iterable[Future[None]]) -> None:
+    """Waits for all fills, then raises the first error: no thread writes into the rows any more."""
+    done = [*fills]
+    wait(done)
+    for fill in done:
+        fill.result()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from specengine.constraints.cut_tree import CutTree, ForcedText
+from specengine.draft_trees.token_masks import mask_words
 from specengine.draft_trees.tree import DraftTree
 from specengine.types import ConstraintFailed
 
@@ -29,7 +30,7 @@ class Constraint:
     ) -> None:
         self._start, self._matcher = start, start.deep_copy()
         self._eos, self._ignore_eos = frozenset(eos_token_ids), ignore_eos
-        self._ends = np.zeros(-(-vocab_size // 32), dtype=np.int32)  # the mask of nothing but the end
+        self._ends = np.zeros(mask_words(vocab_size), dtype=np.int32)  # the mask of nothing but the end
         for token in self._eos:
             self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
         self._text: list[int] = []  # that the matcher has read

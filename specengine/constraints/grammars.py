@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KEPT = 64  # compiled grammars: an agent's tools in all their combinations; a large schema takes about a megabyte
 # Work of one mask, at most: about 70 ms. Of 300 random expressions llguidance's own limit of a fifth gave up on one.
 STEP_FUEL = 1_000_000
+ITEMS = 20_000  # of the grammar that may stand at one place: an optional key takes four, and the default is 2,000
 # JSON is written as json.dumps writes it. Models know this form best, and every space between two values is forced:
 # where the grammar allows any whitespace, small models write spaces until their tokens run out.
 JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -74,7 +75,7 @@ class Grammars:
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
         # A schema is the caller's own and no matter of logs.
-        limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, verbose_errors=False)
+        limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, max_items_in_row=ITEMS, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(f"{name}: {matcher.get_error().strip()}")
@@ -82,6 +83,9 @@ class Grammars:
         allowed = first.compute_bitmask()
         if first.is_error() or not any(allowed):
             raise ValueError(f"{name}: no text fulfils it")
+        token = next(place * 8 + bit for place, byte in enumerate(allowed) for bit in range(8) if byte >> bit & 1)
+        if not first.try_consume_tokens([token]) and first.is_error():
+            raise ValueError(f"{name}: {first.get_error().strip()}")
         return matcher
 
 
@@ -109,11 +113,15 @@ def _with_json_form(grammar: str) -> str:
     """Gives JSON inside of a Lark grammar the form of other JSON; a schema that chooses its own keeps it."""
     parts, end = [], 0
     for found in re.finditer(r"%json\s*(?=\{)", grammar):
+        if found.start() < end:  # inside of a schema's own text
+            continue
         try:
             schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except ValueError:  # the grammar engine says where it is wrong
             continue
-        options = {**JSON_FORM, **schema.get("x-guidance", {})}
+        if not isinstance(own := schema.get("x-guidance", {}), dict):  # the grammar engine refuses it
+            continue
+        options = {**JSON_FORM, **own}
         parts += [grammar[end : found.end()], json.dumps({**schema, "x-guidance": options})]
         end = after
     return "".join([*parts, grammar[end:]])

@@ -10,9 +10,10 @@ from itertools import accumulate
 import torch
 
 from specengine._C import MAX_NODES
-from specengine.constraints.background import begin_fill
+from specengine.constraints.background import begin_fill, finish_fills
 from specengine.constraints.cut_tree import CutTree
 from specengine.draft_policy.forced import ForcedPolicy, ForcedRun
+from specengine.draft_trees.token_masks import mask_words
 from specengine.draft_trees.tree import DraftLogits, DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader
@@ -27,7 +28,7 @@ class ConstrainedTrees:
 
     def __init__(self, requests: Sequence[Request], vocab_size: int, drafter: Drafter, policy: ForcedPolicy) -> None:
         self._requests, self._drafter, self._policy = requests, drafter, policy
-        self._rows = torch.empty(0, -(-vocab_size // 32), dtype=torch.int32)
+        self._rows = torch.empty(0, mask_words(vocab_size), dtype=torch.int32)
         self._under_way: list[Future[None]] = []
         self._cuts: list[CutTree] = []
 
@@ -51,9 +52,8 @@ class ConstrainedTrees:
 
     def masks(self) -> torch.Tensor:
         """Returns the masks, int32 [M, W], valid until the next fit(); rows without a constraint are all ones."""
-        for future in self._under_way:
-            future.result()
-        self._under_way.clear()
+        under_way, self._under_way = self._under_way, []
+        finish_fills(under_way)
         return self._rows[: self._size]
 
     def observe(self, paths: Sequence[Sequence[int]], seconds: float, drafting: float) -> None:

@@ -64,7 +64,7 @@ class LarkWriter:
 
 def quote(text: str) -> str:
     """Returns a text as Lark spells it."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # DEL, which Lark takes escaped only
 
 
 def either(expressions: Iterable[str]) -> str:

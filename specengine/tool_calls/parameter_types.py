@@ -40,25 +40,33 @@ def parameter_types(schema: Any, key: str) -> set[str]:
     """Returns the names of the types that a tool's JSON schema allows for a parameter; none if it says nothing."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     own = properties.get(key) if isinstance(properties, dict) else None
-    return _types(own, schema, _DEPTH)
+    return _types(own, schema, _DEPTH, set())
 
 
-def _types(own: Any, root: Any, depth: int) -> set[str]:
+def _types(own: Any, root: Any, depth: int, seen: set[str]) -> set[str]:
     if not isinstance(own, dict) or not depth:
         return set()
     if isinstance(reference := own.get("$ref"), str):
-        return _types(resolve(reference, root), root, depth - 1)
+        if reference in seen:  # its types are found already
+            return set()
+        seen.add(reference)
+        return _types(resolve(reference, root), root, depth - 1, seen)
     named = own.get("type")
     if isinstance(named, str | list):
         return {named} if isinstance(named, str) else {each for each in named if isinstance(each, str)}
     values = own.get("enum", [own["const"]] if "const" in own else [])
-    found = {name for value in values for name in _names(value)}
+    found = {name for value in _listed(values) for name in _names(value)}
     for union in ("anyOf", "oneOf", "allOf"):
-        for each in own.get(union) or ():
-            found |= _types(each, root, depth - 1)
+        for each in _listed(own.get(union)):
+            found |= _types(each, root, depth - 1, seen)
     if not found and "properties" in own:
         return {"object"}
     return found
+
+
+def _listed(value: Any) -> list[Any]:
+    """Returns a list, or none in place of what no schema may have there: tools that are only parsed are not checked."""
+    return value if isinstance(value, list) else []
 
 
 def allowed_values(own: Any, root: Any) -> list[Any] | None:

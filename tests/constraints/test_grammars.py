@@ -71,6 +71,22 @@ def test_choices_with_characters_of_expressions_are_themselves():
     assert texts_of(choices=texts) == set(texts)
 
 
+def test_an_object_of_many_optional_keys_is_followed_or_refused_at_once():
+    schema = {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(1000)}}
+    grammars().constraint(SamplingParams(json_schema=schema)).advance(TOKENIZER.encode('{"p999": null'))
+    schema["properties"] |= {f"q{number}": {"type": "null"} for number in range(5000)}
+    with pytest.raises(ValueError, match=r"(?s)^json_schema: .*max is 20000"):
+        grammars().constraint(SamplingParams(json_schema=schema))
+
+
+def test_a_description_may_speak_of_grammars():
+    schema = '{"type": "object", "description": "write %json {} here", "properties": {"a": {"enum": [{"b": 1}]}}, '
+    schema += '"required": ["a"], "additionalProperties": false}'
+    assert texts_of(grammar=f"start: %json {schema}") == {'{"a": {"b": 1}}'}
+    with pytest.raises(ValueError, match=r"(?s)^grammar: .*JSON schema"):
+        grammars().constraint(SamplingParams(grammar='start: %json {"x-guidance": 5}'))
+
+
 def test_thousands_of_choices_are_followed():
     constraint = grammars().constraint(SamplingParams(choices=[f"no {number}" for number in range(6000)]))
     constraint.advance(TOKENIZER.encode("no 5999"))

@@ -102,6 +102,7 @@ def test_a_schema_and_free_calls_in_json_exclude_each_other(serve):
 CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
 BAD_CALL = {**CALL, "function": {"name": "f", "arguments": "{"}}
 ONLY_NAME = {"type": "json_schema", "json_schema": {"name": "x"}}
+TEXT_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
 BAD_SCHEMA = {"type": "object", "properties": {"a": {"type": "text"}}}
 
 
@@ -154,6 +155,7 @@ def schema_format(schema: object, **more) -> dict:
             {"tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMA, "strict": True}}]},
             "tools[1].function.parameters",
         ),
+        ({"tools": [TEXT_TOOL], "tool_choice": "required"}, "tools[0].function.parameters"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"extra_body": {"chat_template_kwargs": {"nonsense": 1}}}, "chat_template_kwargs"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
@@ -165,6 +167,24 @@ def test_what_a_chat_cannot_have_is_refused_by_name(serve, asked, field):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**{**ASK, **asked})
     assert refused.value.param == field and field.split("[")[0].split(".")[0] in refused.value.message
+
+
+def test_a_refused_pattern_is_told_with_its_place(serve):
+    client, _ = serve("hermes", "x")
+    with pytest.raises(openai.BadRequestError, match="unclosed group"):
+        client.chat.completions.create(**ASK, **schema_format({"type": "string", "pattern": "(a"}))
+
+
+def test_an_answer_cut_in_its_reasoning_and_a_call_without_arguments_may_be_sent_back(serve):
+    client, _ = serve("thinking", "x</think>x")
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": ""}}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "reasoning_content": "Hm"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "noon", "tool_call_id": "1"},
+    ]
+    assert client.chat.completions.create(**{**ASK, "messages": messages}).choices[0].message.content == "x"
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused(serve):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specengine.constraints import Constraint
-from specengine.constraints.background import begin_fill
+from specengine.constraints.background import begin_fill, finish_fills
 from specengine.draft_trees.token_masks import mask_words
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 
@@ -48,8 +48,7 @@ class DeviceMasks:
             if constraint is not None and used:
                 tree = DraftTree(tokens[first : first + used], parents[first : first + used])
                 under_way.append(begin_fill(constraint, tree, rows[first : first + used]))
-        for future in under_way:
-            future.result()
+        finish_fills(under_way)
         assert self._masks is not None  # begin() comes first
         masks = self._masks[: self._rows]
         masks.copy_(host, non_blocking=True)

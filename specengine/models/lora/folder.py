@@ -39,9 +39,8 @@ class LoraMatrices:
 def read_lora(folder: str | Path, config: ModelConfig) -> dict[str, LoraMatrices]:
     """Reads an adapter of a model of this configuration; by module, such as `model.layers.0.mlp.up_proj`.
 
-    Raises FileNotFoundError for a missing file. Raises ValueError for settings, modules or tensors that are not plain
-    LoRA of attention and MLP matrices, tensors that are missing, have no place or another shape, and values that are
-    not finite.
+    Raises FileNotFoundError for a missing file, and ValueError for settings or modules that are not plain LoRA of
+    attention and MLP matrices. Tensors that are missing, have no place, another shape or no finite values raise it too.
     """
     folder = Path(folder)
     lora = LoraConfig.read(folder / CONFIG)

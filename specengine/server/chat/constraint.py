@@ -16,6 +16,7 @@ from specengine.tool_calls.grammar import Enforced, write_grammar
 
 SCHEMA_FIELD = "response_format.json_schema.schema"
 _KEPT = 256  # schemas that were checked last: the tools of several agents
+_LONGEST = 300  # characters of an error
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -63,7 +64,7 @@ def _find_error(schema: str) -> str:
     from llguidance import LLMatcher  # 3 MB, needed by constrained requests alone
 
     error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
-    return error.strip().partition("\n")[0]
+    return " ".join(error.split())[:_LONGEST]
 
 
 def _is_required(body: ChatRequest) -> bool:
@@ -73,8 +74,8 @@ def _is_required(body: ChatRequest) -> bool:
 def _functions(body: ChatRequest) -> tuple[FunctionSchema, ...]:
     """Returns the functions of an enforced answer; none where calls are only parsed.
 
-    An answer with tools is enforced if a call is required, if a function is strict, if there may be one call at most,
-    or if an answer without calls has a schema.
+    An answer with tools is enforced in four cases: a call is required, a function is strict, there may be one call at
+    most, or an answer without calls has a schema.
     """
     tools = list(enumerate(body.offered_tools))
     if isinstance(body.tool_choice, tuple):
@@ -96,6 +97,9 @@ def _schema(function: Function, required: bool, field: str) -> dict[str, Any]:
     are any object.
     """
     schema = {"type": "object", **(function.parameters or _NO_PARAMETERS)}
+    if schema["type"] != "object":
+        where = f"{field}.function.parameters"
+        raise ApiError(400, f"{where}: expected a schema of type object, got {str(schema['type'])[:40]!r}", param=where)
     if not function.strict and not required:
         return {"type": "object"}
     if not function.strict:

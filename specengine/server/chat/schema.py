@@ -55,7 +55,7 @@ class Message(Body):
                 raise make_error(f"{name}: is a field of the role {role!r}, this message has {self.role!r}")
         if self.role == "tool" and not self.tool_call_id:
             raise make_error("tool_call_id: is missing; a message of a tool answers a call")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not (self.tool_calls or self.reasoning_content or self.reasoning):
             raise make_error("content: is missing")
         return self
 

@@ -36,7 +36,7 @@ class Tool(Body):
 def _parse_arguments(value: Any) -> Any:
     """Returns the object that a string of JSON holds: templates take an object."""
     try:
-        parsed = json.loads(value) if isinstance(value, str) else None
+        parsed = json.loads(value or "{}") if isinstance(value, str) else None  # clients send "" for no arguments
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
