@@ -71,6 +71,7 @@ def test_choices_with_characters_of_expressions_are_themselves():
     assert texts_of(choices=texts) == set(texts)
 
 
+@pytest.mark.full
 def test_an_object_of_many_optional_keys_is_followed_or_refused_at_once():
     schema = {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(1000)}}
     grammars().constraint(SamplingParams(json_schema=schema)).advance(TOKENIZER.encode('{"p999": null'))
