@@ -46,6 +46,28 @@ void run_chains(int64_t count, const float* const* x, const Weight* panel, int64
   if constexpr (R > 1) run_chains<Weight, R - 1>(count, x, panel, columns, out);
 }
 
+// One row by P panels of `rank` columns each, one `stride` apart: their chains wait for no other's multiply-adds. The
+// same sums as by chains().
+template <typename Weight, int P>
+void side_by_side(const float* x, const Weight* panel, int64_t rank, int64_t stride, float (*out)[kPanel]) {
+  f32x16 sum[P] = {};
+  for (int64_t c = 0; c < rank; ++c) {
+    const f32x16 value = splat16(x[c]);
+    for (int p = 0; p < P; ++p) {
+      __builtin_prefetch(panel + (P + p) * stride + c * kPanel);  // of the next panels
+      sum[p] = fmadd(value, load16(panel + p * stride + c * kPanel), sum[p]);
+    }
+  }
+  for (int p = 0; p < P; ++p) store16(out[p], sum[p]);
+}
+
+template <typename Weight, int P = kPanelsOfTask>
+void run_side_by_side(int64_t count, const float* x, const Weight* panel, int64_t rank, int64_t stride,
+                      float (*out)[kPanel]) {
+  if (count == P) return side_by_side<Weight, P>(x, panel, rank, stride, out);
+  if constexpr (P > 1) run_side_by_side<Weight, P - 1>(count, x, panel, rank, stride, out);
+}
+
 // A chunk of A x for some rows: the sums of its parts, added in order.
 template <typename Weight>
 void parts(int64_t count, const float* const* x, const Weight* panel, int64_t columns, float (*out)[kPanel]) {
@@ -131,14 +153,25 @@ void expand(const AddLora& op, const Plan& plan, const Task& task) {
       }
       x[r] = scaled[r];
     }
+    const auto add = [&](int64_t row, int64_t p, const float* sum) {
+      float* to = op.out.as<float>() + row * N + module.first + p * kPanel;
+      const int64_t columns = std::min(kPanel, module.rows - p * kPanel);
+      if (columns == kPanel) return store16(to, add16(load16(to), load16(sum)));
+      for (int64_t i = 0; i < columns; ++i) to[i] += sum[i];
+    };
+    if (count == 1) {
+      float out[kPanelsOfTask][kPanel];
+      for (int64_t p = task.first; p < task.first + task.count; p += kPanelsOfTask) {
+        const int64_t panels = std::min(kPanelsOfTask, task.first + task.count - p);
+        run_side_by_side(panels, x[0], b + p * R * kPanel, rank, R * kPanel, out);
+        for (int64_t i = 0; i < panels; ++i) add(rows[0], p + i, out[i]);
+      }
+      return;
+    }
     for (int64_t p = task.first; p < task.first + task.count; ++p) {
       float out[kRows][kPanel];
       run_chains(count, x, b + p * R * kPanel, rank, out);
-      const int64_t columns = std::min(kPanel, module.rows - p * kPanel);
-      for (int64_t r = 0; r < count; ++r) {
-        float* to = op.out.as<float>() + rows[r] * N + module.first + p * kPanel;
-        for (int64_t i = 0; i < columns; ++i) to[i] += out[r][i];
-      }
+      for (int64_t r = 0; r < count; ++r) add(rows[r], p, out[r]);
     }
   });
 }

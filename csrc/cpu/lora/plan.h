@@ -8,6 +8,8 @@
 
 namespace specengine::SPECENGINE_ISA {
 
+constexpr int64_t kPanelsOfTask = 4;  // of B at least: a row alone walks so many chains at once
+
 // Rows of one adapter: plan.rows[begin, end).
 struct Group {
   int32_t adapter;
@@ -59,7 +61,8 @@ struct Plan {
     for (int64_t first = 0; first < module.columns(); first += kLoraChunk) {
       shrink.push_back({&group, &module, sums, first, std::min(kLoraChunk, module.columns() - first)});
     }
-    const int64_t per_task = std::max<int64_t>(1, module.panels() / (4 * num_threads()));
+    const int64_t per_thread = module.panels() / (4 * num_threads());
+    const int64_t per_task = std::max<int64_t>(1, per_thread / kPanelsOfTask) * kPanelsOfTask;
     for (int64_t first = 0; first < module.panels(); first += per_task) {
       expand.push_back({&group, &module, sums, first, std::min(per_task, module.panels() - first)});
     }

@@ -16,10 +16,11 @@ struct Activations {
   TensorView normed, gated, lora_sums;               // what adapters read and write
 
   Activations(const Decoder& d, size_t number, int64_t M, Workspace& space)
-      : Activations(d, d.layers[number], d.qkv_columns(number), M, space) {}
+      : Activations(d, d.layers[number], d.lora.empty() ? nullptr : &d.lora[number], d.qkv_columns(number), M, space) {}
 
  private:
-  Activations(const Decoder& d, const DecoderLayer& layer, int64_t qkv_columns, int64_t M, Workspace& space)
+  Activations(const Decoder& d, const DecoderLayer& layer, const LoraLayer* lora, int64_t qkv_columns, int64_t M,
+              Workspace& space)
       : residual(space.floats({M, d.hidden})),
         delta(space.floats({M, d.hidden})),
         qkv(space.floats({M, (d.heads + 2 * d.kv_heads) * d.head_dim})),
@@ -30,20 +31,14 @@ struct Activations {
         out_in(layer.attention_out.quantised() ? space.rows(M, d.heads * d.head_dim, layer.attention_out) : attended),
         mlp_in(space.rows(M, d.hidden, layer.gate_up)),
         down_in(space.rows(M, d.intermediate, layer.down)) {
-    if (d.lora.empty()) return;
+    if (!lora) return;
     normed = space.floats({M, d.hidden});
     gated = space.floats({M, d.intermediate});
-    lora_sums = space.floats({lora_floats(d, M)});
-  }
-
-  static int64_t lora_floats(const Decoder& d, int64_t M) {
     int64_t most = 0;
-    for (const LoraLayer& layer : d.lora) {
-      for (const LoraProjection* p : {&layer.qkv, &layer.attention_out, &layer.gate_up, &layer.down}) {
-        most = std::max(most, p->workspace_floats(M));
-      }
+    for (const LoraProjection* p : {&lora->qkv, &lora->attention_out, &lora->gate_up, &lora->down}) {
+      most = std::max(most, p->workspace_floats(M));
     }
-    return most;
+    lora_sums = space.floats({most});
   }
 };
 
