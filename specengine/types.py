@@ -112,9 +112,9 @@ class SamplingParams:
 
     @property
     def reads_logits(self) -> bool:
-        """Whether more than the most likely token of the model's own distribution matters."""
+        """Whether more than the most likely allowed token of the model's own distribution matters."""
         penalties = self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        return bool(self.temperature or self.logprobs or self.logit_bias or penalties or self.constraint)
+        return bool(self.temperature or self.logprobs or self.logit_bias or penalties)
 
     def _check_stop(self) -> None:
         several = self.stop is None or isinstance(self.stop, list | tuple)

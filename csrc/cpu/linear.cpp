@@ -115,6 +115,8 @@ struct Sink {
         }) {}
   const void* op;
   void (*call)(const void*, int64_t, int64_t, float*);
+  // Whether any row from `begin` to `end` reads the results of the panel at a column; nullptr: each one does.
+  bool (*reads)(const void* op, int64_t begin, int64_t end, int64_t column) = nullptr;
 };
 
 template <typename Kernel>
@@ -133,6 +135,7 @@ void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
       for (int64_t p = task * per_task; p < std::min(panels, (task + 1) * per_task); ++p) {
         for (int64_t t = 0; t < tiles; ++t) {  // of nearly equal height
           const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
+          if (sink.reads != nullptr && !sink.reads(sink.op, begin, end, p * kPanel)) continue;
           float result[Kernel::kRows][kPanel];
           run_tile<Kernel>(end - begin, x.as<typename Kernel::Row>() + begin * row_size, row_size,
                            weight.as<uint8_t>() + p * panel_size, result);
@@ -178,15 +181,26 @@ void take(const Linear& op, int64_t row, int64_t column, float* result) {
   std::memcpy(op.out.as<float>() + row * op.out.shape[1] + op.first + column, result, columns * sizeof(float));
 }
 
+// A bit for each of the 16 columns of a panel that the row's mask allows.
+uint32_t allowed_columns(const TokenMasks& masks, int64_t row, int64_t column) {
+  static_assert(kMaskBits % kPanel == 0);
+  constexpr uint32_t kAll = (1u << kPanel) - 1;
+  const uint32_t* mask = masks.row(row);
+  return mask == nullptr ? kAll : mask[column / kMaskBits] >> (column % kMaskBits) & kAll;
+}
+
 template <>
 void take(const LinearArgmax& op, int64_t row, int64_t column, float* result) {
+  const uint32_t allowed = allowed_columns(op.row_masks(), row, column);
   const int64_t columns = std::min(kPanel, op.rows - column);
   add_bias(op.bias, column, columns, result);
   std::atomic_ref<int64_t> key(op.keys.as<int64_t>()[row]);
   int64_t seen = key.load(std::memory_order_relaxed);
   if (!may_exceed(result, seen)) return;
   int64_t best = kLeastKey;
-  for (int64_t i = 0; i < columns; ++i) best = std::max(best, argmax_key(result[i], column + i));
+  for (int64_t i = 0; i < columns; ++i) {
+    if (allowed >> i & 1) best = std::max(best, argmax_key(result[i], column + i));
+  }
   // A maximum does not depend on the order of the panels.
   while (best > seen && !key.compare_exchange_weak(seen, best, std::memory_order_relaxed)) {
   }
@@ -200,7 +214,16 @@ void run(const LinearArgmax& op) {
   const int64_t M = op.x.shape[0];
   int64_t* keys = op.keys.as<int64_t>();
   std::fill(keys, keys + M, kLeastKey);
-  multiply_any(op.x, op.weight, Sink(op));
+  Sink sink(op);
+  if (op.masks.defined()) {  // a panel of forbidden columns is never multiplied: JSON allows few tokens at most places
+    sink.reads = [](const void* argmax, int64_t begin, int64_t end, int64_t column) {
+      const TokenMasks masks = static_cast<const LinearArgmax*>(argmax)->row_masks();
+      uint32_t allowed = 0;
+      for (int64_t row = begin; row < end; ++row) allowed |= allowed_columns(masks, row, column);
+      return allowed != 0;
+    };
+  }
+  multiply_any(op.x, op.weight, sink);
   for (int64_t m = 0; m < M; ++m) op.ids.as<int32_t>()[m] = argmax_of(keys[m]);
 }
 

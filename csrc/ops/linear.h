@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/isa.h"
 #include "base/philox.h"
+#include "base/token_mask.h"
 #include "ops/packed_weight.h"
 
 namespace specengine {
@@ -95,9 +96,11 @@ struct LinearArgmax {
   TensorView x;         // see check_product
   TensorView weight;    // any format; on CUDA [rows, C] as it is
   OptionalTensor bias;  // [N] float32
-  TensorView ids;       // [M] int32, written: the lowest index of the largest entry; -1 if any is NaN or it is infinite
-  TensorView keys;      // [M] int64, workspace
-  int64_t rows;         // N
+  OptionalTensor
+      masks;        // [M, ceil(N / 32)] int32: the entries that count, see base/token_mask.h; None: all; on CUDA None
+  TensorView ids;   // [M] int32, written: the lowest index of the largest entry; -1 if any is NaN or it is infinite
+  TensorView keys;  // [M] int64, workspace
+  int64_t rows;     // N
   int64_t variant = 0;
 
   Device validate() const {
@@ -108,7 +111,14 @@ struct LinearArgmax {
     check(ids, "ids", {DType::kInt32}, {M});
     check(keys, "keys", {DType::kInt64}, {M});
     if (rows < 1) fail("rows: ", rows, " rows have no largest entry");
+    if (masks.defined() && for_cuda(weight.device)) fail("masks: expected None on cuda");
+    check.optional(masks, "masks", {DType::kInt32}, {M, rows / kMaskBits + (rows % kMaskBits != 0)});
     return check.device();
+  }
+
+  TokenMasks row_masks() const {
+    if (!masks.defined()) return {};
+    return {masks.as<uint32_t>(), masks.shape[1]};
   }
 };
 

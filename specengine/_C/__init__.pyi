@@ -288,7 +288,14 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, first: int, rows: int, variant: int
 ) -> None: ...
 def linear_argmax(
-    x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, keys: Tensor, rows: int, variant: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    masks: Tensor | None,
+    ids: Tensor,
+    keys: Tensor,
+    rows: int,
+    variant: int,
 ) -> None: ...
 def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None: ...
 def silu_mul(gate_up: Tensor, out: Tensor) -> None: ...

@@ -43,11 +43,13 @@ class Batch:
         self._texts, self._lengths = self.history.tokens.numpy(), self.history.length.numpy()
         vocab, weights = cycle.target.config.vocab_size, not isinstance(cycle.rule, Match)
         self.workspace = VerifyWorkspace.empty(len(self.requests), vocab, weights=weights)
-        self.reads_logits = cycle.rule.reads_logits or any(r.params.reads_logits for r in requests)
+        constrained = any(request.constraint for request in self.requests)
+        unmasked = constrained and isinstance(cycle.drafter, ChoiceReader)  # it reads the likeliest of all tokens
+        self.reads_logits = cycle.rule.reads_logits or unmasked or any(r.params.reads_logits for r in requests)
         self.draft_logits: DraftLogits | None = None
         self.masks: torch.Tensor | None = None
         self._fitted: ConstrainedTrees | None = None
-        if any(request.constraint for request in self.requests):
+        if constrained:
             self._fitted = ConstrainedTrees(self.requests, vocab, cycle.drafter, forced or ForcedPolicy())
 
     def step(self) -> dict[str, float]:

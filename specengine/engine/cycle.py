@@ -32,7 +32,6 @@ class Cycle:
         output = self.verify(tree, batch)
         batch.mark("verify")
 
-        batch.fill_masks(tree)
         accepted = self.accept(tree, output.scores, batch)
         batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
@@ -46,10 +45,21 @@ class Cycle:
         batch.mark("draft")  # all time of the drafter is one phase
 
     def verify(self, tree: TreeBatch, batch: CycleBatch) -> TargetOutput:
-        """Runs one pass of the target over every node; a greedy batch gets the likeliest tokens instead of logits."""
-        return self.target.forward(tree, self.cache, batch.cache, greedy=not batch.reads_logits)
+        """Runs one pass of the target over every node, and waits for the masks, which are computed meanwhile.
+
+        A greedy batch gets the likeliest allowed tokens instead of logits.
+        """
+        hidden_states = self.target.hidden_states(tree, self.cache, batch.cache)
+        if batch.reads_logits:
+            scores = self.target.logits(hidden_states.last)  # before the masks, to give them time
+            batch.fill_masks(tree)
+        else:
+            batch.fill_masks(tree)
+            scores = self.target.likeliest(hidden_states.last, batch.masks)
+        return TargetOutput(scores, hidden_states)
 
     def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:
         """Walks every tree by the rule, from the root to the last accepted node and the bonus token."""
-        draft, masks, verify_tree = batch.draft_logits, batch.masks, self.target.ops.verify_tree
+        masks = None if scores.dim() == 1 else batch.masks  # likeliest tokens obey them already
+        draft, verify_tree = batch.draft_logits, self.target.ops.verify_tree
         return verify_tree(scores, tree, batch.params, batch.history, batch.workspace, self.rule, draft, masks)

@@ -18,7 +18,7 @@ from specengine.rules import Rule
 class CycleBatch(Protocol):
     """Requests of one cycle, with their parameters and histories as the ops take them.
 
-    reads_logits: whether the likeliest token of each node is not enough.
+    reads_logits: whether the likeliest allowed token of each node is not enough.
     draft_logits: the distributions of the drafted tokens, where the rule reads them.
     masks: int32 [M, W], the tokens that may follow each node; None where no request is constrained.
     """

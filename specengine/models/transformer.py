@@ -197,11 +197,18 @@ class Transformer:
         """
         hidden_states = self.hidden_states(tree, cache, batch)
         last = hidden_states.last
-        return TargetOutput(self.ops.linear_argmax(last, self.head) if greedy else self.logits(last), hidden_states)
+        return TargetOutput(self.likeliest(last) if greedy else self.logits(last), hidden_states)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Computes logits float32 [M, V] of hidden states [M, hidden]."""
         return self.ops.linear(hidden_states, self.head)
+
+    def likeliest(self, hidden_states: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the most likely tokens int32 [M] of hidden states [M, hidden]; -1 where a row has none.
+
+        masks: int32 [M, ceil(V / 32)], the tokens that each row allows; None: all.
+        """
+        return self.ops.linear_argmax(hidden_states, self.head, masks=masks)
 
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
         """Computes the last hidden states alone, float32 [M, hidden]."""

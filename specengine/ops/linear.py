@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from specengine import _C
+from specengine.draft_trees.token_masks import unpack_masks
 from specengine.ops.weight import Projection
 
 CPU_VARIANT = 0  # the CPU has one kernel, CUDA several
@@ -43,14 +44,15 @@ def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     return out
 
 
-def linear_argmax(x: torch.Tensor, layer: Projection) -> torch.Tensor:
+def linear_argmax(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None = None) -> torch.Tensor:
     """int32 [M]: the lowest index of the largest entry of each row of linear(x), which is not stored.
 
-    -1 where the row has a NaN or its largest entry is infinite. The layer has one weight.
+    masks: int32 [M, ceil(N / 32)], the entries that count (see draft_trees.token_masks); None: all. The rest is not
+    computed.  -1 where the row has a NaN or its largest entry is infinite. The layer has one weight.
     """
     (weight,) = layer.weights
     ids, keys = torch.empty(x.shape[0], dtype=torch.int32), torch.empty(x.shape[0], dtype=torch.int64)
-    _C.linear_argmax(_rows_for(x, layer), weight.data, layer.bias, ids, keys, weight.rows, CPU_VARIANT)
+    _C.linear_argmax(_rows_for(x, layer), weight.data, layer.bias, masks, ids, keys, weight.rows, CPU_VARIANT)
     return ids
 
 
@@ -85,14 +87,21 @@ def multiply(x, weight, bias, out, first: int, variant: int) -> None:
         columns += bias[first : first + len(weight)]
 
 
-def linear_argmax_cuda(x: torch.Tensor, layer: Projection, choices: VariantChooser) -> torch.Tensor:
-    """linear_argmax of linear_cuda's product, which is stored only if the library multiplies."""
+def linear_argmax_cuda(
+    x: torch.Tensor, layer: Projection, choices: VariantChooser, masks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """linear_argmax of linear_cuda's product, which is stored only if the library multiplies.
+
+    Raises ValueError for masks: a cycle on a device reads logits.
+    """
+    if masks is not None:
+        raise ValueError("masks: expected None on cuda, got a tensor")
     (weight,) = layer.weights
     variant = choices.choose(weight.data, x.shape[0])
     if variant == LIBRARY:
         return _finite_argmax(linear_cuda(x, layer, choices))
     ids, keys = (torch.empty(x.shape[0], dtype=dtype, device=x.device) for dtype in (torch.int32, torch.int64))
-    _C.linear_argmax(x.to(weight.data.dtype), weight.data, layer.bias, ids, keys, weight.rows, variant)
+    _C.linear_argmax(x.to(weight.data.dtype), weight.data, layer.bias, None, ids, keys, weight.rows, variant)
     return ids
 
 
@@ -101,8 +110,11 @@ def linear_reference(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
-def linear_argmax_reference(x: torch.Tensor, layer: Projection) -> torch.Tensor:
-    return _finite_argmax(linear_reference(x, layer))
+def linear_argmax_reference(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None = None) -> torch.Tensor:
+    scores = linear_reference(x, layer)
+    if masks is not None:
+        scores = scores.masked_fill(~unpack_masks(masks.to(scores.device), layer.rows), -torch.inf)
+    return _finite_argmax(scores)
 
 
 def _finite_argmax(scores: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,7 @@ def linear_quantised() -> Arguments:
 
 def linear_argmax() -> Arguments:
     out = {"ids": ints(-7, -7, -7), "keys": torch.zeros(3, dtype=torch.int64), "rows": 20, "variant": 0}
-    return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(20), **out}
+    return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(20), "masks": ints([-1], [5], [9]), **out}
 
 
 def linear_argmax_quantised() -> Arguments:
@@ -424,6 +424,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
 }
 OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
+    *((op, "masks") for op in OPS if op.startswith("linear_argmax")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),

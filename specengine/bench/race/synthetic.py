@@ -164,6 +164,7 @@ class SyntheticCycle(Cycle):
     def verify(self, tree: TreeBatch, batch: CycleBatch) -> TargetOutput:
         output = self.target.forward(tree, self.cache, batch.cache)
         batch.mark("verify")
+        batch.fill_masks(tree)
         self.drafter.bend(output.scores, tree, batch.cache.lengths)
         batch.mark("bend")
         return output
