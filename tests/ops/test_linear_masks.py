@@ -97,5 +97,5 @@ def test_the_reference_takes_masks_too():
 
 def test_masks_are_refused_on_cuda():
     layer = Projection((Weight(randn(4, 8), 4, "float32"),), None)
-    with pytest.raises(ValueError, match="^masks: expected None on cuda, got a tensor"):
+    with pytest.raises(ValueError, match=r"^masks: expected None on cuda, got a tensor"):
         linear_argmax_cuda(randn(1, 8), layer, None, pack_masks(torch.ones(1, 4, dtype=torch.bool)))
