@@ -102,6 +102,14 @@ void run_tile(int64_t rows, const typename Kernel::Row* x, int64_t row_size, con
   if constexpr (R > 1) run_tile<Kernel, R - 1>(rows, x, row_size, panel, out);
 }
 
+// A bit for each of the 16 columns of a panel that the row's mask allows.
+uint32_t allowed_columns(const OptionalTensor& masks, int64_t row, int64_t column) {
+  static_assert(kMaskBits % kPanel == 0);
+  constexpr uint32_t kAll = (1u << kPanel) - 1;
+  if (!masks.defined()) return kAll;
+  return masks.as<uint32_t>()[row * masks.shape[1] + column / kMaskBits] >> (column % kMaskBits) & kAll;
+}
+
 // Takes the 16 results of a row and panel, without bias. A function pointer and no template parameter, so that the
 // kernels are compiled once.
 template <typename Op>
@@ -110,13 +118,24 @@ void take(const Op& op, int64_t row, int64_t column, float* result);
 struct Sink {
   template <typename Op>
   explicit Sink(const Op& op)
-      : op(&op), call([](const void* op, int64_t row, int64_t column, float* result) {
+      : op(&op),
+        call([](const void* op, int64_t row, int64_t column, float* result) {
           take(*static_cast<const Op*>(op), row, column, result);
-        }) {}
+        }),
+        masks(op.masks) {}
+
+  // Whether any row from `begin` to `end` allows a column of the panel. JSON allows few tokens at most places, so many
+  // panels are never multiplied.
+  bool reads(int64_t begin, int64_t end, int64_t column) const {
+    if (!masks.defined()) return true;
+    uint32_t allowed = 0;
+    for (int64_t row = begin; row < end; ++row) allowed |= allowed_columns(masks, row, column);
+    return allowed != 0;
+  }
+
   const void* op;
   void (*call)(const void*, int64_t, int64_t, float*);
-  // Whether any row from `begin` to `end` reads the results of the panel at a column; nullptr: each one does.
-  bool (*reads)(const void* op, int64_t begin, int64_t end, int64_t column) = nullptr;
+  const OptionalTensor& masks;
 };
 
 template <typename Kernel>
@@ -135,7 +154,7 @@ void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
       for (int64_t p = task * per_task; p < std::min(panels, (task + 1) * per_task); ++p) {
         for (int64_t t = 0; t < tiles; ++t) {  // of nearly equal height
           const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
-          if (sink.reads != nullptr && !sink.reads(sink.op, begin, end, p * kPanel)) continue;
+          if (!sink.reads(begin, end, p * kPanel)) continue;
           float result[Kernel::kRows][kPanel];
           run_tile<Kernel>(end - begin, x.as<typename Kernel::Row>() + begin * row_size, row_size,
                            weight.as<uint8_t>() + p * panel_size, result);
@@ -181,17 +200,9 @@ void take(const Linear& op, int64_t row, int64_t column, float* result) {
   std::memcpy(op.out.as<float>() + row * op.out.shape[1] + op.first + column, result, columns * sizeof(float));
 }
 
-// A bit for each of the 16 columns of a panel that the row's mask allows.
-uint32_t allowed_columns(const TokenMasks& masks, int64_t row, int64_t column) {
-  static_assert(kMaskBits % kPanel == 0);
-  constexpr uint32_t kAll = (1u << kPanel) - 1;
-  const uint32_t* mask = masks.row(row);
-  return mask == nullptr ? kAll : mask[column / kMaskBits] >> (column % kMaskBits) & kAll;
-}
-
 template <>
 void take(const LinearArgmax& op, int64_t row, int64_t column, float* result) {
-  const uint32_t allowed = allowed_columns(op.row_masks(), row, column);
+  const uint32_t allowed = allowed_columns(op.masks, row, column);
   const int64_t columns = std::min(kPanel, op.rows - column);
   add_bias(op.bias, column, columns, result);
   std::atomic_ref<int64_t> key(op.keys.as<int64_t>()[row]);
@@ -214,16 +225,7 @@ void run(const LinearArgmax& op) {
   const int64_t M = op.x.shape[0];
   int64_t* keys = op.keys.as<int64_t>();
   std::fill(keys, keys + M, kLeastKey);
-  Sink sink(op);
-  if (op.masks.defined()) {  // a panel of forbidden columns is never multiplied: JSON allows few tokens at most places
-    sink.reads = [](const void* argmax, int64_t begin, int64_t end, int64_t column) {
-      const TokenMasks masks = static_cast<const LinearArgmax*>(argmax)->row_masks();
-      uint32_t allowed = 0;
-      for (int64_t row = begin; row < end; ++row) allowed |= allowed_columns(masks, row, column);
-      return allowed != 0;
-    };
-  }
-  multiply_any(op.x, op.weight, sink);
+  multiply_any(op.x, op.weight, Sink(op));
   for (int64_t m = 0; m < M; ++m) op.ids.as<int32_t>()[m] = argmax_of(keys[m]);
 }
 

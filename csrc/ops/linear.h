@@ -69,6 +69,12 @@ inline void check_product(Checker& check, const TensorView& x, const TensorView&
   check(x, "x", {DType::kUInt8}, {M, blocks, kRowBlockBytes});
 }
 
+// Masks of the rows of a product: [M, ceil(rows / 32)] int32, see base/token_mask.h. On the CPU alone.
+inline void check_masks(Checker& check, const OptionalTensor& masks, const TensorView& weight, int64_t rows, Dim& M) {
+  if (masks.defined() && for_cuda(weight.device)) fail("masks: expected None on cuda");
+  check.optional(masks, "masks", {DType::kInt32}, {M, rows / kMaskBits + (rows % kMaskBits != 0)});
+}
+
 struct Linear {
   TensorView x;         // see check_product
   TensorView weight;    // any format; on CUDA [rows, C] as it is
@@ -77,6 +83,7 @@ struct Linear {
   int64_t first;
   int64_t rows;  // of this weight: a fused projection may consist of weights of several formats
   int64_t variant = 0;
+  OptionalTensor masks = {};  // see check_masks; panels of which no row is allowed any column stay unwritten
 
   Device validate() const {
     Checker check;
@@ -87,17 +94,17 @@ struct Linear {
     if (rows < 0 || first < 0 || first > N - rows) {
       fail("first: ", rows, " columns from ", first, " on are not in out's N=", N.value);
     }
+    check_masks(check, masks, weight, rows, M);
     return check.device();
   }
 };
 
 // The largest entry of each row of the same product, without storing the product: enough for greedy verification.
 struct LinearArgmax {
-  TensorView x;         // see check_product
-  TensorView weight;    // any format; on CUDA [rows, C] as it is
-  OptionalTensor bias;  // [N] float32
-  OptionalTensor
-      masks;        // [M, ceil(N / 32)] int32: the entries that count, see base/token_mask.h; None: all; on CUDA None
+  TensorView x;          // see check_product
+  TensorView weight;     // any format; on CUDA [rows, C] as it is
+  OptionalTensor bias;   // [N] float32
+  OptionalTensor masks;  // see check_masks; the entries that count, None: all
   TensorView ids;   // [M] int32, written: the lowest index of the largest entry; -1 if any is NaN or it is infinite
   TensorView keys;  // [M] int64, workspace
   int64_t rows;     // N
@@ -111,14 +118,8 @@ struct LinearArgmax {
     check(ids, "ids", {DType::kInt32}, {M});
     check(keys, "keys", {DType::kInt64}, {M});
     if (rows < 1) fail("rows: ", rows, " rows have no largest entry");
-    if (masks.defined() && for_cuda(weight.device)) fail("masks: expected None on cuda");
-    check.optional(masks, "masks", {DType::kInt32}, {M, rows / kMaskBits + (rows % kMaskBits != 0)});
+    check_masks(check, masks, weight, rows, M);
     return check.device();
-  }
-
-  TokenMasks row_masks() const {
-    if (!masks.defined()) return {};
-    return {masks.as<uint32_t>(), masks.shape[1]};
   }
 };
 

@@ -285,7 +285,14 @@ def pack_blocks(rows: Tensor, packed: Tensor, first: int, type: str) -> None: ..
 def gather_rows(weight: Tensor, ids: Tensor, out: Tensor) -> None: ...
 def quantise_rows(x: Tensor, out: Tensor) -> None: ...
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, first: int, rows: int, variant: int
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    first: int,
+    rows: int,
+    variant: int,
+    masks: Tensor | None,
 ) -> None: ...
 def linear_argmax(
     x: Tensor,

@@ -44,8 +44,11 @@ class Batch:
         vocab, weights = cycle.target.config.vocab_size, not isinstance(cycle.rule, Match)
         self.workspace = VerifyWorkspace.empty(len(self.requests), vocab, weights=weights)
         constrained = any(request.constraint for request in self.requests)
-        unmasked = constrained and isinstance(cycle.drafter, ChoiceReader)  # it reads the likeliest of all tokens
-        self.reads_logits = cycle.rule.reads_logits or unmasked or any(r.params.reads_logits for r in requests)
+        # Such drafters read the likeliest of all tokens, and log-probabilities are those of the whole vocabulary.
+        reads_all = isinstance(cycle.drafter, ChoiceReader) or any(r.params.logprobs for r in requests)
+        self.reads_forbidden = constrained and reads_all
+        some = any(r.params.reads_logits for r in requests)
+        self.reads_logits = cycle.rule.reads_logits or self.reads_forbidden or some
         self.draft_logits: DraftLogits | None = None
         self.masks: torch.Tensor | None = None
         self._fitted: ConstrainedTrees | None = None

@@ -50,12 +50,13 @@ class Cycle:
         A greedy batch gets the likeliest allowed tokens instead of logits.
         """
         hidden_states = self.target.hidden_states(tree, self.cache, batch.cache)
-        if batch.reads_logits:
-            scores = self.target.logits(hidden_states.last)  # before the masks, to give them time
+        if batch.reads_forbidden:
+            scores = self.target.logits(hidden_states.last)
             batch.fill_masks(tree)
         else:
             batch.fill_masks(tree)
-            scores = self.target.likeliest(hidden_states.last, batch.masks)
+            score = self.target.logits if batch.reads_logits else self.target.likeliest
+            scores = score(hidden_states.last, batch.masks)
         return TargetOutput(scores, hidden_states)
 
     def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:

@@ -19,6 +19,7 @@ class CycleBatch(Protocol):
     """Requests of one cycle, with their parameters and histories as the ops take them.
 
     reads_logits: whether the likeliest allowed token of each node is not enough.
+    reads_forbidden: whether logits of forbidden tokens are read too, so that the head need not wait for the masks.
     draft_logits: the distributions of the drafted tokens, where the rule reads them.
     masks: int32 [M, W], the tokens that may follow each node; None where no request is constrained.
     """
@@ -28,6 +29,7 @@ class CycleBatch(Protocol):
     history: TokenHistory
     workspace: VerifyWorkspace
     reads_logits: bool
+    reads_forbidden: bool
     draft_logits: DraftLogits | None
     masks: torch.Tensor | None
 

@@ -199,9 +199,12 @@ class Transformer:
         last = hidden_states.last
         return TargetOutput(self.likeliest(last) if greedy else self.logits(last), hidden_states)
 
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Computes logits float32 [M, V] of hidden states [M, hidden]."""
-        return self.ops.linear(hidden_states, self.head)
+    def logits(self, hidden_states: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes logits float32 [M, V] of hidden states [M, hidden].
+
+        masks: int32 [M, ceil(V / 32)], the tokens that are read; others may have any logit. None: all.
+        """
+        return self.ops.linear(hidden_states, self.head, masks=masks)
 
     def likeliest(self, hidden_states: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the most likely tokens int32 [M] of hidden states [M, hidden]; -1 where a row has none.

@@ -35,11 +35,18 @@ def quantise_rows(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
-    """x[M, C] @ weight^T + bias, float32 [M, N]; a row's bits do not depend on M."""
-    out, first, rows = torch.empty(x.shape[0], layer.rows), 0, _rows_for(x, layer)
+def linear(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None = None) -> torch.Tensor:
+    """x[M, C] @ weight^T + bias, float32 [M, N]; a row's bits do not depend on M.
+
+    masks: int32 [M, ceil(N / 32)], the entries to be read, of a layer of one weight; None: all. Of 16 neighbours that
+    no row reads, none is computed: they are 0. Raises ValueError for masks and several weights.
+    """
+    if masks is not None and len(layer.weights) > 1:
+        raise ValueError(f"masks: expected None for a layer of {len(layer.weights)} weights, got a tensor")
+    shape, first, rows = (x.shape[0], layer.rows), 0, _rows_for(x, layer)
+    out = torch.empty(shape) if masks is None else torch.zeros(shape)
     for weight in layer.weights:
-        _C.linear(rows, weight.data, layer.bias, out, first, weight.rows, CPU_VARIANT)
+        _C.linear(rows, weight.data, layer.bias, out, first, weight.rows, CPU_VARIANT, masks)
         first += weight.rows
     return out
 
@@ -60,11 +67,16 @@ def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     return quantise_rows(x) if layer.weights[0].quantised else x
 
 
-def linear_cuda(x: torch.Tensor, layer: Projection, choices: VariantChooser) -> torch.Tensor:
+def linear_cuda(
+    x: torch.Tensor, layer: Projection, choices: VariantChooser, masks: torch.Tensor | None = None
+) -> torch.Tensor:
     """x[M, C] @ weight^T + bias, float32 [M, N], with x rounded to the weights' dtype, in the way that `choices` chose.
 
-    The layer's weights are floats [N, C]. A row's bits do not depend on M if the choices are strict.
+    The layer's weights are floats [N, C]. A row's bits do not depend on M if the choices are strict. Raises ValueError
+    for masks, which the host completes after the product.
     """
+    if masks is not None:
+        raise ValueError("masks: expected None on cuda, got a tensor")
     out, first = torch.empty(x.shape[0], layer.rows, device=x.device), 0
     for weight in layer.weights:
         multiply(x, weight.data, layer.bias, out, first, choices.choose(weight.data, x.shape[0]))
@@ -76,7 +88,7 @@ def multiply(x, weight, bias, out, first: int, variant: int) -> None:
     """out[:, first : first + N] = x @ weight[N, C]^T + bias of these columns, by a variant of the kernel or LIBRARY."""
     x = x.to(weight.dtype)
     if variant != LIBRARY:
-        _C.linear(x, weight, bias, out, first, len(weight), variant)
+        _C.linear(x, weight, bias, out, first, len(weight), variant, None)
         return
     columns = out[:, first : first + len(weight)]
     if x.is_cuda and x.dtype != torch.float32:
@@ -105,7 +117,7 @@ def linear_argmax_cuda(
     return ids
 
 
-def linear_reference(x: torch.Tensor, layer: Projection) -> torch.Tensor:
+def linear_reference(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None = None) -> torch.Tensor:
     out = torch.cat([F.linear(x.to(weight.data.dtype), weight.data).float() for weight in layer.weights], dim=1)
     return out if layer.bias is None else out + layer.bias
 

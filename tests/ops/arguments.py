@@ -61,7 +61,7 @@ def quantise_rows() -> Arguments:
 
 
 def linear() -> Arguments:
-    part = {"first": 4, "rows": 20, "variant": 0}
+    part = {"first": 4, "rows": 20, "variant": 0, "masks": ints([-1], [5], [9])}
     return {"x": randn(3, 6), "weight": randn(2, 6, 16), "bias": randn(30), "out": torch.zeros(3, 30), **part}
 
 
@@ -424,7 +424,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
 }
 OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
-    *((op, "masks") for op in OPS if op.startswith("linear_argmax")),
+    *((op, "masks") for op in OPS if op.startswith("linear")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),

@@ -415,7 +415,7 @@ LINEAR_CHANGES = [
         *[("linear_argmax", {"rows": rows, "bias": None}, f"rows: {rows} ") for rows in (0, -1, 16, 33, 2**63 - 1)],
         *((op, {"variant": 1}, "variant: expected 0 on cpu, got 1") for op in ("linear", "linear_argmax quantised")),
         *((op, {"weight": randn(20, 6)}, r"weight: expected shape \[P, C.*16\]") for op in ("linear", "linear_argmax")),
-        ("linear_argmax", {"masks": ints(*[[1, 1]] * 3)}, r"masks: expected shape \[M, 1\].*, got \[3, 2\]"),
+        *((op, {"masks": ints(*[[1, 1]] * 3)}, "masks: expected shape") for op in ("linear", "linear_argmax")),
         ("linear_argmax", {"rows": 21}, "bias: expected shape .N. with N=21 .from rows., got .20."),
         ("rms_norm", {"out": torch.zeros(3, 1, 44, dtype=torch.uint8)[:2]}, "out: expected shape"),
         ("rms_norm quantised", {"out": torch.zeros(3, 3, 44, dtype=torch.uint8)}, "out: expected shape"),

@@ -353,7 +353,7 @@ def test_many_threads_agree_on_one_maximum():
 @every_instruction_set
 def test_an_output_outside_the_written_columns_is_left_alone():
     out, weight, x = torch.full((3, 30), 7.0), packed(randn(20, 32), "q8"), randn(3, 32)
-    _C.linear(quantise_rows(x), weight.data, None, out, 4, 20, 0)
+    _C.linear(quantise_rows(x), weight.data, None, out, 4, 20, 0, None)
     assert torch.equal(out[:, 4:24], linear(x, Projection((weight,), None)))
     assert (out[:, :4] == 7).all() and (out[:, 24:] == 7).all()
 

@@ -119,7 +119,7 @@ def test_several_weights_write_their_columns_of_one_output(cuda_backend, dtype, 
 def test_an_output_outside_the_written_columns_is_left_alone(cuda_backend):
     layer, x = layer_of(cuda_backend, 20, 64, torch.bfloat16), rows_of(cuda_backend, 9, 64, torch.bfloat16)
     bias, out = randn(30).to(x.device), torch.full((9, 30), torch.nan, device=x.device)
-    linear_ops._C.linear(x, layer.weights[0].data, bias, out, 4, 20, 0)
+    linear_ops._C.linear(x, layer.weights[0].data, bias, out, 4, 20, 0, None)
     check(out[:, 4:24], x, Projection(layer.weights, bias[4:24]))
     assert out[:, :4].isnan().all() and out[:, 24:].isnan().all()
 

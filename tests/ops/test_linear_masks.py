@@ -1,4 +1,4 @@
-"""linear_argmax with masks of allowed tokens, against logits and verify_tree with the same masks."""
+"""linear and linear_argmax with masks of allowed tokens, against all logits and verify_tree with the same masks."""
 
 import pytest
 import torch
@@ -6,7 +6,14 @@ import torch
 from specengine import _C
 from specengine.draft_trees.token_masks import mask_words, pack_masks
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.ops.linear import Projection, linear, linear_argmax, linear_argmax_cuda, linear_argmax_reference
+from specengine.ops.linear import (
+    Projection,
+    linear,
+    linear_argmax,
+    linear_argmax_cuda,
+    linear_argmax_reference,
+    linear_cuda,
+)
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.verify_tree import verify_tree
 from specengine.ops.weight import Weight
@@ -46,11 +53,11 @@ def masks_of(rows: int, vocab: int, seed: int) -> torch.Tensor:
 
 @every_instruction_set
 @every_format
-@pytest.mark.parametrize("vocab", [1, 16, 31, 32, 33, 300])
+@pytest.mark.parametrize("vocab", [16, 33, 300])
 def test_the_likeliest_allowed_token_is_that_of_verify_tree_with_masks(form, vocab):
     """Also where the scores that are forbidden, or allowed, are no numbers."""
     refused = 0
-    for m in (1, 6, 25):
+    for m in (1, 13):
         layer = Projection((packed(randn(vocab, 40, seed=m), form),), randn(vocab, seed=m + 1))
         x, allowed = randn(m, 40, seed=m + 2), masks_of(m, vocab, m)
         for bad in (None, torch.nan, torch.inf, -torch.inf):
@@ -95,7 +102,26 @@ def test_the_reference_takes_masks_too():
     assert linear_argmax_reference(x, layer, pack_masks(allowed)).tolist() == expected
 
 
-def test_masks_are_refused_on_cuda():
-    layer = Projection((Weight(randn(4, 8), 4, "float32"),), None)
+@every_instruction_set
+@every_format
+def test_allowed_entries_have_their_bits_and_panels_that_no_row_allows_are_zero(form):
+    for vocab in (1, 33, 300):
+        layer, x = Projection((packed(randn(vocab, 40), form),), randn(vocab, seed=3)), randn(13, 40)
+        allowed, whole = masks_of(13, vocab, 1), linear(x, layer)
+        for rows in (slice(0, 13), slice(2, 4), slice(4, 5)):
+            some = linear(x[rows], layer, pack_masks(allowed[rows]))
+            assert torch.equal(some[allowed[rows]], whole[rows][allowed[rows]])
+        assert not some.any(), "the last row allows nothing, so no panel of it is computed"
+
+
+def test_masks_of_several_weights_are_refused():
+    part, mask = packed(randn(16, 8), "float32"), torch.full((1, 1), -1, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^masks: expected None for a layer of 2 weights, got a tensor"):
+        linear(randn(1, 8), Projection((part, part), None), mask)
+
+
+@pytest.mark.parametrize("op", [linear_cuda, linear_argmax_cuda])
+def test_masks_are_refused_on_cuda(op):
+    layer, masks = Projection((Weight(randn(4, 8), 4, "float32"),), None), pack_masks(torch.ones(1, 4).bool())
     with pytest.raises(ValueError, match=r"^masks: expected None on cuda, got a tensor"):
-        linear_argmax_cuda(randn(1, 8), layer, None, pack_masks(torch.ones(1, 4, dtype=torch.bool)))
+        op(randn(1, 8), layer, None, masks)

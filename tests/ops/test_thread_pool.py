@@ -24,7 +24,7 @@ from specengine import _C
 x, weight = torch.ones(7, {COLUMNS}), torch.ones({ROWS // 16}, {COLUMNS}, 16)
 def works():
     out = torch.zeros(7, {ROWS})
-    _C.linear(x, weight, None, out, 0, {ROWS}, 0)
+    _C.linear(x, weight, None, out, 0, {ROWS}, 0, None)
     return bool((out == {COLUMNS}).all())
 """
 

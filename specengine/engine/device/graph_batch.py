@@ -39,6 +39,7 @@ class GraphBatch:
     """
 
     reads_logits = True  # a captured graph serves the parameters of every later request
+    reads_forbidden = True  # the host fills the masks while the head runs
     accepted: Accepted
     hidden_states: HiddenStates
     choices: torch.Tensor
