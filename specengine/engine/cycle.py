@@ -45,10 +45,7 @@ class Cycle:
         batch.mark("draft")  # all time of the drafter is one phase
 
     def verify(self, tree: TreeBatch, batch: CycleBatch) -> TargetOutput:
-        """Runs one pass of the target over every node, and waits for the masks, which are computed meanwhile.
-
-        A greedy batch gets the likeliest allowed tokens instead of logits.
-        """
+        """Runs one pass of the target; a greedy batch gets the likeliest allowed tokens instead of logits."""
         hidden_states = self.target.hidden_states(tree, self.cache, batch.cache)
         if batch.reads_forbidden:
             scores = self.target.logits(hidden_states.last)
