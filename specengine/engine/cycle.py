@@ -28,10 +28,8 @@ class Cycle:
         """Runs one cycle of a batch; a device batch captures these same lines in a CUDA graph."""
         tree = batch.draft(self.drafter, self.rule)
         batch.mark("draft")
-
         output = self.verify(tree, batch)
         batch.mark("verify")
-
         accepted = self.accept(tree, output.scores, batch)
         batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
@@ -50,14 +48,13 @@ class Cycle:
         if batch.reads_forbidden:
             scores = self.target.logits(hidden_states.last)
             batch.fill_masks(tree)
-        else:
-            batch.fill_masks(tree)
-            score = self.target.logits if batch.reads_logits else self.target.likeliest
-            scores = score(hidden_states.last, batch.masks)
-        return TargetOutput(scores, hidden_states)
+            return TargetOutput(scores, hidden_states)
+        batch.fill_masks(tree)
+        score = self.target.logits if batch.reads_logits else self.target.likeliest
+        return TargetOutput(score(hidden_states.last, batch.masks), hidden_states)
 
     def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:
         """Walks every tree by the rule, from the root to the last accepted node and the bonus token."""
         masks = None if scores.dim() == 1 else batch.masks  # likeliest tokens obey them already
-        draft, verify_tree = batch.draft_logits, self.target.ops.verify_tree
-        return verify_tree(scores, tree, batch.params, batch.history, batch.workspace, self.rule, draft, masks)
+        place = (batch.params, batch.history, batch.workspace)
+        return self.target.ops.verify_tree(scores, tree, *place, self.rule, batch.draft_logits, masks)
