@@ -47,9 +47,9 @@ PATHS = "path: i32[B,N]  path_length: i32[B]  bonus: i32[B]  relaxed: i32[B]"
 
 OPS = {
     "gather_rows": Op("weight: float[V,C]  ids: i32[M]  out: f32[M,C]", ("gather_rows",)),
-    "linear": Op("x: float[M,C]  weight: float[W,C]  bias?: f32[N]  out: f32[M,N]", ("linear",)),
+    "linear": Op("x: float[M,C]  weight: float[W,C]  bias?: f32[N]  out: f32[M,N]  masks?: i32[M,W/32]", ("linear",)),
     "linear_argmax": Op(
-        "x: float[M,C]  weight: float[W,C]  bias?: f32[W]  ids: i32[M]  keys: i64[M]",
+        "x: float[M,C]  weight: float[W,C]  bias?: f32[W]  masks?: i32[M,W/32]  ids: i32[M]  keys: i64[M]",
         ("forget_keys", "linear", "ids_of_keys"),
     ),
     "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
