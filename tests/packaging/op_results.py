@@ -50,7 +50,7 @@ def cases() -> Iterator[tuple[str, Callable[[], dict]]]:
                 _C.quantise_rows(x, blocks)
                 x = blocks
             out = torch.zeros(rows, 70)
-            _C.linear(x=x, weight=weight.data, bias=randn(70, seed=5), out=out, first=0, rows=70)
+            _C.linear(x=x, weight=weight.data, bias=randn(70, seed=5), out=out, first=0, rows=70, variant=0, masks=None)
             return {"weight": weight.data, "x": x, "out": out}
 
         yield f"linear of {form} and {rows} rows", linear
