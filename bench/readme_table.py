@@ -36,6 +36,7 @@ KINDS = {  # results of other programs, by a key that only they have
     "perplexity": "perplexity of {model} in every dtype",
     "kernels": "every op against PyTorch, and the bytes it moves",
     "nvcc": "registers and spills of the CUDA kernels, as compiled",
+    "unequal": "{model}: random constrained requests with every drafter, judged and compared with plain decoding",
     "drafters": "memory of the drafters' pools after many tokens",
     "streams": "{model}: many concurrent streams, some cancelled",
     "inputs": "damaged files and arguments: inputs tried and faults found",

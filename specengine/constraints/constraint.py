@@ -219,4 +219,9 @@ class Constraint:
         matcher = self._start.deep_copy()
         matcher.try_consume_tokens([*self._text, *self._tried, *more])
         matcher.compute_bitmask()
-        return matcher.get_error().replace("<non-verbose/>", "").strip()
+        return reason(matcher)
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Returns what a matcher says of its error; empty where it has none."""
+    return matcher.get_error().replace("<non-verbose/>", "").strip()

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from specengine.constraints.constraint import Constraint
+from specengine.constraints.constraint import Constraint, reason
 from specengine.constraints.vocabulary import read_vocabulary
 from specengine.tokenizer import Tokenizer
 from specengine.types import SamplingParams
@@ -78,14 +78,14 @@ class Grammars:
         limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, max_items_in_row=ITEMS, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise ValueError(f"{name}: {matcher.get_error().strip()}")
+            raise ValueError(f"{name}: {reason(matcher)}")
         first = matcher.deep_copy()  # computing a mask may leave it in an error for good
         allowed = first.compute_bitmask()
         if first.is_error() or not any(allowed):
             raise ValueError(f"{name}: no text fulfils it")
         token = next(place * 8 + bit for place, byte in enumerate(allowed) for bit in range(8) if byte >> bit & 1)
         if not first.try_consume_tokens([token]) and first.is_error():
-            raise ValueError(f"{name}: {first.get_error().strip()}")
+            raise ValueError(f"{name}: {reason(first)}")
         return matcher
 
 
