@@ -226,7 +226,7 @@ def test_what_the_kernels_cannot_read_is_refused_by_name(cuda_backend):
     def arguments(columns=64, dtype=torch.bfloat16):
         weight, x = layer_of(cuda_backend, 20, columns, dtype).weights[0].data, rows_of(cuda_backend, 3, columns, dtype)
         out = torch.full((3, 20), torch.nan, device=x.device)
-        return {"x": x, "weight": weight, "bias": None, "out": out, "first": 0, "rows": 20, "variant": 0}
+        return {"x": x, "weight": weight, "bias": None, "out": out, "first": 0, "rows": 20, "variant": 0, "masks": None}
 
     good = arguments()
     panels = torch.zeros(2, 64, 16, dtype=torch.bfloat16, device=cuda_backend.device)

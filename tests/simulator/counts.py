@@ -42,7 +42,7 @@ HALF = torch.bfloat16
 
 def linear(core: ModuleType, rows: int, n: int, c: int, variant: int) -> None:
     x, weight = torch.zeros(rows, c, dtype=HALF), torch.zeros(n, c, dtype=HALF)
-    core.linear(x, weight, None, torch.empty(rows, n), 0, n, variant)
+    core.linear(x, weight, None, torch.empty(rows, n), 0, n, variant, None)
 
 
 def rms_norm(core: ModuleType, rows: int) -> None:

@@ -97,7 +97,7 @@ def test_counting_changes_no_result_and_ends_when_it_is_switched_off(simulated):
     for on in (False, True, False):
         simulated.set_counting(on)
         out = torch.empty(8, 64)
-        simulated.linear(x, weight, None, out, 0, 64, 1)
+        simulated.linear(x, weight, None, out, 0, 64, 1, None)
         outs.append(out)
         assert len(simulated.counted()) == on
     assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
