@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specengine.models.config import ModelConfig
+from specengine.ops.coded_rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
 CPU = torch.device("cpu")
@@ -21,10 +22,14 @@ BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape and storage type of a tensor: a torch name ("bfloat16") or a GGUF block type ("Q4_0")."""
+    """Shape and storage type of a tensor: a torch name ("bfloat16") or a GGUF block type ("Q4_0").
+
+    coding: how a weight is coded that `read_coded` reads; None for others. Its dtype is "float32", that of its values.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    coding: Coding | None = None
 
 
 class Checkpoint(ABC):
@@ -74,6 +79,20 @@ class Checkpoint(ABC):
         Raises ValueError for a tensor without quantised blocks.
         """
         raise ValueError(f"{self.source}: tensor '{name}' has no quantised blocks")
+
+    def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
+        """Reads rows [start, stop) of a tensor that has a coding, in the order of `column_order`.
+
+        Raises ValueError for a tensor without one.
+        """
+        raise ValueError(f"{self.source}: tensor '{name}' has no codes")
+
+    def column_order(self, name: str) -> torch.Tensor | None:
+        """Returns the order of a coded tensor's columns, int64 [C]: column i of `read_coded` is column order[i].
+
+        None: as they are.
+        """
+        return None
 
     @abstractmethod
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
