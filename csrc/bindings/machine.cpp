@@ -44,6 +44,14 @@ py::tuple linear_variants() {  // (rows, warps) of a block, from variant 1 on
   return py::tuple(variants);
 }
 
+py::dict block_formats() {  // name: (columns, columns that share a scale, bytes) of a block
+  py::dict formats;
+  for (const BlockFormat* format : kBlockFormats) {
+    formats[format->name] = py::make_tuple(format->columns, format->group, format->bytes());
+  }
+  return formats;
+}
+
 }  // namespace
 
 void add_machine(py::module_& m) {
@@ -53,9 +61,7 @@ void add_machine(py::module_& m) {
   m.attr("PANEL") = kPanel;
   m.attr("BLOCK") = kBlock;
   m.attr("ROW_BLOCK_BYTES") = kRowBlockBytes;
-  m.attr("Q8_BYTES") = kQ8Bytes;
-  m.attr("Q4_BYTES") = kQ4Bytes;
-  m.attr("Q4_MIN_BYTES") = kQ4MinBytes;
+  m.attr("BLOCK_FORMATS") = block_formats();
   m.attr("VOCABULARY_PART") = kVocabularyPart;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.attr("LINEAR_VARIANTS") = linear_variants();

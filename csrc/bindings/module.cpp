@@ -44,6 +44,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   // weights
   bind_op<PackLinear>(m, "pack_linear");
   bind_op<PackBlocks>(m, "pack_blocks");
+  bind_op<PackCoded>(m, "pack_coded");
 
   // target forward
   bind_op<GatherRows>(m, "gather_rows");

@@ -98,6 +98,9 @@ def _arguments(text: str) -> list[str]:
 
 
 def _type_of(value: object) -> str:
+    if isinstance(value, dict):
+        key, first = next(iter(value.items()))
+        return f"dict[{_type_of(key)}, {_type_of(first)}]"
     if isinstance(value, tuple):
         kinds = [_type_of(part) for part in value]
         if isinstance(value[0], (tuple, str)):

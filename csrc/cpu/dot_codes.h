@@ -1,5 +1,5 @@
-// Here linear layers turn 4-bit or 8-bit weights into numbers: integer dot products of a quantised block with int8
-// rows, then total() as float, which linear.cpp multiplies by the scales. A step multiplies the codes of a slice of the
+// Here linear layers turn 4-bit or 8-bit codes into numbers: integer dot products of a block with int8 rows, then
+// total() as float, which linear.cpp multiplies by the scales. A step multiplies the codes of a slice of the
 // panel's columns (as many as a register has lanes) by four columns of a row. All sums are exact, so every instruction
 // set gives the same integers.
 #pragma once
@@ -39,6 +39,16 @@ inline Bytes splat_four(const int8_t* p) { return _mm512_set1_epi32(four_codes(p
 inline Vector to_float(Bytes sums) { return _mm512_cvtepi32_ps(sums); }
 inline Bytes add32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }
 inline Bytes splat32(int32_t x) { return _mm512_set1_epi32(x); }
+inline Bytes load_table(const uint8_t* p) {  // the same 16 bytes in every 128 bits
+  return _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Bytes look_up(Bytes table, Bytes codes) { return _mm512_shuffle_epi8(table, codes); }
+inline Vector small_floats(const uint8_t* p) {
+  return to_float(_mm512_maskz_cvtepu8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline Vector small_floats(const int8_t* p) {
+  return to_float(_mm512_maskz_cvtepi8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 #elif defined(__AVX2__)
 using Bytes = __m256i;
 inline Bytes load_bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -49,6 +59,23 @@ inline Bytes splat_four(const int8_t* p) { return _mm256_set1_epi32(four_codes(p
 inline Vector to_float(Bytes sums) { return reinterpret_cast<Vector>(_mm256_cvtepi32_ps(sums)); }
 inline Bytes add32(Bytes a, Bytes b) { return _mm256_add_epi32(a, b); }
 inline Bytes splat32(int32_t x) { return _mm256_set1_epi32(x); }
+inline Bytes load_table(const uint8_t* p) {  // the same 16 bytes in every 128 bits
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline Bytes look_up(Bytes table, Bytes codes) { return _mm256_shuffle_epi8(table, codes); }
+inline Vector small_floats(const uint8_t* p) {
+  return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline Vector small_floats(const int8_t* p) {
+  return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+#else
+template <typename Small>
+Vector small_floats(const Small* p) {
+  Vector v;
+  for (int i = 0; i < kLanesPerSlice; ++i) v[i] = static_cast<float>(p[i]);
+  return v;
+}
 #endif
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -76,46 +103,77 @@ inline Bytes with_sign(Bytes x, Bytes b) { return _mm256_sign_epi8(x, b); }
 #endif
 #endif
 
-// The layout that both kinds of codes share.
-template <int64_t kBlockBytes, int64_t kCodeBytes>
+// Where a format has the scales and minima of a group of columns. A zero is a minimum of -zero * scale.
+template <const BlockFormat& kOwnFormat>
 struct CodesBase {
-  static constexpr int64_t kBytes = kBlockBytes;
-  static constexpr bool kHasMinimum = kBlockBytes - kCodeBytes == 4 * kPanel;
-  static const half* scales(const uint8_t* block) { return reinterpret_cast<const half*>(block + kCodeBytes); }
+  static constexpr const BlockFormat& kFormat = kOwnFormat;
+  static constexpr bool kHasMinimum = kFormat.minima || kFormat.zeros;
+
+  static Vector scale(const uint8_t* block, int64_t group, int slice) {
+    return at(block + kFormat.scales_at(), group, slice);
+  }
+  static Vector minimum(const uint8_t* block, int64_t group, int slice, Vector scale) {
+    if constexpr (kFormat.minima) {
+      return at(block + kFormat.minima_at(), group, slice);
+    } else {
+      using Zero = std::conditional_t<kFormat.bits == 8, int8_t, uint8_t>;
+      const uint8_t* zeros = block + kFormat.zeros_at() + group * kPanel + slice * kLanesPerSlice;
+      return small_floats(reinterpret_cast<const Zero*>(zeros)) * -scale;
+    }
+  }
+  static const uint8_t* codes(const uint8_t* block, int part, int step) {
+    return block + part * kFormat.part_bytes() + step * kStep;
+  }
+
+ private:
+  static Vector at(const uint8_t* floats, int64_t group, int slice) {
+    using Scale = std::conditional_t<kFormat.scale_size == 2, half, float>;
+    return load<Vector>(reinterpret_cast<const Scale*>(floats) + group * kPanel + slice * kLanesPerSlice);
+  }
 };
 
+// Codes are multiplied four columns at a time: load() gives those of step 0 to 7 of a part of 32 columns, add() adds
+// their products with four columns of a row, total() is the exact sum. code_sum: of the columns that were added.
+
 #if defined(__AVX2__)
-struct Codes8 : CodesBase<kQ8Bytes, kPanel * kBlock> {
+// Bytes -128..127, all of them as loaded.
+struct SignedBytes {
   using Sum = Bytes;
 #if defined(SPECENGINE_DOT_BYTES)
+  using Codes = Bytes;
   // Unsigned codes are 128 too large; total() subtracts that again.
-  static Bytes load(const uint8_t* block, int group, int slice) {
-    return flip_signs(load_bytes(block + group * kStep + slice * kSliceBytes));
-  }
-  static void add(Sum& sum, Bytes codes, const int8_t* x) { sum = dot_bytes(sum, codes, splat_four(x)); }
+  static Codes of(Bytes codes) { return flip_signs(codes); }
+  static void add(Sum& sum, Codes codes, const int8_t* x) { sum = dot_bytes(sum, codes, splat_four(x)); }
   static Vector total(Sum sum, int32_t code_sum) { return to_float(add32(sum, splat32(-128 * code_sum))); }
 #else
-  struct Signed {
+  struct Codes {
     Bytes size, sign;
   };
-  static Signed load(const uint8_t* block, int group, int slice) {
-    const Bytes codes = load_bytes(block + group * kStep + slice * kSliceBytes);
-    return {magnitude(codes), codes};
-  }
+  static Codes of(Bytes codes) { return {magnitude(codes), codes}; }
   // |code| <= 128 and |x| <= 127: a pair of products fits 16 bits.
-  static void add(Sum& sum, const Signed& codes, const int8_t* x) {
+  static void add(Sum& sum, const Codes& codes, const int8_t* x) {
     sum = add32(sum, pairs32(pairs16(codes.size, with_sign(splat_four(x), codes.sign))));
   }
   static Vector total(Sum sum, int32_t) { return to_float(sum); }
 #endif
 };
 
-template <bool kMinimum>
-struct Codes4 : CodesBase<kMinimum ? kQ4MinBytes : kQ4Bytes, kPanel * kBlock / 2> {
+inline Bytes load_halves(const uint8_t* both, bool high) {
+  return high ? high_halves(load_bytes(both)) : low_halves(load_bytes(both));
+}
+
+template <const BlockFormat& kOwnFormat>
+struct Codes8 : CodesBase<kOwnFormat>, SignedBytes {
+  static Codes load(const uint8_t* block, int part, int step, int slice) {
+    return of(load_bytes(Codes8::codes(block, part, step) + slice * kSliceBytes));
+  }
+};
+
+template <const BlockFormat& kOwnFormat>
+struct Codes4 : CodesBase<kOwnFormat> {
   using Sum = Bytes;
-  static Bytes load(const uint8_t* block, int group, int slice) {
-    const Bytes both = load_bytes(block + group % 4 * kStep + slice * kSliceBytes);
-    return group < 4 ? low_halves(both) : high_halves(both);
+  static Bytes load(const uint8_t* block, int part, int step, int slice) {
+    return load_halves(Codes4::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
   }
 #if defined(SPECENGINE_DOT_BYTES)
   static void add(Sum& sum, Bytes codes, const int8_t* x) { sum = dot_bytes(sum, codes, splat_four(x)); }
@@ -127,7 +185,15 @@ struct Codes4 : CodesBase<kMinimum ? kQ4MinBytes : kQ4Bytes, kPanel * kBlock / 2
 #if !defined(SPECENGINE_DOT_BYTES)
     sum = pairs32(sum);
 #endif
-    return to_float(kMinimum ? sum : add32(sum, splat32(-8 * code_sum)));
+    return to_float(kOwnFormat.fixed_zero == 0 ? sum : add32(sum, splat32(-kOwnFormat.fixed_zero * code_sum)));
+  }
+};
+
+template <const BlockFormat& kOwnFormat>
+struct TableCodes : CodesBase<kOwnFormat>, SignedBytes {
+  static Codes load(const uint8_t* block, int part, int step, int slice) {
+    const Bytes codes = load_halves(TableCodes::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
+    return of(look_up(load_table(block + kOwnFormat.table_at()), codes));
   }
 };
 #else
@@ -135,44 +201,57 @@ struct Codes4 : CodesBase<kMinimum ? kQ4MinBytes : kQ4Bytes, kPanel * kBlock / 2
 struct Sums {
   int32_t of[kLanesPerSlice];
 };
-struct FourColumns {
-  int8_t of[kSliceBytes];
-};
 
-inline void add_products(Sums& sum, const FourColumns& codes, const int8_t* x) {
-  for (int i = 0; i < kLanesPerSlice; ++i) {
-    for (int k = 0; k < 4; ++k) sum.of[i] += codes.of[4 * i + k] * x[k];
-  }
-}
-
-inline Vector to_float(const Sums& sum, int32_t offset) {
-  Vector v;
-  for (int i = 0; i < kLanesPerSlice; ++i) v[i] = static_cast<float>(sum.of[i] + offset);
-  return v;
-}
-
-struct Codes8 : CodesBase<kQ8Bytes, kPanel * kBlock> {
+struct LoopedCodes {
   using Sum = Sums;
-  static FourColumns load(const uint8_t* block, int group, int slice) {
-    FourColumns codes;
-    std::memcpy(codes.of, block + group * kStep + slice * kSliceBytes, sizeof(codes));
+  struct Codes {
+    int8_t of[kSliceBytes];
+  };
+  static void add(Sum& sum, const Codes& codes, const int8_t* x) {
+    for (int i = 0; i < kLanesPerSlice; ++i) {
+      for (int k = 0; k < 4; ++k) sum.of[i] += codes.of[4 * i + k] * x[k];
+    }
+  }
+  static Vector total(const Sum& sum, int32_t offset) {
+    Vector v;
+    for (int i = 0; i < kLanesPerSlice; ++i) v[i] = static_cast<float>(sum.of[i] + offset);
+    return v;
+  }
+  static Codes load_halves(const uint8_t* both, bool high) {
+    Codes codes;
+    for (int i = 0; i < kSliceBytes; ++i) codes.of[i] = static_cast<int8_t>(both[i] >> (high ? 4 : 0) & 15);
     return codes;
   }
-  static void add(Sum& sum, const FourColumns& codes, const int8_t* x) { add_products(sum, codes, x); }
-  static Vector total(const Sum& sum, int32_t) { return to_float(sum, 0); }
 };
 
-template <bool kMinimum>
-struct Codes4 : CodesBase<kMinimum ? kQ4MinBytes : kQ4Bytes, kPanel * kBlock / 2> {
-  using Sum = Sums;
-  static FourColumns load(const uint8_t* block, int group, int slice) {
-    const uint8_t* both = block + group % 4 * kStep + slice * kSliceBytes;
-    FourColumns codes;
-    for (int i = 0; i < kSliceBytes; ++i) codes.of[i] = static_cast<int8_t>(both[i] >> (group < 4 ? 0 : 4) & 15);
+template <const BlockFormat& kOwnFormat>
+struct Codes8 : CodesBase<kOwnFormat>, LoopedCodes {
+  static Codes load(const uint8_t* block, int part, int step, int slice) {
+    Codes codes;
+    std::memcpy(codes.of, Codes8::codes(block, part, step) + slice * kSliceBytes, sizeof(codes));
     return codes;
   }
-  static void add(Sum& sum, const FourColumns& codes, const int8_t* x) { add_products(sum, codes, x); }
-  static Vector total(const Sum& sum, int32_t code_sum) { return to_float(sum, kMinimum ? 0 : -8 * code_sum); }
+  static Vector total(const Sum& sum, int32_t) { return LoopedCodes::total(sum, 0); }
+};
+
+template <const BlockFormat& kOwnFormat>
+struct Codes4 : CodesBase<kOwnFormat>, LoopedCodes {
+  static Codes load(const uint8_t* block, int part, int step, int slice) {
+    return load_halves(Codes4::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
+  }
+  static Vector total(const Sum& sum, int32_t code_sum) {
+    return LoopedCodes::total(sum, -kOwnFormat.fixed_zero * code_sum);
+  }
+};
+
+template <const BlockFormat& kOwnFormat>
+struct TableCodes : CodesBase<kOwnFormat>, LoopedCodes {
+  static Codes load(const uint8_t* block, int part, int step, int slice) {
+    Codes codes = load_halves(TableCodes::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
+    for (int8_t& code : codes.of) code = static_cast<int8_t>(block[kOwnFormat.table_at() + code]);
+    return codes;
+  }
+  static Vector total(const Sum& sum, int32_t) { return LoopedCodes::total(sum, 0); }
 };
 #endif
 

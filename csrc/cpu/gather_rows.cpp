@@ -16,13 +16,14 @@ void gather(const GatherRows& op) {
   }
 }
 
-void gather_quantised(const GatherRows& op) {
+void gather_coded(const GatherRows& op) {
   const int64_t M = op.ids.shape[0], C = op.out.shape[1];
   for (int64_t m = 0; m < M; ++m) {
     float* out = op.out.as<float>() + m * C;
     for (int64_t b = 0; b < op.weight.shape[1]; ++b) {
       const BlockColumn column = block_column(op.weight, op.ids.as<int32_t>()[m], b);
-      for (int64_t c = 0; c < std::min(kBlock, C - b * kBlock); ++c) out[b * kBlock + c] = column.value(c);
+      const int64_t columns = column.format.columns, begin = b * columns;
+      for (int64_t c = 0; c < std::min(columns, C - begin); ++c) out[begin + c] = column.value(c);
     }
   }
 }
@@ -31,7 +32,7 @@ void gather_quantised(const GatherRows& op) {
 
 void run(const GatherRows& op) {
   check_ids(op.ids, "ids", op.weight.shape[0] * kPanel);
-  if (op.weight.dtype == DType::kUInt8) return gather_quantised(op);
+  if (op.weight.dtype == DType::kUInt8) return gather_coded(op);
   with_float_type(op.weight.dtype, [&](auto zero) { gather<decltype(zero)>(op); });
 }
 

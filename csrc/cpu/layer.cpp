@@ -160,7 +160,12 @@ void run(const SiluMul& op) {
 void run(const QuantiseRows& op) {
   const int64_t C = op.x.shape[1];
   parallel_for(op.x.shape[0], [&](int64_t m) {
-    quantise_row(op.x.as<float>() + m * C, C, op.out.as<RowBlock>() + m * op.out.shape[1]);
+    const float* x = op.x.as<float>() + m * C;
+    if (!op.columns.defined()) return quantise_row(x, C, op.out.as<RowBlock>() + m * op.out.shape[1]);
+    const int32_t* columns = op.columns.as<int32_t>();
+    fill_activation(op.out, m, C, [&](float* row) {
+      for (int64_t c = 0; c < C; ++c) row[c] = x[columns[c]];
+    });
   });
 }
 

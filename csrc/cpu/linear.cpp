@@ -1,7 +1,8 @@
 // Skinny GEMM. One task owns a few panels (16 output columns each) for all rows; a tile of rows keeps its sums in
 // registers and walks C once. Every sum is one chain of fused multiply-adds in the order of C, for any number of rows,
-// so a row's result never depends on the rows beside it. For a quantised weight the chain is over blocks of 32 columns,
-// whose integer sums are exact.
+// so a row's result never depends on the rows beside it. For codes the chain is over the groups of columns that share a
+// scale, at most 32, whose integer sums are exact; for e4m3 it is over blocks of 128 columns, whose sums are such
+// chains.
 #include "ops/linear.h"
 
 #include <atomic>
@@ -44,8 +45,14 @@ struct FloatKernel {
   }
 };
 
+inline int32_t sum_of(const int8_t* codes, int count) {
+  int32_t sum = 0;
+  for (int i = 0; i < count; ++i) sum += codes[i];
+  return sum;
+}
+
 template <typename Codes>
-struct QuantisedKernel {
+struct CodedKernel {
 #if defined(__AVX512VNNI__)
   static constexpr int kRows = 12;
 #else
@@ -58,39 +65,93 @@ struct QuantisedKernel {
 
   template <int R>
   static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    constexpr const BlockFormat& kFormat = Codes::kFormat;
+    constexpr int kParts = static_cast<int>(kFormat.parts()), kGroups = kFormat.group < kBlock ? 2 : 1;  // of a part
+    constexpr int64_t kPartBytes = kFormat.bytes() / kParts;
     // Slice by slice: the sums of one leave registers for more rows, and the panel is near when it is walked again.
     for (int slice = 0; slice < kSlices; ++slice) {
       Vector sum[R] = {};
-      const uint8_t* codes_of_block = panel;
-      for (int64_t b = 0; b < row_size; ++b, codes_of_block += Codes::kBytes) {
+      for (int64_t b = 0; b < row_size; ++b) {
+        const uint8_t* block = panel + b / kParts * kFormat.bytes();
+        const int part = static_cast<int>(b % kParts);
         if (slice == 0) {
-          for (int64_t line = 0; line < Codes::kBytes; line += 64) __builtin_prefetch(codes_of_block + kAhead + line);
-        }
-        const RowBlock* block = x + b;
-        typename Codes::Sum dot[R] = {};
-#pragma GCC unroll 8
-        for (int group = 0; group < kBlock / 4; ++group) {
-          const auto codes = Codes::load(codes_of_block, group, slice);
-          for (int r = 0; r < R; ++r) {
-            Codes::add(dot[r], codes, block[r * row_size].code + 4 * group);
-            settle(dot[r]);
+          for (int64_t line = 0; line < kPartBytes; line += 64) {
+            __builtin_prefetch(panel + b * kPartBytes + kAhead + line);
           }
         }
-        const half* scales = Codes::scales(codes_of_block) + slice * kLanesPerSlice;
-        const Vector scale = load<Vector>(scales);
-        for (int r = 0; r < R; ++r) {
-          const RowBlock& row = block[r * row_size];
-          const Vector exact = Codes::total(dot[r], row.code_sum);
-          sum[r] = fmadd(exact, scale * splat_of<Vector>(row.scale), sum[r]);
-        }
-        if constexpr (Codes::kHasMinimum) {
-          const Vector minimum = load<Vector>(scales + kPanel);
+        for (int group = 0; group < kGroups; ++group) {
+          constexpr int kSteps = kBlock / 4 / kGroups;
+          typename Codes::Sum dot[R] = {};
+#pragma GCC unroll 8
+          for (int step = group * kSteps; step < (group + 1) * kSteps; ++step) {
+            const auto codes = Codes::load(block, part, step, slice);
+            for (int r = 0; r < R; ++r) {
+              Codes::add(dot[r], codes, x[b + r * row_size].code + 4 * step);
+              settle(dot[r]);
+            }
+          }
+          const int64_t place = part * kBlock / kFormat.group + group;
+          const Vector scale = Codes::scale(block, place, slice);
+          int32_t code_sum[R];
           for (int r = 0; r < R; ++r) {
-            sum[r] = fmadd(minimum, splat_of<Vector>(block[r * row_size].sum), sum[r]);
+            const RowBlock& row = x[b + r * row_size];
+            code_sum[r] = kGroups == 1 ? row.code_sum : sum_of(row.code + 4 * kSteps * group, 4 * kSteps);
+            const Vector exact = Codes::total(dot[r], code_sum[r]);
+            sum[r] = fmadd(exact, scale * splat_of<Vector>(row.scale), sum[r]);
+          }
+          if constexpr (Codes::kHasMinimum) {
+            const Vector minimum = Codes::minimum(block, place, slice, scale);
+            for (int r = 0; r < R; ++r) {
+              const RowBlock& row = x[b + r * row_size];
+              const float x_sum = kGroups == 1 ? row.sum : row.scale * static_cast<float>(code_sum[r]);
+              sum[r] = fmadd(minimum, splat_of<Vector>(x_sum), sum[r]);
+            }
           }
         }
       }
       for (int r = 0; r < R; ++r) store(out[r] + slice * kLanesPerSlice, sum[r]);
+    }
+  }
+};
+
+// Sixteen floats of e4m3, each 2^-8 of its value: their bits are those of a half with another exponent.
+inline f32x16 load_small_e4m3(const uint8_t* p) {
+#if defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xBF80)));
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtph_ps(0xFFFF, halves);
+#else
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+#endif
+#else
+  half halves[kPanel];
+  for (int i = 0; i < kPanel; ++i) halves[i].bits = static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7F) << 7);
+  return load16(halves);
+#endif
+}
+
+struct E4m3Kernel {
+  static constexpr int kRows = FloatKernel<float>::kRows;
+  using Row = float;
+
+  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
+  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * weight.shape[2]; }
+
+  template <int R>
+  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    for (int r = 0; r < R; ++r) store16(out[r], f32x16{});
+    for (int64_t first = 0; first < row_size; first += kE4m3.columns, panel += kE4m3.bytes()) {
+      f32x16 sum[R] = {};
+      const int64_t columns = std::min(kE4m3.columns, row_size - first);
+      for (int64_t c = 0; c < columns; ++c) {
+        __builtin_prefetch(panel + c * kPanel + kAhead);
+        const f32x16 w = load_small_e4m3(panel + c * kPanel);
+        for (int r = 0; r < R; ++r) sum[r] = fmadd(splat16(x[r * row_size + first + c]), w, sum[r]);
+      }
+      const auto* scales = reinterpret_cast<const float*>(panel + kE4m3.scales_at());
+      const f32x16 scale = fmadd(load16(scales), splat16(256.0f), f32x16{});
+      for (int r = 0; r < R; ++r) store16(out[r], fmadd(sum[r], scale, load16(out[r])));
     }
   }
 };
@@ -165,14 +226,26 @@ void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
   });
 }
 
+void multiply_coded(const TensorView& x, const TensorView& weight, const Sink& sink, const BlockFormat* format) {
+  if (format == &kQ8) return multiply<CodedKernel<Codes8<kQ8>>>(x, weight, sink);
+  if (format == &kQ4) return multiply<CodedKernel<Codes4<kQ4>>>(x, weight, sink);
+  if (format == &kQ4Min) return multiply<CodedKernel<Codes4<kQ4Min>>>(x, weight, sink);
+  if (format == &kInt4By32) return multiply<CodedKernel<Codes4<kInt4By32>>>(x, weight, sink);
+  if (format == &kInt4By128) return multiply<CodedKernel<Codes4<kInt4By128>>>(x, weight, sink);
+  if (format == &kInt8By32) return multiply<CodedKernel<Codes8<kInt8By32>>>(x, weight, sink);
+  if (format == &kInt8By128) return multiply<CodedKernel<Codes8<kInt8By128>>>(x, weight, sink);
+  if (format == &kInt4Min16) return multiply<CodedKernel<Codes4<kInt4Min16>>>(x, weight, sink);
+  if (format == &kTable4By16) return multiply<CodedKernel<TableCodes<kTable4By16>>>(x, weight, sink);
+  if (format == &kTable4By32) return multiply<CodedKernel<TableCodes<kTable4By32>>>(x, weight, sink);
+  multiply<E4m3Kernel>(x, weight, sink);
+}
+
 void multiply_any(const TensorView& x, const TensorView& weight, const Sink& sink) {
   if (weight.dtype != DType::kUInt8) {
     with_float_type(weight.dtype, [&](auto zero) { multiply<FloatKernel<decltype(zero)>>(x, weight, sink); });
     return;
   }
-  if (weight.shape[2] == kQ8Bytes) return multiply<QuantisedKernel<Codes8>>(x, weight, sink);
-  if (weight.shape[2] == kQ4Bytes) return multiply<QuantisedKernel<Codes4<false>>>(x, weight, sink);
-  multiply<QuantisedKernel<Codes4<true>>>(x, weight, sink);
+  multiply_coded(x, weight, sink, &format_of(weight));
 }
 
 // Adds the bias of 16 columns, of which `columns` exist.

@@ -1,5 +1,4 @@
-// Weights into their packed form: floats are quantised here, blocks of a GGUF file keep codes and scales. One task owns
-// one panel.
+// Weights into their packed form: floats are quantised here, codes and scales of files stay. One task owns one panel.
 #include "ops/packed_weight.h"
 
 #include "cpu/block_column.h"
@@ -31,12 +30,12 @@ void quantise(const float* x, const BlockColumn& out) {
   for (int64_t c = 0; c < kBlock; ++c) {
     low = std::min(low, x[c]), high = std::max(high, x[c]), poison += x[c] * 0.0f;
   }
-  const bool four = out.four_bits();
-  store1(out.scale(), poison + (four ? (high - low) / 15.0f : std::max(high, -low) / 127.0f));
-  if (four) store1(out.minimum(), low);
-  const float scale = load1(out.scale()), offset = four ? load1(out.minimum()) : 0.0f;
+  const bool four = out.format.bits == 4;
+  out.set_scale(0, poison + (four ? (high - low) / 15.0f : std::max(high, -low) / 127.0f));
+  if (four) out.set_minimum(0, low);
+  const float scale = out.scale(0), offset = four ? out.minimum(0) : 0.0f;
   if (!std::isfinite(scale) || !std::isfinite(offset)) {
-    store1(out.scale(), NAN);
+    out.set_scale(0, NAN);
     for (int64_t c = 0; c < kBlock; ++c) out.set_code(c, 0);
     return;
   }
@@ -84,15 +83,15 @@ void repack(const std::string& type, const uint8_t* from, const TensorView& pack
   const half* halves = reinterpret_cast<const half*>(from);
   if (type == "Q8_0") {
     const BlockColumn out = block_column(packed, row, b);
-    *out.scale() = halves[0];
+    out.set_scale(0, load1(halves));
     for (int64_t c = 0; c < kBlock; ++c) out.set_code(c, from[2 + c]);
   } else if (type == "Q4_0") {
     const BlockColumn out = block_column(packed, row, b);
-    *out.scale() = halves[0];
+    out.set_scale(0, load1(halves));
     copy_codes4(from + 2, out);
   } else if (type == "Q4_1") {
     const BlockColumn out = block_column(packed, row, b);
-    *out.scale() = halves[0], *out.minimum() = halves[1];
+    out.set_scale(0, load1(halves)), out.set_minimum(0, load1(halves + 1));
     copy_codes4(from + 4, out);
   } else {  // Q4_K: eight blocks; 6-bit scales s and minima m of each: weight = d * s * code - dmin * m
     const float d = load1(halves), dmin = load1(halves + 1);
@@ -101,15 +100,45 @@ void repack(const std::string& type, const uint8_t* from, const TensorView& pack
       const BlockColumn out = block_column(packed, row, 8 * b + i);
       const int s = i < 4 ? small[i] & 63 : (small[i + 4] & 15) | small[i - 4] >> 6 << 4;
       const int m = i < 4 ? small[i + 4] & 63 : small[i + 4] >> 4 | small[i] >> 6 << 4;
-      store1(out.scale(), d * static_cast<float>(s));
-      store1(out.minimum(), -dmin * static_cast<float>(m));
+      out.set_scale(0, d * static_cast<float>(s)), out.set_minimum(0, -dmin * static_cast<float>(m));
       const uint8_t* codes = from + 16 + i / 2 * 32;  // two blocks share 32 bytes: low halves, high halves
       for (int64_t c = 0; c < kBlock; ++c) out.set_code(c, codes[c] >> (i % 2 ? 4 : 0) & 15);
     }
   }
 }
 
+// Row `row` of the op's tensors into one block of the packed weight.
+void pack_block(const PackCoded& op, int64_t row, int64_t b) {
+  const BlockColumn out = block_column(op.packed, op.first + row, b);
+  const BlockFormat& format = out.format;
+  const int64_t C = op.codes.shape[1], G = op.scales.shape[1], begin = b * format.columns;
+  const int shift = format.zeros && format.bits == 8 ? 128 : 0;  // signed in the block
+  for (int64_t group = 0; group < format.groups(); ++group) {
+    const int64_t first_column = begin + group * format.group;
+    if (first_column >= C) break;
+    const int64_t from = row * G + first_column / op.group;
+    out.set_scale(group, op.scales.as<float>()[from]);
+    if (format.minima) out.set_minimum(group, op.minima.as<float>()[from]);
+    if (format.zeros) out.set_zero(group, op.zeros.as<uint8_t>()[from] - shift);
+  }
+  const uint8_t* codes = op.codes.as<uint8_t>() + row * C + begin;
+  const int most = format.bits == 8 ? 255 : 15;
+  for (int64_t c = 0; c < std::min(format.columns, C - begin); ++c) {
+    out.set_code(c, (codes[c] & most) - shift);
+    if (format.e4m3 && (codes[c] & 0x7F) == 0x7F) out.set_scale(0, NAN);  // the kernels read this NaN as a number
+  }
+  if (format.table) out.set_table(op.table.as<uint8_t>());
+}
+
 }  // namespace
+
+void run(const PackCoded& op) {
+  for_panels(op.first, op.codes.shape[0], [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t b = 0; b < op.packed.shape[1]; ++b) pack_block(op, row - op.first, b);
+    }
+  });
+}
 
 void run(const PackLinear& op) {
   with_float_type(op.rows.dtype, [&](auto row) {

@@ -78,7 +78,7 @@ void copy_row(const TensorView& from, int64_t row, const TensorView& to, int64_t
 
 // Brings x to the form that a projection multiplies.
 void prepare(const TensorView& x, const Projection& reader, const TensorView& out) {
-  if (reader.quantised()) return run_cpu(QuantiseRows{x, out});
+  if (reader.quantises_rows()) return run_cpu(QuantiseRows{x, out});
   std::copy_n(x.as<float>(), x.numel(), out.as<float>());
 }
 

@@ -11,7 +11,7 @@ namespace specengine {
 
 // Brings x to the form that a projection multiplies.
 inline void prepare_rows(const TensorView& x, const Projection& reader, const TensorView& out) {
-  if (reader.quantised()) return run_cpu(QuantiseRows{x, out});
+  if (reader.quantises_rows()) return run_cpu(QuantiseRows{x, out});
   std::copy_n(x.as<float>(), x.numel(), out.as<float>());
 }
 

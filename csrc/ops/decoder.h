@@ -10,23 +10,26 @@
 
 namespace specengine {
 
-// The rows of several weights one after the other, as one projection; all quantised or none.
+// The rows of several weights one after the other, as one projection. All multiply rows quantised to int8, or none.
 struct Projection {
   std::vector<TensorView> weights;
   std::vector<int64_t> rows;  // of each weight
   OptionalTensor bias;        // [sum of rows] float32
+  OptionalTensor columns;     // [C] int32, the order in which x's columns are multiplied; None: as they are
 
   int64_t total_rows() const {
     int64_t total = 0;
     for (int64_t r : rows) total += r;
     return total;
   }
-  bool quantised() const { return weights.at(0).dtype == DType::kUInt8; }
+  bool quantises_rows() const { return specengine::quantises_rows(weights.at(0)); }
 };
 
 // x as the weights multiply it; out: [M, total_rows()] float32.
 void project(const TensorView& x, const Projection& projection, const TensorView& out);
-void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns);
+// ordered: whether the caller knows orders of columns.
+void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns,
+                      bool ordered = false);
 
 struct DecoderLayer {
   OptionalTensor attention_norm;  // [hidden] float32; only the first layer may do without

@@ -1,6 +1,6 @@
-// out[M, N] = x[M, C] @ weight[N, C]^T + bias[N], weight packed as in ops/packed_weight.h. A float weight multiplies
-// float32 rows; a quantised one multiplies rows quantised to int8, block by block of 32 columns, with one scale per row
-// and block. On CUDA the rows have the weight's dtype.
+// out[M, N] = x[M, C] @ weight[N, C]^T + bias[N], weight packed as in ops/packed_weight.h. Weights of floats, e4m3
+// among them, multiply float32 rows; other codes multiply rows quantised to int8, block by block of 32 columns, with
+// one scale per row and block. On CUDA the rows have the weight's dtype.
 #pragma once
 #include <cstring>
 #include <iterator>
@@ -23,15 +23,22 @@ struct RowBlock {
 constexpr int64_t kRowBlockBytes = sizeof(RowBlock);
 
 struct QuantiseRows {
-  TensorView x;    // [M, C] float32
-  TensorView out;  // [M, ceil(C / 32), 44] uint8 (RowBlock), written
+  TensorView x;                 // [M, C] float32
+  TensorView out;               // [M, ceil(C / 32), 44] uint8 (RowBlock), written
+  OptionalTensor columns = {};  // [C] int32: column i of out is column columns[i] of x; None: as they are
 
   Device validate() const {
     Checker check;
     Dim M{"M"}, C{"C"};
     check(x, "x", {DType::kFloat32}, {M, C});
     check(out, "out", {DType::kUInt8}, {M, blocks_of(C), kRowBlockBytes});
+    check_columns(check, columns, C);
     return check.device();
+  }
+
+  static void check_columns(Checker& check, const OptionalTensor& columns, int64_t C) {
+    check.optional(columns, "columns", {DType::kInt32}, {C});
+    if (columns.defined()) check_ids(columns, "columns", C);
   }
 };
 
@@ -65,8 +72,20 @@ inline void check_product(Checker& check, const TensorView& x, const TensorView&
   }
   if (variant != 0) fail("variant: expected 0 on cpu, got ", variant);
   if (weight.dtype != DType::kUInt8) return check(x, "x", {DType::kFloat32}, {M, C});
-  Dim blocks{"C/32", weight.shape[1], "weight"};
-  check(x, "x", {DType::kUInt8}, {M, blocks, kRowBlockBytes});
+  const BlockFormat& format = format_of(weight);
+  if (!format.quantises_rows()) {
+    check(x, "x", {DType::kFloat32}, {M, C});
+  } else if (format.columns == kBlock) {
+    Dim blocks{"C/32", weight.shape[1], "weight"};
+    return check(x, "x", {DType::kUInt8}, {M, blocks, kRowBlockBytes});
+  } else {
+    Dim blocks{"C/32"};
+    check(x, "x", {DType::kUInt8}, {M, blocks, kRowBlockBytes});
+    C.value = blocks * kBlock;
+  }
+  if (blocks_of(C, format.columns) != weight.shape[1]) {
+    fail("x: ", C.value, " columns do not match the weight's ", weight.shape[1], " blocks of ", format.columns);
+  }
 }
 
 // Masks of the rows of a product: [M, ceil(rows / 32)] int32, see base/token_mask.h. On the CPU alone.

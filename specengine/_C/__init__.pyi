@@ -83,7 +83,9 @@ class DraftedTrees(NamedTuple):
     levels: Tensor
 
 class Projection:
-    def __init__(self, weights: Sequence[Tensor], rows: Sequence[int], bias: Tensor | None) -> None: ...
+    def __init__(
+        self, weights: Sequence[Tensor], rows: Sequence[int], bias: Tensor | None, columns: Tensor | None
+    ) -> None: ...
 
 class LoraModule:
     def __init__(self, a: Tensor, b: Tensor, ranks: Tensor, scales: Tensor, first: int, rows: int) -> None: ...
@@ -282,8 +284,18 @@ class TreeRows:
 
 def pack_linear(rows: Tensor, packed: Tensor, first: int) -> None: ...
 def pack_blocks(rows: Tensor, packed: Tensor, first: int, type: str) -> None: ...
+def pack_coded(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    minima: Tensor | None,
+    table: Tensor | None,
+    packed: Tensor,
+    first: int,
+    group: int,
+) -> None: ...
 def gather_rows(weight: Tensor, ids: Tensor, out: Tensor) -> None: ...
-def quantise_rows(x: Tensor, out: Tensor) -> None: ...
+def quantise_rows(x: Tensor, out: Tensor, columns: Tensor | None) -> None: ...
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -497,9 +509,7 @@ MAX_CANDIDATES: int
 PANEL: int
 BLOCK: int
 ROW_BLOCK_BYTES: int
-Q8_BYTES: int
-Q4_BYTES: int
-Q4_MIN_BYTES: int
+BLOCK_FORMATS: dict[str, tuple[int, int, int]]
 VOCABULARY_PART: int
 NOISE_BLOCK: int
 LINEAR_VARIANTS: tuple[tuple[int, int], ...]

@@ -151,7 +151,9 @@ class Transformer:
         (whole,), bias = self.head.weights, self.head.bias
         rows = torch.empty(len(tokens), self.config.hidden_size, device=self.device)
         self.ops.layer.gather_rows(whole, tokens, rows)
-        form = "q4_min" if self.draft_dtype("auto") == "int4" else whole.format
+        form = whole.format
+        if form in DTYPE_OF_BLOCKS:
+            form = "q4_min" if self.draft_dtype("auto") == "int4" else "q8"
         part = self.ops.empty_weight(*rows.shape, form, self.device)
         self.ops.pack_linear(rows, part, 0)
         return Projection((part,), None if bias is None else bias[tokens.long()])

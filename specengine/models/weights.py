@@ -11,7 +11,15 @@ from specengine.models.checkpoint import Checkpoint
 from specengine.models.config import ModelConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
-from specengine.ops.weight import BLOCK_BYTES, FLOAT_FORMATS, PACKED_BLOCKS, Projection, Weight
+from specengine.ops.weight import (
+    BLOCK_BYTES,
+    FLOAT_FORMATS,
+    PACKED_BLOCKS,
+    Projection,
+    Weight,
+    coded_format,
+    quantises_rows,
+)
 
 # `auto` keeps the format of the checkpoint. int4 stores embedding and head in 8 bits, as GGUF files of that size do,
 # and a drafter's head in 4: a level reads little else.
@@ -98,14 +106,16 @@ class WeightLoader:
         Raises ValueError where only some of them have a bias, and for a bias of another size than its matrix.
         """
         runs: list[tuple[str, list[str]]] = []
-        for name, form in zip(names, self._formats(names), strict=True):
+        formats = self._formats(names)
+        for name, form in zip(names, formats, strict=True):
             if runs and runs[-1][0] == form:
                 runs[-1][1].append(name)
             else:
                 runs.append((form, [name]))
         biased = any(f"{name}.bias" in self.checkpoint.tensors for name in names)
         bias = torch.cat([self._bias(name) for name in names]) if biased else None
-        return Projection(tuple(self._weight(run, form) for form, run in runs), bias)
+        columns = self._column_order(names[0]) if formats[0] in BLOCK_BYTES and self._keeps_codes(names[0]) else None
+        return Projection(tuple(self._weight(run, form) for form, run in runs), bias, columns)
 
     def _bias(self, name: str) -> torch.Tensor:
         bias = self.vector(f"{name}.bias")
@@ -125,13 +135,21 @@ class WeightLoader:
         return Projection((weight,), None)
 
     def _formats(self, names: tuple[str, ...]) -> list[str]:
-        """Chooses the format of each tensor of a projection: all are quantised, or all have one float type."""
+        """Chooses the format of each tensor of a projection: all multiply rows of int8 in one order, or all floats.
+
+        Several float types become one: float16 overflows earlier than the others, and bfloat16 rounds more.
+        """
         formats = [self._format(name) for name in names]
-        floats = {form for form in formats if form in FLOAT_FORMATS}
-        if not floats:
+        orders = [self._column_order(name) for name in names]
+        if len({order if order is None else tuple(order.tolist()) for order in orders}) > 1:
+            formats = [self.ops.dequantised] * len(names)
+        if all(map(quantises_rows, formats)):
             return formats
-        # a mix becomes float32: float16 overflows earlier than the others, and bfloat16 rounds more
-        return [floats.pop() if len(floats) == 1 else "float32"] * len(formats)
+        floats = {form for form in formats if form in FLOAT_FORMATS}
+        if any(quantises_rows(form) and self._keeps_codes(name) for name, form in zip(names, formats, strict=True)):
+            floats.add(self.ops.dequantised)
+        common = floats.pop() if len(floats) == 1 else "float32"
+        return [form if form == "e4m3" else common for form in formats]
 
     def _format(self, name: str) -> str:
         stored = self.checkpoint.tensors[f"{name}.weight"].dtype
@@ -141,10 +159,23 @@ class WeightLoader:
             return "q8"
         if self.dtype != "auto":
             return self.dtype
+        if (coding := self.checkpoint.tensors[f"{name}.weight"].coding) is not None:
+            if coding.ordered and name.endswith(("embed_tokens", "lm_head")):
+                return self.ops.dequantised  # drafters read these in their own order
+            kept = coded_format(coding, self.checkpoint.tensors[f"{name}.weight"].shape[1])
+            return kept if kept in self.ops.formats else self.ops.dequantised
         if stored in FLOAT_FORMATS:
             return stored
         kept = PACKED_BLOCKS.get(stored, "q8")  # blocks of 5 and 6 bits are requantised to 8
         return kept if kept in self.ops.formats else self.ops.dequantised
+
+    def _keeps_codes(self, name: str) -> bool:
+        return self.dtype == "auto" and self.checkpoint.tensors[f"{name}.weight"].coding is not None
+
+    def _column_order(self, name: str) -> torch.Tensor | None:
+        """The order in which the codes of a matrix that keeps them have its columns, int32 [C]; None: as they are."""
+        order = self.checkpoint.column_order(f"{name}.weight") if self._keeps_codes(name) else None
+        return None if order is None else order.int().to(self.device)
 
     def _rows(self, name: str) -> int:
         return self.checkpoint.tensors[f"{name}.weight"].shape[0]
@@ -162,7 +193,9 @@ class WeightLoader:
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
         kind = self.checkpoint.tensors[name].dtype
-        if self.ops.pack_blocks is not None and PACKED_BLOCKS.get(kind) == weight.format:
+        if self._keeps_codes(name.removesuffix(".weight")) and weight.format in BLOCK_BYTES:
+            self.ops.pack_coded(self.checkpoint.read_coded(name, start, stop), weight, first)
+        elif self.ops.pack_blocks is not None and PACKED_BLOCKS.get(kind) == weight.format:
             self.ops.pack_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
         else:
             self.ops.pack_linear(self.checkpoint.read_rows(name, start, stop, self.device), weight, first)

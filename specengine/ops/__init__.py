@@ -39,6 +39,7 @@ class Ops:
     empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
+    pack_coded: Callable[..., None]
     decoder: Callable[..., Pass]
     layer: LayerOps
     linear: Callable[..., torch.Tensor]
@@ -68,6 +69,7 @@ native = Ops(
     empty_weight=weight.empty_weight,
     pack_linear=weight.pack_linear,
     pack_blocks=weight.pack_blocks,
+    pack_coded=weight.pack_coded,
     decoder=decoder.Decoder,
     layer=_native_layer,
     linear=linear.linear,
@@ -97,6 +99,7 @@ reference = Ops(
     empty_weight=weight.empty_weight_reference,
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
+    pack_coded=weight.pack_coded,
     decoder=partial(LayerwiseDecoder, _reference_layer),
     layer=_reference_layer,
     linear=linear.linear_reference,
@@ -130,6 +133,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         empty_weight=weight.empty_weight_reference,
         pack_linear=weight.pack_linear_reference,
         pack_blocks=None,
+        pack_coded=weight.pack_coded,
         decoder=partial(LayerwiseDecoder, layer_ops),
         layer=layer_ops,
         linear=product,

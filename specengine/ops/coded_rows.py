@@ -53,6 +53,12 @@ class CodedRows:
     zeros: torch.Tensor | None = None
     minima: torch.Tensor | None = None
 
+    def rows(self, start: int, stop: int) -> CodedRows:
+        """Returns rows [start, stop)."""
+        zeros = None if self.zeros is None else self.zeros[start:stop]
+        minima = None if self.minima is None else self.minima[start:stop]
+        return CodedRows(self.coding, self.codes[start:stop], self.scales[start:stop], zeros, minima)
+
     def values(self) -> torch.Tensor:
         """Returns the rows as float32 [R, C]."""
         columns = self.codes.shape[1]

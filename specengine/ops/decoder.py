@@ -176,4 +176,5 @@ def _native_layer(layer: Layer) -> _C.DecoderLayer:
 
 def native_projection(layer: Projection) -> _C.Projection:
     """The projection as the core takes it; the core borrows the weights and keeps them alive."""
-    return _C.Projection(tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights), layer.bias)
+    weights, rows = tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights)
+    return _C.Projection(weights, rows, layer.bias, layer.columns)

@@ -1,8 +1,8 @@
 """Linear layers over packed weights (ops/weight.py).
 
-Shapes: M rows, C input columns, N output columns. On the CPU a quantised weight multiplies rows quantised to int8 in
-blocks of 32 columns; integers are exact, so a row's bits do not depend on M, on the threads or on how an instruction
-set multiplies.
+Shapes: M rows, C input columns, N output columns. On the CPU integer codes multiply rows quantised to int8 in blocks of
+32 columns; integers are exact, so a row's bits do not depend on M, on the threads or on how an instruction set
+multiplies. Floats and e4m3 multiply floats.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class VariantChooser(Protocol):
 def quantise_rows(x: torch.Tensor) -> torch.Tensor:
     """x float32 [M, C] as uint8 [M, ceil(C / 32), 44]: 32 int8 codes, float32 scale and scaled sum, int32 sum."""
     out = torch.empty(x.shape[0], -(-x.shape[1] // _C.BLOCK), _C.ROW_BLOCK_BYTES, dtype=torch.uint8)
-    _C.quantise_rows(x, out)
+    _C.quantise_rows(x, out, None)
     return out
 
 
@@ -64,7 +64,9 @@ def linear_argmax(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None
 
 
 def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
-    return quantise_rows(x) if layer.weights[0].quantised else x
+    if layer.columns is not None:
+        x = x[:, layer.columns]
+    return quantise_rows(x) if layer.weights[0].quantises_rows else x
 
 
 def linear_cuda(

@@ -1,8 +1,8 @@
 """Weights in the packed form that the linear layers read, made once at load.
 
-The core holds a weight [N, C] in panels of 16 rows: floats as [ceil(N / 16), C, 16], the quantised formats in blocks of
-32 columns as uint8 [ceil(N / 16), ceil(C / 32), bytes]. csrc/ops/packed_weight.h has the layout, csrc/cpu/dot_codes.h
-turns codes into numbers. CUDA reads floats [N, C] without packing.
+The core holds a weight [N, C] in panels of 16 rows: floats as [ceil(N / 16), C, 16], coded formats in blocks of 32 or
+128 columns as uint8 [ceil(N / 16), blocks, bytes]. csrc/ops/packed_weight.h has the layout, csrc/cpu/dot_codes.h turns
+codes into numbers. CUDA reads floats [N, C] without packing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,27 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
+from specengine.ops.coded_rows import NUMBERS, CodedRows, Coding
 
 FLOAT_FORMATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-BLOCK_BYTES = {"q8": _C.Q8_BYTES, "q4": _C.Q4_BYTES, "q4_min": _C.Q4_MIN_BYTES}  # of 16 x 32 weights
-DTYPE_OF_BLOCKS = {"q8": "int8", "q4": "int4", "q4_min": "int4"}  # as users name the formats
+_BLOCK_COLUMNS = {name: columns for name, (columns, _, _) in _C.BLOCK_FORMATS.items()}
+_GROUPS = {name: group for name, (_, group, _) in _C.BLOCK_FORMATS.items()}  # columns that share a scale
+BLOCK_BYTES = {name: bytes for name, (_, _, bytes) in _C.BLOCK_FORMATS.items()}  # of 16 rows of a block's columns
+# as users name the formats
+DTYPE_OF_BLOCKS = {name: "int8" if name in ("q8", "int8_32", "int8_128", "e4m3") else "int4" for name in BLOCK_BYTES}
 # The format of each GGUF block type whose codes and scales the kernels read.
 PACKED_BLOCKS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "Q4_K": "q4_min"}
+
+
+# The formats that read each kind of codes, the most compact first.
+_FORMATS_OF_KIND = {
+    "int4": ("int4_128", "int4_32", "int4_min16"),
+    "int8": ("int8_128", "int8_32"),
+    "e2m1": ("table4_32", "table4_16"),
+    "iq4": ("table4_32", "table4_16"),
+    "e4m3": ("e4m3",),
+}
+_DOUBLED = ("e2m1",)  # halves among their numbers: the table has twice the numbers, the scales are half
 
 
 @dataclass(frozen=True)
@@ -29,16 +44,27 @@ class Weight:
     format: str
 
     @property
-    def quantised(self) -> bool:
-        return self.format in BLOCK_BYTES
+    def quantises_rows(self) -> bool:
+        """Whether it multiplies rows quantised to int8."""
+        return quantises_rows(self.format)
+
+
+def quantises_rows(format: str) -> bool:
+    """Says whether weights of a format multiply rows quantised to int8; e4m3 and floats multiply floats."""
+    return format in BLOCK_BYTES and format != "e4m3"
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The rows of several weights one after the other, and their bias float32 [N]; all quantised or none."""
+    """The rows of several weights one after the other, and their bias float32 [N].
+
+    All weights multiply rows quantised to int8, or none.  columns: int32 [C], the order in which they have x's columns;
+    None: as they are.
+    """
 
     weights: tuple[Weight, ...]
     bias: torch.Tensor | None
+    columns: torch.Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -54,7 +80,8 @@ def empty_weight(rows: int, columns: int, format: str, device: torch.device) -> 
     panels = -(-rows // _C.PANEL)
     if format in BLOCK_BYTES:
         # Zeros, because the kernels multiply the rows past N and the padded columns too.
-        data = torch.zeros(panels, -(-columns // _C.BLOCK), BLOCK_BYTES[format], dtype=torch.uint8, device=device)
+        blocks = -(-columns // _BLOCK_COLUMNS[format])
+        data = torch.zeros(panels, blocks, BLOCK_BYTES[format], dtype=torch.uint8, device=device)
     else:
         data = torch.empty(panels, columns, _C.PANEL, dtype=FLOAT_FORMATS[format], device=device)
         data[-1:].zero_()
@@ -73,6 +100,40 @@ def pack_linear(rows: torch.Tensor, weight: Weight, first: int) -> None:
 def pack_blocks(rows: torch.Tensor, weight: Weight, first: int, kind: str) -> None:
     """Writes rows of a GGUF file, uint8 [R, row_bytes] of a type in PACKED_BLOCKS; codes and scales stay."""
     _C.pack_blocks(rows, weight.data, first, kind)
+
+
+def coded_format(coding: Coding, columns: int) -> str | None:
+    """Returns the format that keeps the codes of a weight of so many columns; None where no kernel reads them."""
+    group = _whole_group(coding, columns)
+    formats = ("int4_min16",) if coding.minima else _FORMATS_OF_KIND[coding.kind]
+    fitting = (name for name in formats if group % _GROUPS[name] == 0)
+    return next(fitting, None) if coding.kind == "int4" or not coding.minima else None
+
+
+def pack_coded(rows: CodedRows, weight: Weight, first: int) -> None:
+    """Writes coded rows to rows [first, first + R) of a weight of the format coded_format(); codes and scales stay.
+
+    int4_min16 rounds scales and minima to float16.
+    """
+    coding, scales, minima = rows.coding, rows.scales, rows.minima
+    zeros = table = None
+    if coding.kind in ("int4", "int8"):
+        zeros = torch.zeros(scales.shape, dtype=torch.uint8) if rows.zeros is None else rows.zeros
+        if weight.format == "int4_min16":
+            minima = -zeros.float() * scales if minima is None else minima
+            zeros = None
+    elif weight.format != "e4m3":
+        numbers = NUMBERS[coding.kind]
+        if coding.kind in _DOUBLED:
+            numbers, scales = 2 * numbers, scales / 2
+        table = numbers.to(torch.int8).view(torch.uint8)
+    group = _whole_group(coding, rows.codes.shape[1])
+    _C.pack_coded(rows.codes, scales, zeros, minima, table, weight.data, first, group)
+
+
+def _whole_group(coding: Coding, columns: int) -> int:
+    """The columns that share a scale; a group of all columns counts as one of whole blocks."""
+    return coding.group if coding.group < columns else -(-columns // 128) * 128
 
 
 def gather_rows(weight: Weight, ids: torch.Tensor, out: torch.Tensor) -> None:

@@ -32,8 +32,8 @@ class ShardedProjection(Projection):
     columns_of, rows_of: the number of columns and rows of each rank.
     """
 
-    columns_of: tuple[int, ...]
-    rows_of: tuple[int, ...]
+    columns_of: tuple[int, ...] = ()
+    rows_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ShardLoader(WeightLoader):
         if kind not in self._column_bounds:
             return projection
         columns, rows = _sizes(self._column_bounds[kind]), _sizes(self._row_bounds[kind])
-        return ShardedProjection(projection.weights, projection.bias, columns, rows)
+        return ShardedProjection(projection.weights, projection.bias, projection.columns, columns, rows)
 
     def _bias(self, name: str) -> torch.Tensor:
         own = self._own_rows(name)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from specengine import _C
+from specengine.ops.weight import BLOCK_BYTES
 from tests.ops.cases import ancestor_bits, comb, depths_of, make_cache, randn
 from tests.ops.verifying import PARAMS, make_batch
 
@@ -31,7 +32,7 @@ def blocks(count: int, bytes: int) -> torch.Tensor:
 
 def quantised(rows: int, columns: int) -> torch.Tensor:
     out = torch.zeros(rows, columns // _C.BLOCK, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)
-    _C.quantise_rows(randn(rows, columns), out)
+    _C.quantise_rows(randn(rows, columns), out, None)
     return out
 
 
@@ -40,12 +41,25 @@ def pack_linear() -> Arguments:
 
 
 def pack_linear_quantised() -> Arguments:
-    return {"rows": randn(5, 64), "packed": blocks(2, _C.Q8_BYTES), "first": 3}
+    return {"rows": randn(5, 64), "packed": blocks(2, BLOCK_BYTES["q8"]), "first": 3}
 
 
 def pack_blocks() -> Arguments:
     rows = torch.full((5, 40), 7, dtype=torch.uint8)
-    return {"rows": rows, "packed": blocks(2, _C.Q4_MIN_BYTES), "first": 3, "type": "Q4_1"}
+    return {"rows": rows, "packed": blocks(2, BLOCK_BYTES["q4_min"]), "first": 3, "type": "Q4_1"}
+
+
+def pack_coded() -> Arguments:
+    return {
+        "codes": torch.full((5, 64), 7, dtype=torch.uint8),
+        "scales": torch.ones(5, 2),
+        "zeros": torch.full((5, 2), 3, dtype=torch.uint8),
+        "minima": None,
+        "table": None,
+        "packed": blocks(2, BLOCK_BYTES["int4_32"]),
+        "first": 3,
+        "group": 32,
+    }
 
 
 def gather_rows() -> Arguments:
@@ -53,11 +67,11 @@ def gather_rows() -> Arguments:
 
 
 def gather_rows_quantised() -> Arguments:
-    return {"weight": blocks(2, _C.Q4_BYTES), "ids": ints(0, 31, 7), "out": torch.zeros(3, 64)}
+    return {"weight": blocks(2, BLOCK_BYTES["q4"]), "ids": ints(0, 31, 7), "out": torch.zeros(3, 64)}
 
 
 def quantise_rows() -> Arguments:
-    return {"x": randn(3, 64), "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)}
+    return {"x": randn(3, 64), "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8), "columns": None}
 
 
 def linear() -> Arguments:
@@ -66,7 +80,7 @@ def linear() -> Arguments:
 
 
 def linear_quantised() -> Arguments:
-    return {**linear(), "x": quantised(3, 64), "weight": blocks(2, _C.Q4_MIN_BYTES)}
+    return {**linear(), "x": quantised(3, 64), "weight": blocks(2, BLOCK_BYTES["q4_min"])}
 
 
 def linear_argmax() -> Arguments:
@@ -75,7 +89,7 @@ def linear_argmax() -> Arguments:
 
 
 def linear_argmax_quantised() -> Arguments:
-    return {**linear_argmax(), "x": quantised(3, 64), "weight": blocks(2, _C.Q8_BYTES)}
+    return {**linear_argmax(), "x": quantised(3, 64), "weight": blocks(2, BLOCK_BYTES["q8"])}
 
 
 def rms_norm() -> Arguments:
@@ -108,7 +122,7 @@ def tree_attention() -> Arguments:
 
 
 def projection(rows: int, columns: int, seed: int) -> _C.Projection:
-    return _C.Projection((randn(-(-rows // 16), columns, 16, seed=seed),), (rows,), randn(rows, seed=seed))
+    return _C.Projection((randn(-(-rows // 16), columns, 16, seed=seed),), (rows,), randn(rows, seed=seed), None)
 
 
 def decoder_layer() -> Arguments:
@@ -190,7 +204,7 @@ def draft_tree() -> Arguments:
         "embedding": randn(2, 6, 16),
         "embedding_norm": randn(6),
         "hidden_state_norm": randn(6),
-        "fuse": _C.Projection((), (), None),
+        "fuse": _C.Projection((), (), None, None),
         "before_residual": False,
         "feed_back": False,
         "head": projection(20, 6, 7),
@@ -242,7 +256,7 @@ def draft_cascade() -> Arguments:
         "head": shared["head"],
         "markov_rank": 0,
         "markov_tokens": None,
-        "markov_head": _C.Projection((), (), None),
+        "markov_head": _C.Projection((), (), None, None),
         "vocabulary": shared["vocabulary"],
         "hidden_states": randn(9, 2, 6, seed=5),
         "rows": ints(*range(1, 9)),
@@ -414,7 +428,15 @@ OPS: dict[str, Callable[[], Arguments]] = {
     .replace("_joined", " joined")
     .replace("_halves", " halves"): op
     for op in (
-        *(pack_linear, pack_linear_quantised, pack_blocks, gather_rows, gather_rows_quantised, quantise_rows),
+        *(
+            pack_linear,
+            pack_linear_quantised,
+            pack_blocks,
+            pack_coded,
+            gather_rows,
+            gather_rows_quantised,
+            quantise_rows,
+        ),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised, add_lora),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
         *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),

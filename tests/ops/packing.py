@@ -14,8 +14,10 @@ from specengine.ops.weight import (
     empty_weight,
     gather_rows,
     pack_blocks,
+    pack_coded,
     pack_linear,
 )
+from tests.ops.coding import CODED, coded
 
 CPU = torch.device("cpu")
 QUANTISED = tuple(BLOCK_BYTES)
@@ -25,14 +27,21 @@ ROW_BLOCK = np.dtype([("code", "i1", 32), ("scale", "f4"), ("sum", "f4"), ("code
 
 
 def packed(rows: torch.Tensor, form: str) -> Weight:
-    """Rows [N, C] in a format; q4, which takes no floats, by way of the file format Q4_0."""
+    """Rows [N, C] in a format: q4, which takes no floats, by way of the file format Q4_0, others as coded rows."""
     weight = empty_weight(*rows.shape, form, CPU)
-    if form == "q4":
-        padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 32))
-        pack_blocks(torch.from_numpy(quants.quantize(padded.numpy(), GGMLQuantizationType.Q4_0)), weight, 0, "Q4_0")
-    else:
-        pack_linear(rows, weight, 0)
+    write(rows, weight, 0)
     return weight
+
+
+def write(rows: torch.Tensor, weight: Weight, first: int) -> None:
+    """Writes rows [R, C] to rows [first, first + R) of a weight, as `packed` does."""
+    if weight.format in CODED:
+        pack_coded(coded(rows, CODED[weight.format]), weight, first)
+    elif weight.format == "q4":
+        padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 32))
+        pack_blocks(torch.from_numpy(quants.quantize(padded.numpy(), GGMLQuantizationType.Q4_0)), weight, first, "Q4_0")
+    else:
+        pack_linear(rows, weight, first)
 
 
 def values_of(weight: Weight, columns: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specengine import _C
+from specengine.ops.weight import BLOCK_BYTES
 from tests.ops.arguments import (
     DRAFTED,
     OPS,
@@ -98,7 +99,7 @@ FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 FORMATS = [torch.float32, torch.float16, torch.bfloat16, torch.uint8]
 TAKEN = {  # dtypes of the arguments that may have several, as the message lists them
     ("pack_linear", "rows"): FLOATS,
-    ("pack_linear", "packed"): FORMATS,
+    **{(op, "packed"): FORMATS for op in ("pack_linear", "pack_coded")},
     **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
@@ -137,6 +138,7 @@ DRAFTS = ("draft_tree", "draft_tree fused", "draft_tree joined")
 BACKBONES = ("draft_cascade", "draft_cascade halves", "draft_glide")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
+    ("pack_coded", "packed", 0),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
     ("tree_attention", "workspace", 0),
@@ -394,16 +396,24 @@ LINEAR_CHANGES = [
         ("pack_linear", {"first": -1}, "first: "),
         ("pack_linear", {"first": 28}, "first: 5 rows from 28 on do not fit in 32"),
         ("pack_linear", {"first": 2**63 - 1}, "first: "),
-        ("pack_linear quantised", {"packed": blocks(2, _C.Q4_BYTES)}, "packed: floats are quantised to blocks of 544"),
+        (
+            "pack_linear quantised",
+            {"packed": blocks(2, BLOCK_BYTES["q4"])},
+            "packed: floats are quantised to blocks of 544",
+        ),
         ("pack_linear quantised", {"packed": blocks(2, 300)}, "packed: blocks of 300 bytes are of no known format"),
-        ("pack_linear quantised", {"packed": blocks(3, _C.Q8_BYTES)}, "packed: expected shape .*C/32=2 .from rows."),
+        (
+            "pack_linear quantised",
+            {"packed": blocks(3, BLOCK_BYTES["q8"])},
+            "packed: expected shape .*C/32=2 .from rows.",
+        ),
         ("pack_blocks", {"first": 28}, "first: 5 rows from 28 on do not fit in 32"),
         ("pack_blocks", {"first": -1}, "first: "),
         ("pack_blocks", {"first": 2**63 - 1}, "first: "),
         ("pack_blocks", {"type": "Q6_K"}, "type: expected Q8_0, Q4_0, Q4_1 or Q4_K, got 'Q6_K'"),
         ("pack_blocks", {"type": "Q4_0"}, "rows: 40 bytes are no whole number of Q4_0 blocks"),
-        ("pack_blocks", {"packed": blocks(2, _C.Q4_BYTES)}, "packed: expected shape"),
-        ("pack_blocks", {"packed": blocks(3, _C.Q4_MIN_BYTES)}, "packed: expected shape"),
+        ("pack_blocks", {"packed": blocks(2, BLOCK_BYTES["q4"])}, "packed: expected shape"),
+        ("pack_blocks", {"packed": blocks(3, BLOCK_BYTES["q4_min"])}, "packed: expected shape"),
         ("gather_rows quantised", {"weight": blocks(2, 300)}, "weight: blocks of 300 bytes are of no known format"),
         ("gather_rows quantised", {"out": torch.zeros(3, 65)}, "weight: expected shape .*C/32=3 .from out."),
         *LINEAR_CHANGES,

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from specengine import _C
+from specengine.ops.weight import BLOCK_BYTES
 from tests.ops.arguments import OPS, blocks, call, decoder, decoder_layer, lora_layers, projection, randn
 
 NORMS = ({}, {"attention_norm": None})
-FLOAT_WEIGHT, Q8_WEIGHT = randn(4, 6, 16), blocks(1, _C.Q8_BYTES)
+FLOAT_WEIGHT, Q8_WEIGHT = randn(4, 6, 16), blocks(1, BLOCK_BYTES["q8"])
 BAD_LAYERS = [  # what replaces arguments of a layer, and the message
     *[
         ({name: randn(7)}, rf"{name}: expected shape \[C\] with C=6 \(from hidden\)")
@@ -24,27 +25,27 @@ BAD_LAYERS = [  # what replaces arguments of a layer, and the message
     *[({name: randn(8).double()}, f"{name}: expected dtype float32") for name in ("q_norm", "k_norm")],
     ({"qkv": projection(63, 6, 1)}, "qkv: expected 64 rows, got 63"),
     ({"qkv": projection(64, 7, 1)}, "qkv: expected shape .*C=6 "),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (48,), None)}, "qkv: 48 rows do not match 4 panels of 16"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (48,), None, None)}, "qkv: 48 rows do not match 4 panels of 16"),
     (
-        {"qkv": _C.Projection((FLOAT_WEIGHT,), (2**63 - 1,), None)},
+        {"qkv": _C.Projection((FLOAT_WEIGHT,), (2**63 - 1,), None, None)},
         "qkv: 9223372036854775807 rows do not match 4 panels",
     ),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (-1,), None)}, "qkv: -1 rows do not match 4 panels"),
-    ({"qkv": _C.Projection((), (), None)}, "qkv: expected one row count per weight"),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (32, 32), None)}, "qkv: expected one row count per weight"),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), randn(63))}, "qkv bias: expected shape .64., got .63."),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), 3)}, "qkv bias: expected a tensor, got int"),
-    ({"qkv": _C.Projection((FLOAT_WEIGHT.double(),), (64,), None)}, "qkv: expected dtype float32"),
-    ({"qkv": _C.Projection((None,), (64,), None)}, "qkv: expected a tensor, got None"),
-    ({"qkv": _C.Projection((blocks(2, _C.Q8_BYTES),), (32,), None)}, "qkv: expected shape .*C/32=1"),
-    ({"qkv": _C.Projection((blocks(1, 300),), (32,), None)}, "qkv: blocks of 300 bytes are of no known format"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (-1,), None, None)}, "qkv: -1 rows do not match 4 panels"),
+    ({"qkv": _C.Projection((), (), None, None)}, "qkv: expected one row count per weight"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (32, 32), None, None)}, "qkv: expected one row count per weight"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), randn(63), None)}, "qkv bias: expected shape .64., got .63."),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT,), (64,), 3, None)}, "qkv bias: expected a tensor, got int"),
+    ({"qkv": _C.Projection((FLOAT_WEIGHT.double(),), (64,), None, None)}, "qkv: expected dtype float32"),
+    ({"qkv": _C.Projection((None,), (64,), None, None)}, "qkv: expected a tensor, got None"),
+    ({"qkv": _C.Projection((blocks(2, BLOCK_BYTES["q8"]),), (32,), None, None)}, "qkv: expected shape .*C/32=1"),
+    ({"qkv": _C.Projection((blocks(1, 300),), (32,), None, None)}, "qkv: blocks of 300 bytes are of no known format"),
     (
-        {"qkv": _C.Projection((FLOAT_WEIGHT[:2], Q8_WEIGHT), (32, 32), None)},
-        "qkv: quantised and float weights are mixed",
+        {"qkv": _C.Projection((FLOAT_WEIGHT[:2], Q8_WEIGHT), (32, 32), None, None)},
+        "qkv: weights of int8 rows and of floats are mixed",
     ),
     (
-        {"qkv": _C.Projection((Q8_WEIGHT, FLOAT_WEIGHT[:2]), (32, 32), None)},
-        "qkv: quantised and float weights are mixed",
+        {"qkv": _C.Projection((Q8_WEIGHT, FLOAT_WEIGHT[:2]), (32, 32), None, None)},
+        "qkv: weights of int8 rows and of floats are mixed",
     ),
     ({"attention_out": projection(6, 24, 2)}, "attention_out: expected shape .*C=32 "),
     ({"gate_up": projection(18, 6, 3)}, "gate_up: expected 20 rows, got 18"),
@@ -69,7 +70,7 @@ def test_a_decoder_refuses_a_layer_that_does_not_fit(changes, message):
         ({"embedding": "text"}, "embedding: expected a tensor, got str"),
         ({"embedding": randn(2, 7, 16)}, r"embedding: expected shape \[P, C, 16\] with C=6 \(from hidden\)"),
         ({"embedding": randn(2, 6, 16).double()}, "embedding: expected dtype float32 or float16 or bfloat16 or uint8"),
-        ({"embedding": blocks(2, _C.Q8_BYTES)}, "embedding: expected shape"),
+        ({"embedding": blocks(2, BLOCK_BYTES["q8"])}, "embedding: expected shape"),
         ({"final_norm": randn(7)}, "final_norm: expected shape"),
         ({"final_norm": None}, "final_norm: expected a tensor, got None"),
         *[

@@ -32,7 +32,7 @@ def layer_of(rows: int, columns: int, form: str, *, bias: bool = False, seed: in
 def expected_of(x: torch.Tensor, layer: Projection) -> tuple[torch.Tensor, torch.Tensor]:
     """float64 x @ weight^T + bias from what x and weight stand for, and the sum of the sizes of its terms."""
     weight = torch.cat([values_of(part, x.shape[1]) for part in layer.weights]).double()
-    values = values_of_rows(x) if layer.weights[0].quantised else x.double()
+    values = values_of_rows(x) if layer.weights[0].quantises_rows else x.double()
     bias = torch.zeros(layer.rows) if layer.bias is None else layer.bias
     return values @ weight.T + bias, values.abs() @ weight.abs().T + bias.abs()
 
@@ -72,7 +72,7 @@ def test_quantised_arithmetic_is_close_to_that_of_floats(form):
     weight, x = randn(64, 576, seed=2), randn(16, 576)
     exact = x.double() @ weight.double().T
     error = (linear(x, Projection((packed(weight, form),), None)) - exact).std() / exact.std()
-    assert error < (0.02 if form == "q8" else 0.15)
+    assert error < (0.02 if form in ("q8", "int8_32", "int8_128") else 0.05 if form == "e4m3" else 0.15)
 
 
 @every_instruction_set
@@ -154,7 +154,7 @@ def test_what_is_not_finite_reaches_every_output_of_its_row_and_no_other(form, b
         poisoned[3, column] = bad
         out = linear(poisoned, layer)
         assert not out[3].isfinite().any()
-        assert out[3].isnan().all() or (form in FLOAT_FORMATS and abs(bad) == torch.inf)
+        assert out[3].isnan().all() or (not layer.weights[0].quantises_rows and abs(bad) == torch.inf)
         others = [m for m in range(8) if m != 3]
         assert torch.equal(out[others], clean[others])
         assert linear_argmax(poisoned, layer).tolist()[3] == -1

@@ -5,20 +5,24 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+from specengine.ops.coded_rows import CodedRows, Coding
 from specengine.ops.weight import (
     FLOAT_FORMATS,
     PACKED_BLOCKS,
     Weight,
+    coded_format,
     empty_weight,
     empty_weight_reference,
     gather_rows,
     gather_rows_reference,
     pack_blocks,
+    pack_coded,
     pack_linear,
     pack_linear_reference,
 )
 from tests.ops.cases import randn
-from tests.ops.packing import CPU, FORMATS, packed, values_of
+from tests.ops.coding import CODED, coded
+from tests.ops.packing import CPU, FORMATS, packed, values_of, write
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -32,6 +36,14 @@ def errors_allowed(rows: torch.Tensor, form: str) -> torch.Tensor:
     columns = rows.shape[1]
     blocks = torch.nn.functional.pad(rows, (0, -columns % 32)).view(len(rows), -1, 32)
     low, high = blocks.amin(dim=2).clamp(max=0), blocks.amax(dim=2).clamp(min=0)
+    if form in CODED:  # half of the largest step between two numbers of the coding, and zero points are rounded
+        size, group = len(rows), CODED[form].group
+        groups = torch.nn.functional.pad(rows, (0, -columns % group)).view(size, -1, group)
+        wide = groups.amax(dim=2).clamp(min=0) - groups.amin(dim=2).clamp(max=0)
+        most = groups.abs().amax(dim=2)
+        step = {"int4": wide / 15, "int8": wide / 255, "e2m1": most / 3, "iq4": most * 24 / 113, "e4m3": most / 14}
+        bound = step[CODED[form].kind] * (1.01 if CODED[form].zeros else 0.51) + most * 2.0**-9 + 4e-6
+        return bound[:, :, None].expand(-1, -1, group).reshape(size, -1)[:, :columns]
     if form == "q8":
         bound = torch.maximum(high, -low) * (0.501 / 127)
     else:
@@ -66,7 +78,7 @@ def test_zeros_stay_exactly_zero(form):
 def test_what_is_empty_is_zero_where_it_is_multiplied_without_being_written(form):
     weight = empty_weight(20, 40, form, CPU)
     assert not weight.data[-1].any()
-    assert not weight.quantised or not weight.data.any()
+    assert not weight.quantises_rows or not weight.data.any()
     assert weight.data.shape[0] == 2 and weight.rows == 20
 
 
@@ -75,7 +87,7 @@ def test_what_is_empty_is_zero_where_it_is_multiplied_without_being_written(form
 def test_exactly_the_given_rows_are_written(form, first, count):
     weight, rows = packed(randn(48, 70, seed=2), form), randn(count, 70, seed=3)
     before, panels = values_of(weight, 70), weight.data.clone()
-    pack_linear(rows, weight, first)
+    write(rows, weight, first)
     after = values_of(weight, 70)
     others = [row for row in range(48) if not first <= row < first + count]
     assert torch.equal(after[others], before[others])
@@ -218,4 +230,49 @@ def test_rows_of_one_weight_may_come_from_floats_and_from_blocks():
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_weight_knows_whether_it_is_quantised(form):
-    assert Weight(torch.empty(0), 0, form).quantised == (form not in FLOAT_FORMATS)
+    assert Weight(torch.empty(0), 0, form).quantises_rows == (form not in (*FLOAT_FORMATS, "e4m3"))
+
+
+KINDS = [
+    *(Coding("int4", group, zeros=True) for group in (16, 32, 64, 128, 70, 1000)),
+    *(Coding("int8", group, zeros=True) for group in (32, 64, 128, 70)),
+    *(Coding("int4", group, minima=True) for group in (16, 32, 70)),
+    *(Coding(kind, group) for kind in ("e2m1", "iq4") for group in (16, 32, 64, 70)),
+    *(Coding("e4m3", group) for group in (70, 128, 256)),
+]
+
+
+@pytest.mark.parametrize("coding", KINDS, ids=str)
+def test_coded_rows_keep_their_values(coding):
+    rows = coded(randn(37, 70, seed=3), coding)
+    form = coded_format(coding, 70)
+    weight = empty_weight(37, 70, form, CPU)
+    for first, last in ((0, 5), (5, 33), (33, 37)):
+        pack_coded(rows.rows(first, last), weight, first)
+    expected = rows.values()
+    tolerance = 2.0**-10 if form == "int4_min16" else 1e-6
+    torch.testing.assert_close(values_of(weight, 70), expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+
+
+def test_symmetric_codes_need_no_zeros():
+    rows = CodedRows(Coding("int8", 32), torch.full((3, 64), 200, dtype=torch.uint8), torch.full((3, 2), 0.5))
+    weight = empty_weight(3, 64, "int8_32", CPU)
+    pack_coded(rows, weight, 0)
+    assert torch.equal(values_of(weight, 64), torch.full((3, 64), 100.0)) and torch.equal(
+        rows.values(), values_of(weight, 64)
+    )
+
+
+@pytest.mark.parametrize("coding", [Coding("int4", 24, zeros=True), Coding("e4m3", 32), Coding("int8", 8)], ids=str)
+def test_no_format_keeps_codes_whose_groups_cross_its_blocks(coding):
+    assert coded_format(coding, 96) is None
+    assert coded_format(Coding(coding.kind, 96, coding.zeros), 96) is not None  # one group for all columns
+
+
+def test_a_nan_among_the_codes_of_e4m3_reaches_its_block_of_columns_and_no_other():
+    rows = coded(randn(4, 300, seed=3), Coding("e4m3", 128))
+    rows.codes[2, 200] = 0xFF
+    weight = empty_weight(4, 300, "e4m3", CPU)
+    pack_coded(rows, weight, 0)
+    wrong = values_of(weight, 300).isnan()
+    assert wrong[2, 128:256].all() and wrong.sum() == 128

@@ -47,7 +47,7 @@ def cases() -> Iterator[tuple[str, Callable[[], dict]]]:
             x = randn(rows, 256, seed=4)
             if form.startswith("q"):
                 blocks = torch.zeros(rows, 256 // _C.BLOCK, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)
-                _C.quantise_rows(x, blocks)
+                _C.quantise_rows(x, blocks, None)
                 x = blocks
             out = torch.zeros(rows, 70)
             _C.linear(x=x, weight=weight.data, bias=randn(70, seed=5), out=out, first=0, rows=70, variant=0, masks=None)

@@ -34,7 +34,7 @@ class Counting(RandomCheckpoint):
 def rows_of(projection):
     parts = []
     for weight in projection.weights:
-        columns = weight.data.shape[1] * (32 if weight.quantised else 1)
+        columns = weight.data.shape[1] * (32 if weight.quantises_rows else 1)
         out = torch.empty(weight.rows, columns)
         native.layer.gather_rows(weight, torch.arange(weight.rows, dtype=torch.int32), out)
         parts.append(out)

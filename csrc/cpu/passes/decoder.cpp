@@ -13,7 +13,8 @@ namespace {
 struct Activations {
   TensorView residual, delta, qkv, q, attended, gate_up;
   TensorView attention_in, out_in, mlp_in, down_in;  // inputs of the projections, quantised if their weights are
-  TensorView normed, gated, lora_sums;               // what adapters read and write
+  TensorView normed, gated;  // floats for adapters, and for projections with another order of columns
+  TensorView lora_sums;
 
   Activations(const Decoder& d, size_t number, int64_t M, Workspace& space)
       : Activations(d, d.layers[number], d.lora.empty() ? nullptr : &d.lora[number], d.qkv_columns(number), M, space) {}
@@ -28,12 +29,13 @@ struct Activations {
         attended(space.floats({M, d.heads * d.head_dim})),
         gate_up(space.floats({M, 2 * d.intermediate})),
         attention_in(space.rows(M, qkv_columns, layer.qkv)),
-        out_in(layer.attention_out.quantised() ? space.rows(M, d.heads * d.head_dim, layer.attention_out) : attended),
+        out_in(layer.attention_out.quantises_rows() ? space.rows(M, d.heads * d.head_dim, layer.attention_out)
+                                                    : attended),
         mlp_in(space.rows(M, d.hidden, layer.gate_up)),
         down_in(space.rows(M, d.intermediate, layer.down)) {
+    if (lora || layer.qkv.columns.given() || layer.gate_up.columns.given()) normed = space.floats({M, d.hidden});
+    if (lora || layer.down.columns.given()) gated = space.floats({M, d.intermediate});
     if (!lora) return;
-    normed = space.floats({M, d.hidden});
-    gated = space.floats({M, d.intermediate});
     int64_t most = 0;
     for (const LoraProjection* p : {&lora->qkv, &lora->attention_out, &lora->gate_up, &lora->down}) {
       most = std::max(most, p->workspace_floats(M));
@@ -48,14 +50,14 @@ class Adapters {
   Adapters(const DecoderPass& op, size_t layer)
       : op_(op), lora_(op.adapters.defined() ? &op.decoder->lora[layer] : nullptr) {}
 
-  // Where an op writes rows that a projection reads: as floats first, if adapters read them too.
-  const TensorView& rows(const TensorView& floats, const TensorView& packed) const {
-    return lora_ && packed.dtype == DType::kUInt8 ? floats : packed;
+  // Where an op writes rows that a projection reads: as floats first, if adapters read them too or columns move.
+  const TensorView& rows(const TensorView& floats, const TensorView& packed, const Projection& reader) const {
+    return (lora_ && packed.dtype == DType::kUInt8) || reader.columns.defined() ? floats : packed;
   }
-  // The projection of `in`, an op's output at rows(floats, packed).
+  // The projection of `in`, an op's output at rows(floats, packed, projection).
   void project(const TensorView& in, const TensorView& packed, const Projection& projection,
                LoraProjection LoraLayer::* lora, const TensorView& out, const TensorView& sums) const {
-    if (in.data != packed.data) run_cpu(QuantiseRows{in, packed});
+    if (in.data != packed.data) run_cpu(QuantiseRows{in, packed, projection.columns});
     if (!lora_) return specengine::project(packed, projection, out);
     const AddLora added{in, &(lora_->*lora), op_.cache.row_start, op_.adapters, out, sums};
     run_cpu(StartLora{&added});
@@ -95,7 +97,8 @@ void project(const TensorView& x, const Projection& projection, const TensorView
   }
 }
 
-void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns) {
+void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns,
+                      bool ordered) {
   if (p.weights.empty() || p.weights.size() != p.rows.size()) fail(name, ": expected one row count per weight");
   for (size_t i = 0; i < p.weights.size(); ++i) {
     Dim P{"P"}, C{"C", columns, "the sizes"};
@@ -103,10 +106,14 @@ void check_projection(Checker& check, const Projection& p, const char* name, int
     if (p.rows[i] < 1 || (p.rows[i] - 1) / kPanel + 1 != P) {
       fail(name, ": ", p.rows[i], " rows do not match ", P.value, " panels of 16");
     }
-    if ((p.weights[i].dtype == DType::kUInt8) != p.quantised()) fail(name, ": quantised and float weights are mixed");
+    if (quantises_rows(p.weights[i]) != p.quantises_rows())
+      fail(name, ": weights of int8 rows and of floats are mixed");
   }
   if (p.total_rows() != rows) fail(name, ": expected ", rows, " rows, got ", p.total_rows());
   check.optional(p.bias, (std::string(name) + " bias").c_str(), {DType::kFloat32}, {rows});
+  if (!p.columns.given()) return;
+  if (!ordered || !p.quantises_rows()) fail(name, ": expected no order of columns here");
+  QuantiseRows::check_columns(check, p.columns, columns);
 }
 
 void Decoder::validate() const {
@@ -181,10 +188,11 @@ void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t 
   check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
   check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {head_dim});
   check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {head_dim});
-  check_projection(check, layer.qkv, "qkv", (heads + 2 * kv_heads) * head_dim, qkv_columns);
-  check_projection(check, layer.attention_out, "attention_out", hidden, heads * head_dim);
-  check_projection(check, layer.gate_up, "gate_up", 2 * intermediate, hidden);
-  check_projection(check, layer.down, "down", hidden, intermediate);
+  check_projection(check, layer.qkv, "qkv", (heads + 2 * kv_heads) * head_dim, qkv_columns,
+                   layer.attention_norm.given());
+  check_projection(check, layer.attention_out, "attention_out", hidden, heads * head_dim, true);
+  check_projection(check, layer.gate_up, "gate_up", 2 * intermediate, hidden, true);
+  check_projection(check, layer.down, "down", hidden, intermediate, true);
   if (layer.window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", layer.window);
 }
 
@@ -261,14 +269,14 @@ void run_cpu(const DecoderPass& op) {
     const Activations a(d, i, M, space);
     const KvCacheView cache = op.cache.layer(static_cast<int64_t>(i));
     const Adapters adapters(op, i);
-    const TensorView& attention_in = adapters.rows(a.normed, a.attention_in);
+    const TensorView& attention_in = adapters.rows(a.normed, a.attention_in, layer.qkv);
     if (layer.attention_norm.defined()) {
       run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, attention_in, d.eps});
     } else if (op.adapters.defined()) {
       copy_rows(a.residual, attention_in);
     } else {
       const TensorView& from = d.first_columns > 0 ? op.first_inputs : a.residual;
-      layer.qkv.quantised() ? run_cpu(QuantiseRows{from, a.attention_in}) : copy_rows(from, a.attention_in);
+      layer.qkv.quantises_rows() ? run_cpu(QuantiseRows{from, a.attention_in}) : copy_rows(from, a.attention_in);
     }
     if (op.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
     adapters.project(attention_in, a.attention_in, layer.qkv, &LoraLayer::qkv, a.qkv, a.lora_sums);
@@ -280,10 +288,10 @@ void run_cpu(const DecoderPass& op) {
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.head_dim)));
     run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, scale, layer.window, true, {}});
     adapters.project(a.attended, a.out_in, layer.attention_out, &LoraLayer::attention_out, a.delta, a.lora_sums);
-    const TensorView& mlp_in = adapters.rows(a.normed, a.mlp_in);
+    const TensorView& mlp_in = adapters.rows(a.normed, a.mlp_in, layer.gate_up);
     run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, mlp_in, d.eps});
     adapters.project(mlp_in, a.mlp_in, layer.gate_up, &LoraLayer::gate_up, a.gate_up, a.lora_sums);
-    const TensorView& down_in = adapters.rows(a.gated, a.down_in);
+    const TensorView& down_in = adapters.rows(a.gated, a.down_in, layer.down);
     run_cpu(SiluMul{a.gate_up, down_in});
     adapters.project(down_in, a.down_in, layer.down, &LoraLayer::down, a.delta, a.lora_sums);
     delta = a.delta;

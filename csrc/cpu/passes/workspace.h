@@ -26,7 +26,7 @@ class Workspace {
   TensorView bytes(int64_t count) { return place(DType::kUInt8, 1, {count}); }
   // Rows of C columns in the form that the projection multiplies.
   TensorView rows(int64_t M, int64_t C, const Projection& reader) {
-    return reader.quantised() ? place(DType::kUInt8, 1, {M, blocks_of(C), kRowBlockBytes}) : floats({M, C});
+    return reader.quantises_rows() ? place(DType::kUInt8, 1, {M, blocks_of(C), kRowBlockBytes}) : floats({M, C});
   }
   int64_t used() const { return used_; }
 

@@ -55,7 +55,7 @@ def _packed(s: Shapes, name: str, rows: int, dtype: str) -> Case:
         weight = empty_weight(n, c, PACKED[dtype], torch.device("cpu"))
         pack_linear(values, weight, 0)
         ours.append(partial(linear, x, Projection((weight,), None)))
-        torchs.append(_torch_product(x, values, quantised=weight.quantised))
+        torchs.append(_torch_product(x, values, quantised=weight.quantises_rows))
     nbytes = sample.data.nbytes + rows * (4 * c + 4 * n)
     return Case(f"linear, {dtype}", f"{name} {n}x{c}, M={rows}", nbytes, {"": ours}, torchs)
 
