@@ -59,6 +59,8 @@ def _byte_level(backend: tokenizers.Tokenizer, count: int, source: str) -> dict[
     model = json.loads(backend.to_str())["model"]
     if model["type"] != "BPE":
         raise ValueError(f"{source}: expected a BPE vocabulary, got {model['type']}")
+    if not model["merges"]:
+        raise ValueError(f"{source}: has no merges, and GGUF has no byte-level vocabulary without")
     tokens, types = _entries(backend, [], [], count, source)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     pre = _pre_name(backend, bool(model.get("ignore_merges")), source)
