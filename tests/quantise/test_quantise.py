@@ -105,7 +105,11 @@ def test_every_tensor_comes_back_within_the_error_of_its_format(tmp_path, to, ki
             assert ERRORS[to][0] < error < ERRORS[to][1], (name, error)
         else:
             assert error < (0.01 if expected.ndim == 2 else 1e-6), (name, error)
-    assert sorted(path.name for path in out.parent.iterdir() if path.name.startswith(".")) == []
+    checkpoint = open_checkpoint(out)
+    assert set(checkpoint.tensors) == set(state)
+    for name, values in written.items():
+        assert torch.equal(checkpoint.read(name).float(), values), name
+    assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize("to", ["q4_1", "q8_0"])
@@ -185,3 +189,18 @@ def test_large_folders_come_in_shards_with_an_index(tmp_path):
         assert sum(tensor.nbytes for tensor in tensors.values()) <= 100_000 or len(tensors) == 1
         parts |= tensors
     assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_quantised_folder_is_a_source_too(tmp_path, to):
+    config = config_of("llama")
+    first, out = tmp_path / "first", place(tmp_path, to)
+    quantise(hf_folder(tmp_path / "hf", config), "fp8-block", first)
+    quantise(first, to, out)
+    source, written = open_checkpoint(first), open_checkpoint(out)
+    for name in source.tensors:
+        expected = source.read(name).float()
+        error = (written.read(name).float() - expected).norm() / expected.norm()
+        assert error < (ERRORS[to][1] if is_linear(name) else 0.01), (name, error)
+        if to == "fp8-block" and is_linear(name):
+            assert error < 0.004, name  # the same grid again, but for the rounding of its scale
