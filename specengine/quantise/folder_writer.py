@@ -31,7 +31,7 @@ def write_folder(source: Source, to: str, out: Path, shard_bytes: int = SHARD_BY
 
     Raises ValueError for a matrix whose columns have no groups, and for what a folder cannot say.
     """
-    entries = [entry for name in source.shapes() for entry in _entries(source, name, to)]
+    entries = [entry for name in source.shapes for entry in _entries(source, name, to)]
     config = _config(source)
     config.pop("quantization_config", None)
     config.pop("dtype", None)
@@ -49,7 +49,7 @@ def write_folder(source: Source, to: str, out: Path, shard_bytes: int = SHARD_BY
 
 
 def _entries(source: Source, name: str, to: str) -> list[Entry]:
-    shape = source.shapes()[name]
+    shape = source.shapes[name]
     if not is_linear(name):
         return [Entry(name, _float_dtype(source, name), shape)]
     rows, columns = shape
@@ -68,11 +68,11 @@ def _entries(source: Source, name: str, to: str) -> list[Entry]:
 def _float_dtype(source: Source, name: str) -> torch.dtype:
     """Types of 16 bits stay, as do vectors; other matrices become bfloat16."""
     stored = getattr(torch, source.checkpoint.tensors[name].dtype, torch.float32)
-    return torch.bfloat16 if stored == torch.float32 and len(source.shapes()[name]) > 1 else stored
+    return torch.bfloat16 if stored == torch.float32 and len(source.shapes[name]) > 1 else stored
 
 
 def _group(source: Source, name: str) -> int:
-    columns = source.shapes()[name][1]
+    columns = source.shapes[name][1]
     group = int4_groups.group_of(columns)
     if group is None:
         raise ValueError(
@@ -95,7 +95,7 @@ def _tensors(source: Source, to: str) -> Iterator[torch.Tensor]:
         else:
             group = _group(source, name)
             codes, scales = zip(*(int4_groups.quantise_rows(rows, group) for rows in steps), strict=True)
-            yield from (torch.cat(codes), torch.cat(scales), torch.tensor(source.shapes()[name]))
+            yield from (torch.cat(codes), torch.cat(scales), torch.tensor(source.shapes[name]))
 
 
 def _config(source: Source) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _fp8_config() -> dict[str, Any]:
 def _int4_config(source: Source) -> dict[str, Any]:
     """Lists the matrices of each group size by the last part of their names; one size needs no list."""
     members: dict[int, list[str]] = {}
-    for name in filter(is_linear, source.shapes()):
+    for name in filter(is_linear, source.shapes):
         members.setdefault(_group(source, name), []).append(name.split(".")[-2])
     names = {group: sorted(set(stems)) for group, stems in sorted(members.items(), reverse=True)}
     groups = {}

@@ -46,7 +46,7 @@ def model_metadata(source: Source) -> dict[str, Any]:
     if config.sliding_window:
         values["attention.sliding_window"] = config.sliding_window
     metadata = {f"{arch}.{key}": value for key, value in values.items()}
-    shapes = {gguf_name(name): shape for name, shape in source.shapes().items()}
+    shapes = {gguf_name(name): shape for name, shape in source.shapes.items()}
     written = config_from_gguf({"general.architecture": arch, **metadata}, shapes, divisors, source.checkpoint.source)
     check_same(config, written, source.checkpoint.source, "a GGUF file")
     return metadata | _tokenizer(source)

@@ -24,7 +24,7 @@ def write_gguf(source: Source, to: str, out: Path) -> None:
     Raises ValueError for columns that fill no blocks, and for a model or tokenizer that a GGUF file cannot describe.
     """
     checkpoint = source.checkpoint
-    types = {name: _type(source, name, to) for name in source.shapes()}
+    types = {name: _type(source, name, to) for name in source.shapes}
     metadata = model_metadata(source)
     divisors = np.array(divisors_of(checkpoint.config.rope, checkpoint.config.head_dim), np.float32)
     with atomic_file(out) as part:
@@ -37,7 +37,7 @@ def write_gguf(source: Source, to: str, out: Path) -> None:
             if divisors.size:
                 writer.add_tensor_info("rope_freqs.weight", divisors.shape, divisors.dtype, divisors.nbytes)
             for name, kind in types.items():
-                shape, dtype = _stored_shape(source.shapes()[name], kind)
+                shape, dtype = _stored_shape(source.shapes[name], kind)
                 nbytes = int(np.prod(shape)) * dtype.itemsize
                 writer.add_tensor_info(gguf_name(name), shape, dtype, nbytes, kind if dtype == np.uint8 else None)
             writer.write_header_to_file()
@@ -52,7 +52,7 @@ def write_gguf(source: Source, to: str, out: Path) -> None:
 
 
 def _type(source: Source, name: str, to: str) -> GGMLQuantizationType:
-    shape = source.shapes()[name]
+    shape = source.shapes[name]
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     kind = GGMLQuantizationType[to.upper()] if is_linear(name) else GGMLQuantizationType.Q8_0
@@ -72,7 +72,7 @@ def _stored_shape(shape: tuple[int, ...], kind: GGMLQuantizationType) -> tuple[t
 
 def _blocks(source: Source, name: str, kind: GGMLQuantizationType) -> np.ndarray:
     """Quantises one tensor, its rows in the order of the file."""
-    shape, dtype = _stored_shape(source.shapes()[name], kind)
+    shape, dtype = _stored_shape(source.shapes[name], kind)
     stored = np.empty(shape, dtype)
     for start, rows in source.steps(name):
         places = stored_rows(source.checkpoint.config, name, start, start + len(rows))

@@ -48,7 +48,7 @@ def quantise(
     else:
         write_folder(source, to, out)
     files = [out] if out.is_file() else list(out.iterdir())
-    return Outcome(len(source.shapes()), sum(file.stat().st_size for file in files), perf_counter() - started)
+    return Outcome(len(source.shapes), sum(file.stat().st_size for file in files), perf_counter() - started)
 
 
 def _check_place(out: Path, to: str, model: Path, overwrite: bool) -> None:

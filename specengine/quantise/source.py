@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -25,13 +26,14 @@ class Source:
     folder: Path | None
     progress: Progress = lambda done, total, name: None
 
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Lists the tensors to write; a copy of tied embeddings is not one."""
         return expected_tensors(self.checkpoint.config)
 
     def tensors(self) -> Iterator[str]:
         """Yields the names of `shapes` and reports progress."""
-        names = list(self.shapes())
+        names = list(self.shapes)
         for done, name in enumerate(names):
             self.progress(done, len(names), name)
             yield name
@@ -42,7 +44,7 @@ class Source:
 
         Raises ValueError for a value that is not finite.
         """
-        shape = self.shapes()[name]
+        shape = self.shapes[name]
         row_bytes = 4 * (shape[1] if len(shape) > 1 else 1)
         step = max(1, _STEP_BYTES // (row_bytes * _STEP_ROWS)) * _STEP_ROWS
         for start in range(0, shape[0], step):
