@@ -16,6 +16,7 @@ from specengine.cli.chat import chat
 from specengine.cli.corpus import corpus
 from specengine.cli.generate import generate
 from specengine.cli.models import models
+from specengine.cli.quantize import quantize
 from specengine.cli.report import report
 from specengine.cli.serve import serve
 from specengine.cli.train import train
@@ -49,7 +50,7 @@ def _options(
     pass
 
 
-for command in (generate, chat, serve, models, train, corpus, report):
+for command in (generate, chat, serve, models, quantize, train, corpus, report):
     app.command()(command)
 
 

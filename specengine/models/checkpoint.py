@@ -8,9 +8,12 @@ from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_t
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.presets import PRESETS
+from specengine.models.quantised.checkpoint import QuantisedCheckpoint
+from specengine.models.quantised.settings import read_settings
 
 __all__ = [
     "Checkpoint",
+    "QuantisedCheckpoint",
     "RandomCheckpoint",
     "SafetensorsCheckpoint",
     "TensorInfo",
@@ -47,9 +50,14 @@ def _open(path: str | Path) -> Checkpoint:
         from specengine.models.checkpoint_gguf import GGUFCheckpoint  # only GGUF files need the gguf package
 
         return GGUFCheckpoint(path)
+    settings = read_settings(path)
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):
         if any((path / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):
-            return kind(path)
+            if settings is None:
+                return kind(path)
+            if kind is TorchBinCheckpoint:
+                raise ValueError(f"{path}: quantised weights must be in model.safetensors, not in {kind.filename}")
+            return QuantisedCheckpoint(path, settings)
     raise FileNotFoundError(
         f"{path}: holds neither model.safetensors nor pytorch_model.bin, nor the .index.json of either"
     )

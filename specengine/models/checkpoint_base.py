@@ -17,7 +17,11 @@ from specengine.ops.weight import FLOAT_FORMATS
 
 CPU = torch.device("cpu")
 ENDS = ("model.embed_tokens.weight", "lm_head.weight")  # tensors that drafters may share with their target
-BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+# GGUF types that are read as float32; gguf_codes has those with a coding
+BLOCK_TYPES = (
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"),
+)
 
 
 @dataclass(frozen=True)

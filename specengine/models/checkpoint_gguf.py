@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,25 +10,14 @@ from gguf import GGMLQuantizationType, quants
 
 from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInfo
 from specengine.models.config_gguf import config_from_gguf
+from specengine.models.gguf_codes import CODINGS, code_rows
 from specengine.models.gguf_file import GGUFFile
+from specengine.models.gguf_names import hf_name, stored_rows
+from specengine.ops.coded_rows import CodedRows
 from specengine.ops.weight import FLOAT_FORMATS
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ROPE_FREQS = "rope_freqs.weight"
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -41,7 +29,9 @@ class GGUFCheckpoint(Checkpoint):
         self.source = str(path)
         self.file = GGUFFile(path)
         self.metadata = self.file.metadata
-        self._stored = {hf_name(name): name for name in self.file.tensors if name != _ROPE_FREQS}
+        self._factors = {name: self._factor(name) for name, t in self.file.tensors.items() if t.type.name == "NVFP4"}
+        beside = {name for weight in self._factors for name in _beside(weight)}
+        self._stored = {hf_name(name): name for name in self.file.tensors if name not in {_ROPE_FREQS, *beside}}
         self.tensors = {name: self._describe(stored) for name, stored in self._stored.items()}
         shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
         self.config = config_from_gguf(self.file.metadata, shapes, self._rope_freqs(), self.source)
@@ -49,28 +39,52 @@ class GGUFCheckpoint(Checkpoint):
     def _describe(self, stored: str) -> TensorInfo:
         tensor = self.file.tensors[stored]
         kind = tensor.type.name
-        if kind not in _FLOATS and not (kind in BLOCK_TYPES and len(tensor.shape) > 1):
-            supported = ", ".join((*_FLOATS, *BLOCK_TYPES))
+        if kind not in _FLOATS and not (kind in (*BLOCK_TYPES, *CODINGS) and len(tensor.shape) > 1):
+            supported = ", ".join((*_FLOATS, *BLOCK_TYPES, *CODINGS))
             raise ValueError(f"{self.source}: tensor '{stored}' has type {kind}; supported are {supported}")
+        if kind in CODINGS:
+            return TensorInfo(tensor.shape, "float32", CODINGS[kind])
         return TensorInfo(tensor.shape, _FLOATS.get(kind, kind))
 
     def _rope_freqs(self) -> list[float]:
-        tensor = self.file.tensors.get(_ROPE_FREQS)
-        if tensor is None:
-            return []
+        return self._vector(_ROPE_FREQS) if _ROPE_FREQS in self.file.tensors else []
+
+    def _factor(self, weight: str) -> float:
+        """Reads the scale of a whole NVFP4 tensor; a file without one means 1."""
+        name = next((name for name in _beside(weight)[:2] if name in self.file.tensors), None)
+        factor = [1.0] if name is None else self._vector(name)
+        if len(factor) != 1 or not np.isfinite(factor[0]):
+            raise ValueError(f"{self.source}: tensor '{name}' must be one finite number of type F32")
+        return factor[0]
+
+    def _vector(self, name: str) -> list[float]:
+        tensor = self.file.tensors[name]
         if tensor.type != GGMLQuantizationType.F32 or len(tensor.shape) != 1:
-            raise ValueError(f"{self.source}: tensor '{_ROPE_FREQS}' must be a vector of type F32")
-        return self.file.read_rows(_ROPE_FREQS, 0, tensor.shape[0]).view("<f4").ravel().tolist()
+            raise ValueError(f"{self.source}: tensor '{name}' must be a vector of type F32")
+        return self.file.read_rows(name, 0, tensor.shape[0]).view("<f4").ravel().tolist()
 
     def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
         return torch.from_numpy(self._stored_bytes(name, start, stop))
 
+    def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
+        if self._info(name).coding is None:
+            return super().read_coded(name, start, stop)
+        stored = self._stored[name]
+        kind, factor = self.file.tensors[stored].type.name, self._factors.get(stored, 1.0)
+        try:
+            return code_rows(kind, self._stored_bytes(name, start, stop), factor)
+        except ValueError as error:
+            raise ValueError(f"{self.source}: tensor '{stored}': {error}") from None
+
     def _stored_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        rows = self._stored_rows(name, start, stop)
+        rows = stored_rows(self.config, name, start, stop)
         first = int(rows.min())
         return self.file.read_rows(self._stored[name], first, int(rows.max()) + 1)[rows - first]
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        if self.tensors[name].coding is not None:
+            out.copy_(self.read_coded(name, start, stop).values().view(out.shape))
+            return
         data = self._stored_bytes(name, start, stop)
         kind = self.file.tensors[self._stored[name]].type
         if kind.name in _FLOATS:
@@ -78,25 +92,8 @@ class GGUFCheckpoint(Checkpoint):
         else:
             out.copy_(torch.from_numpy(quants.dequantize(data, kind)).view(out.shape))
 
-    def _stored_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Returns the places of rows [start, stop) in the file.
 
-        Files of architecture llama hold each head of q and k with its two rotary halves interleaved:
-        row j of half h is stored as row 2 j + h.
-        """
-        rows = np.arange(start, stop)
-        if self.config.architecture != "llama" or not re.search(r"\.[qk]_proj\.", name):
-            return rows
-        dim = self.config.head_dim
-        head, inner = np.divmod(rows, dim)
-        half, j = np.divmod(inner, dim // 2)
-        return head * dim + 2 * j + half
-
-
-def hf_name(name: str) -> str:
-    """Returns the Hugging Face name of a GGUF tensor of a LLaMA-shaped model; an unknown name is unchanged."""
-    stem, _, suffix = name.rpartition(".")
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if layer and layer[2] in _LAYER_NAMES:
-        return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{suffix}"
-    return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
+def _beside(weight: str) -> tuple[str, ...]:
+    """Names the tensors beside an NVFP4 weight: its scale in two spellings, then scales of activations."""
+    stem = weight.removesuffix(".weight")
+    return f"{stem}.scale", f"{stem}.weight.scale", f"{stem}.input_scale", f"{stem}.weight.input_scale"

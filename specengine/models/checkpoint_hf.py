@@ -16,7 +16,7 @@ from specengine.models.torch_file import TorchFile
 from specengine.utils.json_file import read_json_object
 
 # draft heads also have integer and boolean tables; an unlisted type keeps its name and cannot be read
-_SAFETENSORS_DTYPES = {
+SAFETENSORS_DTYPES = {
     "F32": "float32",
     "F16": "float16",
     "BF16": "bfloat16",
@@ -75,6 +75,7 @@ class SafetensorsCheckpoint(_FolderCheckpoint):
     """model.safetensors, or the shards that its index names."""
 
     filename = "model.safetensors"
+    dtypes = SAFETENSORS_DTYPES
 
     def _list(self, path: Path) -> dict[str, TensorInfo]:
         infos = {}
@@ -83,7 +84,7 @@ class SafetensorsCheckpoint(_FolderCheckpoint):
                 for name in file.keys():  # noqa: SIM118 - not a mapping
                     view = file.get_slice(name)
                     dtype = view.get_dtype()
-                    infos[name] = TensorInfo(tuple(view.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype))
+                    infos[name] = TensorInfo(tuple(view.get_shape()), self.dtypes.get(dtype, dtype))
         except SafetensorError as error:
             raise ValueError(f"{path}: not an intact safetensors file: {error}") from None
         return infos

@@ -57,8 +57,6 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     for name in _MOE_FIELDS:
         if config.get(name):
             raise fields.error(name, "describes a mixture of experts, which is not supported")
-    if config.get("quantization_config"):
-        raise fields.error("quantization_config", "is not supported; use an unquantised or a GGUF checkpoint")
 
     hidden_size = fields.get("hidden_size", int)
     num_heads = fields.get("num_attention_heads", int)

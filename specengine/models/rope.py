@@ -26,7 +26,7 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.T
     if rope.kind == "dynamic":
         frequencies = _dynamic_frequencies(rope, dim, length, config.max_position)
     else:
-        frequencies = _frequencies(rope, dim)
+        frequencies = static_frequencies(rope, dim)
     if rope.freq_divisors:
         frequencies = frequencies / torch.tensor(rope.freq_divisors)
     angles = positions * frequencies
@@ -55,8 +55,8 @@ class RopeTables:
                 self.cos_sin = (cos.to(self._device), sin.to(self._device))
 
 
-def _frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
-    """Radians per position, float32 [dim / 2]."""
+def static_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
+    """Returns radians per position, float32 [dim / 2], of every kind but dynamic; freq_divisors are not applied."""
     if rope.kind == "yarn":
         return _yarn_frequencies(rope, dim)
     frequencies = 1.0 / _base_powers(rope.theta, dim)

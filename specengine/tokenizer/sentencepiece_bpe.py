@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,32 @@ def build_backend(
     return backend
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """The entries of a `tokenizer.model`. backend: encodes them, with the space prefix after special tokens too."""
+
+    tokens: list[str]
+    scores: list[float]
+    types: list[TokenType]
+    add_space_prefix: bool
+    bos: int | None
+    eos: int | None
+    backend: tokenizers.Tokenizer
+
+
 def read_model_file(
     path: Path, first_segment_only: bool = False
 ) -> tuple[tokenizers.Tokenizer, int | None, int | None]:
-    """Reads a `tokenizer.model`. Returns the backend, the BOS id and the EOS id.
+    """Reads a `tokenizer.model`. Returns the backend, the BOS id and the EOS id. Raises as `read_pieces`."""
+    pieces = read_pieces(path)
+    backend = pieces.backend
+    if first_segment_only and pieces.add_space_prefix:
+        backend = build_backend(pieces.tokens, pieces.scores, pieces.types, first_segment_only=True)
+    return backend, pieces.bos, pieces.eos
+
+
+def read_pieces(path: Path) -> Pieces:
+    """Reads the entries of a `tokenizer.model`.
 
     Raises ValueError naming the file if it is corrupt, normalises text, or is no BPE model.
     """
@@ -93,26 +116,21 @@ def read_model_file(
         tokens = [processor.id_to_piece(index) for index in range(processor.vocab_size())]
     check_entries(tokens, str(path))
     with library_errors(str(path)):
-        return _rebuild(processor, tokens, first_segment_only)
+        return _pieces(processor, tokens)
 
 
-def _rebuild(
-    processor: Any, tokens: Sequence[str], first_segment_only: bool
-) -> tuple[tokenizers.Tokenizer, int | None, int | None]:
+def _pieces(processor: Any, tokens: list[str]) -> Pieces:
     scores = [processor.get_score(index) for index in range(len(tokens))]
     types = _types(processor, tokens)
     add_space_prefix = processor.encode("x", out_type=str)[0].startswith(SPACE)
-    plain = build_backend(tokens, scores, types, add_space_prefix=add_space_prefix)
-    if plain.encode(_PROBE).ids != processor.encode(_PROBE):
+    backend = build_backend(tokens, scores, types, add_space_prefix=add_space_prefix)
+    if backend.encode(_PROBE).ids != processor.encode(_PROBE):
         raise ValueError("encodes unlike a sentencepiece BPE model without text normalisation, which was expected")
-    backend = plain
-    if first_segment_only and add_space_prefix:
-        backend = build_backend(tokens, scores, types, first_segment_only=True)
     bos, eos = (None if index < 0 else index for index in (processor.bos_id(), processor.eos_id()))
-    return backend, bos, eos
+    return Pieces(tokens, scores, types, add_space_prefix, bos, eos, backend)
 
 
-def _types(processor: Any, tokens: Sequence[str]) -> list[int]:
+def _types(processor: Any, tokens: Sequence[str]) -> list[TokenType]:
     # The library has no query for user-defined pieces. They are the pieces that no merge can produce.
     def kind(index: int, token: str) -> TokenType:
         if processor.is_control(index):

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save
 
 from specengine.models.presets import PRESETS
-from tests.models.files import random_state, write_gguf
+from tests.models.files import Type, random_state, write_gguf
+from tests.models.gguf_blocks import CODED, GRIDS, random_blocks
 
 TINY = replace(
     PRESETS["tiny-llama"],
@@ -58,7 +59,17 @@ def written(write: Callable[[Path], object]) -> bytes:
 
 
 def gguf() -> list[bytes]:
-    return [written(lambda path: write_gguf(path, TINY, state()))]
+    return [written(partial(write_gguf, config=TINY, state=state())), written(_gguf_of_blocks)]
+
+
+def _gguf_of_blocks(path: Path) -> None:
+    """Writes a model in which each type of blocks has a matrix."""
+    config = replace(TINY, hidden_size=256, intermediate_size=256, head_dim=128, num_layers=2)
+    values: dict = random_state(config)
+    matrices = [name for name in values if values[name].ndim == 2]
+    for name, kind in zip(matrices[1:], (*CODED, *GRIDS), strict=True):
+        values[name] = (random_blocks(kind, values[name].shape), Type[kind])
+    write_gguf(path, config, values)
 
 
 def safetensors() -> list[bytes]:

@@ -199,7 +199,6 @@ def test_llama_ignores_a_sliding_window_as_transformers_does():
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"num_local_experts": 8}, "num_local_experts"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [2, None]}, "eos_token_id"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings"),

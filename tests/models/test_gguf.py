@@ -190,10 +190,10 @@ def test_flipped_bytes_give_a_value_error_or_a_model(tiny):
 def test_an_unsupported_block_type_is_named_with_its_tensor(tmp_path):
     config = replace(PRESETS["tiny-llama"], hidden_size=256)
     state = random_state(config)
-    block = np.zeros((config.vocab_size, gguf.GGML_QUANT_SIZES[Type.Q2_K][1]), np.uint8)
-    state["model.embed_tokens.weight"] = (block, Type.Q2_K)
+    block = np.zeros((config.vocab_size, gguf.GGML_QUANT_SIZES[Type.Q8_1][1]), np.uint8)
+    state["model.embed_tokens.weight"] = (block, Type.Q8_1)
     path = write_gguf(tmp_path / "m.gguf", config, state)
-    one_line_error("token_embd.weight.*Q2_K", open_checkpoint, path)
+    one_line_error("token_embd.weight.*Q8_1", open_checkpoint, path)
 
 
 def test_an_unexpected_tensor_is_named(tmp_path):

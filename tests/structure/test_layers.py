@@ -8,7 +8,7 @@ from tests.structure.source import PACKAGE, ROOT, Module, imported_modules, modu
 
 LAYERS = (
     *("types", "utils", "hub", "tokenizer", "rules", "draft_trees", "constraints", "ops", "cache", "models"),
-    "tensor_parallel",
+    *("quantise", "tensor_parallel"),
     *("draft_policy", "drafters", "engine", "api", "train", "bench", "tool_calls", "server", "cli"),
 )
 RANK = {room: rank for rank, room in enumerate(LAYERS)}

@@ -138,7 +138,7 @@ def _load(path: str, dtype: str, target: Transformer) -> tuple[Transformer, Toke
     if _shares(path):
         return target.with_layers(open_draft_checkpoint(path), dtype), None
     stored = open_checkpoint(resolve_model(path)).tensors.values()
-    if not any(tensor.dtype in BLOCK_TYPES for tensor in stored):
+    if not any(tensor.coding or tensor.dtype in BLOCK_TYPES for tensor in stored):
         dtype = target.draft_dtype(dtype)
     loaded = load_model(path, device=target.device.type, dtype=dtype, ops=target.ops)
     return loaded.target, loaded.tokenizer

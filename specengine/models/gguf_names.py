@@ -1,0 +1,56 @@
+"""Names and row order of LLaMA-shaped models in GGUF files, beside those of Hugging Face."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from specengine.models.config import ModelConfig
+
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES).items()}
+
+
+def hf_name(name: str) -> str:
+    """Returns the Hugging Face name of a GGUF tensor of a LLaMA-shaped model; an unknown name is unchanged."""
+    stem, _, suffix = name.rpartition(".")
+    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if layer and layer[2] in _LAYER_NAMES:
+        return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{suffix}"
+    return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
+
+
+def gguf_name(name: str) -> str:
+    """Returns the GGUF name of a tensor of expected_tensors: the inverse of `hf_name`."""
+    stem, _, suffix = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    return f"blk.{layer[1]}.{_OF_HF[layer[2]]}.{suffix}" if layer else f"{_OF_HF[stem]}.{suffix}"
+
+
+def stored_rows(config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
+    """Returns the places in a GGUF file of rows [start, stop) of a tensor. name: of Hugging Face.
+
+    Files of architecture llama, which mistral shares, hold each head of q and k with its two rotary halves interleaved:
+    row j of half h is stored as row 2 j + h.
+    """
+    rows = np.arange(start, stop)
+    if config.architecture not in ("llama", "mistral") or not re.search(r"\.[qk]_proj\.", name):
+        return rows
+    dim = config.head_dim
+    head, inner = np.divmod(rows, dim)
+    half, j = np.divmod(inner, dim // 2)
+    return head * dim + 2 * j + half

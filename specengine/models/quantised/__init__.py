@@ -1,0 +1,1 @@
+"""Readers of quantised safetensors checkpoints, one family of formats per file."""

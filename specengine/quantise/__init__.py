@@ -1,0 +1,1 @@
+"""Writers of quantised checkpoints: `specengine quantize`."""

@@ -1,0 +1,143 @@
+"""Writes checkpoint folders of int4-g128 and fp8-block: config.json, weights in safetensors, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specengine.quantise import fp8_blocks, int4_groups
+from specengine.quantise.folder_tokenizer import write_tokenizer
+from specengine.quantise.hf_config import config_json
+from specengine.quantise.sharded_file import SHARD_BYTES, Entry, write_shards
+from specengine.quantise.source import Source, is_linear
+from specengine.utils.atomic_file import atomic_folder
+from specengine.utils.json_file import read_json_object
+
+# what a folder holds beside weights and config.json
+_COMPANIONS = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
+)
+_LEFT_OUT = ("lm_head", "model.embed_tokens")  # they keep 16 bits: their errors reach every token
+
+
+def write_folder(source: Source, to: str, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Writes a source to folder `out` as `to`, int4-g128 or fp8-block.
+
+    Raises ValueError for a matrix whose columns have no groups, and for what a folder cannot say.
+    """
+    entries = [entry for name in source.shapes for entry in _entries(source, name, to)]
+    config = _config(source)
+    config.pop("quantization_config", None)
+    config.pop("dtype", None)
+    config["torch_dtype"] = "bfloat16"
+    config["quantization_config"] = _int4_config(source) if to == "int4-g128" else _fp8_config()
+    with atomic_folder(out) as folder:
+        write_shards(folder, entries, _tensors(source, to), shard_bytes)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if source.folder is None:
+            write_tokenizer(source.checkpoint, folder)
+        else:
+            for name in _COMPANIONS:
+                if (source.folder / name).is_file():
+                    shutil.copyfile(source.folder / name, folder / name)
+
+
+def _entries(source: Source, name: str, to: str) -> list[Entry]:
+    shape = source.shapes[name]
+    if not is_linear(name):
+        return [Entry(name, _float_dtype(source, name), shape)]
+    rows, columns = shape
+    stem = name.removesuffix(".weight")
+    if to == "fp8-block":
+        blocks = (-(-rows // fp8_blocks.BLOCK), -(-columns // fp8_blocks.BLOCK))
+        weight = Entry(name, torch.float8_e4m3fn, shape)
+        return [weight, Entry(f"{stem}.weight_scale_inv", torch.bfloat16, blocks)]
+    return [
+        Entry(f"{stem}.weight_packed", torch.int32, (rows, columns // 8)),
+        Entry(f"{stem}.weight_scale", torch.bfloat16, (rows, columns // _group(source, name))),
+        Entry(f"{stem}.weight_shape", torch.int64, (2,)),
+    ]
+
+
+def _float_dtype(source: Source, name: str) -> torch.dtype:
+    """Types of 16 bits stay, as do vectors; other matrices become bfloat16."""
+    stored = getattr(torch, source.checkpoint.tensors[name].dtype, torch.float32)
+    return torch.bfloat16 if stored == torch.float32 and len(source.shapes[name]) > 1 else stored
+
+
+def _group(source: Source, name: str) -> int:
+    columns = source.shapes[name][1]
+    group = int4_groups.group_of(columns)
+    if group is None:
+        raise ValueError(
+            f"{source.checkpoint.source}: tensor '{name}' has {columns} columns; int4-g128 needs a multiple of 32"
+        )
+    return group
+
+
+def _tensors(source: Source, to: str) -> Iterator[torch.Tensor]:
+    """Yields the values of all entries, in their order."""
+    for name in source.tensors():
+        steps = (rows for _, rows in source.steps(name))
+        if not is_linear(name):
+            dtype = _float_dtype(source, name)
+            yield torch.cat([rows.to(dtype) for rows in steps])
+            continue
+        if to == "fp8-block":
+            codes, scales = zip(*map(fp8_blocks.quantise_rows, steps), strict=True)
+            yield from (torch.cat(codes), torch.cat(scales))
+        else:
+            group = _group(source, name)
+            codes, scales = zip(*(int4_groups.quantise_rows(rows, group) for rows in steps), strict=True)
+            yield from (torch.cat(codes), torch.cat(scales), torch.tensor(source.shapes[name]))
+
+
+def _config(source: Source) -> dict[str, Any]:
+    if source.folder is not None:
+        return dict(read_json_object(source.folder / "config.json"))
+    return config_json(source.checkpoint.config, source.checkpoint.source)
+
+
+def _fp8_config() -> dict[str, Any]:
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [fp8_blocks.BLOCK, fp8_blocks.BLOCK],
+        "modules_to_not_convert": list(_LEFT_OUT),
+    }
+
+
+def _int4_config(source: Source) -> dict[str, Any]:
+    """Lists the matrices of each group size by the last part of their names; one size needs no list."""
+    members: dict[int, list[str]] = {}
+    for name in filter(is_linear, source.shapes):
+        members.setdefault(_group(source, name), []).append(name.split(".")[-2])
+    names = {group: sorted(set(stems)) for group, stems in sorted(members.items(), reverse=True)}
+    groups = {}
+    for number, (group, stems) in enumerate(names.items()):
+        weights = {
+            "num_bits": 4,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group",
+            "group_size": group,
+            "dynamic": False,
+        }
+        targets = ["Linear"] if len(names) == 1 else [rf"re:.*\.{stem}$" for stem in stems]
+        activations = {"input_activations": None, "output_activations": None}
+        groups[f"group_{number}"] = {"targets": targets, "weights": weights, **activations, "format": "pack-quantized"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": list(_LEFT_OUT),
+        "kv_cache_scheme": None,
+    }

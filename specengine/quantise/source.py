@@ -1,0 +1,59 @@
+"""Reads the weights of a checkpoint for a writer: float32 rows in steps, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from specengine.models.checkpoint import Checkpoint, expected_tensors
+
+_STEP_BYTES = 8 << 20
+_STEP_ROWS = 128  # steps begin at a multiple of it: no block of FP8 is cut
+
+# of tensors done, of all tensors, name of the next one
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint to be written in another format. folder: of a Hugging Face checkpoint, None for other sources."""
+
+    checkpoint: Checkpoint
+    folder: Path | None
+    progress: Progress = lambda done, total, name: None
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Lists the tensors to write; a copy of tied embeddings is not one."""
+        return expected_tensors(self.checkpoint.config)
+
+    def tensors(self) -> Iterator[str]:
+        """Yields the names of `shapes` and reports progress."""
+        names = list(self.shapes)
+        for done, name in enumerate(names):
+            self.progress(done, len(names), name)
+            yield name
+        self.progress(len(names), len(names), "")
+
+    def steps(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yields the first row and the values, float32, of steps of a tensor.
+
+        Raises ValueError for a value that is not finite.
+        """
+        shape = self.shapes[name]
+        row_bytes = 4 * (shape[1] if len(shape) > 1 else 1)
+        step = max(1, _STEP_BYTES // (row_bytes * _STEP_ROWS)) * _STEP_ROWS
+        for start in range(0, shape[0], step):
+            rows = self.checkpoint.read_rows(name, start, min(start + step, shape[0])).float()
+            if not rows.isfinite().all():
+                raise ValueError(f"{self.checkpoint.source}: tensor '{name}' has a value that is not finite")
+            yield start, rows
+
+
+def is_linear(name: str) -> bool:
+    """Returns whether a tensor is the matrix of a layer, neither embedding nor head."""
+    return name.endswith("_proj.weight")
