@@ -127,7 +127,8 @@ def powers(exponents: torch.Tensor) -> torch.Tensor:
 
 def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Splits rows of a little-endian stream of fields, integers [R, W], into uint8 [R, count]."""
-    stream = words.contiguous().view(torch.uint8)
+    # a transposed matrix of one column counts as contiguous whatever its strides are
+    stream = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     if 8 % bits == 0:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
         fields = stream[:, : -(-count * bits // 8), None] >> shifts

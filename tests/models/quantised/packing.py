@@ -1,12 +1,26 @@
 """Packs weights as the published code of AutoAWQ and GPTQModel lays them out, and writes folders of tiny models."""
 
 import json
+from dataclasses import replace
 
 import torch
 from safetensors.torch import save_file
 
+from specengine.draft_trees.tree import TreeBatch
+from specengine.models.checkpoint import open_checkpoint
+from specengine.models.presets import PRESETS
+from specengine.tensor_parallel.loading import load_model
 from tests.models.files import random_state
 
+TINY = replace(
+    PRESETS["tiny-llama"],
+    hidden_size=128,
+    intermediate_size=192,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    max_position=256,
+)
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output column of each nibble of a word
 
@@ -18,7 +32,7 @@ def linears(state):
 def words(fields, bits):
     """Packs unsigned fields [R, C] into int32 [R, C * bits / 32], a little-endian stream of bits a row."""
     every = (fields.long()[..., None] >> torch.arange(bits)) & 1
-    rows = every.view(len(fields), -1)
+    rows = every.reshape(len(fields), -1)
     rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 32)).view(len(fields), -1, 32)
     return (rows << torch.arange(32)).sum(2).to(torch.int32)
 
@@ -109,3 +123,40 @@ def packed_state(config, pack, chosen=lambda module: True):
         stored |= {f"{module}.{end}": tensor for end, tensor in tensors.items()}
         plain[f"{module}.weight"] = values
     return stored, plain
+
+
+def assert_reads_as(checkpoint, plain):
+    """Asserts that every tensor reads as the same model's in float32, whole, by rows, and as codes."""
+    assert set(checkpoint.tensors) == set(plain)
+    for name, tensor in plain.items():
+        rows = checkpoint.read(name)
+        assert torch.equal(rows, tensor), name
+        part = slice(len(tensor) // 3 + 1, len(tensor) - 3)
+        assert torch.equal(checkpoint.read_rows(name, part.start, part.stop), tensor[part])
+        if checkpoint.tensors[name].coding is None:
+            assert checkpoint.column_order(name) is None
+            continue
+        order = checkpoint.column_order(name)
+        expected = tensor[part] if order is None else tensor[part][:, order]
+        assert torch.equal(checkpoint.read_coded(name, part.start, part.stop).values(), expected), name
+
+
+def logits(folder, ids):
+    """Runs a prompt through a model loaded as float32."""
+    loaded = load_model(folder, device="cpu", dtype="float32")
+    cache = loaded.target.new_cache()
+    batch = cache.batch([cache.allocate(len(ids))], [0])
+    return loaded.target.forward(TreeBatch.chains([ids], loaded.target.device), cache, batch).scores
+
+
+def check(folder, pack, quantization, chosen=lambda module: True, **fields):
+    """Writes a model packed by `pack`, asserts that it reads as its float32 twin, logits too, and returns it opened."""
+    stored, plain = packed_state(TINY, pack, chosen)
+    write(folder / "packed", TINY, stored, quantization, **fields)
+    write(folder / "plain", TINY, plain)
+    checkpoint = open_checkpoint(folder / "packed")
+    assert_reads_as(checkpoint, plain)
+    ids = [5, 9, 200, 7, 31, 2]
+    difference = logits(folder / "packed", ids) - logits(folder / "plain", ids)
+    assert difference.abs().max() < 1e-4
+    return checkpoint
