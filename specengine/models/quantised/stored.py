@@ -129,10 +129,15 @@ def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Splits rows of a little-endian stream of fields, integers [R, W], into uint8 [R, count]."""
     # a transposed matrix of one column counts as contiguous whatever its strides are
     stream = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    if 8 % bits == 0:
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-        fields = stream[:, : -(-count * bits // 8), None] >> shifts
-        return (fields & (2**bits - 1)).view(len(stream), -1)[:, :count]
+    if bits == 4:  # each byte becomes an int16, whose bytes are its two fields
+        wide = stream.short()
+        return (wide | wide << 4).bitwise_and_(0x0F0F).view(torch.uint8)[:, :count]
+    if bits == 2:
+        wide = stream.int()
+        wide = wide | wide << 6 | wide << 12 | wide << 18
+        return wide.bitwise_and_(0x03030303).view(torch.uint8)[:, :count]
+    if bits == 8:
+        return stream[:, :count]
     first = torch.arange(count) * bits
     byte = first // 8
     pairs = torch.nn.functional.pad(stream, (0, 1)).int()
