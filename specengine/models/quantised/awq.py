@@ -45,10 +45,11 @@ class AwqGemmWeight(CodedWeight):
 
     def _outputs(self, end: str, start: int, stop: int) -> torch.Tensor:
         first = start // 8
-        words = self._stored.columns(end, first, -(-stop // 8))
-        nibbles = unpacked(words, 4, 8 * words.shape[1]).view(len(words), -1, 8)
-        fields = nibbles[..., _PLACES].view(len(words), -1)
-        return fields[:, start - 8 * first : stop - 8 * first].T.contiguous()
+        words = self._stored.columns(end, first, -(-stop // 8)).T.contiguous()
+        fields = torch.empty(len(words), 8, words.shape[1], dtype=torch.uint8)
+        for output, place in enumerate(_PLACES):
+            fields[:, output] = words >> 4 * place & 15
+        return fields.view(-1, words.shape[1])[start - 8 * first : stop - 8 * first]
 
 
 class AwqGemvWeight(CodedWeight):

@@ -39,30 +39,9 @@ class GptqWeight(CodedWeight):
             raise stored.error("scales", f"has shape {(groups, width)}, expected [groups, {rows}]")
         stored.expect("qzeros", (groups, -(-rows * bits // 32)), "int32")
         group = group_size(stored, "scales", groups, columns, scheme.group)
-        kind = "int4" if bits <= 4 else "int8"
-        self.coding = Coding(kind, group, zeros=True)
-        self._odd_groups = None
-        found = self._groups(groups, columns)
-        if found is None or torch.equal(found, torch.arange(columns) // group):
-            return
-        if (found.bincount(minlength=groups) == group).all():
-            self.coding = Coding(kind, group, zeros=True, ordered=True)
-            self.order = found.argsort(stable=True)
-        else:
-            self._odd_groups = found
-
-    @property
-    def kernel_coding(self) -> Coding | None:
-        """See QuantisedWeight. Groups of several sizes have none."""
-        return super().kernel_coding if self._odd_groups is None else None
-
-    def _groups(self, groups: int, columns: int) -> torch.Tensor | None:
-        if "g_idx" not in self._stored.tensors or groups == 1:
-            return None
-        found = self._stored.whole("g_idx").long()
-        if found.min() < 0 or found.max() >= groups:
-            raise self._stored.error("g_idx", f"has groups {found.min()} to {found.max()}, expected 0 to {groups - 1}")
-        return found
+        self.coding = Coding("int4" if bits <= 4 else "int8", group, zeros=True)
+        if "g_idx" in stored.tensors:
+            self.follow(stored, "g_idx", groups)
 
     def coded(self, start: int, stop: int) -> CodedRows:
         """See QuantisedWeight."""
@@ -72,14 +51,6 @@ class GptqWeight(CodedWeight):
         scales = self._stored.columns("scales", start, stop).T.float().contiguous()
         scales = self._stored.finite("scales", scales)
         return CodedRows(self.coding, codes, scales, self._zeros(start, stop))
-
-    def values(self, start: int, stop: int) -> torch.Tensor:
-        """See QuantisedWeight."""
-        if self._odd_groups is None:
-            return super().values(start, stop)
-        rows = self.coded(start, stop)
-        zeros = self._zeros(start, stop)
-        return (rows.codes.float() - zeros[:, self._odd_groups]) * rows.scales[:, self._odd_groups]
 
     def _zeros(self, start: int, stop: int) -> torch.Tensor:
         first = start // 32 * 32  # outputs in steps of 32 begin at a word

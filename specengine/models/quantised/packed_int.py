@@ -21,8 +21,6 @@ class PackedIntWeight(CodedWeight):
         rows, self._words = stored.shape("weight_packed", "int32", dims=2)
         self.shape, scheme = self._shape(rows, settings)
         bits = self._bits = scheme.bits or 0
-        if "weight_g_idx" in stored.tensors:
-            self._check_order(scheme)
         self._grid = ScaleGrid(stored, "weight_scale", self.shape, scheme, *FLOAT_FORMATS)
         groups = -(-self.shape[1] // self._grid.group)
         self._zeros = None
@@ -34,6 +32,9 @@ class PackedIntWeight(CodedWeight):
         elif not scheme.symmetric:
             raise stored.error("weight_zero_point", "is missing for a scheme that is not symmetric")
         self.coding = Coding("int4" if bits <= 4 else "int8", self._grid.group, zeros=True)
+        if "weight_g_idx" in stored.tensors:  # act-order, which compressed-tensors had until 2026
+            stored.expect("weight_g_idx", (self.shape[1],), "int32", "int64")
+            self.follow(stored, "weight_g_idx", groups)
 
     def _shape(self, rows: int, settings: Settings) -> tuple[tuple[int, int], Scheme]:
         """Returns the weight's shape, and the first scheme of the configuration whose bits fit the words."""
@@ -56,18 +57,13 @@ class PackedIntWeight(CodedWeight):
                 return (rows, here), scheme
         raise stored.error("weight_packed", f"has {self._words} words a row, which no config group fits")
 
-    def _check_order(self, scheme: Scheme) -> None:
-        self._stored.expect("weight_g_idx", (self.shape[1],), "int32", "int64")
-        order = self._stored.whole("weight_g_idx").long()
-        size = scheme.group if scheme.group is not None and scheme.group > 0 else self.shape[1]
-        if not torch.equal(order, torch.arange(self.shape[1]) // size) and not (order == -1).all():
-            raise self._stored.error("weight_g_idx", "orders groups by activations, which is not supported here")
-
     def coded(self, start: int, stop: int) -> CodedRows:
         """See QuantisedWeight."""
         words = self._stored.rows("weight_packed", start, stop)
         scales = self._grid.scales(start, stop)
         codes = self._fields(words, self.shape[1])
+        if self.order is not None:
+            codes = codes[:, self.order]
         if self._zeros is not None:
             zeros = (self._zeros.numbers(start, stop).int() + 2 ** (self._bits - 1)).to(torch.uint8)
         elif "weight_zero_point" in self._stored.tensors:

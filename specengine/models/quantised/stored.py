@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -101,23 +101,50 @@ class QuantisedWeight(ABC):
 
 
 class CodedWeight(QuantisedWeight):
-    """A weight whose values follow from its coded rows."""
+    """A weight whose values follow from its coded rows.
+
+    odd_groups: the group of each column, int64 [K], where groups are neither in order nor of one size.
+    """
 
     coding: Coding
+    odd_groups: torch.Tensor | None = None
 
     @property
     def kernel_coding(self) -> Coding | None:
         """See QuantisedWeight. Kernels take groups of whole rows or of a multiple of 16 columns."""
-        return self.coding if self.coding.group == self.shape[1] or self.coding.group % 16 == 0 else None
+        regular = self.coding.group == self.shape[1] or self.coding.group % 16 == 0
+        return self.coding if regular and self.odd_groups is None else None
 
     def values(self, start: int, stop: int) -> torch.Tensor:
         """See QuantisedWeight."""
-        rows = self.coded(start, stop).values()
+        coded = self.coded(start, stop)
+        if self.odd_groups is not None and coded.zeros is not None:  # columns take the numbers of their own groups
+            return (coded.codes.float() - coded.zeros[:, self.odd_groups]) * coded.scales[:, self.odd_groups]
+        rows = coded.values()
         if self.order is None:
             return rows
         placed = torch.empty_like(rows)
         placed[:, self.order] = rows
         return placed
+
+    def follow(self, stored: StoredModule, end: str, groups: int) -> None:
+        """Reads the group of each column, integers [K], and sets `order` or `odd_groups` where they are not in order.
+
+        Raises ValueError for a group outside [0, groups).
+        """
+        columns, group = self.shape[1], self.coding.group
+        found = stored.whole(end).long()
+        if groups == 1 or (found == -1).all():  # compressed-tensors writes -1 for groups in order
+            return
+        if found.min() < 0 or found.max() >= groups:
+            raise stored.error(end, f"has groups {found.min()} to {found.max()}, expected 0 to {groups - 1}")
+        if torch.equal(found, torch.arange(columns) // group):
+            return
+        if (found.bincount(minlength=groups) == group).all():
+            self.coding = replace(self.coding, ordered=True)
+            self.order = found.argsort(stable=True)
+        else:
+            self.odd_groups = found
 
 
 def powers(exponents: torch.Tensor) -> torch.Tensor:
@@ -129,10 +156,15 @@ def unpacked(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     """Splits rows of a little-endian stream of fields, integers [R, W], into uint8 [R, count]."""
     # a transposed matrix of one column counts as contiguous whatever its strides are
     stream = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    if 8 % bits == 0:
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-        fields = stream[:, : -(-count * bits // 8), None] >> shifts
-        return (fields & (2**bits - 1)).view(len(stream), -1)[:, :count]
+    if bits == 4:  # each byte becomes an int16, whose bytes are its two fields
+        wide = stream.short()
+        return (wide | wide << 4).bitwise_and_(0x0F0F).view(torch.uint8)[:, :count]
+    if bits == 2:
+        wide = stream.int()
+        wide = wide | wide << 6 | wide << 12 | wide << 18
+        return wide.bitwise_and_(0x03030303).view(torch.uint8)[:, :count]
+    if bits == 8:
+        return stream[:, :count]
     first = torch.arange(count) * bits
     byte = first // 8
     pairs = torch.nn.functional.pad(stream, (0, 1)).int()

@@ -43,6 +43,21 @@ def test_act_order_comes_as_an_order_of_columns(bits, tmp_path_factory):
     assert torch.equal(order.sort().values, torch.arange(192)) and not torch.equal(order, torch.arange(192))
 
 
+def test_compressed_tensors_had_an_order_of_columns_too(tmp_path):
+    def pack(weight):
+        order = shuffled(weight)
+        codes, zeros, scales, values = grouped(weight[:, order], 4, 64)
+        back = order.argsort()
+        named = {"weight_packed": words(codes[:, back], 4), "weight_zero_point": words(zeros.T, 4).T}
+        shape = torch.tensor(weight.shape)
+        named |= {"weight_scale": scales, "weight_shape": shape, "weight_g_idx": (back // 64).int()}
+        return named, values[:, back]
+
+    weights = {"num_bits": 4, "group_size": 64, "symmetric": False, "actorder": "group"}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": weights}}}
+    assert check(tmp_path, pack, settings).tensors[DOWN].coding.ordered
+
+
 def test_groups_of_several_sizes_have_values_and_no_codes(tmp_path):
     def uneven(weight):
         columns = weight.shape[1]

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from specengine.models.checkpoint import open_checkpoint
+from specengine.models.presets import PRESETS
 from specengine.models.quantised.settings import Scheme, Settings, read_settings
+from tests.models.files import CONFIG_JSON, random_state, write_folder
 
 
 def groups(*each):
@@ -79,3 +82,11 @@ def test_a_folder_may_say_nothing_and_a_file_of_mlx_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"quantization": {"bits": 4, "group_size": 64}}))
     with pytest.raises(ValueError, match="'quantization' is of MLX"):
         read_settings(tmp_path)
+
+
+def test_quantised_weights_in_a_pickle_are_refused(tmp_path):
+    write_folder(tmp_path, random_state(PRESETS["tiny-llama"]), "bin")
+    open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG_JSON, "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(ValueError, match=r"quantised weights must be in model\.safetensors, not in pytorch_model\.bin"):
+        open_checkpoint(tmp_path)
