@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from specengine.quantise.folder_tokenizer import write_tokenizer
 from specengine.quantise.hf_config import config_json
 from specengine.quantise.sharded_file import SHARD_BYTES, Entry, write_shards
 from specengine.quantise.source import Source, is_linear
+from specengine.tokenizer.folder_vocab import model_name
+from specengine.tokenizer.gguf_vocab import NAME_KEYS
 from specengine.utils.atomic_file import atomic_folder
 from specengine.utils.json_file import read_json_object
 
@@ -81,27 +84,30 @@ def _group(source: Source, name: str) -> int:
     return group
 
 
-def _tensors(source: Source, to: str) -> Iterator[torch.Tensor]:
-    """Yields the values of all entries, in their order."""
+def _tensors(source: Source, to: str) -> Iterator[Iterable[torch.Tensor]]:
+    """Yields the values of all entries in their order, each as parts."""
     for name in source.tensors():
         steps = (rows for _, rows in source.steps(name))
         if not is_linear(name):
-            dtype = _float_dtype(source, name)
-            yield torch.cat([rows.to(dtype) for rows in steps])
-            continue
-        if to == "fp8-block":
-            codes, scales = zip(*map(fp8_blocks.quantise_rows, steps), strict=True)
-            yield from (torch.cat(codes), torch.cat(scales))
+            yield map(partial(torch.Tensor.to, dtype=_float_dtype(source, name)), steps)
+        elif to == "fp8-block":
+            yield from zip(*map(fp8_blocks.quantise_rows, steps), strict=True)
         else:
-            group = _group(source, name)
-            codes, scales = zip(*(int4_groups.quantise_rows(rows, group) for rows in steps), strict=True)
-            yield from (torch.cat(codes), torch.cat(scales), torch.tensor(source.shapes[name]))
+            yield from zip(*map(partial(int4_groups.quantise_rows, group=_group(source, name)), steps), strict=True)
+            yield [torch.tensor(source.shapes[name])]
 
 
 def _config(source: Source) -> dict[str, Any]:
+    """Returns config.json with the model's name, which selects a chat format where there is no template."""
     if source.folder is not None:
-        return dict(read_json_object(source.folder / "config.json"))
-    return config_json(source.checkpoint.config, source.checkpoint.source)
+        config = dict(read_json_object(source.folder / "config.json"))
+        name = model_name(source.folder)
+    else:
+        config = config_json(source.checkpoint.config, source.checkpoint.source)
+        name = " ".join(str((source.checkpoint.metadata or {}).get(key, "")) for key in NAME_KEYS)
+    if name.strip() and not config.get("_name_or_path"):
+        config["_name_or_path"] = name.strip()
+    return config
 
 
 def _fp8_config() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from specengine.quantise.rope_divisors import divisors_of
 from specengine.quantise.same_config import check_same
 from specengine.quantise.source import Source
 from specengine.tokenizer.folder_vocab import has_vocabulary
+from specengine.tokenizer.gguf_vocab import NAME_KEYS
 from specengine.tokenizer.to_gguf import gguf_metadata
 
 
@@ -66,7 +67,8 @@ def _tokenizer(source: Source) -> dict[str, Any]:
     checkpoint = source.checkpoint
     config = checkpoint.config
     if checkpoint.metadata is not None:
-        return {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
+        metadata = checkpoint.metadata.items()
+        return {key: value for key, value in metadata if key.startswith("tokenizer.") or key in NAME_KEYS}
     found: dict[str, Any] = {}
     if source.folder is not None and has_vocabulary(source.folder):
         found = gguf_metadata(source.folder, config.vocab_size, config.eos_token_ids)

@@ -37,11 +37,12 @@ class Entry:
 
 
 def write_shards(
-    folder: Path, entries: Sequence[Entry], tensors: Iterable[torch.Tensor], shard_bytes: int = SHARD_BYTES
+    folder: Path, entries: Sequence[Entry], tensors: Iterable[Iterable[torch.Tensor]], shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Writes `tensors`, one for each entry in their order, to model.safetensors or to shards and an index.
+    """Writes `tensors` to model.safetensors, or to shards and an index.
 
-    Only one tensor at a time is in memory. A shard holds at most `shard_bytes`, or one tensor.
+    tensors: for each entry, in their order, its rows in parts. A part is freed when it is written. A shard holds at
+    most `shard_bytes`, or one tensor.
     """
     shards = _split(entries, shard_bytes)
     weight_map: dict[str, str] = {}
@@ -52,10 +53,11 @@ def write_shards(
         with (folder / name).open("wb") as file:
             places = _write_header(file, shard)
             for entry in shard:
-                tensor = next(values)
-                assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry.name
                 file.seek(places[entry.name])
-                file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                for part in next(values):
+                    assert part.dtype == entry.dtype, entry.name
+                    file.write(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                assert file.tell() == places[entry.name] + entry.nbytes, entry.name
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(entry.nbytes for entry in entries)}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")

@@ -63,7 +63,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         special_tokens=texts,
         chat_template=template,
         template_source=template_source,
-        model_name=_model_name(folder),
+        model_name=model_name(folder),
     )
 
 
@@ -159,7 +159,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> tuple[str | None, st
     return None, ""
 
 
-def _model_name(folder: Path) -> str:
+def model_name(folder: Path) -> str:
+    """Returns the name of a model folder and the one in its config.json, which may be empty."""
     folder = folder.resolve()
     # A download cache names the folder by revision; the model's name is two levels up.
     name = folder.parent.parent.name if folder.parent.name == "snapshots" else folder.name

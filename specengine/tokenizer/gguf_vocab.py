@@ -15,6 +15,7 @@ from specengine.tokenizer.sentencepiece_bpe import TokenType, added_tokens, buil
 from specengine.tokenizer.vocabulary import Vocabulary, choose_template
 
 _PREFIX = "tokenizer.ggml."
+NAME_KEYS = ("general.name", "general.basename", "general.finetune")  # parts of the model's name
 
 
 def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -47,7 +48,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         special_tokens={f"{name}_token": tokens[i] for name in ("bos", "eos") if (i := ids[name]) is not None},
         chat_template=_chat_template(metadata),
         template_source="tokenizer.chat_template",
-        model_name=" ".join(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename", "finetune")),
+        model_name=" ".join(str(metadata.get(key, "")) for key in NAME_KEYS),
     )
 
 

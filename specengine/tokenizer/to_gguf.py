@@ -49,6 +49,7 @@ def gguf_metadata(folder: Path, count: int, ends: tuple[int, ...] = ()) -> dict[
     metadata = {_PREFIX + key: value for key, value in values.items()}
     if vocabulary.chat_template is not None:
         metadata["tokenizer.chat_template"] = vocabulary.chat_template
+    metadata["general.name"] = vocabulary.model_name.strip()
     ours, theirs = Tokenizer(vocabulary), Tokenizer.from_gguf(metadata)
     if ours.encode(_PROBE) != theirs.encode(_PROBE):
         raise ValueError(f"{source}: a GGUF file would split text into other tokens")

@@ -174,7 +174,11 @@ def test_a_model_or_a_stranger_is_never_overwritten(tmp_path):
     (tmp_path / "out" / "old.txt").write_text("of the former model")
     quantise(source, "int4-g128", tmp_path / "out", overwrite=True)
     assert not (tmp_path / "out" / "old.txt").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out", "photos", "s.gguf"]
+    state = {name: torch.full_like(tensor, torch.nan) for name, tensor in random_state(TINY).items()}
+    with pytest.raises(ValueError, match="not finite"):
+        quantise(folder_of(tmp_path / "nan", TINY, state), "fp8-block", tmp_path / "out", overwrite=True)
+    assert "compressed-tensors" in (tmp_path / "out" / "config.json").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "nan", "out", "photos", "s.gguf"]
 
 
 def test_int4_scales_are_searched_and_codes_do_not_depend_on_the_rows_beside():

@@ -142,7 +142,7 @@ def test_a_folder_keeps_config_tokenizer_and_end_tokens(tmp_path, to):
     quantise(source, to, out)
     values, original = (json.loads((folder / "config.json").read_text()) for folder in (out, source))
     quantization = values.pop("quantization_config")
-    assert values == original | {"torch_dtype": "bfloat16"}
+    assert values == original | {"torch_dtype": "bfloat16", "_name_or_path": "hf"}
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert Tokenizer.from_folder(out).eos_token_ids == Tokenizer.from_folder(source).eos_token_ids
     if to == "fp8-block":
@@ -204,3 +204,16 @@ def test_a_quantised_folder_is_a_source_too(tmp_path, to):
         assert error < (ERRORS[to][1] if is_linear(name) else 0.01), (name, error)
         if to == "fp8-block" and is_linear(name):
             assert error < 0.004, name  # the same grid again, but for the rounding of its scale
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_model_whose_name_selects_its_chat_format_keeps_the_format(tmp_path, to):
+    source = hf_folder(tmp_path / "vicuna-7b-v1.5", config_of("llama"))
+    (source / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    out, back = place(tmp_path, to), tmp_path / "back"
+    quantise(source, to, out)
+    quantise(out, "fp8-block", back)
+    wanted = Tokenizer.from_folder(source).render_chat(CHAT)
+    assert "USER" in wanted and Tokenizer.from_folder(back).render_chat(CHAT) == wanted
+    written = Tokenizer.from_folder(out) if out.is_dir() else Tokenizer.from_gguf(open_checkpoint(out).metadata)
+    assert written.encode_chat(CHAT) == Tokenizer.from_folder(source).encode_chat(CHAT)
