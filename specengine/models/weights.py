@@ -173,7 +173,7 @@ def check_dtype(dtype: object, ops: Ops) -> None:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype!r}")
     if dtype in ("int8", "int4") and not set(BLOCK_BYTES) <= set(ops.formats):
-        raise ValueError(f"dtype: {dtype} weights run on the CPU only")
+        raise ValueError(f"dtype: {dtype} weights have no kernels in these ops")
 
 
 def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:

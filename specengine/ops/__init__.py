@@ -13,7 +13,17 @@ from functools import partial
 import torch
 
 from specengine import _C
-from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
+from specengine.ops import (
+    coded_linear,
+    coded_weight,
+    compact_kv,
+    decoder,
+    layer,
+    linear,
+    tree_attention,
+    verify_tree,
+    weight,
+)
 from specengine.ops.autotune import LinearChoices
 from specengine.ops.decoder import Pass
 from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
@@ -112,7 +122,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
     choices = LinearChoices(device, strict=strict)
     product = partial(linear.linear_cuda, choices=choices)
     layer_ops = LayerOps(
-        gather_rows=weight.gather_rows,
+        gather_rows=coded_linear.gather_rows,
         rms_norm=layer.rms_norm,
         linear=product,
         rope_cache=layer.rope_cache,
@@ -122,14 +132,14 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         rounds=True,
     )
     return Ops(
-        formats=tuple(weight.FLOAT_FORMATS),
+        formats=(*weight.FLOAT_FORMATS, *coded_weight.FORMS),
         dequantised="bfloat16",  # float16 would overflow where activations are large
         prefill_rows=64 if strict else 1024,
         on_device=True,
         strict=strict,
-        empty_weight=weight.empty_weight_reference,
-        pack_linear=weight.pack_linear_reference,
-        pack_blocks=None,
+        empty_weight=coded_weight.empty_weight,
+        pack_linear=coded_weight.pack_linear,
+        pack_blocks=coded_weight.pack_blocks,
         decoder=partial(LayerwiseDecoder, layer_ops),
         layer=layer_ops,
         linear=product,

@@ -32,6 +32,11 @@ class Weight:
     def quantised(self) -> bool:
         return self.format in BLOCK_BYTES
 
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """The type of the rows that it multiplies on CUDA: its own, and bfloat16 for codes."""
+        return torch.bfloat16 if self.data.dtype == torch.uint8 else self.data.dtype
+
 
 @dataclass(frozen=True)
 class Projection:
