@@ -5,7 +5,7 @@
 #include "bindings/machine.h"
 #include "bindings/pools.h"
 #include "bindings/trees.h"
-#include "ops/coded_linear.h"
+#include "ops/coded/linear.h"
 #include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"

@@ -13,18 +13,10 @@ from functools import partial
 import torch
 
 from specengine import _C
-from specengine.ops import (
-    coded_linear,
-    coded_weight,
-    compact_kv,
-    decoder,
-    layer,
-    linear,
-    tree_attention,
-    verify_tree,
-    weight,
-)
+from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
 from specengine.ops.autotune import LinearChoices
+from specengine.ops.coded import linear as coded_linear
+from specengine.ops.coded import weight as coded_weight
 from specengine.ops.decoder import Pass
 from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
 from specengine.ops.lora import add_lora

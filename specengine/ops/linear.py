@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from specengine import _C
 from specengine.draft_trees.token_masks import unpack_masks
-from specengine.ops.coded_linear import coded_linear, coded_linear_argmax
-from specengine.ops.coded_weight import FORMS
+from specengine.ops.coded.linear import coded_linear, coded_linear_argmax
+from specengine.ops.coded.weight import FORMS
 from specengine.ops.weight import Projection
 
 CPU_VARIANT = 0  # the CPU has one kernel, CUDA several

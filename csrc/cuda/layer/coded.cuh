@@ -1,9 +1,9 @@
-// From codes to numbers, in registers: ops/coded_linear.h has the layout of a chunk.
+// From codes to numbers, in registers: ops/coded/form.h has the layout of a chunk.
 #pragma once
 #include <type_traits>
 
 #include "cuda/base/arch.cuh"
-#include "ops/coded_linear.h"
+#include "ops/coded/form.h"
 
 namespace specengine {
 

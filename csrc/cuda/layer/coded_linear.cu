@@ -3,7 +3,7 @@
 //
 // A chunk is copied as it lies in memory. A lane multiplies the codes that it copied itself; scales are copied by other
 // lanes of its warp, so the loop has a barrier of the warp and none of the block.
-#include "ops/coded_linear.h"
+#include "ops/coded/linear.h"
 
 #include "cuda/layer/coded.cuh"
 #include "cuda/layer/product.cuh"
@@ -11,9 +11,9 @@
 namespace specengine {
 namespace {
 
-constexpr int kWarps = 8;    // in all plans, so that a row's bits do not depend on M
-constexpr int kBlocks = 4;   // of 32 columns, in a chunk
-constexpr int kHalves = 2;   // of a panel: the rows l / 4 and l / 4 + 8 of a lane l
+constexpr int kWarps = 8;   // in all plans, so that a row's bits do not depend on M
+constexpr int kBlocks = 4;  // of 32 columns, in a chunk
+constexpr int kHalves = 2;  // of a panel: the rows l / 4 and l / 4 + 8 of a lane l
 
 template <CodedKind kKind, int kRows, int kGroups>
 struct Plan {
@@ -163,9 +163,8 @@ constexpr int kThreads = 128;
 
 // A thread owns 8 columns of a row.
 template <CodedKind kKind, bool kMinima>
-__global__ void __launch_bounds__(kThreads)
-    gather_coded_kernel(const unsigned char* weight, CodedChunk form, const int* ids, float* out, int rows,
-                        int columns) {
+__global__ void __launch_bounds__(kThreads) gather_coded_kernel(const unsigned char* weight, CodedChunk form,
+                                                                const int* ids, float* out, int rows, int columns) {
   wait_for_previous_kernel();
   const int64_t m = blockIdx.x;
   const int column = (blockIdx.y * kThreads + threadIdx.x) * kColumns, id = ids[m];
@@ -179,8 +178,8 @@ __global__ void __launch_bounds__(kThreads)
     const int row = id % kCodedRows, in_chunk = column % kCodedColumns, block = in_chunk / (kQuad * kColumns);
     const int piece = row / kGroup * kWords + block / kPieceBlocks;
     const int lane = row % kGroup * kQuad + in_chunk / kColumns % kQuad;
-    const unsigned* const from = reinterpret_cast<const unsigned*>(chunk + (piece * kWarp + lane) * kPieceBytes) +
-                                 block % kPieceBlocks * kWords;
+    const unsigned* const from =
+        reinterpret_cast<const unsigned*>(chunk + (piece * kWarp + lane) * kPieceBytes) + block % kPieceBlocks * kWords;
     unsigned words[kWords];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[w] = from[w];

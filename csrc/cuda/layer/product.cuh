@@ -1,4 +1,5 @@
-// What kernels of linear layers share: the sums of a warp, how the sums of a block's warps are added, and where they go.
+// What kernels of linear layers share: the sums of a warp, how the sums of a block's warps are added, and where they
+// go.
 //
 // A block owns some rows of the weight and a tile of rows of x. Its warps take turns along the columns, and their sums
 // are added at the end in the order of the warps. A row's sums therefore depend on the number of warps alone, never on

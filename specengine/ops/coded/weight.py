@@ -1,6 +1,6 @@
 """Weights that stay in codes on CUDA: uint8 [panels of 16 rows, chunks of 128 columns, bytes].
 
-csrc/ops/coded_linear.h has the layout. The formats have the names of the CPU's, but another layout. Columns in the
+csrc/ops/coded/form.h has the layout. The formats have the names of the CPU's, but another layout. Columns in the
 order of a file (act-order) are the caller's: it packs them in the order of the groups and gathers x likewise.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
+from specengine.ops.coded.gguf_codes import coded_blocks
 from specengine.ops.coded_rows import NUMBERS, CodedRows
-from specengine.ops.gguf_codes import coded_blocks
 from specengine.ops.weight import FLOAT_FORMATS, Weight, empty_weight_reference, pack_linear_reference
 
 ROWS, COLUMNS = 16, 128  # of a panel, of a chunk
@@ -46,7 +46,7 @@ def empty_weight(rows: int, columns: int, format: str, device: torch.device) -> 
 
 
 def pack_linear(rows: torch.Tensor, weight: Weight, first: int) -> None:
-    """Writes rows [R, C] of floats as the CPU's pack_linear does: to floats, or with its codes and scales to q8 and q4_min.
+    """Writes rows [R, C] of floats: as floats, or with the codes and scales of the CPU's pack_linear to q8 and q4_min.
 
     Raises ValueError for another coded format.
     """
@@ -142,8 +142,10 @@ def _sizes(form: _C.CodedForm) -> tuple[int, int, int, int]:
 
 
 def _parts(weight: Weight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns views of a weight's codes [P, chunks, half, piece, row, lane, 16], scales and minima [P, chunks, group, row,
-    bytes], zeros [P, chunks, group, row]."""
+    """Returns views of a weight's parts, P panels of S chunks.
+
+    Codes [P, S, half, piece, row, lane, 16]; scales and minima [P, S, group, row, bytes]; zeros [P, S, group, row].
+    """
     form = FORMS[weight.format]
     codes, scales, minima, zeros = weight.data.split(_sizes(form), dim=-1)
     groups = COLUMNS // form.group

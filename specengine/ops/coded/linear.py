@@ -1,4 +1,4 @@
-"""Linear layers on CUDA whose weights stay in codes (ops/coded_weight.py).
+"""Linear layers on CUDA whose weights stay in codes (ops/coded/weight.py).
 
 A value of the weight is computed in float32 and rounded to x's type, bfloat16 or float16: the product is that of
 x with a weight that was dequantised and rounded so. Its sums are float32 and of one order for all M, so a row's bits do
@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
-from specengine.ops.coded_weight import FORMS, coded_values
+from specengine.ops.coded.weight import FORMS, coded_values
 from specengine.ops.weight import Weight
 from specengine.ops.weight import gather_rows as gather_floats
 
 
 def coded_linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out: torch.Tensor, first: int) -> None:
-    """out[:, first : first + N] = x[M, C] @ weight^T + bias of these columns; x becomes bfloat16 unless it is float16."""
+    """out[:, first : first + N] = x[M, C] @ weight^T + bias of these columns; x becomes bfloat16 or is float16."""
     _C.coded_linear(_rounded(x), weight.data, FORMS[weight.format], bias, out, first, weight.rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specengine.ops.coded_rows import Coding, CodedRows
+from specengine.ops.coded_rows import CodedRows, Coding
 
 _BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "Q4_K": 144}  # of a block
 
