@@ -26,7 +26,7 @@ struct Plan {
   static constexpr int kCodeBytes = kStages * kWarps * kSize * 1024;
 };
 
-template <typename T, CodedKind kKind, bool kMinima, int kRows, int kGroups>
+template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups>
 __global__ void __launch_bounds__(kWarps* kWarp)
     coded_linear_kernel(const T* x, const unsigned char* weight, CodedChunk form, Result result, int columns) {
   using P = Plan<kKind, kRows, kGroups>;
@@ -103,14 +103,15 @@ __global__ void __launch_bounds__(kWarps* kWarp)
           codes[i] = reinterpret_cast<const uint4*>(chunk)[piece * kWarp + lane];
         }
         if (column % (1 << form.group_bits) == 0) {
-          groups[i] = load_group<kMinima>(chunk, form, half * kGroup + lane / kQuad, column + lane % kQuad * kColumns);
+          groups[i] =
+              load_group<kKind, kValue>(chunk, form, half * kGroup + lane / kQuad, column + lane % kQuad * kColumns);
         }
         const unsigned all[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w};
         unsigned words[kCodeWords<kKind>];
 #pragma unroll
         for (int w = 0; w < kCodeWords<kKind>; ++w) words[w] = all[block % P::kPieceBlocks * kCodeWords<kKind> + w];
         float values[kColumns];
-        values_of<kKind, kMinima>(values, words, groups[i]);
+        values_of<kKind, kValue>(values, words, groups[i]);
         pieces[i] = {pack_two<T>(values[0], values[1]), pack_two<T>(values[2], values[3]),
                      pack_two<T>(values[4], values[5]), pack_two<T>(values[6], values[7])};
       }
@@ -129,40 +130,40 @@ struct Product {
   Result result;
 };
 
-template <typename T, CodedKind kKind, bool kMinima, int kRows, int kGroups>
+template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups>
 void launch_plan(const Product& p) {
   using P = Plan<kKind, kRows, kGroups>;
   const int64_t blocks = (p.result.columns + kRows - 1) / kRows;
   const int64_t x_tiles = (p.x.shape[0] + kGroups * kGroup - 1) / (kGroups * kGroup);
   launch({p.name, static_cast<unsigned>(blocks * x_tiles), P::kThreads,
           static_cast<size_t>(P::kStages * kWarps * P::kTiles * p.form.bytes), p.weight.stream},
-         coded_linear_kernel<T, kKind, kMinima, kRows, kGroups>, p.x.as<T>(), p.weight.as<unsigned char>(), p.form,
+         coded_linear_kernel<T, kKind, kValue, kRows, kGroups>, p.x.as<T>(), p.weight.as<unsigned char>(), p.form,
          p.result, static_cast<int>(p.x.shape[1]));
 }
 
 // The more rows of x, the more rows of the weight must share what is read of x.
-template <typename T, CodedKind kKind, bool kMinima>
+template <typename T, CodedKind kKind, CodedValue kValue>
 void launch_kind(const Product& p) {
   constexpr int kMost = bits_of(kKind) == 4 ? 64 : 32;  // rows whose chunks fit into shared memory
   const int64_t M = p.x.shape[0];
-  if (M <= 2) return launch_plan<T, kKind, kMinima, 16, 1>(p);
-  if (M <= 8) return launch_plan<T, kKind, kMinima, 32, 1>(p);
-  if (M <= 16) return launch_plan<T, kKind, kMinima, kMost, 2>(p);
-  if (M <= 32) return launch_plan<T, kKind, kMinima, 32, 4>(p);
-  launch_plan<T, kKind, kMinima, 32, 8>(p);
+  if (M <= 2) return launch_plan<T, kKind, kValue, 16, 1>(p);
+  if (M <= 8) return launch_plan<T, kKind, kValue, 32, 1>(p);
+  if (M <= 16) return launch_plan<T, kKind, kValue, kMost, 2>(p);
+  if (M <= 32) return launch_plan<T, kKind, kValue, 32, 4>(p);
+  launch_plan<T, kKind, kValue, 32, 8>(p);
 }
 
 void launch_any(const Product& p) {
-  with_kind(p.form, [&](auto kind, auto minima) {
-    if (p.x.dtype == DType::kBFloat16) return launch_kind<BFloat16, kind, minima>(p);
-    launch_kind<Half, kind, minima>(p);
+  with_kind(p.form, [&](auto kind, auto value) {
+    if (p.x.dtype == DType::kBFloat16) return launch_kind<BFloat16, kind, value>(p);
+    launch_kind<Half, kind, value>(p);
   });
 }
 
 constexpr int kThreads = 128;
 
 // A thread owns 8 columns of a row.
-template <CodedKind kKind, bool kMinima>
+template <CodedKind kKind, CodedValue kValue>
 __global__ void __launch_bounds__(kThreads) gather_coded_kernel(const unsigned char* weight, CodedChunk form,
                                                                 const int* ids, float* out, int rows, int columns) {
   wait_for_previous_kernel();
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) gather_coded_kernel(const unsigned c
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[w] = from[w];
     float eight[kColumns];
-    values_of<kKind, kMinima>(eight, words, load_group<kMinima>(chunk, form, row, in_chunk));
+    values_of<kKind, kValue>(eight, words, load_group<kKind, kValue>(chunk, form, row, in_chunk));
     values[0] = {eight[0], eight[1], eight[2], eight[3]}, values[1] = {eight[4], eight[5], eight[6], eight[7]};
   }
   float4* const to = reinterpret_cast<float4*>(out + m * columns + column);
@@ -221,8 +222,8 @@ void run_cuda(const GatherCoded& op) {
   const dim3 grid(static_cast<unsigned>(op.ids.shape[0]), static_cast<unsigned>((pieces + kThreads - 1) / kThreads));
   const CodedChunk form = op.form.chunk();
   const int rows = static_cast<int>(op.weight.shape[0]) * kCodedRows;
-  with_kind(form, [&](auto kind, auto minima) {
-    launch({"gather_coded", grid, kThreads, 0, op.weight.stream}, gather_coded_kernel<kind, minima>,
+  with_kind(form, [&](auto kind, auto value) {
+    launch({"gather_coded", grid, kThreads, 0, op.weight.stream}, gather_coded_kernel<kind, value>,
            op.weight.as<unsigned char>(), form, op.ids.as<int>(), op.out.as<float>(), rows, columns);
   });
 }
