@@ -2,7 +2,8 @@
 
 The core holds a weight [N, C] in panels of 16 rows: floats as [ceil(N / 16), C, 16], the quantised formats in blocks of
 32 columns as uint8 [ceil(N / 16), ceil(C / 32), bytes]. csrc/ops/packed_weight.h has the layout, csrc/cpu/dot_codes.h
-turns codes into numbers. CUDA reads floats [N, C] without packing.
+turns codes into numbers. CUDA reads floats [N, C] without packing, and codes in a layout
+of its own (ops/coded/weight.py).
 """
 
 from __future__ import annotations
