@@ -5,6 +5,7 @@
 #include "bindings/machine.h"
 #include "bindings/pools.h"
 #include "bindings/trees.h"
+#include "ops/coded/linear.h"
 #include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
@@ -29,6 +30,7 @@ using namespace specengine;
 
 PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   // records: structs of tensors that several ops take
+  add_record<CodedForm>(m);
   add_record<KvCacheView>(m);
   add_record<RopeTables>(m);
   add_record<SamplingTable>(m);
@@ -51,6 +53,9 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<QuantiseRows>(m, "quantise_rows");
   bind_op<Linear>(m, "linear");
   bind_op<LinearArgmax>(m, "linear_argmax");
+  bind_op<GatherCoded>(m, "gather_coded");
+  bind_op<CodedLinear>(m, "coded_linear");
+  bind_op<CodedLinearArgmax>(m, "coded_linear_argmax");
   bind_op<RmsNorm>(m, "rms_norm");
   bind_op<SiluMul>(m, "silu_mul");
   bind_op<RopeCache>(m, "rope_cache");

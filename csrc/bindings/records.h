@@ -16,6 +16,7 @@ inline std::string type_name(const OptionalTensor*) { return "Tensor | None"; }
 inline std::string type_name(const int64_t*) { return "int"; }
 inline std::string type_name(const float*) { return "float"; }
 inline std::string type_name(const bool*) { return "bool"; }
+inline std::string type_name(const std::string*) { return "str"; }
 template <IsRecord Record>
 std::string type_name(const Record*) {
   return Record::kRecord;

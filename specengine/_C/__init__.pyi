@@ -4,6 +4,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+class CodedForm(NamedTuple):
+    kind: str
+    group: int
+    scales: str
+    offset: str
+
 class KVCacheView(NamedTuple):
     k_cache: Tensor
     v_cache: Tensor
@@ -315,6 +321,13 @@ def linear_argmax(
     keys: Tensor,
     rows: int,
     variant: int,
+) -> None: ...
+def gather_coded(weight: Tensor, form: CodedForm, ids: Tensor, out: Tensor) -> None: ...
+def coded_linear(
+    x: Tensor, weight: Tensor, form: CodedForm, bias: Tensor | None, out: Tensor, first: int, rows: int
+) -> None: ...
+def coded_linear_argmax(
+    x: Tensor, weight: Tensor, form: CodedForm, bias: Tensor | None, ids: Tensor, keys: Tensor, rows: int
 ) -> None: ...
 def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None: ...
 def silu_mul(gate_up: Tensor, out: Tensor) -> None: ...

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from specengine.models.config import ModelConfig
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
 CPU = torch.device("cpu")

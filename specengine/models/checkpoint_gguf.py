@@ -13,7 +13,7 @@ from specengine.models.config_gguf import config_from_gguf
 from specengine.models.gguf_codes import CODINGS, code_rows
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.gguf_names import hf_name, stored_rows
-from specengine.ops.coded_rows import CodedRows
+from specengine.ops.coded.rows import CodedRows
 from specengine.ops.weight import FLOAT_FORMATS
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -21,7 +21,7 @@ from specengine.models.rope import RopeTables
 from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
 from specengine.ops.lora.matrices import LoraLayer
-from specengine.ops.weight import DTYPE_OF_BLOCKS, Projection, Weight
+from specengine.ops.weight import Projection, Weight, dtype_of
 from specengine.utils.spec_string import check_range
 
 
@@ -128,7 +128,7 @@ class Transformer:
             return dtype
         nbytes = dict.fromkeys(("auto", "int8", "int4"), 0)
         for weight in (weight for layer in self._layers for part in layer.projections for weight in part.weights):
-            nbytes[DTYPE_OF_BLOCKS.get(weight.format, "auto")] += weight.data.nbytes
+            nbytes[dtype_of(weight.format)] += weight.data.nbytes
         return max(nbytes, key=nbytes.__getitem__)
 
     @property
@@ -152,7 +152,7 @@ class Transformer:
         rows = torch.empty(len(tokens), self.config.hidden_size, device=self.device)
         self.ops.layer.gather_rows(whole, tokens, rows)
         form = whole.format
-        if form in DTYPE_OF_BLOCKS:
+        if dtype_of(form) != "auto":
             form = "q4_min" if self.draft_dtype("auto") == "int4" else "q8"
         part = self.ops.empty_weight(*rows.shape, form, self.device)
         self.ops.pack_linear(rows, part, 0)

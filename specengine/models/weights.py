@@ -17,7 +17,6 @@ from specengine.ops.weight import (
     PACKED_BLOCKS,
     Projection,
     Weight,
-    coded_format,
     quantises_rows,
 )
 
@@ -162,7 +161,7 @@ class WeightLoader:
         if (coding := self.checkpoint.tensors[f"{name}.weight"].coding) is not None:
             if coding.ordered and name.endswith(("embed_tokens", "lm_head")):
                 return self.ops.dequantised  # drafters read these in their own order
-            kept = coded_format(coding, self.checkpoint.tensors[f"{name}.weight"].shape[1])
+            kept = self.ops.coded_format(coding, self.checkpoint.tensors[f"{name}.weight"].shape[1])
             return kept if kept in self.ops.formats else self.ops.dequantised
         if stored in FLOAT_FORMATS:
             return stored
@@ -205,8 +204,8 @@ def check_dtype(dtype: object, ops: Ops) -> None:
     """Raises ValueError for an unknown dtype, and for one that these ops cannot compute with."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype!r}")
-    if dtype in ("int8", "int4") and not set(BLOCK_BYTES) <= set(ops.formats):
-        raise ValueError(f"dtype: {dtype} weights run on the CPU only")
+    if dtype in ("int8", "int4") and not {"q8", "q4_min"} <= set(ops.formats):
+        raise ValueError(f"dtype: {dtype} weights have no kernels in these ops")
 
 
 def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,8 @@ import torch
 from specengine import _C
 from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
 from specengine.ops.autotune import LinearChoices
+from specengine.ops.coded import linear as coded_linear
+from specengine.ops.coded import weight as coded_weight
 from specengine.ops.decoder import Pass
 from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
 from specengine.ops.lora import add_lora
@@ -40,6 +42,7 @@ class Ops:
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
     pack_coded: Callable[..., None]
+    coded_format: Callable[..., str | None]
     decoder: Callable[..., Pass]
     layer: LayerOps
     linear: Callable[..., torch.Tensor]
@@ -70,6 +73,7 @@ native = Ops(
     pack_linear=weight.pack_linear,
     pack_blocks=weight.pack_blocks,
     pack_coded=weight.pack_coded,
+    coded_format=weight.coded_format,
     decoder=decoder.Decoder,
     layer=_native_layer,
     linear=linear.linear,
@@ -100,6 +104,7 @@ reference = Ops(
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
     pack_coded=weight.pack_coded,
+    coded_format=weight.coded_format,
     decoder=partial(LayerwiseDecoder, _reference_layer),
     layer=_reference_layer,
     linear=linear.linear_reference,
@@ -115,7 +120,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
     choices = LinearChoices(device, strict=strict)
     product = partial(linear.linear_cuda, choices=choices)
     layer_ops = LayerOps(
-        gather_rows=weight.gather_rows,
+        gather_rows=coded_linear.gather_rows,
         rms_norm=layer.rms_norm,
         linear=product,
         rope_cache=layer.rope_cache,
@@ -125,15 +130,16 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         rounds=True,
     )
     return Ops(
-        formats=tuple(weight.FLOAT_FORMATS),
+        formats=(*weight.FLOAT_FORMATS, *coded_weight.FORMS),
         dequantised="bfloat16",  # float16 would overflow where activations are large
         prefill_rows=64 if strict else 1024,
         on_device=True,
         strict=strict,
-        empty_weight=weight.empty_weight_reference,
-        pack_linear=weight.pack_linear_reference,
-        pack_blocks=None,
-        pack_coded=weight.pack_coded,
+        empty_weight=coded_weight.empty_weight,
+        pack_linear=coded_weight.pack_linear,
+        pack_blocks=coded_weight.pack_blocks,
+        pack_coded=coded_weight.pack_coded,
+        coded_format=coded_weight.coded_format,
         decoder=partial(LayerwiseDecoder, layer_ops),
         layer=layer_ops,
         linear=product,

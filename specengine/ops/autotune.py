@@ -64,6 +64,8 @@ class LinearChoices:
             return
         wanted = dict.fromkeys(map(_measured_rows, [1, *rows] if self.strict else rows))
         for weight in layer.weights:
+            if weight.data.dtype == torch.uint8:
+                continue  # codes have one kernel
             with self._lock:
                 known = self._seconds.get(_name_of(weight.data), {})
                 if missing := [n for n in wanted if str(n) not in known]:

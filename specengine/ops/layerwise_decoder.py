@@ -72,7 +72,7 @@ class LayerwiseDecoder:
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
         def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
-            dtype = reader.weights[0].data.dtype if reader and ops.rounds else torch.float32
+            dtype = reader.weights[0].row_dtype if reader and ops.rounds else torch.float32
             return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
 
         bare = LoraLayer.empty()

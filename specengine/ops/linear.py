@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 from specengine import _C
 from specengine.draft_trees.token_masks import unpack_masks
+from specengine.ops.coded.linear import coded_linear, coded_linear_argmax
+from specengine.ops.coded.weight import FORMS
 from specengine.ops.weight import Projection
 
 CPU_VARIANT = 0  # the CPU has one kernel, CUDA several
@@ -72,16 +74,22 @@ def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
 def linear_cuda(
     x: torch.Tensor, layer: Projection, choices: VariantChooser, masks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x[M, C] @ weight^T + bias, float32 [M, N], with x rounded to the weights' dtype, in the way that `choices` chose.
+    """x[M, C] @ weight^T + bias, float32 [M, N], with x rounded to the weights' dtype.
 
-    The layer's weights are floats [N, C]. A row's bits do not depend on M if the choices are strict. Raises ValueError
-    for masks, which the host completes after the product.
+    The layer's weights are floats [N, C], multiplied in the way that `choices` chose, or codes (coded_linear). A row's
+    bits do not depend on M if the choices are strict. Raises ValueError for masks, which the host completes after the
+    product.
     """
     if masks is not None:
         raise ValueError("masks: expected None on cuda, got a tensor")
+    if layer.columns is not None:
+        x = x[:, layer.columns]
     out, first = torch.empty(x.shape[0], layer.rows, device=x.device), 0
     for weight in layer.weights:
-        multiply(x, weight.data, layer.bias, out, first, choices.choose(weight.data, x.shape[0]))
+        if weight.format in FORMS:
+            coded_linear(x, weight, layer.bias, out, first)
+        else:
+            multiply(x, weight.data, layer.bias, out, first, choices.choose(weight.data, x.shape[0]))
         first += weight.rows
     return out
 
@@ -111,6 +119,8 @@ def linear_argmax_cuda(
     if masks is not None:
         raise ValueError("masks: expected None on cuda, got a tensor")
     (weight,) = layer.weights
+    if weight.format in FORMS:
+        return coded_linear_argmax(x, weight, layer.bias)
     variant = choices.choose(weight.data, x.shape[0])
     if variant == LIBRARY:
         return _finite_argmax(linear_cuda(x, layer, choices))

@@ -2,7 +2,7 @@
 
 The core holds a weight [N, C] in panels of 16 rows: floats as [ceil(N / 16), C, 16], coded formats in blocks of 32 or
 128 columns as uint8 [ceil(N / 16), blocks, bytes]. csrc/ops/packed_weight.h has the layout, csrc/cpu/dot_codes.h turns
-codes into numbers. CUDA reads floats [N, C] without packing.
+codes into numbers. CUDA reads floats [N, C] without packing, and codes in a layout of its own (ops/coded/weight.py).
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
-from specengine.ops.coded_rows import NUMBERS, CodedRows, Coding
+from specengine.ops.coded.rows import NUMBERS, CodedRows, Coding
 
 FLOAT_FORMATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _BLOCK_COLUMNS = {name: columns for name, (columns, _, _) in _C.BLOCK_FORMATS.items()}
 _GROUPS = {name: group for name, (_, group, _) in _C.BLOCK_FORMATS.items()}  # columns that share a scale
 BLOCK_BYTES = {name: bytes for name, (_, _, bytes) in _C.BLOCK_FORMATS.items()}  # of 16 rows of a block's columns
-# as users name the formats
-DTYPE_OF_BLOCKS = {name: "int8" if name in ("q8", "int8_32", "int8_128", "e4m3") else "int4" for name in BLOCK_BYTES}
 # The format of each GGUF block type whose codes and scales the kernels read.
 PACKED_BLOCKS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "Q4_K": "q4_min"}
 
@@ -47,6 +45,18 @@ class Weight:
     def quantises_rows(self) -> bool:
         """Whether it multiplies rows quantised to int8."""
         return quantises_rows(self.format)
+
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """The type of the rows that it multiplies on CUDA: its own, and bfloat16 for codes."""
+        return torch.bfloat16 if self.data.dtype == torch.uint8 else self.data.dtype
+
+
+def dtype_of(format: str) -> str:
+    """Returns the dtype that users name for a coded format, int8 or int4; auto for floats."""
+    if format in FLOAT_FORMATS:
+        return "auto"
+    return "int8" if format.startswith(("q8", "int8", "e4m3")) else "int4"
 
 
 def quantises_rows(format: str) -> bool:

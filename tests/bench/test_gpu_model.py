@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from specengine.bench.__main__ import app
 from specengine.bench.gpu_model import report
+from specengine.bench.gpu_model.coded import GOAL, SQUARE, coded_linears
 from specengine.bench.gpu_model.constants import Gpu, gpu_of
 from specengine.bench.gpu_model.counts import Launch, Traffic, between, launches
 from specengine.bench.gpu_model.cycles import cycles, goals
@@ -153,6 +154,16 @@ def test_a_pass_reads_every_weight_once_and_the_cache_once():
     read = sum(step.count * kernel.dram_bytes for step in plain.steps for kernel in step.kernels)
     assert read == weights + cache + norms + 2 * s.hidden  # a row of the embedding
     assert plain.ms > 1e3 * read / 4.5e12
+
+
+def test_weights_in_codes_are_read_once_and_reach_the_goal_where_the_start_does_not_dominate():
+    found = {(each["format"], each["layer"]): each for each in coded_linears()}
+    for format, layer, bits in (("int4_128_float16", SQUARE, 4.1875), ("e4m3", SQUARE, 8.25)):
+        each = found[format, layer]
+        assert each["weight_bytes"] == 8192 * 8192 * bits / 8
+        assert all(share >= GOAL for share in each["modelled_share"])
+        assert each["modelled_share"][0] > each["published_marlin_share"]
+    assert found["int4_128_float16", "o"]["modelled_share"][0] < GOAL  # 9 MB: the start is half of the time
 
 
 def test_a_tensor_larger_than_l2_is_from_dram_on_any_path():

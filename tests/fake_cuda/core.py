@@ -16,7 +16,7 @@ from specengine import _C
 from tests.fake_cuda.mode import FakeCuda
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TYPES = {"f32": (torch.float32,), "i32": (torch.int32,), "i64": (torch.int64,), "float": FLOATS}
+TYPES = {"f32": (torch.float32,), "i32": (torch.int32,), "i64": (torch.int64,), "u8": (torch.uint8,), "float": FLOATS}
 WORKSPACE = 1024  # floats that the fake attention asks for: any number shows whether the caller provides them
 
 
@@ -51,6 +51,12 @@ OPS = {
     "linear_argmax": Op(
         "x: float[M,C]  weight: float[W,C]  bias?: f32[W]  masks?: i32[M,W/32]  ids: i32[M]  keys: i64[M]",
         ("forget_keys", "linear", "ids_of_keys"),
+    ),
+    "gather_coded": Op("weight: u8[P,S,bytes]  ids: i32[M]  out: f32[M,C]", ("gather_coded",)),
+    "coded_linear": Op("x: float[M,C]  weight: u8[P,S,bytes]  bias?: f32[N]  out: f32[M,N]", ("coded_linear",)),
+    "coded_linear_argmax": Op(
+        "x: float[M,C]  weight: u8[P,S,bytes]  bias?: f32[N]  ids: i32[M]  keys: i64[M]",
+        ("forget_keys", "coded_linear", "ids_of_keys"),
     ),
     "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
     "silu_mul": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("silu_mul",)),

@@ -8,7 +8,7 @@ import torch
 
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import TensorInfo
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from tests.ops.coding import coded
 
 

@@ -11,7 +11,7 @@ from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
-from specengine.ops.coded_rows import Coding
+from specengine.ops.coded.rows import Coding
 from specengine.tensor_parallel.loading import LoadedModel
 from tests.engines import Oracle, ids
 from tests.models.coded_checkpoint import CodedCheckpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specengine.ops.coded_rows import NUMBERS, CodedRows, Coding
+from specengine.ops.coded.rows import NUMBERS, CodedRows, Coding
 
 CODED = {
     "int4_32": Coding("int4", 32, zeros=True),

@@ -31,7 +31,7 @@ from tests.selection import looped
 CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
 CLASSES |= {"GlideNetwork", "LoraModule", "LoraProjection", "LoraLayer"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
-RECORDS |= {"RopeTables", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
+RECORDS |= {"CodedForm", "RopeTables", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 # see tests/pools
@@ -39,6 +39,7 @@ NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDr
 # see tests/draft_trees
 NOT_OPS |= {"TreeRows", "count_sources", "cut_trees", "join_trees", "judge_nodes"}
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
+CUDA_ONLY |= {"coded_linear", "coded_linear_argmax", "gather_coded"}  # see test_coded_linear_cuda.py
 
 
 def refuse(op: str, arguments: Arguments, message: str) -> None:

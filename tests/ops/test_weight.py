@@ -5,7 +5,7 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import (
     FLOAT_FORMATS,
     PACKED_BLOCKS,

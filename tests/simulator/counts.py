@@ -20,10 +20,11 @@ import torch
 
 from specengine import ops
 from specengine._C import PAGE_SIZE, KVCacheView
-from specengine.bench.gpu_model.counts import RECORD, SAMPLED
+from specengine.bench.gpu_model.counts import CODED, RECORD, SAMPLED
 from specengine.bench.kernels.case import binary_tree, int_tensor
 from specengine.bench.kernels.shapes import LLAMA_8B
 from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.ops.coded.weight import FORMS, empty_weight
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup as lookup
 from specengine.ops.expand_backbone import BackboneExpander
@@ -43,6 +44,11 @@ HALF = torch.bfloat16
 def linear(core: ModuleType, rows: int, n: int, c: int, variant: int) -> None:
     x, weight = torch.zeros(rows, c, dtype=HALF), torch.zeros(n, c, dtype=HALF)
     core.linear(x, weight, None, torch.empty(rows, n), 0, n, variant, None)
+
+
+def coded_linear(core: ModuleType, rows: int, n: int, c: int, format: int) -> None:
+    x, weight = torch.zeros(rows, c, dtype=HALF), empty_weight(n, c, CODED[format], CPU)
+    core.coded_linear(x, weight.data, FORMS[weight.format], None, torch.empty(rows, n), 0, n)
 
 
 def rms_norm(core: ModuleType, rows: int) -> None:
@@ -161,6 +167,7 @@ def select(core: ModuleType, nodes: int) -> None:
 
 CASES: dict[str, Callable[..., None]] = {
     "linear": linear,
+    "coded_linear": coded_linear,
     "rms_norm": rms_norm,
     "silu_mul": silu_mul,
     "gather_rows": gather_rows,

@@ -15,6 +15,7 @@ from specengine.bench.kernels.shapes import LLAMA_8B
 
 RECORD = Path(__file__).resolve().parents[1] / "data" / "kernel_counts.json"
 VARIANTS = range(1, len(LINEAR_VARIANTS) + 1)
+CODED = ("int4_128_float16", "e4m3")  # formats of weights in codes that are counted, by place
 NODES = (1, 8, 60, 128)  # rows of a request in a pass
 WITH_DRAFTER = (1, 8, 16, 60, 128)
 BATCH = 64
@@ -24,6 +25,7 @@ VOCABULARY = LLAMA_8B.vocab
 # Sizes that are counted; rows are those of all requests. Along the axes of SCALED, two sizes give all others.
 SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("linear", {"rows": (1, 8, 16, 60, 64), "n": (64, 128), "c": (4096, 5120), "variant": VARIANTS}),
+    ("coded_linear", {"rows": (1, 8, 16), "n": (64, 128), "c": (4096, 5120), "format": range(len(CODED))}),
     *((op, {"rows": rows}) for op in ("rms_norm", "silu_mul", "gather_rows") for rows in (WITH_DRAFTER, (64, 128))),
     ("rope_cache", {"nodes": WITH_DRAFTER, "batch": (1,)}),
     ("rope_cache", {"nodes": NODES, "batch": (BATCH,)}),
@@ -39,6 +41,7 @@ SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
 ]
 SCALED = {
     "linear": ("n", "c"),
+    "coded_linear": ("n", "c"),
     "rms_norm": ("rows",),
     "silu_mul": ("rows",),
     "gather_rows": ("rows",),

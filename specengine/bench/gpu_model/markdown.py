@@ -19,11 +19,26 @@ def model_lines(data: dict[str, Any], name: str) -> list[str]:
         "| cycle | modelled ms | launches | DRAM, GB | L2, GB | kernels with most modelled time, us each |",
         "|---|---|---|---|---|---|",
         *(_cycle_row(cycle) for cycle in data["modelled_cycles"]),
+        "",
+        "Linear layers with weights in codes on an H100, modelled without arithmetic: lower bounds of the time.",
+        "Shares are of the peak bandwidth. Marlin's are published, at one row of x.",
+        "",
+        "| format, layer | weight, MB | us at 1, 8, 16 rows | share of the peak | Marlin |",
+        "|---|---|---|---|---|",
+        *(_coded_row(each) for each in data["modelled_coded_linears"]),
     ]
 
 
 def _goal_row(goal: dict[str, Any]) -> str:
     return f"| {goal['name']} | {goal['modelled']:.3g} {goal['unit']} | {wanted(goal)} |"
+
+
+def _coded_row(each: dict[str, Any]) -> str:
+    us = ", ".join(f"{us:.1f}" for us in each["modelled_us"])
+    shares = ", ".join(f"{share:.0%}" for share in each["modelled_share"])
+    published = each["published_marlin_share"]
+    marlin = f"{published:.0%}" if published else ""
+    return f"| {each['format']}, {each['layer']} | {each['weight_bytes'] / 1e6:.1f} | {us} | {shares} | {marlin} |"
 
 
 def _cycle_row(cycle: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from specengine.bench.gpu_model.coded import coded_linears
 from specengine.bench.gpu_model.constants import Gpu
 from specengine.bench.gpu_model.counts import RECORD
 from specengine.bench.gpu_model.cycles import Cycle, cycles, goals
@@ -34,6 +35,7 @@ def results(gpu: Gpu) -> dict[str, Any]:
         "counts": RECORD.name,  # beside the package's other data; has the traffic of every tensor
         "modelled_goals": [{**asdict(goal), "met": goal.met} for goal in goals(gpu, found)],
         "modelled_cycles": [_cycle(cycle) for cycle in found],
+        "modelled_coded_linears": coded_linears(),
     }
 
 
@@ -49,6 +51,14 @@ def tables(data: dict[str, Any]) -> list[Table]:
         out[-1].add_row(cycle["name"], f"{cycle['modelled_ms']:.2f}", str(cycle["launches"]), *moved)
     for cycle in data["modelled_cycles"]:
         out.append(_kernels(cycle))
+    rows = data["modelled_coded_linears"][0]["rows"]
+    heads = (*(f"us, {m} rows" for m in rows), *(f"share, {m} rows" for m in rows), "Marlin, published")
+    out.append(_table("Weights in codes (modelled, lower bounds): H100", "format, layer", "MB", *heads))
+    for each in data["modelled_coded_linears"]:
+        shares = [f"{share:.0%}" for share in each["modelled_share"]]
+        published = each["published_marlin_share"]
+        cells = (*(f"{us:.1f}" for us in each["modelled_us"]), *shares, f"{published:.0%}" if published else "")
+        out[-1].add_row(f"{each['format']}, {each['layer']}", f"{each['weight_bytes'] / 1e6:.1f}", *cells)
     return out
 
 

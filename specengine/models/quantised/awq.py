@@ -6,7 +6,7 @@ import torch
 
 from specengine.models.quantised.settings import Scheme
 from specengine.models.quantised.stored import CodedWeight, StoredModule, group_size, unpacked
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble of a word that holds each of its eight outputs

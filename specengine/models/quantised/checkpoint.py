@@ -19,7 +19,7 @@ from specengine.models.quantised.int8 import BitsAndBytes8, Int8Weight
 from specengine.models.quantised.packed_int import PackedIntWeight
 from specengine.models.quantised.settings import Settings
 from specengine.models.quantised.stored import QuantisedWeight, StoredModule
-from specengine.ops.coded_rows import CodedRows
+from specengine.ops.coded.rows import CodedRows
 from specengine.ops.weight import FLOAT_FORMATS
 
 # of activations and of key/value caches: they say nothing of weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from specengine.models.quantised.stored import EXPONENTS, CodedWeight, QuantisedWeight, StoredModule, powers, unpacked
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 
 _E2M3 = torch.tensor([m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)])
 

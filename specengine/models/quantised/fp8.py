@@ -10,7 +10,7 @@ import torch
 from specengine.models.quantised.scale_grid import ScaleGrid
 from specengine.models.quantised.settings import Scheme
 from specengine.models.quantised.stored import CodedWeight, QuantisedWeight, StoredModule
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 
 SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")  # the names that its scale has in files
 

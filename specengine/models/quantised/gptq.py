@@ -10,7 +10,7 @@ import torch
 
 from specengine.models.quantised.settings import Scheme
 from specengine.models.quantised.stored import CodedWeight, StoredModule, group_size, unpacked
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a one in each field of a word

@@ -8,7 +8,7 @@ from specengine.models.quantised.fp8 import scale_end
 from specengine.models.quantised.scale_grid import ScaleGrid
 from specengine.models.quantised.settings import Scheme
 from specengine.models.quantised.stored import CodedWeight, StoredModule
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
 

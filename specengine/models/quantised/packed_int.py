@@ -7,7 +7,7 @@ import torch
 from specengine.models.quantised.scale_grid import ScaleGrid
 from specengine.models.quantised.settings import Scheme, Settings
 from specengine.models.quantised.stored import CodedWeight, StoredModule, unpacked
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
 

@@ -10,7 +10,7 @@ import torch
 
 from specengine.models.checkpoint_base import TensorInfo
 from specengine.models.quantised.files import QuantisedFiles
-from specengine.ops.coded_rows import CodedRows, Coding
+from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
 EXPONENTS = ("uint8", "float8_e8m0fnu")  # types of scales that are powers of two

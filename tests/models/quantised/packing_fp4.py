@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from specengine.ops.coded_rows import NUMBERS
+from specengine.ops.coded.rows import NUMBERS
 
 NF4 = torch.tensor([-1, -0.69, -0.52, -0.39, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1])
 
