@@ -45,7 +45,7 @@ class Contender:
 
 def race(models: list[str], rounds: int, questions: int, tokens: int) -> list[dict[str, Any]]:
     """Returns the row of each contender; ratios are medians of the rounds' ratios to the first model's plain run."""
-    loaded = {model: load_model(model) for model in models}
+    loaded = {model: load_model(model) for model in dict.fromkeys(models)}
     runs = [(model, drafter) for model in models for drafter in ("none", "auto")]
     runs.insert(1, (models[0], "none"))  # the control
     contenders = [Contender(model, drafter, Engine(loaded[model], drafter=drafter)) for model, drafter in runs]

@@ -28,7 +28,7 @@ INDEX = HERE / "results" / "README.md"
 PAGES = (
     BENCHMARKS,
     *(HERE / "results" / f"{name}.md" for name in ("rules", "published", "kernels")),
-    *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas", "gpu")),
+    *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas", "gpu", "models")),
 )
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
@@ -45,6 +45,7 @@ KINDS = {  # results of other programs, by a key that only they have
     "kills": "{model}: processes of a tensor-parallel engine killed at random points",
     "replicas": "{model}: tokens per second of one and two replicas on Ray Serve",
     "modelled_goals": "cycles on one H200, modelled from counts of the simulator; nothing measured",
+    "formats": "{model}: weight formats, their speed and perplexity",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
 PEERS = "The peers use other arithmetic, so their texts eventually differ from ours."
@@ -78,6 +79,8 @@ def _block(name: str) -> str:
         lines = model_lines
     elif "replicas" in data:
         lines = _replica_lines
+    elif "formats" in data:
+        lines = _format_lines
     elif data.get("preset"):
         lines = _preset_lines
     else:
@@ -129,6 +132,31 @@ def _about(file: Path) -> tuple[str, str]:
     preset = f"{data['preset']['name']}: " if data.get("preset") else ""
     what = f"{preset}{Path(data['model']).name} ({data['dtype']}, {data['device']}), {who}"
     return f"{what}, {counted(data['questions'], 'question')}, {'; '.join(settings)}", commit
+
+
+def _format_lines(data: dict[str, Any], name: str) -> list[str]:
+    rates = {(row["model"], row["drafter"]): row for row in data["race"]}
+    first = data["race"][0]["model"]
+    control = data["race"][1]
+    rows = [
+        f"| {Path(each['model']).name} | {', '.join(each['formats_auto'])} | {each['mib_auto']:.0f} "
+        f"| {each['perplexity_auto']:.2f} | {100 * (each['ratio'] - 1):+.2f} % "
+        f"| {rates[each['model'], 'none']['over_first'] if each['model'] != first else 1:.2f}x "
+        f"| {rates[each['model'], 'auto']['over_first']:.2f}x |"
+        for each in data["formats"]
+    ]
+    same = all(row["same_text_as_plain"] for row in data["race"])
+    return [
+        f"{_where(data)}, greedy, {len(control['rounds'])} interleaved rounds. Speeds are ratios to plain decoding of "
+        f"{Path(first).name}; its second run, the control, had {control['over_first']:.2f}x. Perplexity of the codes "
+        "stands beside that of the same weights as float32.",
+        "",
+        "| model | kept as | MiB per token | perplexity | over float32 | plain | `auto` |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        f"All texts with drafts {'are' if same else 'are NOT'} those without (`bench/{name}`).",
+    ]
 
 
 def _lines(data: dict[str, Any], name: str) -> list[str]:
