@@ -145,7 +145,7 @@ def test_a_split_that_ends_to_grow_cannot_be_scaled(simulated):
     assert between(runs, (256,)) != found
 
 
-EFFORT = {"tree_attention": 32, "linear": 16, "verify_tree": 8}  # of the simulator, per row; others: 1
+EFFORT = {"tree_attention": 32, "linear": 16, "coded_linear": 16, "verify_tree": 8}  # per row; others: 1
 PARTS = {"small": range(17), "medium": range(17, 513), "large": range(513, 1 << 30)}  # 2 s, 13 s, 6 minutes
 
 
