@@ -80,6 +80,23 @@ HARD_ANSWERS = {
         content="done",
         calls=[("search", {"note": "some text", "city": "null"})],
     ),
+    "several calls between two tags": Answer(
+        AnswerFormat(HERMES, TOOLS),
+        f"<tool_call>{JSON_CALL}{JSON_CALL},\n{JSON_CALL}</tool_call>",
+        calls=[CALL] * 3,
+    ),
+    "a call that is closed twice": Answer(
+        AnswerFormat(HERMES, TOOLS),
+        f"<tool_call>{JSON_CALL}</tool_call>\n</tool_call>done <b>",
+        content="done <b>",
+        calls=[CALL],
+    ),
+    "a closing tag that the end cuts": Answer(
+        AnswerFormat(HERMES, TOOLS), f"<tool_call>{JSON_CALL}\n</tool_ca", calls=[CALL]
+    ),
+    "text that begins as a closing tag does": Answer(
+        AnswerFormat(HERMES, TOOLS), f"<tool_call>{JSON_CALL}</tool_b", content="</tool_b", calls=[CALL]
+    ),
     # vLLM 35421: arguments were serialised twice, by the model or by the server
     "arguments as a string": Answer(
         AnswerFormat(HERMES, TOOLS),
