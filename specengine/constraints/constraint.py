@@ -34,8 +34,6 @@ class Constraint:
         for token in self._eos:
             self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
         self._text: list[int] = []  # that the matcher has read
-        self._unread: list[int] = []  # committed tokens behind it, all of a forced text
-        self._ahead: list[int] = []  # the tokens of a forced text that come next, where they are known
         self._tried: list[int] = []  # behind the text
         self._failed = False  # the last question to the matcher
         self._doubtful = False  # a mask could not be computed
@@ -43,9 +41,9 @@ class Constraint:
     def cut(self, tree: DraftTree, whole: bool = False) -> CutTree:
         """Leaves out the nodes that are not allowed, and finds the text that must follow where the tree ends.
 
-        whole: keep all nodes.
+        whole: keep all nodes.  A forced text is cut into tokens once, where it begins. Its masks are asked for token by
+        token, and may cut the rest in another way; then the chain ends there.
         """
-        self._catch_up()
         forced: dict[int, list[int]] = {}
         allowed = sorted(self._allowed(tree, forced))
         inner = {tree.parents[node] for node in allowed}
@@ -60,13 +58,11 @@ class Constraint:
     def fill(self, tree: DraftTree, rows: np.ndarray) -> None:
         """Writes the mask of every node: which tokens may follow it.
 
+        The matcher is asked at every node, in a forced text too, so a mask depends on the node's path alone.
+
         rows: int32 [nodes, W], contiguous; bit t % 32 of word t // 32 for token t. Rows of nodes that are not allowed
         themselves are all ones: no walk reaches them.
         """
-        if len(rows) == 1:
-            self._fill_root(rows[0])
-            return
-        self._catch_up()
         rows[:] = -1
         for node in self._allowed(tree):
             if node and tree.tokens[node] in self._eos:
@@ -76,36 +72,9 @@ class Constraint:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Goes on by committed tokens. Raises ConstraintFailed where the grammar engine gives up."""
-        known = 0  # of these the matcher said before that they must come
-        while known < min(len(tokens), len(self._ahead)) and tokens[known] == self._ahead[known]:
-            known += 1
-        self._unread += tokens[:known]
-        self._ahead = self._ahead[known:]
-        if known < len(tokens):
-            self._ahead = []
-            self._catch_up()
-            if self._doubtful:
-                self._check(tokens[known:])
-            self._read(tokens[known:])
-
-    def _fill_root(self, row: np.ndarray) -> None:
-        """Fills the row of a root alone. In a forced text the matcher is asked for the first token only.
-
-        Plain decoding asks between two passes, when the processor's caches are full of weights: an answer takes 0.1 ms.
-        """
-        if not self._ahead:
-            self._catch_up()
-            self._fill_row(row)
-            self._ahead = self._forced()
-            return
-        token = self._ahead[0]
-        row[:] = 0
-        row.view(np.uint32)[token // 32] = 1 << token % 32
-
-    def _catch_up(self) -> None:
-        """Reads the committed tokens of a forced text."""
-        unread, self._unread = self._unread, []
-        self._read(unread)
+        if self._doubtful:
+            self._check(tokens)
+        self._read(tokens)
 
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -7,9 +7,11 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from specengine.constraints.constraint import Constraint, reason
+from specengine.constraints.multiples import check_multiples
 from specengine.constraints.vocabulary import read_vocabulary
 from specengine.tokenizer import Tokenizer
 from specengine.types import SamplingParams
@@ -39,8 +41,9 @@ class Grammars:
     ) -> None:
         self._tokenizer, self._eos, self._vocab_size, self._kept = tokenizer, eos_token_ids, vocab_size, kept
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()  # compiling releases the GIL
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock = threading.Lock()  # of the dictionary: grammars compile side by side, without the GIL
+        self._reading = threading.Lock()  # of the vocabulary
 
     def __len__(self) -> int:
         return len(self._compiled)
@@ -57,23 +60,32 @@ class Grammars:
             raise ValueError(f"{name}: this model has no tokenizer, so no text can be constrained")
         grammar = compiled_form(params)
         with self._lock:
-            if (matcher := self._compiled.get(grammar)) is None:
-                matcher = self._compile(name, grammar)
-                self._compiled[grammar] = matcher
+            if first := (compiling := self._compiled.get(grammar)) is None:
+                compiling = self._compiled[grammar] = Future()
                 if len(self._compiled) > self._kept:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
-            return Constraint(matcher, self._eos, self._vocab_size, params.ignore_eos)
+        assert compiling is not None
+        if first:
+            try:
+                compiling.set_result(self._compile(name, grammar))
+            except BaseException as error:
+                with self._lock:
+                    if self._compiled.get(grammar) is compiling:
+                        del self._compiled[grammar]
+                compiling.set_exception(error)
+        return Constraint(compiling.result(), self._eos, self._vocab_size, params.ignore_eos)
 
     def _compile(self, name: str, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
         assert self._tokenizer is not None
-        if self._vocabulary is None:
-            try:
-                self._vocabulary = read_vocabulary(self._tokenizer, self._eos, self._vocab_size)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+        with self._reading:
+            if self._vocabulary is None:
+                try:
+                    self._vocabulary = read_vocabulary(self._tokenizer, self._eos, self._vocab_size)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from error
         # A schema is the caller's own and no matter of logs.
         limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, max_items_in_row=ITEMS, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
@@ -96,6 +108,7 @@ def compiled_form(params: SamplingParams) -> str:
     name = params.constraint
     if name == "json_schema":
         assert isinstance(params.json_schema, str)  # SamplingParams keeps its text
+        check_multiples(json.loads(params.json_schema), name)
         schema = params.json_schema if params.json_schema != "{}" else '{"type": "object"}'
         return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
     if name == "regex":
@@ -119,6 +132,7 @@ def _with_json_form(grammar: str) -> str:
             schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except ValueError:  # the grammar engine says where it is wrong
             continue
+        check_multiples(schema, "grammar")
         if not isinstance(own := schema.get("x-guidance", {}), dict):  # the grammar engine refuses it
             continue
         options = {**JSON_FORM, **own}

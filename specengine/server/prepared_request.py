@@ -52,6 +52,8 @@ class RequestPreparer:
         try:
             more["adapter"] = body.model if body.model in self._settings.adapters else None
             params = [body.make_params(self._max_new_tokens(body, len(prompt)), **more) for prompt in prompts]
+            # A grammar may take a tenth of a second to compile. The engine finds it compiled.
+            await asyncio.to_thread(self._pool.model.grammars.constraint, params[0])
         except ValueError as error:
             raise make_field_error(error, body.prompt_field, body.constraint_field) from error
         response_format = CHAT if isinstance(body, ChatRequest) else COMPLETION

@@ -72,6 +72,14 @@ class GrowingText:
                 return False
             yield None
 
+    def accept_cut(self, tag: str) -> Parsing[bool]:
+        """Reads a tag, or its beginning where the end of the text cuts it. Returns whether the whole tag came."""
+        if (yield from self.accept(tag)):
+            return True
+        if tag.startswith(self._text[self._at :]):  # accept() waited for the end of the text
+            self._at = len(self._text)
+        return False
+
     def read_run(self, stops: str) -> str:
         """Reads the characters that have arrived, up to the first of `stops`. Does not wait."""
         end = next((i for i in range(self._at, len(self._text)) if self._text[i] in stops), len(self._text))

@@ -17,10 +17,28 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
     """Reads the call behind a tag, or a list of calls, which SmolLM2 writes. See Dialect.parse_call."""
-    if not (yield from parse_json_calls(text, tools if strict else None)):
+    names = tools if strict else None
+    if not (yield from parse_json_calls(text, names)):
         return False
-    yield from text.skip(SPACES)
-    yield from text.accept(CLOSE)
+    yield from text.skip(SPACES + ",")
+    while (yield from text.next_char()) == "{":  # several calls between two tags
+        start = text.keep()
+        another = yield from parse_json_calls(text, names)
+        if not another:
+            text.rewind(start)
+        text.release()
+        if not another:
+            break
+        yield from text.skip(SPACES + ",")
+    while (yield from text.accept_cut(CLOSE)):  # models may close a call twice
+        start = text.keep()
+        yield from text.skip(SPACES)
+        again = (yield from text.next_char()) == "<"
+        if not again:
+            text.rewind(start)
+        text.release()
+        if not again:
+            break
     return True
 
 

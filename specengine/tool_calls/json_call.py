@@ -42,6 +42,7 @@ def parse_json_call(text: GrowingText, names: Container[str] | None = None) -> P
         elif key in _ARGUMENTS and early is None:
             early = as_object((yield from read_value(text)))
         elif key is None or (name is None and key not in ("id", "type")):
+            char = yield from text.next_char()  # none where the end of the text cuts the key
             break
         else:
             yield from read_value(text)

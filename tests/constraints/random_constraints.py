@@ -17,6 +17,8 @@ from specengine import SamplingParams
 SCHEMAS = Path(__file__).parents[2] / "specengine" / "bench" / "data" / "schemas.jsonl"
 KEYS = ("name", "age", "id", "list of things", "größe", "名前", 'a "quoted" key', "x", "value_1", "is_open", "path\\to")
 WORDS = ("red", "green", "Paris", "yes", "no", "ok, then", "é", "🦙", "12", "")
+# Behind an emoji the tokenizer cuts "'s" in two; the rest of the text alone it would not.
+LITERALS = ("the", "a b", "x=1", "(ok)", "no.", "12", "é", "😀's", "'t")
 PATTERNS = (
     r"^[a-z]{1,8}$",
     r"^\d{4}-\d{2}-\d{2}$",
@@ -45,7 +47,7 @@ def random_regex(rng: random.Random, depth: int = 2) -> str:
     for _ in range(rng.randint(1, 4)):
         kind = rng.randrange(5 if depth else 3)
         if kind == 0:
-            part = re.sub(r"([^\w ])", r"\\\1", rng.choice(("the", "a b", "x=1", "(ok)", "no.", "12", "é")))
+            part = re.sub(r"([^\w ])", r"\\\1", rng.choice(LITERALS))
         elif kind <= 2:
             part = rng.choice(("[a-z]", "[A-Z0-9]", "[^a-z\\n]", "[a-c]", "[0-9]", ".", "[ ,]"))
         else:

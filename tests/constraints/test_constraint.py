@@ -83,6 +83,35 @@ def test_masks_and_cuts_are_those_of_a_fresh_matcher(given):
     assert cut_some and (forced_some or "regex" in given) and (ends or "grammar" not in given)
 
 
+@pytest.mark.parametrize("given", [*CONSTRAINTS, {"regex": "😀's [a-z ]{8}"}, {"choices": ["é's", "é's name", "no"]}])
+def test_plain_decoding_and_a_tree_have_the_same_masks_along_a_path(given):
+    rng, fresh, crossed = random.Random(7), FreshMatchers(SamplingParams(**given)), 0
+    for _ in range(6):
+        path = random_text(fresh, rng, 16)
+        tree = DraftTree([0, *path], [-1, *range(len(path))])
+        plain, rows = constraint_of(given), []
+        for token in path:
+            rows.append(allowed_tokens(plain))
+            plain.advance([token])
+        masks = masks_of(constraint_of(given), tree)
+        assert [*rows, allowed_tokens(plain)] == masks
+        crossed += any(ids(TOKENIZER.decode(path[at:])) != [*path[at:]] for at in range(len(path)))
+    assert crossed or "'s" not in str(given)
+
+
+def test_the_rest_of_a_forced_text_may_be_cut_into_other_tokens_and_plain_decoding_follows():
+    given = {"regex": "😀's [a-z ]{8}"}
+    ((_, chain),) = constraint_of(given).cut(DraftTree([0], [-1])).forced
+    behind = len("😀".encode())
+    path, joined = chain[:behind], TOKENIZER.encode("'s", add_special_tokens=False)
+    assert [*chain[behind : behind + 2]] == [ord("'"), ord("s")] and len(joined) == 1
+    plain = constraint_of(given)
+    for token in path:
+        assert allowed_tokens(plain) == [token]
+        plain.advance([token])
+    assert allowed_tokens(plain) == joined  # and not the apostrophe alone
+
+
 def test_forced_text_becomes_a_chain_behind_each_leaf():
     constraint = constraint_of({"json_schema": SCHEMA})
     cut = constraint.cut(DraftTree([0], [-1]))

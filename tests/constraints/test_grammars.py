@@ -20,6 +20,18 @@ MALFORMED = {
     "a keyword that is not supported": ({"json_schema": {"not": {"type": "string"}}}, 'json_schema: .*"not"'),
     "an unknown type": ({"json_schema": {"type": "strin"}}, "json_schema: .*strin"),
     "a reference to nothing": ({"json_schema": {"$ref": "#/$defs/x"}}, "json_schema: .*/x"),
+    "a multiple of many states": (
+        {"json_schema": {"properties": {"n": {"type": "integer", "multipleOf": 999983}}}},
+        "json_schema: /properties/n/multipleOf: .*10000",
+    ),
+    "joined multiples": (
+        {"json_schema": {"type": "integer", "allOf": [{"multipleOf": n} for n in (97, 89, 83)]}},
+        "json_schema: multipleOf: joined",
+    ),
+    "a multiple inside of a grammar": (
+        {"grammar": 'start: %json {"type": "integer", "multipleOf": 999983}'},
+        "grammar: /multipleOf: ",
+    ),
     "an open group": ({"regex": "a(b"}, "regex: .*unclosed group"),
     "a look-ahead": ({"regex": "a(?=b)"}, "regex: .*look"),
     "a regex without a text": ({"regex": r"[^\s\S]"}, "regex: no text"),
@@ -41,6 +53,43 @@ def test_a_model_without_tokenizer_or_end_of_text_refuses_every_constraint():
     with pytest.raises(ValueError, match=r"^regex: this model has no end-of-text token"):
         Grammars(TOKENIZER, (), 320).constraint(SamplingParams(regex="a"))
     assert Grammars(None, (), 320).constraint(SamplingParams()) is None
+
+
+def test_multiples_of_few_states_are_kept():
+    for schema in (
+        {"multipleOf": 0.01, "type": "number"},
+        {"multipleOf": 5000, "type": "integer"},
+        {"const": {"multipleOf": 1e9}},
+    ):
+        assert grammars().constraint(SamplingParams(json_schema=schema))
+
+
+def test_a_grammar_that_compiles_slowly_delays_no_other(monkeypatch):
+    kept, begun, go_on = grammars(), threading.Event(), threading.Event()
+    compile_one, count = kept._compile, []
+
+    def slowly(name, grammar):
+        count.append(grammar)
+        if len(count) == 1:
+            begun.set()
+            assert go_on.wait(20)
+        return compile_one(name, grammar)
+
+    monkeypatch.setattr(kept, "_compile", slowly)
+    threads = [
+        threading.Thread(target=kept.constraint, args=[SamplingParams(regex="a")], daemon=True) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+        assert begun.wait(20)
+    quick = threading.Thread(target=kept.constraint, args=[SamplingParams(regex="b")], daemon=True)
+    quick.start()
+    quick.join(10)
+    assert not quick.is_alive() and threads[0].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(count) == 2  # the same grammar is compiled once
 
 
 def texts_of(**given) -> set[str]:

@@ -10,7 +10,24 @@ from specengine.tokenizer import Tokenizer
 from tests.engines import tiny_model
 from tests.tokenizer.vocabularies import BYTES
 
-MERGES = ('{ "', '" :', 'Ġ "', '" ,', "n a", "m e", "na me", "t h", "th e", "y e", "ye s", "a g", "ag e", "t r", "a l")
+MERGES = (
+    '{ "',
+    '" :',
+    'Ġ "',
+    '" ,',
+    "n a",
+    "m e",
+    "na me",
+    "t h",
+    "th e",
+    "y e",
+    "ye s",
+    "a g",
+    "ag e",
+    "t r",
+    "a l",
+    "' s",
+)
 SPECIAL = ("<s>", "<think>", "</think>", "<call>", "<end>", "<turn>")  # the last two end a text
 FIRST = 256 + len(MERGES)  # of the special tokens
 THINK_END, CALL, END, TURN = (FIRST + SPECIAL.index(text) for text in ("</think>", "<call>", "<end>", "<turn>"))

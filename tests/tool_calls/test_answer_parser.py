@@ -48,6 +48,15 @@ def test_the_recorded_answers_have_every_dialect_and_kind():
         assert any(answer.reasoning and answer.calls for answer in own) and any(answer.format.opened for answer in own)
 
 
+@pytest.mark.parametrize("opening, dialect", [("<tool_call>\n", HERMES), ("[TOOL_CALLS][", MISTRAL)])
+def test_a_call_that_is_cut_in_its_second_key_has_no_complete_arguments(opening, dialect):
+    for end in ('"', '"argu', '"arguments"', '"arguments": '):
+        whole = parse(AnswerFormat(dialect, TOOLS), [opening + '{"name": "search", ' + end])
+        assert whole.calls == [("search", "")], end
+    invalid = parse(AnswerFormat(dialect, TOOLS), [opening + '{"name": "search", argu}'])
+    assert invalid.calls == [("search", "{}")]
+
+
 HARD_ANSWERS = {
     # vLLM 43221 and 42781: several tokens of a delta hold the end of the reasoning and the beginning of a call
     "reasoning and call together": Answer(
@@ -70,6 +79,23 @@ HARD_ANSWERS = {
         "</function></tool_call>done",
         content="done",
         calls=[("search", {"note": "some text", "city": "null"})],
+    ),
+    "several calls between two tags": Answer(
+        AnswerFormat(HERMES, TOOLS),
+        f"<tool_call>{JSON_CALL}{JSON_CALL},\n{JSON_CALL}</tool_call>",
+        calls=[CALL] * 3,
+    ),
+    "a call that is closed twice": Answer(
+        AnswerFormat(HERMES, TOOLS),
+        f"<tool_call>{JSON_CALL}</tool_call>\n</tool_call>done <b>",
+        content="done <b>",
+        calls=[CALL],
+    ),
+    "a closing tag that the end cuts": Answer(
+        AnswerFormat(HERMES, TOOLS), f"<tool_call>{JSON_CALL}\n</tool_ca", calls=[CALL]
+    ),
+    "text that begins as a closing tag does": Answer(
+        AnswerFormat(HERMES, TOOLS), f"<tool_call>{JSON_CALL}</tool_b", content="</tool_b", calls=[CALL]
     ),
     # vLLM 35421: arguments were serialised twice, by the model or by the server
     "arguments as a string": Answer(
