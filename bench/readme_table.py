@@ -146,10 +146,13 @@ def _format_lines(data: dict[str, Any], name: str) -> list[str]:
         for each in data["formats"]
     ]
     same = all(row["same_text_as_plain"] for row in data["race"])
-    return [
+    lead = (
         f"{_where(data)}, greedy, {len(control['rounds'])} interleaved rounds. Speeds are ratios to plain decoding of "
         f"{Path(first).name}; its second run, the control, had {control['over_first']:.2f}x. Perplexity of the codes "
-        "stands beside that of the same weights as float32.",
+        "stands beside that of the same weights as float32."
+    )
+    return [
+        *textwrap.wrap(lead, COLUMNS),
         "",
         "| model | kept as | MiB per token | perplexity | over float32 | plain | `auto` |",
         "|---|---|---|---|---|---|---|",

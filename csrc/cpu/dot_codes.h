@@ -39,6 +39,10 @@ inline Bytes splat_four(const int8_t* p) { return _mm512_set1_epi32(four_codes(p
 inline Vector to_float(Bytes sums) { return _mm512_cvtepi32_ps(sums); }
 inline Bytes add32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }
 inline Bytes splat32(int32_t x) { return _mm512_set1_epi32(x); }
+template <int kShift>
+Bytes sign_extend(Bytes b) {  // of the byte that ends kShift bits below the top
+  return _mm512_maskz_srai_epi32(0xFFFF, _mm512_maskz_slli_epi32(0xFFFF, b, kShift), 24);
+}
 inline Bytes load_table(const uint8_t* p) {  // the same 16 bytes in every 128 bits
   return _mm512_maskz_broadcast_i32x4(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -59,6 +63,10 @@ inline Bytes splat_four(const int8_t* p) { return _mm256_set1_epi32(four_codes(p
 inline Vector to_float(Bytes sums) { return reinterpret_cast<Vector>(_mm256_cvtepi32_ps(sums)); }
 inline Bytes add32(Bytes a, Bytes b) { return _mm256_add_epi32(a, b); }
 inline Bytes splat32(int32_t x) { return _mm256_set1_epi32(x); }
+template <int kShift>
+Bytes sign_extend(Bytes b) {  // of the byte that ends kShift bits below the top
+  return _mm256_srai_epi32(_mm256_slli_epi32(b, kShift), 24);
+}
 inline Bytes load_table(const uint8_t* p) {  // the same 16 bytes in every 128 bits
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -116,9 +124,17 @@ struct CodesBase {
     if constexpr (kFormat.minima) {
       return at(block + kFormat.minima_at(), group, slice);
     } else {
-      using Zero = std::conditional_t<kFormat.bits == 8, int8_t, uint8_t>;
-      const uint8_t* zeros = block + kFormat.zeros_at() + group * kPanel + slice * kLanesPerSlice;
-      return small_floats(reinterpret_cast<const Zero*>(zeros)) * -scale;
+      return zeros(block, group, slice) * -scale;
+    }
+  }
+  // The weight of a code's number, as BlockColumn::value has it.
+  static Vector value(Vector number, const uint8_t* block, int64_t group, int slice, Vector scale) {
+    if constexpr (kFormat.minima) {
+      return fmadd(scale, number, at(block + kFormat.minima_at(), group, slice));
+    } else if constexpr (kFormat.zeros) {
+      return scale * (number - zeros(block, group, slice));
+    } else {
+      return scale * (number - splat_of<Vector>(static_cast<float>(kFormat.fixed_zero)));
     }
   }
   static const uint8_t* codes(const uint8_t* block, int part, int step) {
@@ -126,10 +142,20 @@ struct CodesBase {
   }
 
  private:
+  static Vector zeros(const uint8_t* block, int64_t group, int slice) {
+    using Zero = std::conditional_t<kFormat.bits == 8, int8_t, uint8_t>;
+    const uint8_t* first = block + kFormat.zeros_at() + group * kPanel + slice * kLanesPerSlice;
+    return small_floats(reinterpret_cast<const Zero*>(first));
+  }
   static Vector at(const uint8_t* floats, int64_t group, int slice) {
     using Scale = std::conditional_t<kFormat.scale_size == 2, half, float>;
     return load<Vector>(reinterpret_cast<const Scale*>(floats) + group * kPanel + slice * kLanesPerSlice);
   }
+};
+
+// The numbers of four columns.
+struct FourNumbers {
+  Vector of[4];
 };
 
 // Codes are multiplied four columns at a time: load() gives those of step 0 to 7 of a part of 32 columns, add() adds
@@ -158,6 +184,12 @@ struct SignedBytes {
 #endif
 };
 
+// Byte k of every 32 bits, with its sign.
+inline FourNumbers four_numbers(Bytes bytes) {
+  return {to_float(sign_extend<24>(bytes)), to_float(sign_extend<16>(bytes)), to_float(sign_extend<8>(bytes)),
+          to_float(sign_extend<0>(bytes))};
+}
+
 inline Bytes load_halves(const uint8_t* both, bool high) {
   return high ? high_halves(load_bytes(both)) : low_halves(load_bytes(both));
 }
@@ -167,6 +199,9 @@ struct Codes8 : CodesBase<kOwnFormat>, SignedBytes {
   static Codes load(const uint8_t* block, int part, int step, int slice) {
     return of(load_bytes(Codes8::codes(block, part, step) + slice * kSliceBytes));
   }
+  static FourNumbers numbers(const uint8_t* block, int part, int step, int slice) {
+    return four_numbers(load_bytes(Codes8::codes(block, part, step) + slice * kSliceBytes));
+  }
 };
 
 template <const BlockFormat& kOwnFormat>
@@ -174,6 +209,9 @@ struct Codes4 : CodesBase<kOwnFormat> {
   using Sum = Bytes;
   static Bytes load(const uint8_t* block, int part, int step, int slice) {
     return load_halves(Codes4::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
+  }
+  static FourNumbers numbers(const uint8_t* block, int part, int step, int slice) {
+    return four_numbers(load(block, part, step, slice));
   }
 #if defined(SPECENGINE_DOT_BYTES)
   static void add(Sum& sum, Bytes codes, const int8_t* x) { sum = dot_bytes(sum, codes, splat_four(x)); }
@@ -192,8 +230,16 @@ struct Codes4 : CodesBase<kOwnFormat> {
 template <const BlockFormat& kOwnFormat>
 struct TableCodes : CodesBase<kOwnFormat>, SignedBytes {
   static Codes load(const uint8_t* block, int part, int step, int slice) {
+    return of(looked_up(block, part, step, slice));
+  }
+  static FourNumbers numbers(const uint8_t* block, int part, int step, int slice) {
+    return four_numbers(looked_up(block, part, step, slice));
+  }
+
+ private:
+  static Bytes looked_up(const uint8_t* block, int part, int step, int slice) {
     const Bytes codes = load_halves(TableCodes::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
-    return of(look_up(load_table(block + kOwnFormat.table_at()), codes));
+    return look_up(load_table(block + kOwnFormat.table_at()), codes);
   }
 };
 #else
@@ -211,6 +257,13 @@ struct LoopedCodes {
     for (int i = 0; i < kLanesPerSlice; ++i) {
       for (int k = 0; k < 4; ++k) sum.of[i] += codes.of[4 * i + k] * x[k];
     }
+  }
+  static FourNumbers four_numbers(const Codes& codes) {
+    FourNumbers numbers;
+    for (int k = 0; k < 4; ++k) {
+      for (int i = 0; i < kLanesPerSlice; ++i) numbers.of[k][i] = static_cast<float>(codes.of[4 * i + k]);
+    }
+    return numbers;
   }
   static Vector total(const Sum& sum, int32_t offset) {
     Vector v;
@@ -231,6 +284,9 @@ struct Codes8 : CodesBase<kOwnFormat>, LoopedCodes {
     std::memcpy(codes.of, Codes8::codes(block, part, step) + slice * kSliceBytes, sizeof(codes));
     return codes;
   }
+  static FourNumbers numbers(const uint8_t* block, int part, int step, int slice) {
+    return four_numbers(load(block, part, step, slice));
+  }
   static Vector total(const Sum& sum, int32_t) { return LoopedCodes::total(sum, 0); }
 };
 
@@ -238,6 +294,9 @@ template <const BlockFormat& kOwnFormat>
 struct Codes4 : CodesBase<kOwnFormat>, LoopedCodes {
   static Codes load(const uint8_t* block, int part, int step, int slice) {
     return load_halves(Codes4::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
+  }
+  static FourNumbers numbers(const uint8_t* block, int part, int step, int slice) {
+    return four_numbers(load(block, part, step, slice));
   }
   static Vector total(const Sum& sum, int32_t code_sum) {
     return LoopedCodes::total(sum, -kOwnFormat.fixed_zero * code_sum);
@@ -250,6 +309,9 @@ struct TableCodes : CodesBase<kOwnFormat>, LoopedCodes {
     Codes codes = load_halves(TableCodes::codes(block, part, step % 4) + slice * kSliceBytes, step >= 4);
     for (int8_t& code : codes.of) code = static_cast<int8_t>(block[kOwnFormat.table_at() + code]);
     return codes;
+  }
+  static FourNumbers numbers(const uint8_t* block, int part, int step, int slice) {
+    return four_numbers(load(block, part, step, slice));
   }
   static Vector total(const Sum& sum, int32_t) { return LoopedCodes::total(sum, 0); }
 };

@@ -114,6 +114,37 @@ struct CodedKernel {
   }
 };
 
+// The same codes multiply rows of floats: each becomes the float of BlockColumn::value, so a row has the bits that a
+// float32 weight of these values gives it.
+template <typename Codes>
+struct DecodingKernel {
+  static constexpr int kRows = FloatKernel<float>::kRows;
+  using Row = float;
+
+  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
+  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * weight.shape[2]; }
+
+  template <int R>
+  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    constexpr const BlockFormat& kFormat = Codes::kFormat;
+    for (int slice = 0; slice < kSlices; ++slice) {
+      Vector sum[R] = {};
+      for (int64_t c = 0; c < row_size; c += 4) {
+        const uint8_t* block = panel + c / kFormat.columns * kFormat.bytes();
+        const int64_t column = c % kFormat.columns, group = column / kFormat.group;
+        const auto four =
+            Codes::numbers(block, static_cast<int>(column / kBlock), static_cast<int>(column % kBlock / 4), slice);
+        const Vector scale = Codes::scale(block, group, slice);
+        for (int64_t k = 0; k < std::min<int64_t>(4, row_size - c); ++k) {
+          const Vector w = Codes::value(four.of[k], block, group, slice, scale);
+          for (int r = 0; r < R; ++r) sum[r] = fmadd(splat_of<Vector>(x[r * row_size + c + k]), w, sum[r]);
+        }
+      }
+      for (int r = 0; r < R; ++r) store(out[r] + slice * kLanesPerSlice, sum[r]);
+    }
+  }
+};
+
 // Sixteen floats of e4m3, each 2^-8 of its value: their bits are those of a half with another exponent.
 inline f32x16 load_small_e4m3(const uint8_t* p) {
 #if defined(__AVX2__)
@@ -226,18 +257,19 @@ void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
   });
 }
 
-void multiply_coded(const TensorView& x, const TensorView& weight, const Sink& sink, const BlockFormat* format) {
-  if (format == &kQ8) return multiply<CodedKernel<Codes8<kQ8>>>(x, weight, sink);
-  if (format == &kQ4) return multiply<CodedKernel<Codes4<kQ4>>>(x, weight, sink);
-  if (format == &kQ4Min) return multiply<CodedKernel<Codes4<kQ4Min>>>(x, weight, sink);
-  if (format == &kInt4By32) return multiply<CodedKernel<Codes4<kInt4By32>>>(x, weight, sink);
-  if (format == &kInt4By128) return multiply<CodedKernel<Codes4<kInt4By128>>>(x, weight, sink);
-  if (format == &kInt8By32) return multiply<CodedKernel<Codes8<kInt8By32>>>(x, weight, sink);
-  if (format == &kInt8By128) return multiply<CodedKernel<Codes8<kInt8By128>>>(x, weight, sink);
-  if (format == &kInt4Min16) return multiply<CodedKernel<Codes4<kInt4Min16>>>(x, weight, sink);
-  if (format == &kTable4By16) return multiply<CodedKernel<TableCodes<kTable4By16>>>(x, weight, sink);
-  if (format == &kTable4By32) return multiply<CodedKernel<TableCodes<kTable4By32>>>(x, weight, sink);
-  multiply<E4m3Kernel>(x, weight, sink);
+template <template <typename> class Kernel>
+void multiply_codes(const TensorView& x, const TensorView& weight, const Sink& sink) {
+  const BlockFormat* format = &format_of(weight);
+  if (format == &kQ8) return multiply<Kernel<Codes8<kQ8>>>(x, weight, sink);
+  if (format == &kQ4) return multiply<Kernel<Codes4<kQ4>>>(x, weight, sink);
+  if (format == &kQ4Min) return multiply<Kernel<Codes4<kQ4Min>>>(x, weight, sink);
+  if (format == &kInt4By32) return multiply<Kernel<Codes4<kInt4By32>>>(x, weight, sink);
+  if (format == &kInt4By128) return multiply<Kernel<Codes4<kInt4By128>>>(x, weight, sink);
+  if (format == &kInt8By32) return multiply<Kernel<Codes8<kInt8By32>>>(x, weight, sink);
+  if (format == &kInt8By128) return multiply<Kernel<Codes8<kInt8By128>>>(x, weight, sink);
+  if (format == &kInt4Min16) return multiply<Kernel<Codes4<kInt4Min16>>>(x, weight, sink);
+  if (format == &kTable4By16) return multiply<Kernel<TableCodes<kTable4By16>>>(x, weight, sink);
+  multiply<Kernel<TableCodes<kTable4By32>>>(x, weight, sink);
 }
 
 void multiply_any(const TensorView& x, const TensorView& weight, const Sink& sink) {
@@ -245,7 +277,9 @@ void multiply_any(const TensorView& x, const TensorView& weight, const Sink& sin
     with_float_type(weight.dtype, [&](auto zero) { multiply<FloatKernel<decltype(zero)>>(x, weight, sink); });
     return;
   }
-  multiply_coded(x, weight, sink, &format_of(weight));
+  if (&format_of(weight) == &kE4m3) return multiply<E4m3Kernel>(x, weight, sink);
+  x.dtype == DType::kFloat32 ? multiply_codes<DecodingKernel>(x, weight, sink)
+                             : multiply_codes<CodedKernel>(x, weight, sink);
 }
 
 // Adds the bias of 16 columns, of which `columns` exist.

@@ -10,19 +10,21 @@
 
 namespace specengine {
 
-// The rows of several weights one after the other, as one projection. All multiply rows quantised to int8, or none.
+// The rows of several weights one after the other, as one projection. All multiply rows quantised to int8, or all
+// rows of floats.
 struct Projection {
   std::vector<TensorView> weights;
   std::vector<int64_t> rows;  // of each weight
   OptionalTensor bias;        // [sum of rows] float32
   OptionalTensor columns;     // [C] int32, the order in which x's columns are multiplied; None: as they are
+  bool float_rows;            // whether codes multiply rows of floats
 
   int64_t total_rows() const {
     int64_t total = 0;
     for (int64_t r : rows) total += r;
     return total;
   }
-  bool quantises_rows() const { return specengine::quantises_rows(weights.at(0)); }
+  bool quantises_rows() const { return !float_rows && specengine::quantises_rows(weights.at(0)); }
 };
 
 // x as the weights multiply it; out: [M, total_rows()] float32.

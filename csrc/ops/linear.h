@@ -73,7 +73,7 @@ inline void check_product(Checker& check, const TensorView& x, const TensorView&
   if (variant != 0) fail("variant: expected 0 on cpu, got ", variant);
   if (weight.dtype != DType::kUInt8) return check(x, "x", {DType::kFloat32}, {M, C});
   const BlockFormat& format = format_of(weight);
-  if (!format.quantises_rows()) {
+  if (!format.quantises_rows() || x.dtype == DType::kFloat32) {
     check(x, "x", {DType::kFloat32}, {M, C});
   } else if (format.columns == kBlock) {
     Dim blocks{"C/32", weight.shape[1], "weight"};

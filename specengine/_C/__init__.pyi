@@ -90,7 +90,12 @@ class DraftedTrees(NamedTuple):
 
 class Projection:
     def __init__(
-        self, weights: Sequence[Tensor], rows: Sequence[int], bias: Tensor | None, columns: Tensor | None
+        self,
+        weights: Sequence[Tensor],
+        rows: Sequence[int],
+        bias: Tensor | None,
+        columns: Tensor | None,
+        float_rows: bool,
     ) -> None: ...
 
 class LoraModule:

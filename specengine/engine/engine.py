@@ -32,7 +32,8 @@ class Engine:
     drafter: `NAME[:PATH][,option=value...]`, `auto`, or a Drafter made for this model's target.
     rule: `NAME[:option=value,...]` or a Rule; see specengine.rules.
     device: `auto` (CUDA where there is a GPU), `cpu` or `cuda`.
-    dtype: `auto` (as the checkpoint has it, quantised or not), `float32`, `float16`, `bfloat16`, `int8` or `int4`.
+    dtype: `auto` (as the checkpoint has it, quantised or not), `auto-float32` (likewise, and codes
+        multiply rows of floats), `float32`, `float16`, `bfloat16`, `int8` or `int4`.
     max_batch_size: requests that share a cycle; further ones wait. No text depends on it.
     prefix_cache_mib: MiB of unused keys and values kept for later prompts that begin alike; 0 keeps none. On CUDA any
       other value keeps what the pool has free. No text depends on it.

@@ -20,9 +20,11 @@ from specengine.ops.weight import (
     quantises_rows,
 )
 
-# `auto` keeps the format of the checkpoint. int4 stores embedding and head in 8 bits, as GGUF files of that size do,
-# and a drafter's head in 4: a level reads little else.
-DTYPES = ("auto", *FLOAT_FORMATS, "int8", "int4")
+# `auto` keeps the format of the checkpoint; `auto-float32` does so, and its codes multiply rows of floats on the CPU.
+# int4 stores embedding and head in 8 bits, as GGUF files of that size do, and a drafter's head in 4: a level reads
+# little else.
+FLOAT_ROWS = "auto-float32"
+DTYPES = ("auto", FLOAT_ROWS, *FLOAT_FORMATS, "int8", "int4")
 
 _STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size
 
@@ -47,7 +49,8 @@ class WeightLoader:
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops) -> None:
         self.checkpoint = checkpoint
-        self.dtype = dtype
+        self.dtype = "auto" if dtype == FLOAT_ROWS else dtype
+        self.float_rows = dtype == FLOAT_ROWS
         self.device = device
         self.ops = ops
         self.formats: set[str] = set()
@@ -114,7 +117,8 @@ class WeightLoader:
         biased = any(f"{name}.bias" in self.checkpoint.tensors for name in names)
         bias = torch.cat([self._bias(name) for name in names]) if biased else None
         columns = self._column_order(names[0]) if formats[0] in BLOCK_BYTES and self._keeps_codes(names[0]) else None
-        return Projection(tuple(self._weight(run, form) for form, run in runs), bias, columns)
+        coded = self.float_rows and formats[0] in BLOCK_BYTES
+        return Projection(tuple(self._weight(run, form) for form, run in runs), bias, columns, coded)
 
     def _bias(self, name: str) -> torch.Tensor:
         bias = self.vector(f"{name}.bias")
@@ -140,7 +144,8 @@ class WeightLoader:
         """
         formats = [self._format(name) for name in names]
         orders = [self._column_order(name) for name in names]
-        if len({order if order is None else tuple(order.tolist()) for order in orders}) > 1:
+        kinds = {order if order is None else tuple(order.tolist()) for order in orders}
+        if len(kinds) > 1 or (self.float_rows and kinds != {None}):  # rows of floats stay in their order
             formats = [self.ops.dequantised] * len(names)
         if all(map(quantises_rows, formats)):
             return formats
@@ -206,6 +211,8 @@ def check_dtype(dtype: object, ops: Ops) -> None:
         raise ValueError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype!r}")
     if dtype in ("int8", "int4") and not {"q8", "q4_min"} <= set(ops.formats):
         raise ValueError(f"dtype: {dtype} weights have no kernels in these ops")
+    if dtype == FLOAT_ROWS and ops.on_device:
+        raise ValueError(f"dtype: {dtype} is the CPU's; on CUDA codes always multiply rows of floats")
 
 
 def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:

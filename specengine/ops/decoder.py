@@ -177,4 +177,4 @@ def _native_layer(layer: Layer) -> _C.DecoderLayer:
 def native_projection(layer: Projection) -> _C.Projection:
     """The projection as the core takes it; the core borrows the weights and keeps them alive."""
     weights, rows = tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights)
-    return _C.Projection(weights, rows, layer.bias, layer.columns)
+    return _C.Projection(weights, rows, layer.bias, layer.columns, layer.float_rows)

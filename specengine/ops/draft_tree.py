@@ -75,7 +75,7 @@ class TreeDraft:
             embedding=weights.embedding.data,
             embedding_norm=weights.embedding_norm,
             hidden_state_norm=weights.hidden_state_norm,
-            fuse=_C.Projection((), (), None, None) if weights.fuse is None else native_projection(weights.fuse),
+            fuse=_C.Projection((), (), None, None, False) if weights.fuse is None else native_projection(weights.fuse),
             before_residual=weights.before_residual,
             feed_back=weights.feed_back,
             head=native_projection(weights.head),

@@ -68,7 +68,7 @@ def linear_argmax(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None
 def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     if layer.columns is not None:
         x = x[:, layer.columns]
-    return quantise_rows(x) if layer.weights[0].quantises_rows else x
+    return quantise_rows(x) if layer.quantises_rows else x
 
 
 def linear_cuda(

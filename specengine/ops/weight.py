@@ -69,12 +69,18 @@ class Projection:
     """The rows of several weights one after the other, and their bias float32 [N].
 
     All weights multiply rows quantised to int8, or none.  columns: int32 [C], the order in which they have x's columns;
-    None: as they are.
+    None: as they are.  float_rows: codes multiply rows of floats on the CPU, with the bits of float32 weights.
     """
 
     weights: tuple[Weight, ...]
     bias: torch.Tensor | None
     columns: torch.Tensor | None = None
+    float_rows: bool = False
+
+    @property
+    def quantises_rows(self) -> bool:
+        """Whether it multiplies rows quantised to int8."""
+        return not self.float_rows and self.weights[0].quantises_rows
 
     @property
     def rows(self) -> int:

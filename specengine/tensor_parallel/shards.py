@@ -98,7 +98,9 @@ class ShardLoader(WeightLoader):
         if kind not in self._column_bounds:
             return projection
         columns, rows = _sizes(self._column_bounds[kind]), _sizes(self._row_bounds[kind])
-        return ShardedProjection(projection.weights, projection.bias, projection.columns, columns, rows)
+        return ShardedProjection(
+            projection.weights, projection.bias, projection.columns, projection.float_rows, columns, rows
+        )
 
     def _bias(self, name: str) -> torch.Tensor:
         own = self._own_rows(name)

@@ -107,6 +107,17 @@ def test_drafts_change_no_token_and_no_bit_of_a_logit(form):
             assert [output.logprobs for output in drafted] == [output.logprobs for output in plain], drafter
 
 
+@pytest.mark.parametrize("form", [*CODED, "mixed"])
+def test_rows_of_floats_give_the_logits_of_float32_weights(form):
+    checkpoint = checkpoint_of(rule_of if form == "mixed" else lambda name: form)
+    kept, floats = (load_transformer(checkpoint, dtype, CPU) for dtype in ("auto-float32", "float32"))
+    assert kept.formats == load_transformer(checkpoint, "auto", CPU).formats != {"float32"}
+    expected = logits_of(floats, list(range(40)))
+    torch.testing.assert_close(
+        logits_of(kept, list(range(40))), expected, rtol=0, atol=1e-4 * float(expected.abs().max())
+    )
+
+
 def test_a_weight_that_changed_a_little_is_seen():
     checkpoint = checkpoint_of(lambda name: "int4_128")
     floats = load_transformer(checkpoint, "float32", CPU)

@@ -122,7 +122,7 @@ def tree_attention() -> Arguments:
 
 
 def projection(rows: int, columns: int, seed: int) -> _C.Projection:
-    return _C.Projection((randn(-(-rows // 16), columns, 16, seed=seed),), (rows,), randn(rows, seed=seed), None)
+    return _C.Projection((randn(-(-rows // 16), columns, 16, seed=seed),), (rows,), randn(rows, seed=seed), None, False)
 
 
 def decoder_layer() -> Arguments:
@@ -204,7 +204,7 @@ def draft_tree() -> Arguments:
         "embedding": randn(2, 6, 16),
         "embedding_norm": randn(6),
         "hidden_state_norm": randn(6),
-        "fuse": _C.Projection((), (), None, None),
+        "fuse": _C.Projection((), (), None, None, False),
         "before_residual": False,
         "feed_back": False,
         "head": projection(20, 6, 7),
@@ -256,7 +256,7 @@ def draft_cascade() -> Arguments:
         "head": shared["head"],
         "markov_rank": 0,
         "markov_tokens": None,
-        "markov_head": _C.Projection((), (), None, None),
+        "markov_head": _C.Projection((), (), None, None, False),
         "vocabulary": shared["vocabulary"],
         "hidden_states": randn(9, 2, 6, seed=5),
         "rows": ints(*range(1, 9)),

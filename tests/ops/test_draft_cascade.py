@@ -53,7 +53,7 @@ def test_children_are_the_likeliest_tokens_and_scores_their_log_probabilities(op
 
 def test_a_level_depends_on_the_token_above_by_the_markov_head_alone():
     arguments = OPS["draft_cascade halves"]()
-    none = {"markov_rank": 0, "markov_tokens": None, "markov_head": _C.Projection((), (), None, None)}
+    none = {"markov_rank": 0, "markov_tokens": None, "markov_head": _C.Projection((), (), None, None, False)}
     ours, plain = (
         drafted("draft_cascade halves", **room(2, 2, 20)),
         drafted("draft_cascade halves", **none, **room(2, 2, 20)),
@@ -76,7 +76,7 @@ def test_a_level_depends_on_the_token_above_by_the_markov_head_alone():
         ("draft_cascade", {"embedding": None}, "embedding: expected a tensor, got None"),
         ("draft_cascade", {"embedding_norm": randn(6)}, "embedding_norm: expected no norms"),
         ("draft_cascade", {"fuse": projection(7, 18, 9)}, "fuse: expected 6 rows"),
-        ("draft_cascade", {"fuse": _C.Projection((), (), None, None)}, "fuse: expected 6 rows"),
+        ("draft_cascade", {"fuse": _C.Projection((), (), None, None, False)}, "fuse: expected 6 rows"),
         ("draft_cascade", {"head": projection(20, 7, 7)}, "head: expected shape"),
         ("draft_cascade", {"head_norm": torch.zeros(3)}, "head_norm: expected shape"),
         ("draft_cascade", {"vocabulary": torch.zeros(5, dtype=torch.int32)}, "vocabulary: expected shape"),

@@ -146,7 +146,7 @@ def test_a_network_refuses_what_does_not_fit(changes, message):
     "changes, message",
     [
         ({"fuse": projection(6, 6, 9)}, "fuse: expected shape .* with .*C=12"),
-        ({"fuse": _C.Projection((), (), None, None)}, "fuse: expected one row count per weight"),
+        ({"fuse": _C.Projection((), (), None, None, False)}, "fuse: expected one row count per weight"),
         ({"decoder": draft_tree()["decoder"]}, "decoder: expected first_columns=0, got 12"),
         ({"before_residual": True}, "before_residual: expected false without hidden_state_norm"),
         ({"feed_back": True}, "feed_back: expected false without hidden_state_norm"),

@@ -67,6 +67,20 @@ def test_blocks_of_a_file_multiply_as_their_values_do(kind):
     torch.testing.assert_close(linear(x, Projection((weight,), None)).double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@every_instruction_set
+@pytest.mark.parametrize("form", QUANTISED)
+@pytest.mark.parametrize("columns", [31, 96, 300])
+def test_rows_of_floats_have_the_bits_that_float32_weights_of_the_same_values_give_them(form, columns):
+    weight, bias, x = packed(randn(37, columns, seed=2), form), randn(37, seed=3), randn(13, columns)
+    values = packed(values_of(weight, columns), "float32")
+    out = linear(x, Projection((weight,), bias, float_rows=True))
+    if form == "e4m3":  # it sums blocks of 128 columns by themselves
+        torch.testing.assert_close(out, linear(x, Projection((values,), bias)), rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(out, linear(x, Projection((values,), bias)))
+        assert not torch.equal(out, linear(x, Projection((weight,), bias)))
+
+
 @pytest.mark.parametrize("form", QUANTISED)
 def test_quantised_arithmetic_is_close_to_that_of_floats(form):
     weight, x = randn(64, 576, seed=2), randn(16, 576)

@@ -50,7 +50,7 @@ class CascadeDraft:
             head=native_projection(network.head),
             markov_rank=markov.rank if markov else 0,
             markov_tokens=markov.rows.data if markov else None,
-            markov_head=native_projection(markov.product) if markov else _C.Projection((), (), None, None),
+            markov_head=native_projection(markov.product) if markov else _C.Projection((), (), None, None, False),
             vocabulary=network.vocabulary,
         )
         self._top_k = top_k
