@@ -38,6 +38,9 @@ class CodedCheckpoint(Checkpoint):
     def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
         return self._coded[name].rows(start, stop)
 
+    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self._base.read_blocks(name, start, stop)
+
     def column_order(self, name: str) -> torch.Tensor | None:
         return self._orders.get(name)
 
