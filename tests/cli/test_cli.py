@@ -102,9 +102,11 @@ def test_a_constraint_comes_from_options_and_files(tmp_path):
 
 
 def test_generate_json_is_one_object_equal_to_the_api():
-    result = run("generate", "3 4 5", "--model", TINY, "--max-new-tokens", "9", "--logprobs", "2", "--trace", "--json")
+    drafter = "prompt_lookup,adaptive=false"  # others draft by measured times
+    words = f"--model {TINY} --drafter {drafter} --max-new-tokens 9 --logprobs 2 --trace --json"
+    result = run("generate", "3 4 5", *words.split())
     assert result.exit_code == 0 and result.stderr == ""
-    expected = specengine.generate([3, 4, 5], model=TINY, max_new_tokens=9, logprobs=2, trace=True)
+    expected = specengine.generate([3, 4, 5], model=TINY, drafter=drafter, max_new_tokens=9, logprobs=2, trace=True)
     expected, found = json.loads(json.dumps(expected.to_dict())), json.loads(result.stdout)
     assert set(found) == set(expected)
     for data in (expected, found):

@@ -72,4 +72,5 @@ def _torch_product(x: torch.Tensor, values: torch.Tensor, quantised: bool) -> Ca
         warnings.simplefilter("ignore", UserWarning)  # deprecated, but the fastest
         codes = torch.quantize_per_channel(values, scales, torch.zeros(len(values), dtype=torch.long), 0, torch.qint8)
     packed = torch.ops.quantized.linear_prepack(codes, None)
-    return lambda: torch.ops.quantized.linear_dynamic(x, packed)
+    # 7 bits of a row (reduce_range): products of 8 bits saturate on processors without VNNI.
+    return lambda: torch.ops.quantized.linear_dynamic(x, packed, True)
