@@ -55,7 +55,9 @@ def test_kernels_are_clean_only_if_the_planted_bug_is_reported(tmp_path, monkeyp
     monkeypatch.setattr(sanitizer, "check", lambda tool, name: {**seen, "errors": rest if "linear" in name else 0})
     assert sanitizer.main("memcheck", tmp_path / "out.json", dry=False) == code
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found["measured"][1][1] == len(sanitizer.TESTS) - (0 if rest == 0 else 2)
+    assert found["measured"][1][1] == len(sanitizer.TESTS) - (
+        0 if rest == 0 else sum("linear" in name for name in sanitizer.TESTS)
+    )
 
 
 @pytest.mark.parametrize(
