@@ -17,6 +17,7 @@ WRONG = ONE.replace('"x"', "1")
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 OBJECT = '{"city": "x"}'
 FREE = "Just text."
+ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ FREE = "Just text."
         ({"response_format": {"type": "text"}}, None, None),
         ({"response_format": {"type": "json_object"}}, [OBJECT, "{}"], ["[]", FREE]),
         ({"response_format": TOOL["function"]["parameters"]}, [OBJECT], ["{}", FREE]),
+        ({"response_format": ANY_OBJECT}, [OBJECT, "{}"], ["[]", '"x"', FREE]),
         ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, [OBJECT, ONE, WRONG], [FREE]),
         ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "none"}, [OBJECT], [ONE]),
         ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required"}, [ONE], [OBJECT]),

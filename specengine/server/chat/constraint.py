@@ -29,6 +29,7 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
     schema = body.response_format.schema_of_answer if body.response_format else None
     if schema is not None:
         check_schema(schema, SCHEMA_FIELD)
+        schema = schema or {"type": "object"}
     functions = _functions(body)
     if not functions and schema is None:
         return {}
@@ -55,8 +56,8 @@ def check_schema(schema: Mapping[str, Any], field: str) -> None:
         text = json.dumps(schema)
     except RecursionError:
         raise ApiError(400, f"{field}: is nested too deeply", param=field) from None
-    if error := _find_error(text):
-        raise ApiError(400, f"{field}: {error}", param=field)
+    if message := _find_error(text):
+        raise ApiError(400, f"{field}: {message}", param=field)
 
 
 @lru_cache(maxsize=_KEPT)
