@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from specengine.constraints.multiples import check_multiples
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.chat.tools import Function
 from specengine.server.errors import ApiError
@@ -56,6 +57,10 @@ def check_schema(schema: Mapping[str, Any], field: str) -> None:
         text = json.dumps(schema)
     except RecursionError:
         raise ApiError(400, f"{field}: is nested too deeply", param=field) from None
+    try:
+        check_multiples(schema, field)  # before they are compiled
+    except ValueError as error:
+        raise ApiError(400, str(error), param=field) from None
     if message := _find_error(text):
         raise ApiError(400, f"{field}: {message}", param=field)
 
