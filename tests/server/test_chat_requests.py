@@ -8,6 +8,8 @@ import openai
 import pytest
 
 from specengine.server.chat import constraint
+from specengine.server.chat.constraint import SCHEMA_FIELD
+from specengine.server.chat.schema import ChatRequest
 from specengine.server.errors import ApiError
 from tests.server.tools import ASK, NOW, TOOL, model_of
 
@@ -208,6 +210,17 @@ def test_multiples_of_many_states_are_refused_before_they_compile(monkeypatch):
     with pytest.raises(ApiError, match=r"^tools\[0\]: /multipleOf: ") as refused:
         constraint.check_schema(asked, "tools[0]")
     assert refused.value.param == "tools[0]"
+
+
+@pytest.mark.parametrize(
+    ("choice", "field"),
+    [("required", "tools"), (NAMED, "tools"), ("auto", SCHEMA_FIELD), ("none", SCHEMA_FIELD)],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_constraint_s_fault_is_told_of_the_field_that_it_comes_from(choice, field):
+    asked = {"model": "x", "messages": [{"role": "user", "content": "x"}], "tools": [TOOL, NOW]}
+    body = ChatRequest.model_validate({**asked, "response_format": {"type": "json_object"}, "tool_choice": choice})
+    assert body.constraint_field == field
 
 
 def test_a_dialect_needs_a_template_that_reads_tools(serve):
