@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from specengine.constraints.constraint import Constraint, reason
+from specengine.constraints.lark_text import bound_forcing
 from specengine.constraints.multiples import check_multiples
 from specengine.constraints.vocabulary import read_vocabulary
 from specengine.tokenizer import Tokenizer
@@ -116,7 +117,7 @@ def compiled_form(params: SamplingParams) -> str:
         return LLMatcher.grammar_from_regex(params.regex)
     if name == "grammar":
         assert params.grammar is not None
-        return LLMatcher.grammar_from_lark(_with_json_form(params.grammar))
+        return LLMatcher.grammar_from_lark(bound_forcing(_with_json_form(params.grammar)))
     # As one expression, they may be many thousands; the alternatives of a rule are limited to 2,000.
     escaped = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in params.choices or ())
     return LLMatcher.grammar_from_regex("|".join(escaped))

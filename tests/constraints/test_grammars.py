@@ -1,6 +1,8 @@
 """What a constraint may be; how it is compiled and kept."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -190,3 +192,20 @@ def test_threads_may_ask_at_once():
 def test_ids_past_the_tokenizer_are_never_allowed():
     constraint = grammars().constraint(SamplingParams(grammar="start: /(.|\\n)*/"))
     assert max(allowed_tokens(constraint)) == max(ENDS) < 319
+
+
+ENDLESS = """
+from specengine.types import SamplingParams
+from tests.constraints.masks import allowed_tokens
+from tests.constraints.vocabulary import grammars
+for start, text in ("A B", b"aa"), ('"!" | "x" A B', b"xaa"), ('%lark {\\nstart: A B\\nA: /a+/\\nB: /ab/\\n}', b"aa"):
+    grammar = f"start: {start}\\nA: /a+/\\nB: /ab/"
+    constraint = grammars().constraint(SamplingParams(grammar=grammar))
+    constraint.advance([*text])
+    print(allowed_tokens(constraint))
+"""
+
+
+def test_a_grammar_that_forces_an_endless_text_holds_nothing_up():
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[97]\n" * 3
