@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from specengine.constraints.constraint import Constraint, reason
-from specengine.constraints.lark_text import bound_forcing
+from specengine.constraints.lark_text import bound_forcing, without_literals
 from specengine.constraints.multiples import check_multiples
 from specengine.constraints.vocabulary import read_vocabulary
 from specengine.tokenizer import Tokenizer
@@ -126,7 +126,7 @@ def compiled_form(params: SamplingParams) -> str:
 def _with_json_form(grammar: str) -> str:
     """Gives JSON inside of a Lark grammar the form of other JSON; a schema that chooses its own keeps it."""
     parts, end = [], 0
-    for found in re.finditer(r"%json\s*(?=\{)", grammar):
+    for found in re.finditer(r"%json\s*(?=\{)", without_literals(grammar)):
         if found.start() < end:  # inside of a schema's own text
             continue
         try:

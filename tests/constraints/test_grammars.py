@@ -194,6 +194,20 @@ def test_ids_past_the_tokenizer_are_never_allowed():
     assert max(allowed_tokens(constraint)) == max(ENDS) < 319
 
 
+NAMES = {
+    "strings": (r'start: "<end> [max_tokens=3] %json {} \" <turn>"', '<end> [max_tokens=3] %json {} " <turn>'),
+    "regexes": (r"start: /<end>\/%json \{\}/", "<end>/%json {}"),
+    "comments": ('start: "a" // <end> %json {"multipleOf": 999983}\n# g[temperature=0]: <turn>', "a"),
+}
+
+
+@pytest.mark.parametrize("grammar, text", NAMES.values(), ids=NAMES)
+def test_literals_of_a_grammar_name_nothing(grammar, text):
+    constraint = grammars().constraint(SamplingParams(grammar=grammar))
+    constraint.advance([*text.encode()])
+    assert set(allowed_tokens(constraint)) == ENDS
+
+
 ENDLESS = """
 from specengine.types import SamplingParams
 from tests.constraints.masks import allowed_tokens
