@@ -10,7 +10,7 @@ import pytest
 from specengine import SamplingParams
 from specengine.constraints import Grammars
 from tests.constraints.masks import allowed_tokens
-from tests.constraints.vocabulary import CHOICES, ENDS, REGEX, SCHEMA, TOKENIZER, grammars
+from tests.constraints.vocabulary import CALL, CHOICES, END, ENDS, FIRST, REGEX, SCHEMA, TOKENIZER, TURN, grammars
 
 MALFORMED = {
     "a schema that no value fulfils": ({"json_schema": {"type": "string", "enum": []}}, "json_schema: Unsat"),
@@ -39,6 +39,22 @@ MALFORMED = {
     "a regex without a text": ({"regex": r"[^\s\S]"}, "regex: no text"),
     "a rule that is missing": ({"grammar": "start: other"}, "grammar: .*other"),
     "a token that is missing": ({"grammar": "start: <nothing>"}, "grammar: .*<nothing>"),
+    "a required reference to itself": (
+        {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+        "json_schema: .*no finite text",
+    ),
+    "an end of the text": ({"grammar": 'start: "a" <end> "b"'}, "grammar: <end>: <end> ends"),
+    "another end": ({"grammar": 'start: "a" /<x>/ <turn> "b"'}, "grammar: <turn>: "),
+    "an end by its number": ({"grammar": f'start: "a" <[{END}]> "b"'}, r"grammar: <\[\d+\]>: <end> ends"),
+    "an end in a range": ({"grammar": f'start: "a" <[1,{END - 1}-{END + 2}]> "b"'}, "grammar: .*<end> ends"),
+    "any token": ({"grammar": 'start: "a" <[*]> "b"'}, r"grammar: <\[\*\]>: <end> ends"),
+    "any token but one": ({"grammar": f'start: "a" <[^{END}]> "b"'}, "grammar: .*<turn> ends"),
+    "a temperature": ({"grammar": 'start: g\ng[temperature=0.0]: "ab"'}, "grammar: temperature: "),
+    "a limit of tokens": ({"grammar": "start: g\ng[capture, max_tokens=3]: /[a-z]+/"}, "grammar: max_tokens: "),
+    "a deep schema in a grammar": (
+        {"grammar": "start: %json " + '{"a":' * 99999 + "1" + "}" * 99999},
+        "grammar: .*deep",
+    ),
     "an empty intersection": ({"grammar": "start: X\nX: /a/ & /b/"}, "grammar: no text"),
 }
 
@@ -206,6 +222,13 @@ def test_literals_of_a_grammar_name_nothing(grammar, text):
     constraint = grammars().constraint(SamplingParams(grammar=grammar))
     constraint.advance([*text.encode()])
     assert set(allowed_tokens(constraint)) == ENDS
+
+
+def test_tokens_that_end_nothing_may_be_named():
+    for named in ("<call>", f"<[{CALL}]>", f"<[{FIRST}-{CALL}]>", f"<[^{END},{TURN}]>"):
+        constraint = grammars().constraint(SamplingParams(grammar=f'start: {named} "b"'))
+        constraint.advance([CALL, ord("b")])
+        assert set(allowed_tokens(constraint)) == ENDS
 
 
 ENDLESS = """
