@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ class Constraint:
         self._tried: list[int] = []  # behind the text
         self._failed = False  # the last question to the matcher
         self._doubtful = False  # a mask could not be computed
+        self._broken: BaseException | None = None  # what the grammar engine raised
 
     def cut(self, tree: DraftTree, whole: bool = False) -> CutTree:
         """Leaves out the nodes that are not allowed, and finds the text that must follow where the tree ends.
@@ -45,7 +47,9 @@ class Constraint:
         token, and may cut the rest in another way; then the chain ends there.
         """
         forced: dict[int, list[int]] = {}
-        allowed = sorted(self._allowed(tree, forced))
+        allowed = [*range(len(tree.tokens))]
+        with self._watched():
+            allowed = sorted(self._allowed(tree, forced))
         inner = {tree.parents[node] for node in allowed}
         kept = [*range(len(tree.tokens))] if whole else allowed
         place = {node: new for new, node in enumerate(kept)}
@@ -64,17 +68,31 @@ class Constraint:
         themselves are all ones: no walk reaches them.
         """
         rows[:] = -1
-        for node in self._allowed(tree):
-            if node and tree.tokens[node] in self._eos:
-                rows[node] = self._ends
-            else:
-                self._fill_row(rows[node])
+        with self._watched():
+            for node in self._allowed(tree):
+                if node and tree.tokens[node] in self._eos:
+                    rows[node] = self._ends
+                else:
+                    self._fill_row(rows[node])
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Goes on by committed tokens. Raises ConstraintFailed where the grammar engine gives up."""
-        if self._doubtful:
-            self._check(tokens)
-        self._read(tokens)
+        with self._watched():
+            if self._doubtful:
+                self._check(tokens)
+            self._read(tokens)
+        if self._broken is not None:
+            raise ConstraintFailed(f"constraint: the grammar engine failed: {self._broken}") from self._broken
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Keeps what the grammar engine raises for advance(): it fails this request and not its batch."""
+        try:
+            yield
+        except (ConstraintFailed, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the grammar engine is no Exception
+            self._broken = error
 
     def _read(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from specengine.constraints.constraint import Constraint, reason
+from specengine.constraints.lark_text import bound_forcing, check_names, without_literals
 from specengine.constraints.multiples import check_multiples
 from specengine.constraints.vocabulary import read_vocabulary
 from specengine.tokenizer import Tokenizer
@@ -58,6 +59,11 @@ class Grammars:
             return None
         if self._tokenizer is None:
             raise ValueError(f"{name}: this model has no tokenizer, so no text can be constrained")
+        if params.grammar is not None:
+            known, text = self._tokenizer.vocab_size, self._tokenizer.token_text
+            check_names(
+                params.grammar, {token: text(token) if token < known else f"<[{token}]>" for token in self._eos}
+            )
         grammar = compiled_form(params)
         with self._lock:
             if first := (compiling := self._compiled.get(grammar)) is None:
@@ -97,7 +103,10 @@ class Grammars:
             raise ValueError(f"{name}: no text fulfils it")
         token = next(place * 8 + bit for place, byte in enumerate(allowed) for bit in range(8) if byte >> bit & 1)
         if not first.try_consume_tokens([token]) and first.is_error():
-            raise ValueError(f"{name}: {reason(first)}")
+            endless = "ff_tokens" in (error := reason(first))
+            raise ValueError(
+                f"{name}: {'it forces a text without an end: no finite text fulfils it' if endless else error}"
+            )
         return matcher
 
 
@@ -108,7 +117,10 @@ def compiled_form(params: SamplingParams) -> str:
     name = params.constraint
     if name == "json_schema":
         assert isinstance(params.json_schema, str)  # SamplingParams keeps its text
-        check_multiples(json.loads(params.json_schema), name)
+        try:
+            check_multiples(json.loads(params.json_schema), name)
+        except RecursionError:
+            raise ValueError(f"{name}: is nested too deeply") from None
         schema = params.json_schema if params.json_schema != "{}" else '{"type": "object"}'
         return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
     if name == "regex":
@@ -116,7 +128,7 @@ def compiled_form(params: SamplingParams) -> str:
         return LLMatcher.grammar_from_regex(params.regex)
     if name == "grammar":
         assert params.grammar is not None
-        return LLMatcher.grammar_from_lark(_with_json_form(params.grammar))
+        return LLMatcher.grammar_from_lark(bound_forcing(_with_json_form(params.grammar)))
     # As one expression, they may be many thousands; the alternatives of a rule are limited to 2,000.
     escaped = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in params.choices or ())
     return LLMatcher.grammar_from_regex("|".join(escaped))
@@ -125,13 +137,15 @@ def compiled_form(params: SamplingParams) -> str:
 def _with_json_form(grammar: str) -> str:
     """Gives JSON inside of a Lark grammar the form of other JSON; a schema that chooses its own keeps it."""
     parts, end = [], 0
-    for found in re.finditer(r"%json\s*(?=\{)", grammar):
+    for found in re.finditer(r"%json\s*(?=\{)", without_literals(grammar)):
         if found.start() < end:  # inside of a schema's own text
             continue
         try:
             schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except ValueError:  # the grammar engine says where it is wrong
             continue
+        except RecursionError:
+            raise ValueError("grammar: its JSON is nested too deeply") from None
         check_multiples(schema, "grammar")
         if not isinstance(own := schema.get("x-guidance", {}), dict):  # the grammar engine refuses it
             continue

@@ -51,6 +51,7 @@ class AsyncEngine:
         Raises ValueError; Overloaded when the queue is full; Closed; GenerationFailed when a pass of the target or of
         the drafter fails.
         """
+        await self._compile(params)
         group = self._prepare(prompts, params)
         if group.requests:
             call = _Call(group.requests, deadline)
@@ -72,6 +73,7 @@ class AsyncEngine:
 
         Takes the prompts and n that generate() takes. Events of several texts come mixed: their `index` tells them
         apart, and the last event of each carries its output. The queue takes all requests of a call or none.
+        A constraint that is new to the model compiles within the call.
         Raises ValueError at once; Overloaded, Closed and GenerationFailed while iterating, as generate() does.
         """
         _check_deadline(deadline)
@@ -79,6 +81,12 @@ class AsyncEngine:
         for index, request in enumerate(requests):
             request.index = index
         return self._events(requests, deadline)
+
+    async def _compile(self, params: SamplingParams | Sequence[SamplingParams] | None) -> None:
+        """Compiles constraints in another thread, where they may take a tenth of a second each."""
+        for own in [params] if isinstance(params, SamplingParams) else params or ():
+            if isinstance(own, SamplingParams) and own.constraint:
+                await asyncio.to_thread(self.engine.model.grammars.constraint, own)
 
     def _prepare(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None

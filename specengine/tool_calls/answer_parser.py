@@ -43,7 +43,8 @@ class AnswerFormat:
 class AnswerParser:
     """Parses one answer. The joined events depend on the text alone, not on the pieces in which it arrives.
 
-    Space around reasoning and calls is dropped. A call that the end of the text cuts keeps incomplete arguments.
+    Space around reasoning and calls is dropped; between two texts, the space before the first call that has some stays.
+    A call that the end of the text cuts keeps incomplete arguments.
     """
 
     def __init__(self, answer: AnswerFormat) -> None:
@@ -87,6 +88,7 @@ class AnswerParser:
                 if isinstance(event, ToolStart):
                     self._num_calls += 1
                     self._content.strip = True
+                    self._content.close()
                 yield event
 
 
@@ -96,7 +98,12 @@ class _Trimmed:
     def __init__(self, strip: bool = False) -> None:
         self.strip = strip
         self._begun = False
+        self._closed = False  # no more space is held
         self._held: list[Piece] = []
+
+    def close(self) -> None:
+        """Drops space up to the next text, if some is held."""
+        self._closed = bool(self._held)
 
     def add(self, piece: Piece) -> Iterable[Piece]:
         """Takes a piece and yields the pieces that are certain now."""
@@ -104,14 +111,14 @@ class _Trimmed:
         if body:
             if self._begun or not self.strip:
                 yield from self._held
-            else:
+            if self._closed or (self.strip and not self._begun):
                 body = body.lstrip(SPACES)
             self._held = []
-            self._begun = True
+            self._begun, self._closed = True, False
             start = len(piece.text.rstrip(SPACES)) - len(body)
             yield replace(piece, text=body, at=piece.at + start)
             piece = replace(piece, text=piece.text[start + len(body) :], at=piece.at + start + len(body))
-        if piece.text:
+        if piece.text and not self._closed:
             self._held.append(piece)
 
     def rest(self) -> list[Piece]:

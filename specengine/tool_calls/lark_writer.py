@@ -49,8 +49,8 @@ class LarkWriter:
         return self._rule("part", body)
 
     def finish(self, start: str) -> str:
-        """Returns the grammar whose texts are those of `start`."""
-        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+        """Returns the grammar whose texts are those of `start`. What they force ends, so it may be looked for."""
+        return "\n".join([f"start: {start}", *self._rules, '%llguidance {"no_forcing": false}']) + "\n"
 
     def _terminal(self, body: str) -> str:
         return self._rule("TEXT", body)

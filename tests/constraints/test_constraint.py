@@ -276,3 +276,38 @@ def test_a_rule_of_too_many_alternatives_fails_with_the_engine_s_reason(monkeypa
         constraint.advance(ids("go x"))
     with pytest.raises(ValueError, match=r"(?s)^grammar: .*max is 100"):
         constraint_of({"grammar": f"start: {alternatives}"})
+
+
+class Panic(BaseException):
+    """The grammar engine's panics are no Exception."""
+
+
+@pytest.mark.parametrize("place", ["cut", "fill"])
+def test_what_the_grammar_engine_raises_fails_the_request_when_it_goes_on(place):
+    a = ids("a")[0]
+    constraint, tree = constraint_of({"regex": "a+"}), DraftTree([0, a], [-1, 0])
+
+    class Panicking:
+        def __getattr__(self, name):
+            raise Panic("at lexer.rs")
+
+    healthy, constraint._matcher = constraint._matcher, Panicking()
+    if place == "cut":
+        assert constraint.cut(tree).tree == tree
+        constraint._matcher = healthy
+    else:
+        constraint.fill(tree, np.zeros((2, 10), dtype=np.int32))
+    with pytest.raises(ConstraintFailed, match=r"^constraint: the grammar engine failed: .*lexer"):
+        constraint.advance([a])
+
+
+def test_a_key_of_the_keyboard_is_no_failure_of_the_grammar_engine():
+    constraint = constraint_of({"regex": "a+"})
+
+    class Stopped:
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    constraint._matcher = Stopped()
+    with pytest.raises(KeyboardInterrupt):
+        constraint.fill(DraftTree([0], [-1]), np.zeros((1, 10), dtype=np.int32))

@@ -1,6 +1,8 @@
 """What a constraint may be; how it is compiled and kept."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from specengine import SamplingParams
 from specengine.constraints import Grammars
 from tests.constraints.masks import allowed_tokens
-from tests.constraints.vocabulary import CHOICES, ENDS, REGEX, SCHEMA, TOKENIZER, grammars
+from tests.constraints.vocabulary import CALL, CHOICES, END, ENDS, FIRST, REGEX, SCHEMA, TOKENIZER, TURN, grammars
 
 MALFORMED = {
     "a schema that no value fulfils": ({"json_schema": {"type": "string", "enum": []}}, "json_schema: Unsat"),
@@ -37,6 +39,22 @@ MALFORMED = {
     "a regex without a text": ({"regex": r"[^\s\S]"}, "regex: no text"),
     "a rule that is missing": ({"grammar": "start: other"}, "grammar: .*other"),
     "a token that is missing": ({"grammar": "start: <nothing>"}, "grammar: .*<nothing>"),
+    "a required reference to itself": (
+        {"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+        "json_schema: .*no finite text",
+    ),
+    "an end of the text": ({"grammar": 'start: "a" <end> "b"'}, "grammar: <end>: <end> ends"),
+    "another end": ({"grammar": 'start: "a" /<x>/ <turn> "b"'}, "grammar: <turn>: "),
+    "an end by its number": ({"grammar": f'start: "a" <[{END}]> "b"'}, r"grammar: <\[\d+\]>: <end> ends"),
+    "an end in a range": ({"grammar": f'start: "a" <[1,{END - 1}-{END + 2}]> "b"'}, "grammar: .*<end> ends"),
+    "any token": ({"grammar": 'start: "a" <[*]> "b"'}, r"grammar: <\[\*\]>: <end> ends"),
+    "any token but one": ({"grammar": f'start: "a" <[^{END}]> "b"'}, "grammar: .*<turn> ends"),
+    "a temperature": ({"grammar": 'start: g\ng[temperature=0.0]: "ab"'}, "grammar: temperature: "),
+    "a limit of tokens": ({"grammar": "start: g\ng[capture, max_tokens=3]: /[a-z]+/"}, "grammar: max_tokens: "),
+    "a deep schema in a grammar": (
+        {"grammar": "start: %json " + '{"a":' * 99999 + "1" + "}" * 99999},
+        "grammar: .*deep",
+    ),
     "an empty intersection": ({"grammar": "start: X\nX: /a/ & /b/"}, "grammar: no text"),
 }
 
@@ -190,3 +208,41 @@ def test_threads_may_ask_at_once():
 def test_ids_past_the_tokenizer_are_never_allowed():
     constraint = grammars().constraint(SamplingParams(grammar="start: /(.|\\n)*/"))
     assert max(allowed_tokens(constraint)) == max(ENDS) < 319
+
+
+NAMES = {
+    "strings": (r'start: "<end> [max_tokens=3] %json {} \" <turn>"', '<end> [max_tokens=3] %json {} " <turn>'),
+    "regexes": (r"start: /<end>\/%json \{\}/", "<end>/%json {}"),
+    "comments": ('start: "a" // <end> %json {"multipleOf": 999983}\n# g[temperature=0]: <turn>', "a"),
+}
+
+
+@pytest.mark.parametrize("grammar, text", NAMES.values(), ids=NAMES)
+def test_literals_of_a_grammar_name_nothing(grammar, text):
+    constraint = grammars().constraint(SamplingParams(grammar=grammar))
+    constraint.advance([*text.encode()])
+    assert set(allowed_tokens(constraint)) == ENDS
+
+
+def test_tokens_that_end_nothing_may_be_named():
+    for named in ("<call>", f"<[{CALL}]>", f"<[{FIRST}-{CALL}]>", f"<[^{END},{TURN}]>"):
+        constraint = grammars().constraint(SamplingParams(grammar=f'start: {named} "b"'))
+        constraint.advance([CALL, ord("b")])
+        assert set(allowed_tokens(constraint)) == ENDS
+
+
+ENDLESS = """
+from specengine.types import SamplingParams
+from tests.constraints.masks import allowed_tokens
+from tests.constraints.vocabulary import grammars
+for start, text in ("A B", b"aa"), ('"!" | "x" A B', b"xaa"), ('%lark {\\nstart: A B\\nA: /a+/\\nB: /ab/\\n}', b"aa"):
+    grammar = f"start: {start}\\nA: /a+/\\nB: /ab/"
+    constraint = grammars().constraint(SamplingParams(grammar=grammar))
+    constraint.advance([*text])
+    print(allowed_tokens(constraint))
+"""
+
+
+def test_a_grammar_that_forces_an_endless_text_holds_nothing_up():
+    done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[97]\n" * 3

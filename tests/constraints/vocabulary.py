@@ -45,7 +45,9 @@ SCHEMA = {
 }
 REGEX = r"[a-c]{2,5} (is|was) [0-9]{1,3} years old\."
 CHOICES = ("yes, of course", "yes, always", "never")
-THINKING = 'start: /[a-z ]{0,20}/ </think> %json {"enum": [{"name": "the", "age": 3}, {"name": "yes"}]}'
+THINKING = """\
+start: /[a-z ]{0,20}/ </think> %json {"enum": [{"name": "the", "age": 3}, {"name": "yes"}]}
+%llguidance {"no_forcing": false}"""
 CONSTRAINTS = ({"json_schema": SCHEMA}, {"regex": REGEX}, {"choices": CHOICES}, {"grammar": THINKING})
 
 

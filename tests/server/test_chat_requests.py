@@ -7,6 +7,10 @@ import llguidance
 import openai
 import pytest
 
+from specengine.server.chat import constraint
+from specengine.server.chat.constraint import SCHEMA_FIELD
+from specengine.server.chat.schema import ChatRequest
+from specengine.server.errors import ApiError
 from tests.server.tools import ASK, NOW, TOOL, model_of
 
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
@@ -17,6 +21,7 @@ WRONG = ONE.replace('"x"', "1")
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 OBJECT = '{"city": "x"}'
 FREE = "Just text."
+ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,7 @@ FREE = "Just text."
         ({"response_format": {"type": "text"}}, None, None),
         ({"response_format": {"type": "json_object"}}, [OBJECT, "{}"], ["[]", FREE]),
         ({"response_format": TOOL["function"]["parameters"]}, [OBJECT], ["{}", FREE]),
+        ({"response_format": ANY_OBJECT}, [OBJECT, "{}"], ["[]", '"x"', FREE]),
         ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, [OBJECT, ONE, WRONG], [FREE]),
         ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "none"}, [OBJECT], [ONE]),
         ({"response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required"}, [ONE], [OBJECT]),
@@ -150,6 +156,7 @@ def schema_format(schema: object, **more) -> dict:
             "response_format.json_schema.schema",
         ),
         (schema_format(BAD_SCHEMA), "response_format.json_schema.schema"),
+        (schema_format({"type": "integer", "multipleOf": 999983}), "response_format.json_schema.schema"),
         (schema_format({"type": "string", "format": "nonsense"}), "response_format.json_schema.schema"),
         (
             {"tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMA, "strict": True}}]},
@@ -195,6 +202,25 @@ def test_a_schema_that_is_nested_too_deeply_is_refused(serve):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**ASK, **schema_format(schema))
     assert refused.value.param == "response_format.json_schema.schema"
+
+
+def test_multiples_of_many_states_are_refused_before_they_compile(monkeypatch):
+    asked = {"type": "integer", "multipleOf": 999983}
+    monkeypatch.setattr(constraint, "_find_error", lambda _: pytest.fail("compiled"))
+    with pytest.raises(ApiError, match=r"^tools\[0\]: /multipleOf: ") as refused:
+        constraint.check_schema(asked, "tools[0]")
+    assert refused.value.param == "tools[0]"
+
+
+@pytest.mark.parametrize(
+    ("choice", "field"),
+    [("required", "tools"), (NAMED, "tools"), ("auto", SCHEMA_FIELD), ("none", SCHEMA_FIELD)],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_constraint_s_fault_is_told_of_the_field_that_it_comes_from(choice, field):
+    asked = {"model": "x", "messages": [{"role": "user", "content": "x"}], "tools": [TOOL, NOW]}
+    body = ChatRequest.model_validate({**asked, "response_format": {"type": "json_object"}, "tool_choice": choice})
+    assert body.constraint_field == field
 
 
 def test_a_dialect_needs_a_template_that_reads_tools(serve):

@@ -159,6 +159,15 @@ HARD_ANSWERS = {
     "space around a call": Answer(
         AnswerFormat(HERMES, TOOLS), f"\n\n<tool_call>{JSON_CALL}</tool_call>\n\n", calls=[CALL]
     ),
+    "space between a text, calls and a text": Answer(
+        AnswerFormat(HERMES, TOOLS),
+        f"x <tool_call>{JSON_CALL}</tool_call> \n<tool_call>{JSON_CALL}</tool_call>\n y z",
+        "x y z",
+        calls=[CALL] * 2,
+    ),
+    "space behind a call alone": Answer(
+        AnswerFormat(HERMES, TOOLS), f"x<tool_call>{JSON_CALL}</tool_call> y", "x y", calls=[CALL]
+    ),
     "no tools in the request": Answer(
         AnswerFormat(None, {}, THINK), f"<tool_call>{JSON_CALL}", f"<tool_call>{JSON_CALL}"
     ),

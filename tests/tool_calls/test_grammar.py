@@ -154,7 +154,7 @@ def test_calls_are_enforced(dialect, tags):
         if not dialect.bare:
             mixed = thought + "Let me see.\n" + calls(dialect, WEATHER) + "\nSo."
             assert [accepted(each, mixed, tags) for each in (required, auto, auto_one)] == [False, True, True]
-            assert parse(answer, [bare(mixed)]).content == "Let me see.\n\nSo."
+            assert parse(answer, [bare(mixed)]).content == "Let me see.\nSo."
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)

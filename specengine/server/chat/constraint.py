@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from specengine.constraints.multiples import check_multiples
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.chat.tools import Function
 from specengine.server.errors import ApiError
@@ -29,6 +30,7 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
     schema = body.response_format.schema_of_answer if body.response_format else None
     if schema is not None:
         check_schema(schema, SCHEMA_FIELD)
+        schema = schema or {"type": "object"}
     functions = _functions(body)
     if not functions and schema is None:
         return {}
@@ -55,8 +57,12 @@ def check_schema(schema: Mapping[str, Any], field: str) -> None:
         text = json.dumps(schema)
     except RecursionError:
         raise ApiError(400, f"{field}: is nested too deeply", param=field) from None
-    if error := _find_error(text):
-        raise ApiError(400, f"{field}: {error}", param=field)
+    try:
+        check_multiples(schema, field)  # before they are compiled
+    except ValueError as error:
+        raise ApiError(400, str(error), param=field) from None
+    if message := _find_error(text):
+        raise ApiError(400, f"{field}: {message}", param=field)
 
 
 @lru_cache(maxsize=_KEPT)

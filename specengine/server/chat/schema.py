@@ -157,7 +157,8 @@ class ChatRequest(GenerationRequest):
 
     @property
     def constraint_field(self) -> str | None:
-        if self.response_format and self.response_format.schema_of_answer is not None:
+        must_call = self.tools and (self.tool_choice == "required" or isinstance(self.tool_choice, tuple))
+        if not must_call and self.response_format and self.response_format.schema_of_answer is not None:
             return "response_format.json_schema.schema"
         return "tools" if self.tools else None
 
