@@ -103,10 +103,10 @@ class Grammars:
             raise ValueError(f"{name}: no text fulfils it")
         token = next(place * 8 + bit for place, byte in enumerate(allowed) for bit in range(8) if byte >> bit & 1)
         if not first.try_consume_tokens([token]) and first.is_error():
-            endless = "ff_tokens" in (error := reason(first))
-            raise ValueError(
-                f"{name}: {'it forces a text without an end: no finite text fulfils it' if endless else error}"
-            )
+            fault = reason(first)
+            if "ff_tokens" in fault:
+                fault = "it forces a text without an end: no finite text fulfils it"
+            raise ValueError(f"{name}: {fault}")
         return matcher
 
 
