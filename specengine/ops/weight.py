@@ -119,7 +119,7 @@ def pack_blocks(rows: torch.Tensor, weight: Weight, first: int, kind: str) -> No
 
 
 def coded_format(coding: Coding, columns: int) -> str | None:
-    """Returns the format that keeps the codes of a weight of so many columns; None where no kernel reads them."""
+    """Returns the format that keeps the codes of a weight of so many columns; None without a kernel for it."""
     group = _whole_group(coding, columns)
     formats = ("int4_min16",) if coding.minima else _FORMATS_OF_KIND[coding.kind]
     fitting = (name for name in formats if group % _GROUPS[name] == 0)

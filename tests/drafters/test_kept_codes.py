@@ -13,7 +13,7 @@ from tests.engines import ids
 from tests.models.coded_checkpoint import CodedCheckpoint
 from tests.ops.coding import CODED
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]  # a minute and a half on two free cores
+pytestmark = [pytest.mark.model, pytest.mark.slow]  # 271 s beside other work
 DRAFTERS = (
     *("auto", "prompt_lookup", "suffix", "lookahead", "eagle3", "fasteagle", "medusa", "glide", "draft-model"),
     *("ouroboros", "combine:prompt_lookup+fasteagle"),

@@ -37,7 +37,7 @@ FORMS: dict[str, _C.CodedForm] = {
 
 
 def coded_format(coding: Coding, columns: int) -> str | None:
-    """Returns the format that keeps the codes of a weight of so many columns; None where no kernel reads them."""
+    """Returns the format that keeps the codes of a weight of so many columns; None without a kernel for it."""
     kind = "int8" if coding.kind == "iq4" else coding.kind
     groups = [16] if coding.minima else [128, 64, 32] if kind in ("int4", "int8") else [128, 32, 16]
     for group in groups:
