@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import multiprocessing
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specengine import Engine, SamplingParams
+from specengine import Engine, SamplingParams, _C
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.types import ConstraintFailed
 from tests.constraints.random_constraints import problem, random_constraint
@@ -27,6 +29,7 @@ DRAFTERS = (
 )
 TOKENS = 64  # of a text, at most: most schemas end before
 HANGS = 600  # seconds of one group
+SHARE = 250  # requests of one seed: a share that fails is repeated by itself
 
 
 @dataclass
@@ -42,6 +45,10 @@ class Tally:
     unequal: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class Fuzzer:
@@ -127,18 +134,47 @@ def _outputs(engine: Engine, prompts: list[Any], params: list[SamplingParams]) -
     return [output for pair in zip(prompts, params, strict=True) for output in _outputs(engine, [pair[0]], [pair[1]])]
 
 
+def _share(work: tuple[str, int, int, tuple[str, ...]]) -> tuple[int, dict[str, Tally]]:
+    """Runs one share of the requests.  work: model, seed, requests, drafters."""
+    path, seed, requests, drafters = work
+    fuzzer = Fuzzer(load_model(path), seed, drafters)
+    fuzzer.run(requests)
+    return seed, fuzzer.tallies
+
+
+def _shares(processes: int, works: list[Any]) -> Iterable[tuple[int, dict[str, Tally]]]:
+    if processes == 1:
+        yield from map(_share, works)
+        return
+    threads = max(1, _C.num_threads() // processes)
+    with multiprocessing.get_context("spawn").Pool(processes, _C.set_num_threads, (threads,)) as pool:
+        yield from pool.imap_unordered(_share, works)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=0, help=f"of the first {SHARE} requests; the next have the next one"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="that share the requests and the cores")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--drafters", default="", help="separated by spaces")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     began = time.perf_counter()
-    fuzzer = Fuzzer(load_model(options.model), options.seed, tuple(options.drafters.split()) or DRAFTERS)
-    fuzzer.run(options.requests)
-    tallies = fuzzer.tallies
+    drafters = tuple(options.drafters.split()) or DRAFTERS
+    tallies = {drafter: Tally() for drafter in drafters}
+    starts = range(0, options.requests, SHARE)
+    works = [
+        (options.model, options.seed + number, min(SHARE, options.requests - start), drafters)
+        for number, start in enumerate(starts)
+    ]
+    for seed, share in _shares(options.processes, works):
+        for drafter, tally in share.items():
+            tallies[drafter].add(tally)
+        failures = sum(len(tally.failures) for tally in share.values())
+        print(f"seed {seed}: {failures} failures, {time.perf_counter() - began:.0f} s", flush=True)
     result = {
         "model": options.model,
         "seed": options.seed,

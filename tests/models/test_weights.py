@@ -176,7 +176,7 @@ def test_the_reference_ops_hold_a_quantised_file_in_floats(k_quants):
 
 @pytest.mark.parametrize("dtype", ["int3", "Float32", "q8", "", None, 8, torch.float32])
 def test_a_dtype_that_is_none_is_refused_with_those_there_are(folder, dtype):
-    message = f"dtype: expected auto, float32, float16, bfloat16, int8 or int4, got {dtype!r}"
+    message = f"dtype: expected auto, auto-float32, float32, float16, bfloat16, int8 or int4, got {dtype!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         load_model(folder, dtype=dtype)
 
