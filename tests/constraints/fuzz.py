@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specengine import Engine, SamplingParams, _C
+from specengine import _C, Engine, SamplingParams
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.types import ConstraintFailed
 from tests.constraints.random_constraints import problem, random_constraint
