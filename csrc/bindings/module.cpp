@@ -16,6 +16,7 @@
 #include "ops/draft_tree.h"
 #include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
+#include "ops/experts.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 #include "ops/lora.h"
@@ -62,6 +63,12 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<TreeAttention>(m, "tree_attention");
   bind_workspace<TreeAttention>(m, "tree_attention_workspace", "tree_attention");
   bind_class<Projection>(m, "Projection");
+  bind_op<RouteRows>(m, "route_rows");
+  bind_op<GroupPairs>(m, "group_pairs");
+  bind_op<ExpertLinear>(m, "expert_linear");
+  bind_op<CombineExperts>(m, "combine_experts");
+  bind_class<ExpertProjection>(m, "ExpertProjection");
+  bind_class<MoeLayer>(m, "MoeLayer");
   bind_class<LoraModule>(m, "LoraModule");
   bind_class<LoraProjection>(m, "LoraProjection")
       .def("workspace_floats", &LoraProjection::workspace_floats, pybind11::arg("rows"));

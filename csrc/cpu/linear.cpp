@@ -6,10 +6,12 @@
 #include "ops/linear.h"
 
 #include <atomic>
+#include <vector>
 
 #include "cpu/dot_codes.h"
 #include "cpu/parallel_for.h"
 #include "cpu/simd.h"
+#include "ops/experts.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {
@@ -207,6 +209,13 @@ uint32_t allowed_columns(const OptionalTensor& masks, int64_t row, int64_t colum
 template <typename Op>
 void take(const Op& op, int64_t row, int64_t column, float* result);
 
+template <typename Op>
+const OptionalTensor& masks_of(const Op& op) {
+  static const OptionalTensor none{};
+  if constexpr (requires { op.masks; }) return op.masks;
+  return none;
+}
+
 struct Sink {
   template <typename Op>
   explicit Sink(const Op& op)
@@ -214,7 +223,7 @@ struct Sink {
         call([](const void* op, int64_t row, int64_t column, float* result) {
           take(*static_cast<const Op*>(op), row, column, result);
         }),
-        masks(op.masks) {}
+        masks(masks_of(op)) {}
 
   // Whether any row from `begin` to `end` allows a column of the panel. JSON allows few tokens at most places, so many
   // panels are never multiplied.
@@ -230,56 +239,76 @@ struct Sink {
   const OptionalTensor& masks;
 };
 
+// Rows of x that multiply the same panels of a weight.
+struct RowGroup {
+  int64_t first_row, rows, first_panel;
+};
+
+// Groups of equally many panels: the experts that a pass reads, or one group of all rows and panels.
+struct RowGroups {
+  const RowGroup* groups;
+  int64_t count, panels;
+};
+
 template <typename Kernel>
-void multiply(const TensorView& x, const TensorView& weight, const Sink& sink) {
-  const int64_t M = x.shape[0], panels = weight.shape[0];
+void multiply(const TensorView& x, const TensorView& weight, const RowGroups& groups, const Sink& sink) {
   const int64_t row_size = Kernel::row_size(x), panel_size = Kernel::panel_size(weight);
   // Rows of a block stay in the second-level cache while the task's panels pass by.
   constexpr int64_t kCacheBytes = 192 << 10;
   const int64_t row_bytes = row_size * static_cast<int64_t>(sizeof(typename Kernel::Row));
   const int64_t block_rows = std::max<int64_t>(Kernel::kRows, kCacheBytes / std::max<int64_t>(1, row_bytes));
-  // About eight pieces per thread: enough to even out a disturbed core, few enough to keep the counter cold.
-  const int64_t per_task = std::max<int64_t>(1, panels / (8 * num_threads()));
-  parallel_for((panels + per_task - 1) / per_task, [&](int64_t task) {
-    for (int64_t first = 0; first < M; first += block_rows) {
-      const int64_t rows = std::min(block_rows, M - first), tiles = (rows + Kernel::kRows - 1) / Kernel::kRows;
-      for (int64_t p = task * per_task; p < std::min(panels, (task + 1) * per_task); ++p) {
+  const auto multiply_panels = [&](const RowGroup& group, int64_t first_panel, int64_t last_panel) {
+    const int64_t last_row = group.first_row + group.rows;
+    for (int64_t first = group.first_row; first < last_row; first += block_rows) {
+      const int64_t rows = std::min(block_rows, last_row - first), tiles = (rows + Kernel::kRows - 1) / Kernel::kRows;
+      for (int64_t p = first_panel; p < last_panel; ++p) {
         for (int64_t t = 0; t < tiles; ++t) {  // of nearly equal height
           const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
           if (!sink.reads(begin, end, p * kPanel)) continue;
           float result[Kernel::kRows][kPanel];
           run_tile<Kernel>(end - begin, x.as<typename Kernel::Row>() + begin * row_size, row_size,
-                           weight.as<uint8_t>() + p * panel_size, result);
+                           weight.as<uint8_t>() + (group.first_panel + p) * panel_size, result);
           for (int64_t m = begin; m < end; ++m) sink.call(sink.op, m, p * kPanel, result[m - begin]);
         }
       }
+    }
+  };
+  // About eight pieces per thread: enough to even out a disturbed core, few enough to keep the counter cold.
+  const int64_t panels = groups.count * groups.panels;
+  const int64_t per_task = std::max<int64_t>(1, panels / (8 * num_threads()));
+  parallel_for((panels + per_task - 1) / per_task, [&](int64_t task) {
+    const int64_t end = std::min(panels, (task + 1) * per_task);
+    for (int64_t at = task * per_task; at < end;) {
+      const int64_t group = at / groups.panels, stop = std::min(end, (group + 1) * groups.panels);
+      multiply_panels(groups.groups[group], at - group * groups.panels, stop - group * groups.panels);
+      at = stop;
     }
   });
 }
 
 template <template <typename> class Kernel>
-void multiply_codes(const TensorView& x, const TensorView& weight, const Sink& sink) {
+void multiply_codes(const TensorView& x, const TensorView& weight, const RowGroups& groups, const Sink& sink) {
   const BlockFormat* format = &format_of(weight);
-  if (format == &kQ8) return multiply<Kernel<Codes8<kQ8>>>(x, weight, sink);
-  if (format == &kQ4) return multiply<Kernel<Codes4<kQ4>>>(x, weight, sink);
-  if (format == &kQ4Min) return multiply<Kernel<Codes4<kQ4Min>>>(x, weight, sink);
-  if (format == &kInt4By32) return multiply<Kernel<Codes4<kInt4By32>>>(x, weight, sink);
-  if (format == &kInt4By128) return multiply<Kernel<Codes4<kInt4By128>>>(x, weight, sink);
-  if (format == &kInt8By32) return multiply<Kernel<Codes8<kInt8By32>>>(x, weight, sink);
-  if (format == &kInt8By128) return multiply<Kernel<Codes8<kInt8By128>>>(x, weight, sink);
-  if (format == &kInt4Min16) return multiply<Kernel<Codes4<kInt4Min16>>>(x, weight, sink);
-  if (format == &kTable4By16) return multiply<Kernel<TableCodes<kTable4By16>>>(x, weight, sink);
-  multiply<Kernel<TableCodes<kTable4By32>>>(x, weight, sink);
+  if (format == &kQ8) return multiply<Kernel<Codes8<kQ8>>>(x, weight, groups, sink);
+  if (format == &kQ4) return multiply<Kernel<Codes4<kQ4>>>(x, weight, groups, sink);
+  if (format == &kQ4Min) return multiply<Kernel<Codes4<kQ4Min>>>(x, weight, groups, sink);
+  if (format == &kInt4By32) return multiply<Kernel<Codes4<kInt4By32>>>(x, weight, groups, sink);
+  if (format == &kInt4By128) return multiply<Kernel<Codes4<kInt4By128>>>(x, weight, groups, sink);
+  if (format == &kInt8By32) return multiply<Kernel<Codes8<kInt8By32>>>(x, weight, groups, sink);
+  if (format == &kInt8By128) return multiply<Kernel<Codes8<kInt8By128>>>(x, weight, groups, sink);
+  if (format == &kInt4Min16) return multiply<Kernel<Codes4<kInt4Min16>>>(x, weight, groups, sink);
+  if (format == &kTable4By16) return multiply<Kernel<TableCodes<kTable4By16>>>(x, weight, groups, sink);
+  multiply<Kernel<TableCodes<kTable4By32>>>(x, weight, groups, sink);
 }
 
-void multiply_any(const TensorView& x, const TensorView& weight, const Sink& sink) {
+void multiply_any(const TensorView& x, const TensorView& weight, const RowGroups& groups, const Sink& sink) {
   if (weight.dtype != DType::kUInt8) {
-    with_float_type(weight.dtype, [&](auto zero) { multiply<FloatKernel<decltype(zero)>>(x, weight, sink); });
+    with_float_type(weight.dtype, [&](auto zero) { multiply<FloatKernel<decltype(zero)>>(x, weight, groups, sink); });
     return;
   }
-  if (&format_of(weight) == &kE4m3) return multiply<E4m3Kernel>(x, weight, sink);
-  x.dtype == DType::kFloat32 ? multiply_codes<DecodingKernel>(x, weight, sink)
-                             : multiply_codes<CodedKernel>(x, weight, sink);
+  if (&format_of(weight) == &kE4m3) return multiply<E4m3Kernel>(x, weight, groups, sink);
+  x.dtype == DType::kFloat32 ? multiply_codes<DecodingKernel>(x, weight, groups, sink)
+                             : multiply_codes<CodedKernel>(x, weight, groups, sink);
 }
 
 // Adds the bias of 16 columns, of which `columns` exist.
@@ -324,15 +353,59 @@ void take(const LinearArgmax& op, int64_t row, int64_t column, float* result) {
   }
 }
 
+template <>
+void take(const ExpertLinear& op, int64_t row, int64_t column, float* result) {
+  const int64_t N = op.out.shape[1], columns = std::min(kPanel, op.columns - column);
+  if (op.bias.defined()) {
+    const int32_t* starts = op.starts.as<int32_t>();
+    const int64_t expert = std::upper_bound(starts, starts + op.starts.shape[0], row) - starts - 1;
+    add_bias(op.bias, expert * N + op.first + column, columns, result);
+  }
+  std::memcpy(op.out.as<float>() + row * N + op.first + column, result, columns * sizeof(float));
+}
+
+// The rows of x in the order of the places, in a buffer of the thread that the first call allocates.
+TensorView gathered(const ExpertLinear& op) {
+  if (!op.rows.defined()) return op.x;
+  thread_local std::vector<uint8_t> buffer;
+  const int64_t places = op.rows.shape[0];
+  const int64_t row_bytes = op.x.dtype == DType::kUInt8 ? op.x.shape[1] * kRowBlockBytes
+                                                        : op.x.shape[1] * static_cast<int64_t>(sizeof(float));
+  buffer.resize(std::max<size_t>(buffer.size(), places * row_bytes));
+  uint8_t* const to = buffer.data();  // the workers' thread_local is another one
+  parallel_for(places, [&](int64_t p) {
+    std::memcpy(to + p * row_bytes, op.x.as<uint8_t>() + op.rows.as<int32_t>()[p] * row_bytes, row_bytes);
+  });
+  TensorView x = op.x;
+  x.data = to, x.shape[0] = places;
+  return x;
+}
+
 }  // namespace
 
-void run(const Linear& op) { multiply_any(op.x, op.weight, Sink(op)); }
+void run(const ExpertLinear& op) {
+  op.check_values();
+  const int32_t* starts = op.starts.as<int32_t>();
+  const int64_t experts = op.starts.shape[0] - 1;
+  thread_local std::vector<RowGroup> groups;
+  groups.clear();
+  for (int64_t e = 0; e < experts; ++e) {
+    if (starts[e + 1] > starts[e]) groups.push_back({starts[e], starts[e + 1] - starts[e], e * op.panels()});
+  }
+  multiply_any(gathered(op), op.weight, {groups.data(), static_cast<int64_t>(groups.size()), op.panels()}, Sink(op));
+}
+
+void run(const Linear& op) {
+  const RowGroup whole{0, op.x.shape[0], 0};
+  multiply_any(op.x, op.weight, {&whole, 1, op.weight.shape[0]}, Sink(op));
+}
 
 void run(const LinearArgmax& op) {
   const int64_t M = op.x.shape[0];
   int64_t* keys = op.keys.as<int64_t>();
   std::fill(keys, keys + M, kLeastKey);
-  multiply_any(op.x, op.weight, Sink(op));
+  const RowGroup whole{0, M, 0};
+  multiply_any(op.x, op.weight, {&whole, 1, op.weight.shape[0]}, Sink(op));
   for (int64_t m = 0; m < M; ++m) op.ids.as<int32_t>()[m] = argmax_of(keys[m]);
 }
 

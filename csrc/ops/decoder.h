@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "ops/experts.h"
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
 #include "ops/lora.h"
@@ -24,14 +25,44 @@ struct Projection {
     for (int64_t r : rows) total += r;
     return total;
   }
+  bool given() const { return !weights.empty(); }
   bool quantises_rows() const { return !float_rows && specengine::quantises_rows(weights.at(0)); }
 };
 
+// The same of E experts: each weight has their panels one after the other.
+struct ExpertProjection {
+  std::vector<TensorView> weights;
+  std::vector<int64_t> rows;  // of each weight, of one expert
+  OptionalTensor bias;        // [E, sum of rows] float32
+  bool float_rows;            // whether codes multiply rows of floats
+
+  bool quantises_rows() const { return !float_rows && specengine::quantises_rows(weights.at(0)); }
+};
+
+// A product of a group of experts' rows; its fields as in ExpertLinear.
+void project(const TensorView& x, const OptionalTensor& rows, const ExpertProjection& projection,
+             const TensorView& starts, const TensorView& out);
 // x as the weights multiply it; out: [M, total_rows()] float32.
 void project(const TensorView& x, const Projection& projection, const TensorView& out);
 // ordered: whether the caller knows orders of columns.
+void check_projection(Checker& check, const ExpertProjection& p, const char* name, int64_t experts, int64_t rows,
+                      int64_t columns);
 void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns,
                       bool ordered = false);
+
+// The experts of a layer. Beside them gate_up and down of the layer, where it has them, are the shared expert.
+struct MoeLayer {
+  TensorView router;           // [E, hidden], see RouteRows
+  OptionalTensor router_bias;  // [E] float32
+  OptionalTensor shared_gate;  // [hidden] float32
+  bool renormalise;            // see RouteRows
+  int64_t per_token;
+  int64_t intermediate;  // of one expert
+  ExpertProjection gate_up;
+  ExpertProjection down;
+
+  int64_t experts() const { return router.shape[0]; }
+};
 
 struct DecoderLayer {
   OptionalTensor attention_norm;  // [hidden] float32; only the first layer may do without
@@ -40,9 +71,12 @@ struct DecoderLayer {
   OptionalTensor k_norm;  // [head_dim] float32
   Projection attention_out;
   TensorView mlp_norm;  // [hidden] float32
-  Projection gate_up;
+  Projection gate_up;   // without weights in a layer of experts alone
   Projection down;
-  int64_t window;  // 0: none
+  int64_t window;       // 0: none
+  std::vector<MoeLayer> moe;  // one, or none in a layer without experts
+
+  int64_t intermediate() const { return gate_up.total_rows() / 2; }
 };
 
 // The weights of a model, checked once.
@@ -54,7 +88,7 @@ struct Decoder {
   int64_t heads;
   int64_t kv_heads;
   int64_t head_dim;
-  int64_t intermediate;
+  int64_t intermediate;  // of layers without experts
   float eps;
   int64_t first_columns;  // columns of first_inputs, from which the first layer makes q, k and v; 0: from its rows
   std::vector<int64_t> hidden_state_layers;  // layers whose input is written, rising; layers.size(): the last output
@@ -64,6 +98,7 @@ struct Decoder {
   void validate_lora() const;
   int64_t adapters() const;
   void validate_layer(Checker& check, const DecoderLayer& layer, int64_t qkv_columns) const;
+  void validate_experts(Checker& check, const DecoderLayer& layer) const;
   // Columns from which a layer makes q, k and v.
   int64_t qkv_columns(size_t layer) const { return layer == 0 && first_columns > 0 ? first_columns : hidden; }
   int64_t workspace_bytes(int64_t rows) const;
@@ -90,6 +125,7 @@ struct DecoderPass {
                                  // decoder's hidden_state_layers; None: it has none
   TensorView workspace;          // uint8 [workspace_bytes(M)]
   OptionalTensor adapters = {};  // [B] int32, the adapter of each request, -1: none; None: of no request
+  OptionalTensor experts = {};   // [layers] int32, written: how many experts each layer read; None: nobody asks
 
   Device validate() const;
 };

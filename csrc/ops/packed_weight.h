@@ -140,7 +140,7 @@ inline void check_rows_fit(int64_t first, int64_t rows, int64_t panels) {
 
 // Host-readable tensors only.
 inline void check_ids(const TensorView& ids, const char* name, int64_t rows) {
-  for (int64_t m = 0; m < ids.shape[0]; ++m) {
+  for (int64_t m = 0; m < ids.numel(); ++m) {
     const int32_t id = ids.as<int32_t>()[m];
     if (id < 0 || id >= rows) fail(name, ": entry ", m, " is ", id, ", expected 0 to ", rows - 1);
   }

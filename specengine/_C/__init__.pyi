@@ -98,6 +98,24 @@ class Projection:
         float_rows: bool,
     ) -> None: ...
 
+class ExpertProjection:
+    def __init__(
+        self, weights: Sequence[Tensor], rows: Sequence[int], bias: Tensor | None, float_rows: bool
+    ) -> None: ...
+
+class MoeLayer:
+    def __init__(
+        self,
+        router: Tensor,
+        router_bias: Tensor | None,
+        shared_gate: Tensor | None,
+        renormalise: bool,
+        per_token: int,
+        intermediate: int,
+        gate_up: ExpertProjection,
+        down: ExpertProjection,
+    ) -> None: ...
+
 class LoraModule:
     def __init__(self, a: Tensor, b: Tensor, ranks: Tensor, scales: Tensor, first: int, rows: int) -> None: ...
 
@@ -122,6 +140,7 @@ class DecoderLayer:
         gate_up: Projection,
         down: Projection,
         window: int,
+        moe: Sequence[MoeLayer],
     ) -> None: ...
 
 class Decoder:
@@ -367,6 +386,31 @@ def tree_attention_workspace(
     strict: bool,
     workspace: Tensor | None,
 ) -> int: ...
+def route_rows(
+    x: Tensor,
+    router: Tensor,
+    bias: Tensor | None,
+    shared_gate: Tensor | None,
+    logits: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    shared_scale: Tensor | None,
+    renormalise: bool,
+) -> None: ...
+def group_pairs(experts: Tensor, starts: Tensor, rows: Tensor, places: Tensor) -> None: ...
+def expert_linear(
+    x: Tensor,
+    rows: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    starts: Tensor,
+    out: Tensor,
+    first: int,
+    columns: int,
+) -> None: ...
+def combine_experts(
+    y: Tensor, places: Tensor, weights: Tensor, shared: Tensor | None, shared_scale: Tensor | None, out: Tensor
+) -> None: ...
 def add_lora(
     x: Tensor, projection: LoraProjection, row_start: Tensor, adapters: Tensor, out: Tensor, workspace: Tensor
 ) -> None: ...
@@ -383,6 +427,7 @@ def decoder_pass(
     at_layers: Tensor | None,
     workspace: Tensor,
     adapters: Tensor | None,
+    experts: Tensor | None,
 ) -> None: ...
 def expand_backbone(
     logits: Tensor,

@@ -7,6 +7,7 @@ from pathlib import Path
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_tensors, validate_tensors
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
+from specengine.models.expert_tensors import named_experts
 from specengine.models.presets import PRESETS
 from specengine.models.quantised.checkpoint import QuantisedCheckpoint
 from specengine.models.quantised.settings import read_settings
@@ -54,10 +55,10 @@ def _open(path: str | Path) -> Checkpoint:
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):
         if any((path / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):
             if settings is None:
-                return kind(path)
+                return named_experts(kind(path))
             if kind is TorchBinCheckpoint:
                 raise ValueError(f"{path}: quantised weights must be in model.safetensors, not in {kind.filename}")
-            return QuantisedCheckpoint(path, settings)
+            return named_experts(QuantisedCheckpoint(path, settings))
     raise FileNotFoundError(
         f"{path}: holds neither model.safetensors nor pytorch_model.bin, nor the .index.json of either"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specengine.models.config import ModelConfig
+from specengine.models.config import ModelConfig, MoeConfig
 from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
@@ -127,26 +127,33 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
-        shapes |= layer_tensors(config, f"model.layers.{layer}.")
+        shapes |= layer_tensors(config, f"model.layers.{layer}.", config.layer_moe(layer))
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     return shapes
 
 
-def layer_tensors(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Lists names and shapes of one decoder layer's tensors."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+def layer_tensors(config: ModelConfig, prefix: str, moe: MoeConfig | None = None) -> dict[str, tuple[int, ...]]:
+    """Lists names and shapes of one decoder layer's tensors. moe: its experts, in place of the MLP."""
+    hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = {
         "self_attn.q_proj": (queries, hidden, config.qkv_bias),
         "self_attn.k_proj": (keys, hidden, config.qkv_bias),
         "self_attn.v_proj": (keys, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, queries, config.output_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
     }
+    if moe is None:
+        linears |= _mlp("mlp", hidden, config.intermediate_size, config.mlp_bias)
+    else:
+        linears["mlp.gate"] = (moe.num_experts, hidden, moe.router_bias)
+        for expert in range(moe.num_experts):
+            linears |= _mlp(f"mlp.experts.{expert}", hidden, moe.intermediate_size, moe.expert_bias)
+        if moe.shared_size:
+            linears |= _mlp("mlp.shared_expert", hidden, moe.shared_size, False)
+        if moe.shared_gate:
+            linears["mlp.shared_expert_gate"] = (1, hidden, False)
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.qk_norm:
         norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
@@ -157,6 +164,14 @@ def layer_tensors(config: ModelConfig, prefix: str) -> dict[str, tuple[int, ...]
         if bias:
             shapes[f"{prefix}{name}.bias"] = (rows,)
     return shapes
+
+
+def _mlp(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, int, bool]]:
+    return {
+        f"{prefix}.gate_proj": (inner, hidden, bias),
+        f"{prefix}.up_proj": (inner, hidden, bias),
+        f"{prefix}.down_proj": (hidden, inner, bias),
+    }
 
 
 def validate_tensors(checkpoint: Checkpoint) -> None:

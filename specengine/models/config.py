@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 _POSITIVE = (
@@ -21,6 +21,7 @@ _POSITIVE = (
 )
 
 _IMPOSSIBLE = 1 << 40  # a size that only a damaged file has
+MOST_EXPERTS, MOST_PER_TOKEN = 1024, 32  # of the kernels, csrc/ops/experts.h
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,38 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts: sizes and routing.
+
+    intermediate_size: of one expert.  renormalise: weights are a softmax over the logits of the chosen experts;
+    otherwise over those of all experts.  shared_size: intermediate size of the shared expert, 0 for none.
+    shared_gate: whether a gate scales the shared expert.  dense_layers: layers with an MLP in place of experts.
+    Raises ValueError for an impossible combination.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    renormalise: bool = True
+    shared_size: int = 0
+    shared_gate: bool = False
+    dense_layers: frozenset[int] = frozenset()
+    router_bias: bool = False
+    expert_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_experts <= MOST_EXPERTS:
+            raise ValueError(f"num_experts must be from 1 to {MOST_EXPERTS}, got {self.num_experts}")
+        most = min(self.num_experts, MOST_PER_TOKEN)
+        if not 0 < self.experts_per_token <= most:
+            raise ValueError(f"num_experts_per_tok must be from 1 to {most}, got {self.experts_per_token}")
+        if not 0 < self.intermediate_size < _IMPOSSIBLE:
+            raise ValueError(f"the experts' intermediate size must be positive, got {self.intermediate_size}")
+        if not 0 <= self.shared_size < _IMPOSSIBLE:
+            raise ValueError(f"the shared expert's intermediate size must be 0 or positive, got {self.shared_size}")
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """One LLaMA-shaped transformer: sizes, options and special tokens.
 
@@ -87,6 +120,7 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # one flag per layer, or empty when no layer slides
+    moe: MoeConfig | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None  # of the checkpoint, for example "bfloat16"
@@ -118,6 +152,10 @@ class ModelConfig:
             raise ValueError("sliding_window and sliding_layers must be given together")
         if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
             raise ValueError(f"sliding_layers must have {self.num_layers} entries, got {len(self.sliding_layers)}")
+
+    def layer_moe(self, layer: int) -> MoeConfig | None:
+        """Returns the experts of one layer; None for a dense one."""
+        return None if self.moe is None or layer in self.moe.dense_layers else self.moe
 
     def layer_window(self, layer: int) -> int | None:
         """Sliding window of one layer in tokens, the token itself included; None means full attention."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specengine.models.config import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
+from specengine.models.config_moe import moe_config
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
@@ -16,8 +17,10 @@ _HF_ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-_MOE_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
 # rope key in config.json -> (RopeConfig field, type); unlisted keys are refused, they could change the arithmetic
 _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
     "rope_theta": ("theta", float),
@@ -54,19 +57,17 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     fields = Fields(config, where)
     architecture = _hf_architecture(fields)
     check_activation(fields)
-    for name in _MOE_FIELDS:
-        if config.get(name):
-            raise fields.error(name, "describes a mixture of experts, which is not supported")
 
     hidden_size = fields.get("hidden_size", int)
     num_heads = fields.get("num_attention_heads", int)
-    head_dim = head_size(fields, 128 if architecture == "qwen3" else None)
+    head_dim = head_size(fields, 128 if architecture in ("qwen3", "qwen3_moe") else None)
     if architecture != "llama" and "num_key_value_heads" not in config:
         raise fields.error("num_key_value_heads", "is missing")
     num_layers = fields.build(check_layers, num_layers=fields.get("num_hidden_layers", int))
     max_position = fields.get("max_position_embeddings", int)
     window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
-    attention_bias = architecture in ("llama", "qwen3") and fields.get("attention_bias", bool, False)
+    moe = moe_config(fields, architecture, num_layers)
+    attention_bias = architecture in ("llama", "qwen3", "qwen3_moe") and fields.get("attention_bias", bool, False)
     dtype = fields.get("dtype", str, None) or fields.get("torch_dtype", str, None)
     bos = fields.ids("bos_token_id")
     return fields.build(
@@ -83,16 +84,21 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         max_position=max_position,
         rope=rope_config(fields, max_position),
         tie_embeddings=fields.get("tie_word_embeddings", bool, False),
-        qkv_bias=architecture == "qwen2" or attention_bias,
+        qkv_bias=attention_bias or architecture == "qwen2" or _qwen2_moe_bias(fields, architecture),
         output_bias=attention_bias,
         mlp_bias=architecture == "llama" and fields.get("mlp_bias", bool, False),
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "qwen3_moe"),
         sliding_window=window,
         sliding_layers=sliding_layers,
+        moe=moe,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.ids("eos_token_id"),
         dtype=dtype.removeprefix("torch.") if dtype else None,
     )
+
+
+def _qwen2_moe_bias(fields: Fields, architecture: str) -> bool:
+    return architecture == "qwen2_moe" and bool(fields.get("qkv_bias", bool, True))
 
 
 def hf_sizes(config: ModelConfig) -> dict[str, Any]:
@@ -146,9 +152,9 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
         return None, ()
     # an explicit null means no window; an absent field means the class default of transformers
     window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)
-    if architecture == "mistral":
+    if architecture in ("mistral", "mixtral"):
         if types and types != [known[window is not None]] * num_layers:
-            raise fields.error("layer_types", "must agree with sliding_window for every layer of a Mistral model")
+            raise fields.error("layer_types", "must agree with sliding_window for every layer of this family")
         return window, (True,) * num_layers if window is not None else ()
     if not fields.get("use_sliding_window", bool, False):
         window = None

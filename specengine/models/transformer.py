@@ -127,7 +127,7 @@ class Transformer:
         if dtype != "auto":
             return dtype
         nbytes = dict.fromkeys(("auto", "int8", "int4"), 0)
-        for weight in (weight for layer in self._layers for part in layer.projections for weight in part.weights):
+        for weight in (weight for layer in self._layers for weight in layer.weights):
             nbytes[dtype_of(weight.format)] += weight.data.nbytes
         return max(nbytes, key=nbytes.__getitem__)
 
@@ -176,12 +176,14 @@ class Transformer:
 
     @property
     def projections(self) -> list[Projection]:
-        """Every linear layer of a pass."""
+        """Every linear layer of a pass, without those of experts."""
         return [self.head, *(product for layer in self._layers for product in layer.projections)]
 
     def weight_bytes(self) -> int:
-        """Bytes of weights that one pass reads."""
-        return sum(layer.nbytes for layer in self.projections)
+        """Bytes of weights that a pass of one row reads; of experts those that it is sent to."""
+        moes = [layer.moe for layer in self._layers if layer.moe is not None]
+        experts = sum(moe.nbytes * moe.per_token // moe.experts + moe.router.nbytes for moe in moes)
+        return sum(layer.nbytes for layer in self.projections) + experts
 
     def tune(self, others: Sequence[Projection] = ()) -> None:
         """Measures the fastest kernel for each of its projections and of `others`, where the ops offer several.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from specengine.models.checkpoint import Checkpoint
-from specengine.models.config import ModelConfig
+from specengine.models.config import ModelConfig, MoeConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
+from specengine.ops.experts import ExpertProjection, Moe
 from specengine.ops.weight import (
     BLOCK_BYTES,
     FLOAT_FORMATS,
@@ -77,11 +78,16 @@ class WeightLoader:
 
     def layer(self, index: int) -> Layer:
         """Reads one decoder layer."""
-        return self.layer_at(f"model.layers.{index}", self.checkpoint.config.layer_window(index) or 0)
+        config = self.checkpoint.config
+        return self.layer_at(f"model.layers.{index}", config.layer_window(index) or 0, config.layer_moe(index))
 
-    def layer_at(self, prefix: str, window: int = 0) -> Layer:
-        """Reads the layer whose tensors begin with `prefix`; norms without a tensor are None. window: 0 for none."""
+    def layer_at(self, prefix: str, window: int = 0, moe: MoeConfig | None = None) -> Layer:
+        """Reads the layer whose tensors begin with `prefix`; norms without a tensor are None. window: 0 for none.
+
+        moe: its experts; None: it has a dense MLP.
+        """
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        dense = mlp if moe is None else f"{mlp}.shared_expert" if moe.shared_size else None
         return Layer(
             attention_norm=self.vector_if_any(f"{prefix}.input_layernorm.weight"),
             qkv=self.linear(*(f"{attention}.{x}_proj" for x in "qkv")),
@@ -89,10 +95,60 @@ class WeightLoader:
             k_norm=self.vector_if_any(f"{attention}.k_norm.weight"),
             attention_out=self.linear(f"{attention}.o_proj"),
             mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-            down=self.linear(f"{mlp}.down_proj"),
+            gate_up=None if dense is None else self.linear(f"{dense}.gate_proj", f"{dense}.up_proj"),
+            down=None if dense is None else self.linear(f"{dense}.down_proj"),
             window=window,
+            moe=None if moe is None else self.experts(mlp, moe),
         )
+
+    def experts(self, prefix: str, moe: MoeConfig) -> Moe:
+        """Reads the router and the experts whose tensors begin with `prefix`."""
+        router = self.checkpoint.read(f"{prefix}.gate.weight")
+        gate = self.vector(f"{prefix}.shared_expert_gate.weight")[0] if moe.shared_gate else None
+        return Moe(
+            router=router.to(self.device),
+            router_bias=self.vector_if_any(f"{prefix}.gate.bias"),
+            shared_gate=gate,
+            per_token=moe.experts_per_token,
+            renormalise=moe.renormalise,
+            intermediate=moe.intermediate_size,
+            gate_up=self._expert_linear(prefix, moe.num_experts, "gate_proj", "up_proj"),
+            down=self._expert_linear(prefix, moe.num_experts, "down_proj"),
+        )
+
+    def _expert_linear(self, prefix: str, count: int, *parts: str) -> ExpertProjection:
+        """Reads one product of all experts; parts of one format share a weight."""
+        names = [[f"{prefix}.experts.{expert}.{part}" for expert in range(count)] for part in parts]
+        everything = tuple(name for of_part in names for name in of_part)
+        formats = self._formats(everything)
+        of_parts = [set(formats[i * count : (i + 1) * count]) for i in range(len(parts))]
+        ordered = any(self._column_order(name) is not None for name in everything)  # each expert has its own order
+        if ordered or any(len(kinds) > 1 for kinds in of_parts):
+            of_parts = [{self.ops.dequantised}] * len(parts)
+        forms = [next(iter(kinds)) for kinds in of_parts]
+        joined = [names] if len(set(forms)) == 1 else [[of_part] for of_part in names]
+        runs = [list(zip(*run, strict=True)) for run in joined]  # by expert
+        bias = None
+        if f"{everything[0]}.bias" in self.checkpoint.tensors:
+            by_expert = zip(*names, strict=True)
+            bias = torch.stack([torch.cat([self._bias(name) for name in own]) for own in by_expert])
+        return ExpertProjection(
+            weights=tuple(self._expert_weight(run, form) for run, form in zip(runs, forms, strict=False)),
+            rows=tuple(sum(map(self._rows, run[0])) for run in runs),
+            bias=bias,
+            float_rows=self.float_rows and forms[0] in BLOCK_BYTES,
+        )
+
+    def _expert_weight(self, experts: list[tuple[str, ...]], form: str) -> Weight:
+        """Packs the matrices of every expert, one expert after the other. experts: names of each one's matrices."""
+        columns = self.checkpoint.tensors[f"{experts[0][0]}.weight"].shape[1]
+        unit = self.ops.expert_unit
+        stride = -(-sum(map(self._rows, experts[0])) // unit) * unit
+        weight = self.ops.empty_weight(stride * len(experts), columns, form, self.device)
+        self.formats.add(form)
+        for expert, names in enumerate(experts):
+            self._pack_all(names, weight, expert * stride)
+        return weight
 
     def vector(self, name: str) -> torch.Tensor:
         """Reads a vector as float32."""
@@ -188,12 +244,15 @@ class WeightLoader:
         columns = self.checkpoint.tensors[f"{names[0]}.weight"].shape[1]
         weight = self.ops.empty_weight(sum(map(self._rows, names)), columns, form, self.device)
         self.formats.add(form)
-        first = 0
+        self._pack_all(names, weight, 0)
+        return weight
+
+    def _pack_all(self, names: Sequence[str], weight: Weight, first: int) -> None:
+        """Packs matrices one after the other, from row `first` on."""
         for name in names:
-            for start, stop in _steps(self._rows(name), columns):
+            for start, stop in _steps(self._rows(name), self.checkpoint.tensors[f"{name}.weight"].shape[1]):
                 self._pack(f"{name}.weight", start, stop, weight, first + start)
             first += self._rows(name)
-        return weight
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
         kind = self.checkpoint.tensors[name].dtype

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from specengine import _C
-from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
+from specengine.ops import compact_kv, decoder, experts, layer, linear, tree_attention, verify_tree, weight
 from specengine.ops.autotune import LinearChoices
 from specengine.ops.coded import linear as coded_linear
 from specengine.ops.coded import weight as coded_weight
@@ -38,6 +38,7 @@ class Ops:
     prefill_rows: int
     on_device: bool
     strict: bool
+    expert_unit: int  # rows of an expert's weight are padded to a multiple of it
     empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
@@ -60,6 +61,14 @@ _native_layer = LayerOps(
     tree_attention=tree_attention.tree_attention,
     silu_mul=layer.silu_mul,
     add_lora=add_lora.add_lora,
+    experts=experts.ExpertOps(
+        route_rows=experts.route_rows,
+        group_pairs=experts.group_pairs,
+        expert_linear=experts.expert_linear,
+        combine_experts=experts.combine_experts,
+        rows=linear.rows_for_experts,
+        silu_mul=layer.silu_mul,
+    ),
     rounds=False,
 )
 
@@ -69,6 +78,7 @@ native = Ops(
     prefill_rows=256,
     on_device=False,
     strict=True,
+    expert_unit=_C.PANEL,
     empty_weight=weight.empty_weight,
     pack_linear=weight.pack_linear,
     pack_blocks=weight.pack_blocks,
@@ -91,6 +101,14 @@ _reference_layer = LayerOps(
     tree_attention=tree_attention.tree_attention_reference,
     silu_mul=layer.silu_mul_reference,
     add_lora=add_lora.add_lora_reference,
+    experts=experts.ExpertOps(
+        route_rows=experts.route_rows_reference,
+        group_pairs=experts.group_pairs_reference,
+        expert_linear=experts.expert_linear_reference,
+        combine_experts=experts.combine_experts_reference,
+        rows=lambda x, _: x,
+        silu_mul=layer.silu_mul_reference,
+    ),
     rounds=False,
 )
 
@@ -100,6 +118,7 @@ reference = Ops(
     prefill_rows=256,
     on_device=False,
     strict=False,
+    expert_unit=1,
     empty_weight=weight.empty_weight_reference,
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
@@ -127,6 +146,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
         silu_mul=layer.silu_mul,
         add_lora=add_lora.add_lora,
+        experts=experts.no_cuda_kernels,
         rounds=True,
     )
     return Ops(
@@ -135,6 +155,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         prefill_rows=64 if strict else 1024,
         on_device=True,
         strict=strict,
+        expert_unit=1,
         empty_weight=coded_weight.empty_weight,
         pack_linear=coded_weight.pack_linear,
         pack_blocks=coded_weight.pack_blocks,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from specengine import _C
+from specengine.ops.experts import ExpertProjection, Moe
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.weight import Projection, Weight
 
@@ -54,6 +55,8 @@ class DecoderSizes(Protocol):
     def rms_norm_eps(self) -> float: ...
 
 
+_NOTHING = _C.Projection((), (), None, None, False)
+
 Pass = Callable[..., Any]  # a Decoder's call: returns a tensor, or None if only the cache is written
 
 
@@ -61,7 +64,8 @@ Pass = Callable[..., Any]  # a Decoder's call: returns a tensor, or None if only
 class Layer:
     """One decoder layer; q, k, v and gate, up are fused to one projection each. window: 0 for none.
 
-    Only the first layer of a model may have no attention_norm.
+    moe: its experts. Beside them gate_up and down are those of the shared expert, or None. Only the first layer of a
+    model may have no attention_norm.
     """
 
     attention_norm: torch.Tensor | None
@@ -70,13 +74,22 @@ class Layer:
     k_norm: torch.Tensor | None
     attention_out: Projection
     mlp_norm: torch.Tensor
-    gate_up: Projection
-    down: Projection
+    gate_up: Projection | None
+    down: Projection | None
     window: int
+    moe: Moe | None = None
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        return self.qkv, self.attention_out, self.gate_up, self.down
+        """Its linear layers, without those of experts."""
+        products = self.qkv, self.attention_out, self.gate_up, self.down
+        return tuple(product for product in products if product is not None)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The weights of all its products, experts' among them."""
+        experts = () if self.moe is None else (*self.moe.gate_up.weights, *self.moe.down.weights)
+        return (*(weight for product in self.projections for weight in product.weights), *experts)
 
 
 class Decoder:
@@ -129,6 +142,7 @@ class Decoder:
         first_node: int = 0,
         only_cache: bool = False,
         adapters: torch.Tensor | None = None,
+        experts: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """Hidden states float32 [M, hidden] after the final norm; keys and values of a row go to slot length + node
         index.
@@ -138,7 +152,8 @@ class Decoder:
         none. inputs: float32 [M, hidden], the rows that enter the first layer in place of the tokens' embeddings.
         first_inputs: float32 [M, first_columns], if the decoder has first_columns.  first_node: the rows are nodes from
         this number on; earlier passes wrote keys and values of the nodes before.  only_cache: writes nothing else.
-        adapters: int32 [B], the adapter of each request, -1: none; None: of no request.
+        adapters: int32 [B], the adapter of each request, -1: none; None: of no request.  experts: int32 [layers],
+        written: how many experts each layer read.
         Raises ValueError if a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)
@@ -156,6 +171,7 @@ class Decoder:
             at_layers,
             torch.empty(self.native.workspace_bytes(rows), dtype=torch.uint8),
             adapters,
+            experts,
         )
         return hidden_states
 
@@ -168,10 +184,28 @@ def _native_layer(layer: Layer) -> _C.DecoderLayer:
         k_norm=layer.k_norm,
         attention_out=native_projection(layer.attention_out),
         mlp_norm=layer.mlp_norm,
-        gate_up=native_projection(layer.gate_up),
-        down=native_projection(layer.down),
+        gate_up=_NOTHING if layer.gate_up is None else native_projection(layer.gate_up),
+        down=_NOTHING if layer.down is None else native_projection(layer.down),
         window=layer.window,
+        moe=() if layer.moe is None else (_native_experts(layer.moe),),
     )
+
+
+def _native_experts(moe: Moe) -> _C.MoeLayer:
+    return _C.MoeLayer(
+        router=moe.router,
+        router_bias=moe.router_bias,
+        shared_gate=moe.shared_gate,
+        renormalise=moe.renormalise,
+        per_token=moe.per_token,
+        intermediate=moe.intermediate,
+        gate_up=_native_expert_projection(moe.gate_up),
+        down=_native_expert_projection(moe.down),
+    )
+
+
+def _native_expert_projection(layer: ExpertProjection) -> _C.ExpertProjection:
+    return _C.ExpertProjection(tuple(w.data for w in layer.weights), layer.rows, layer.bias, layer.float_rows)
 
 
 def native_projection(layer: Projection) -> _C.Projection:

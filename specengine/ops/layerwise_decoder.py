@@ -9,6 +9,7 @@ import torch
 
 from specengine._C import KVCacheView
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
+from specengine.ops.experts import Moe
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.weight import Projection, Weight
 
@@ -27,6 +28,7 @@ class LayerOps:
     tree_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     add_lora: Callable[..., None]
+    experts: Callable[[torch.Tensor, Moe, torch.Tensor | None], torch.Tensor]
     rounds: bool
 
 
@@ -67,8 +69,9 @@ class LayerwiseDecoder:
         first_node: int = 0,
         only_cache: bool = False,
         adapters: torch.Tensor | None = None,
+        experts: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """As Decoder; the caller answers for slots and positions."""
+        """As Decoder; the caller answers for slots and positions. experts: expected None, nothing is counted."""
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
         def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
@@ -109,11 +112,15 @@ class LayerwiseDecoder:
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
             ops.tree_attention(q, cache, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
             delta = product(attended.view(rows, -1), layer.attention_out, lora.attention_out)
-            normed = empty(rows, c.hidden_size, reader=layer.gate_up)
+            normed = empty(rows, c.hidden_size, reader=layer.gate_up if layer.moe is None else None)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
-            gated = empty(rows, c.intermediate_size, reader=layer.down)
-            ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
-            delta = product(gated, layer.down, lora.down)
+            delta = None
+            if layer.gate_up is not None and layer.down is not None:
+                gated = empty(rows, layer.gate_up.rows // 2, reader=layer.down)
+                ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
+                delta = product(gated, layer.down, lora.down)
+            if layer.moe is not None:
+                delta = ops.experts(normed, layer.moe, delta)
         hidden_states = empty(rows, c.hidden_size)
         ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)
         write_at_layer(len(self.layers))

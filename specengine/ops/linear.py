@@ -16,6 +16,7 @@ from specengine import _C
 from specengine.draft_trees.token_masks import unpack_masks
 from specengine.ops.coded.linear import coded_linear, coded_linear_argmax
 from specengine.ops.coded.weight import FORMS
+from specengine.ops.experts import ExpertProjection
 from specengine.ops.weight import Projection
 
 CPU_VARIANT = 0  # the CPU has one kernel, CUDA several
@@ -68,6 +69,11 @@ def linear_argmax(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None
 def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
     if layer.columns is not None:
         x = x[:, layer.columns]
+    return quantise_rows(x) if layer.quantises_rows else x
+
+
+def rows_for_experts(x: torch.Tensor, layer: ExpertProjection) -> torch.Tensor:
+    """x float32 [M, C] as the experts' weights multiply it on the CPU."""
     return quantise_rows(x) if layer.quantises_rows else x
 
 

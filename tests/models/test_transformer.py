@@ -29,6 +29,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+EXPERTS = {"moe_intermediate_size": 40, "num_experts": 9, "num_experts_per_tok": 3}  # no whole panels of 16
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 VARIANTS = {
@@ -50,6 +51,10 @@ VARIANTS = {
     "qwen2-sliding": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "qwen3-tied": ("Qwen3Config", {"head_dim": 16, "tie_word_embeddings": True}),
+    "mixtral": ("MixtralConfig", {"intermediate_size": 72, "num_local_experts": 4}),
+    "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [0]}),
+    "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen3-moe-every-second": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "decoder_sparse_step": 2}),
 }
 
 

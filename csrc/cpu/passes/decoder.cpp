@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "cpu/passes/workspace.h"
 #include "ops/layer.h"
@@ -10,11 +11,32 @@
 namespace specengine {
 namespace {
 
+// What the experts of a layer read and write.
+struct ExpertActivations {
+  TensorView logits, experts, weights, shared_scale, starts, rows, places;
+  TensorView in, gate_up, down_in, out;
+
+  ExpertActivations(const MoeLayer& moe, int64_t hidden, int64_t M, Workspace& space)
+      : logits(space.floats({M, moe.experts()})),
+        experts(space.ints({M, moe.per_token})),
+        weights(space.floats({M, moe.per_token})),
+        shared_scale(space.floats({M})),
+        starts(space.ints({moe.experts() + 1})),
+        rows(space.ints({M * moe.per_token})),
+        places(space.ints({M, moe.per_token})),
+        in(moe.gate_up.quantises_rows() ? space.rows(M, hidden, moe.gate_up) : TensorView{}),
+        gate_up(space.floats({M * moe.per_token, 2 * moe.intermediate})),
+        down_in(space.rows(M * moe.per_token, moe.intermediate, moe.down)),
+        out(space.floats({M * moe.per_token, hidden})) {}
+};
+
 struct Activations {
   TensorView residual, delta, qkv, q, attended, gate_up;
-  TensorView attention_in, out_in, mlp_in, down_in;  // inputs of the projections, quantised if their weights are
+  TensorView attention_in, out_in;  // inputs of the projections, quantised if their weights are
+  TensorView mlp_in, down_in;
   TensorView normed, gated;  // floats for adapters, and for projections with another order of columns
   TensorView lora_sums;
+  std::optional<ExpertActivations> experts;
 
   Activations(const Decoder& d, size_t number, int64_t M, Workspace& space)
       : Activations(d, d.layers[number], d.lora.empty() ? nullptr : &d.lora[number], d.qkv_columns(number), M, space) {}
@@ -27,14 +49,19 @@ struct Activations {
         qkv(space.floats({M, (d.heads + 2 * d.kv_heads) * d.head_dim})),
         q(space.floats({M, d.heads, d.head_dim})),
         attended(space.floats({M, d.heads * d.head_dim})),
-        gate_up(space.floats({M, 2 * d.intermediate})),
         attention_in(space.rows(M, qkv_columns, layer.qkv)),
         out_in(layer.attention_out.quantises_rows() ? space.rows(M, d.heads * d.head_dim, layer.attention_out)
-                                                    : attended),
-        mlp_in(space.rows(M, d.hidden, layer.gate_up)),
-        down_in(space.rows(M, d.intermediate, layer.down)) {
-    if (lora || layer.qkv.columns.given() || layer.gate_up.columns.given()) normed = space.floats({M, d.hidden});
-    if (lora || layer.down.columns.given()) gated = space.floats({M, d.intermediate});
+                                                    : attended) {
+    const bool dense = layer.gate_up.given();
+    if (dense) {
+      gate_up = space.floats({M, 2 * layer.intermediate()});
+      mlp_in = space.rows(M, d.hidden, layer.gate_up);
+      down_in = space.rows(M, layer.intermediate(), layer.down);
+    }
+    const bool reorders = layer.qkv.columns.given() || layer.gate_up.columns.given();
+    if (lora || reorders || !layer.moe.empty()) normed = space.floats({M, d.hidden});
+    if (lora || layer.down.columns.given()) gated = space.floats({M, layer.intermediate()});
+    if (!layer.moe.empty()) experts.emplace(layer.moe[0], d.hidden, M, space);
     if (!lora) return;
     int64_t most = 0;
     for (const LoraProjection* p : {&lora->qkv, &lora->attention_out, &lora->gate_up, &lora->down}) {
@@ -43,6 +70,12 @@ struct Activations {
     lora_sums = space.floats({most});
   }
 };
+
+// Rows of floats for a projection that reads floats or int8.
+void copy_rows(const TensorView& from, const TensorView& to, const OptionalTensor& columns = {}) {
+  if (to.dtype == DType::kUInt8) return run_cpu(QuantiseRows{from, to, columns});
+  std::copy_n(from.as<float>(), from.numel(), to.as<float>());
+}
 
 // Adds what the requests' adapters add to a projection; nothing in a pass without adapters.
 class Adapters {
@@ -57,7 +90,7 @@ class Adapters {
   // The projection of `in`, an op's output at rows(floats, packed, projection).
   void project(const TensorView& in, const TensorView& packed, const Projection& projection,
                LoraProjection LoraLayer::* lora, const TensorView& out, const TensorView& sums) const {
-    if (in.data != packed.data) run_cpu(QuantiseRows{in, packed, projection.columns});
+    if (in.data != packed.data) copy_rows(in, packed, projection.columns);
     if (!lora_) return specengine::project(packed, projection, out);
     const AddLora added{in, &(lora_->*lora), op_.cache.row_start, op_.adapters, out, sums};
     run_cpu(StartLora{&added});
@@ -97,6 +130,35 @@ void project(const TensorView& x, const Projection& projection, const TensorView
   }
 }
 
+void project(const TensorView& x, const OptionalTensor& rows, const ExpertProjection& projection,
+             const TensorView& starts, const TensorView& out) {
+  int64_t first = 0;
+  for (size_t i = 0; i < projection.weights.size(); ++i) {
+    const int64_t columns = projection.rows[i];
+    run_cpu(ExpertLinear{x, rows, projection.weights[i], projection.bias, starts, out, first, columns});
+    first += columns;
+  }
+}
+
+void check_projection(Checker& check, const ExpertProjection& p, const char* name, int64_t experts, int64_t rows,
+                      int64_t columns) {
+  if (p.weights.empty() || p.weights.size() != p.rows.size()) fail(name, ": expected one row count per weight");
+  int64_t total = 0;
+  for (size_t i = 0; i < p.weights.size(); ++i) {
+    Dim P{"P"}, C{"C", columns, "the sizes"};
+    check_weight(check, p.weights[i], name, P, C);
+    if (p.rows[i] < 1 || experts * blocks_of(p.rows[i], kPanel) != P) {
+      fail(name, ": ", experts, " experts of ", p.rows[i], " rows do not match ", P.value, " panels of 16");
+    }
+    if (!p.float_rows && quantises_rows(p.weights[i]) != p.quantises_rows()) {
+      fail(name, ": weights of int8 rows and of floats are mixed");
+    }
+    total += p.rows[i];
+  }
+  if (total != rows) fail(name, ": expected ", rows, " rows, got ", total);
+  check.optional(p.bias, (std::string(name) + " bias").c_str(), {DType::kFloat32}, {experts, rows});
+}
+
 void check_projection(Checker& check, const Projection& p, const char* name, int64_t rows, int64_t columns,
                       bool ordered) {
   if (p.weights.empty() || p.weights.size() != p.rows.size()) fail(name, ": expected one row count per weight");
@@ -121,7 +183,8 @@ void Decoder::validate() const {
   check_size("heads", heads);
   check_size("kv_heads", kv_heads);
   check_size("head_dim", head_dim);
-  check_size("intermediate", intermediate);
+  const auto dense = [](const DecoderLayer& layer) { return layer.moe.empty(); };
+  if (std::any_of(layers.begin(), layers.end(), dense)) check_size("intermediate", intermediate);
   if (head_dim % 2 != 0) fail("head_dim: expected an even number, got ", head_dim);
   if (heads % kv_heads != 0) fail("heads: ", heads, " heads are no multiple of kv_heads=", kv_heads);
   if (heads / kv_heads > TreeAttention::kMaxGroup) {
@@ -168,7 +231,11 @@ void Decoder::validate_lora() const {
   if (lora.empty()) return;
   if (lora.size() != layers.size()) fail("lora: expected ", layers.size(), " layers, got ", lora.size());
   if (first_columns > 0) fail("lora: the first layer reads rows of its own, which no adapter knows");
-  for (const LoraLayer& layer : lora) {
+  for (size_t i = 0; i < lora.size(); ++i) {
+    const LoraLayer& layer = lora[i];
+    if (!layers[i].moe.empty() && !(layer.gate_up.modules.empty() && layer.down.modules.empty())) {
+      fail("lora: layer ", i, " has experts, which take no adapters");
+    }
     layer.qkv.check_place("lora: qkv", (heads + 2 * kv_heads) * head_dim, hidden);
     layer.attention_out.check_place("lora: attention_out", hidden, heads * head_dim);
     layer.gate_up.check_place("lora: gate_up", 2 * intermediate, hidden);
@@ -191,9 +258,29 @@ void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t 
   check_projection(check, layer.qkv, "qkv", (heads + 2 * kv_heads) * head_dim, qkv_columns,
                    layer.attention_norm.given());
   check_projection(check, layer.attention_out, "attention_out", hidden, heads * head_dim, true);
-  check_projection(check, layer.gate_up, "gate_up", 2 * intermediate, hidden, true);
-  check_projection(check, layer.down, "down", hidden, intermediate, true);
+  if (layer.moe.size() > 1) fail("moe: expected at most one, got ", layer.moe.size());
+  if (layer.moe.empty() || layer.gate_up.given() || layer.down.given()) {
+    const int64_t inner = layer.moe.empty() ? intermediate : layer.intermediate();
+    check_projection(check, layer.gate_up, "gate_up", 2 * inner, hidden, true);
+    check_projection(check, layer.down, "down", hidden, inner, true);
+  }
+  if (!layer.moe.empty()) validate_experts(check, layer);
   if (layer.window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", layer.window);
+}
+
+void Decoder::validate_experts(Checker& check, const DecoderLayer& layer) const {
+  const MoeLayer& moe = layer.moe[0];
+  Dim E{"E"}, columns{"C", hidden, "hidden"};
+  check(moe.router, "router", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {E, columns});
+  check.optional(moe.router_bias, "router_bias", {DType::kFloat32}, {E});
+  check.optional(moe.shared_gate, "shared_gate", {DType::kFloat32}, {columns});
+  if (moe.shared_gate.given() && !layer.gate_up.given()) fail("shared_gate: expected None without a shared expert");
+  if (E > kMostExperts) fail("router: expected at most ", kMostExperts, " experts, got ", E.value);
+  const int64_t most = std::min<int64_t>(E, kMostPerToken);
+  if (moe.per_token < 1 || moe.per_token > most) fail("per_token: expected 1 to ", most, ", got ", moe.per_token);
+  check_size("experts' intermediate", moe.intermediate);
+  check_projection(check, moe.gate_up, "experts' gate_up", E, 2 * moe.intermediate, hidden);
+  check_projection(check, moe.down, "experts' down", E, hidden, moe.intermediate);
 }
 
 int64_t Decoder::workspace_bytes(int64_t rows) const {
@@ -231,13 +318,10 @@ Device DecoderPass::validate() const {
     check(at_layers, "at_layers", {DType::kFloat32}, {M, static_cast<int64_t>(d.hidden_state_layers.size()), d.hidden});
   check.optional(adapters, "adapters", {DType::kInt32}, {cache.requests()});
   if (adapters.defined() && d.lora.empty()) fail("adapters: this decoder has none");
+  check.optional(experts, "experts", {DType::kInt32}, {layers});
   check(workspace, "workspace", {DType::kUInt8}, {bytes});
   if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
   return check.device();
-}
-
-void copy_rows(const TensorView& from, const TensorView& to) {
-  std::copy_n(from.as<float>(), from.numel(), to.as<float>());
 }
 
 // Writes the residual stream before a layer to at_layers if the decoder lists that layer.
@@ -251,8 +335,45 @@ void write_at_layer(const DecoderPass& op, const TensorView& residual, int64_t l
   for (int64_t m = 0; m < residual.shape[0]; ++m) std::copy_n(from + m * C, C, to + m * stride);
 }
 
+// The experts' part of a layer; delta holds what the shared expert makes, and the sum of both then.
+void run_experts(const DecoderPass& op, size_t number, const Activations& a, bool shared) {
+  const MoeLayer& moe = op.decoder->layers[number].moe[0];
+  const ExpertActivations& e = *a.experts;
+  const OptionalTensor scale = moe.shared_gate.defined() ? e.shared_scale : OptionalTensor{};
+  run_cpu(RouteRows{a.normed, moe.router, moe.router_bias, moe.shared_gate, e.logits, e.experts, e.weights, scale,
+                    moe.renormalise});
+  run_cpu(GroupPairs{e.experts, e.starts, e.rows, e.places});
+  if (op.experts.defined()) {
+    const int32_t* starts = e.starts.as<int32_t>();
+    int32_t& read = op.experts.as<int32_t>()[number];
+    for (int64_t expert = 0; expert < moe.experts(); ++expert) read += starts[expert + 1] > starts[expert];
+  }
+  if (e.in.defined()) run_cpu(QuantiseRows{a.normed, e.in});
+  project(e.in.defined() ? e.in : a.normed, e.rows, moe.gate_up, e.starts, e.gate_up);
+  run_cpu(SiluMul{e.gate_up, e.down_in});
+  project(e.down_in, {}, moe.down, e.starts, e.out);
+  run_cpu(CombineExperts{e.out, e.places, e.weights, shared ? OptionalTensor(a.delta) : OptionalTensor{}, scale,
+                         a.delta});
+}
+
+void run_mlp(const DecoderPass& op, size_t number, const Activations& a, const Adapters& adapters) {
+  const Decoder& d = *op.decoder;
+  const DecoderLayer& layer = d.layers[number];
+  const bool dense = layer.gate_up.given();
+  const TensorView& mlp_in = a.experts ? a.normed : adapters.rows(a.normed, a.mlp_in, layer.gate_up);
+  run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, mlp_in, d.eps});
+  if (dense) {
+    adapters.project(mlp_in, a.mlp_in, layer.gate_up, &LoraLayer::gate_up, a.gate_up, a.lora_sums);
+    const TensorView& down_in = adapters.rows(a.gated, a.down_in, layer.down);
+    run_cpu(SiluMul{a.gate_up, down_in});
+    adapters.project(down_in, a.down_in, layer.down, &LoraLayer::down, a.delta, a.lora_sums);
+  }
+  if (a.experts) run_experts(op, number, a, dense);
+}
+
 void run_cpu(const DecoderPass& op) {
   check_values(op);
+  if (op.experts.defined()) std::fill_n(op.experts.as<int32_t>(), op.experts.numel(), 0);
   const Decoder& d = *op.decoder;
   const int64_t M = op.depths.shape[0];
   TensorView delta;  // the last block's addition to the residual; none yet
@@ -276,7 +397,7 @@ void run_cpu(const DecoderPass& op) {
       copy_rows(a.residual, attention_in);
     } else {
       const TensorView& from = d.first_columns > 0 ? op.first_inputs : a.residual;
-      layer.qkv.quantises_rows() ? run_cpu(QuantiseRows{from, a.attention_in}) : copy_rows(from, a.attention_in);
+      copy_rows(from, a.attention_in);
     }
     if (op.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
     adapters.project(attention_in, a.attention_in, layer.qkv, &LoraLayer::qkv, a.qkv, a.lora_sums);
@@ -288,12 +409,7 @@ void run_cpu(const DecoderPass& op) {
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.head_dim)));
     run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, scale, layer.window, true, {}});
     adapters.project(a.attended, a.out_in, layer.attention_out, &LoraLayer::attention_out, a.delta, a.lora_sums);
-    const TensorView& mlp_in = adapters.rows(a.normed, a.mlp_in, layer.gate_up);
-    run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, mlp_in, d.eps});
-    adapters.project(mlp_in, a.mlp_in, layer.gate_up, &LoraLayer::gate_up, a.gate_up, a.lora_sums);
-    const TensorView& down_in = adapters.rows(a.gated, a.down_in, layer.down);
-    run_cpu(SiluMul{a.gate_up, down_in});
-    adapters.project(down_in, a.down_in, layer.down, &LoraLayer::down, a.delta, a.lora_sums);
+    run_mlp(op, i, a, adapters);
     delta = a.delta;
   }
   run_cpu(RmsNorm{residual, delta, d.final_norm, op.hidden_states, d.eps});

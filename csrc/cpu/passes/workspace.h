@@ -25,7 +25,8 @@ class Workspace {
   TensorView ints(std::initializer_list<int64_t> shape) { return place(DType::kInt32, sizeof(int32_t), shape); }
   TensorView bytes(int64_t count) { return place(DType::kUInt8, 1, {count}); }
   // Rows of C columns in the form that the projection multiplies.
-  TensorView rows(int64_t M, int64_t C, const Projection& reader) {
+  template <typename AnyProjection>
+  TensorView rows(int64_t M, int64_t C, const AnyProjection& reader) {
     return reader.quantises_rows() ? place(DType::kUInt8, 1, {M, blocks_of(C), kRowBlockBytes}) : floats({M, C});
   }
   int64_t used() const { return used_; }

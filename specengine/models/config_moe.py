@@ -1,0 +1,54 @@
+"""The experts of a Hugging Face configuration, which every family spells in its own way."""
+
+from __future__ import annotations
+
+from specengine.models.config import MoeConfig
+from specengine.utils.json_fields import Fields
+
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig | None:
+    """Reads the experts of a family; None for a dense one.
+
+    Raises ValueError naming the wrong field, and for experts in a family that has none.
+    """
+    if architecture == "mixtral":
+        return fields.build(
+            MoeConfig,
+            num_experts=_count(fields, 8),
+            experts_per_token=fields.get("num_experts_per_tok", int, 2),
+            intermediate_size=fields.get("intermediate_size", int),
+        )
+    if architecture in ("qwen2_moe", "qwen3_moe"):
+        shared = architecture == "qwen2_moe"
+        return fields.build(
+            MoeConfig,
+            num_experts=_count(fields, 60 if shared else 128),
+            experts_per_token=fields.get("num_experts_per_tok", int, 4 if shared else 8),
+            intermediate_size=fields.get("moe_intermediate_size", int, 1408 if shared else 768),
+            renormalise=fields.get("norm_topk_prob", bool, False),
+            shared_size=fields.get("shared_expert_intermediate_size", int, 5632) if shared else 0,
+            shared_gate=shared,
+            dense_layers=_dense_layers(fields, num_layers),
+        )
+    for name in (*_COUNTS, "num_experts_per_tok"):
+        if fields.data.get(name):
+            raise fields.error(name, f"describes a mixture of experts, which {architecture} does not have")
+    return None
+
+
+def _count(fields: Fields, default: int) -> int:
+    """Reads the number of experts; transformers spells it in two ways."""
+    name = next((name for name in _COUNTS if fields.data.get(name) is not None), _COUNTS[0])
+    return int(fields.get(name, int, default))
+
+
+def _dense_layers(fields: Fields, num_layers: int) -> frozenset[int]:
+    step = fields.get("decoder_sparse_step", int, 1)
+    if step < 1:
+        raise fields.error("decoder_sparse_step", f"must be positive, got {step}")
+    listed = fields.get("mlp_only_layers", list, None) or []
+    if any(not isinstance(layer, int) or not 0 <= layer < num_layers for layer in listed):
+        raise fields.error("mlp_only_layers", f"must list layers from 0 to {num_layers - 1}")
+    return frozenset(layer for layer in range(num_layers) if layer in listed or (layer + 1) % step)

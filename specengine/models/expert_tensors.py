@@ -1,0 +1,104 @@
+"""The tensors of experts under one set of names, those of Qwen's files, however a family's files store them.
+
+    mlp.gate.weight [E, hidden], mlp.experts.N.{gate,up,down}_proj.weight, mlp.shared_expert.*, mlp.shared_expert_gate
+
+Other files name them differently, or hold all experts of a layer in one tensor of three dimensions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from specengine.models.checkpoint_base import Checkpoint, TensorInfo
+from specengine.models.config import ModelConfig
+from specengine.ops.coded.rows import CodedRows
+
+# Mixtral's and Granite's names; w1 is the gate, w3 goes up, w2 down
+_RENAMED = (
+    (re.compile(r"\.block_sparse_moe\.gate\."), ".mlp.gate."),
+    (re.compile(r"\.block_sparse_moe\.experts\.(\d+)\.w1\."), r".mlp.experts.\1.gate_proj."),
+    (re.compile(r"\.block_sparse_moe\.experts\.(\d+)\.w3\."), r".mlp.experts.\1.up_proj."),
+    (re.compile(r"\.block_sparse_moe\.experts\.(\d+)\.w2\."), r".mlp.experts.\1.down_proj."),
+)
+_FUSED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies. expert: of a tensor of three dimensions, else None.  first: its first row there."""
+
+    name: str
+    expert: int | None = None
+    first: int = 0
+
+
+class ExpertTensors(Checkpoint):
+    """A checkpoint of a mixture of experts, one matrix for each part of each expert."""
+
+    def __init__(self, stored: Checkpoint) -> None:
+        self.source, self.config, self.metadata = stored.source, stored.config, stored.metadata
+        self._stored = stored
+        self._places: dict[str, _Place] = {}
+        self.tensors = {}
+        for name, info in stored.tensors.items():
+            for own, place, shape in self._parts(name, info):
+                self._places[own], self.tensors[own] = place, replace(info, shape=shape)
+
+    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """See Checkpoint."""
+        return self._stored.read_blocks(self._places[name].name, start, stop)
+
+    def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
+        """See Checkpoint."""
+        self._info(name)
+        return self._stored.read_coded(self._places[name].name, start, stop)
+
+    def column_order(self, name: str) -> torch.Tensor | None:
+        """See Checkpoint."""
+        return self._stored.column_order(self._places[name].name) if name in self._places else None
+
+    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
+        place = self._places[name]
+        if place.expert is None:
+            out.copy_(self._stored.read_rows(place.name, start, stop))
+        else:
+            whole = self._stored.read_rows(place.name, place.expert, place.expert + 1)[0]
+            out.copy_(whole[place.first + start : place.first + stop])
+
+    def _parts(self, name: str, info: TensorInfo) -> Iterator[tuple[str, _Place, tuple[int, ...]]]:
+        """Lists the tensors that one stored tensor holds: names, places and shapes."""
+        fused = _FUSED.fullmatch(name)
+        if fused is None:
+            yield _renamed(name), _Place(name), info.shape
+            return
+        moe = self.config.moe
+        assert moe is not None
+        rows, columns = moe.intermediate_size, self.config.hidden_size
+        parts = {"gate_proj": (0, rows), "up_proj": (rows, rows)}
+        if fused[2] == "down_proj":
+            rows, columns, parts = columns, rows, {"down_proj": (0, columns)}
+        expected = moe.num_experts, sum(size for _, size in parts.values()), columns
+        if info.shape != expected:
+            raise ValueError(f"{self.source}: tensor '{name}' has shape {info.shape}, expected {expected}")
+        for expert in range(moe.num_experts):
+            for part, (first, size) in parts.items():
+                yield f"{fused[1]}.{expert}.{part}.weight", _Place(name, expert, first), (size, columns)
+
+
+def named_experts(stored: Checkpoint) -> Checkpoint:
+    """Returns a checkpoint whose experts have the names of this module; a dense model's is returned as it is."""
+    return stored if _dense(stored.config) else ExpertTensors(stored)
+
+
+def _dense(config: ModelConfig) -> bool:
+    return config.moe is None
+
+
+def _renamed(name: str) -> str:
+    for pattern, own in _RENAMED:
+        name = pattern.sub(own, name)
+    return name
