@@ -34,6 +34,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<CodedForm>(m);
   add_record<KvCacheView>(m);
   add_record<RopeTables>(m);
+  add_record<PassOutputs>(m);
   add_record<SamplingTable>(m);
   add_record<TokenHistory>(m);
   add_record<SampledTrees>(m);

@@ -195,8 +195,7 @@ void run_cpu(const DraftCascade& op) {
                       none,
                       op.cache,
                       {op.cos, op.sin},
-                      rows.hidden_states,
-                      rows.at_layers,
+                      {rows.hidden_states, rows.at_layers},
                       rows.workspace});
   for (int64_t t = 0; t < T; ++t) {
     for (int64_t b = 0; b < B; ++b) {

@@ -112,8 +112,7 @@ void pass(const DraftTree& op, const PassRows& rows, const TensorView& tokens, c
                       ancestors,
                       cache,
                       {op.cos, op.sin},
-                      first(rows.hidden_states, M),
-                      first(rows.at_layers, M),
+                      {first(rows.hidden_states, M), first(rows.at_layers, M)},
                       rows.workspace});
 }
 

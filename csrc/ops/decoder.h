@@ -73,7 +73,7 @@ struct DecoderLayer {
   TensorView mlp_norm;  // [hidden] float32
   Projection gate_up;   // without weights in a layer of experts alone
   Projection down;
-  int64_t window;       // 0: none
+  int64_t window;             // 0: none
   std::vector<MoeLayer> moe;  // one, or none in a layer without experts
 
   int64_t intermediate() const { return gate_up.total_rows() / 2; }
@@ -111,6 +111,15 @@ struct RopeTables {
   TensorView sin;  // [T, head_dim / 2] float32
 };
 
+// What a pass writes beside the cache.
+struct PassOutputs {
+  static constexpr char kRecord[] = "PassOutputs";
+  OptionalTensor hidden_states;  // [M, hidden] float32: states after the final norm; None: only the cache is written
+  OptionalTensor at_layers;      // [M, hidden_state_layers, hidden] float32: the residual stream before the decoder's
+                                 // hidden_state_layers; None: it has none
+  OptionalTensor experts = {};   // [layers] int32: how many experts each layer read; None: nobody asks
+};
+
 struct DecoderPass {
   const Decoder* decoder;
   OptionalTensor tokens;        // [M] int32; None: inputs are given
@@ -120,12 +129,9 @@ struct DecoderPass {
   OptionalTensor ancestors;     // [M, W] int32 bits; None: chains
   KvCacheView cache;            // all layers; the nodes' slots are written
   RopeTables rope;
-  OptionalTensor hidden_states;  // [M, hidden] float32, written: states after the final norm; None: only the cache is
-  OptionalTensor at_layers;      // [M, hidden_state_layers, hidden] float32, written: the residual stream before the
-                                 // decoder's hidden_state_layers; None: it has none
+  PassOutputs outputs;
   TensorView workspace;          // uint8 [workspace_bytes(M)]
   OptionalTensor adapters = {};  // [B] int32, the adapter of each request, -1: none; None: of no request
-  OptionalTensor experts = {};   // [layers] int32, written: how many experts each layer read; None: nobody asks
 
   Device validate() const;
 };

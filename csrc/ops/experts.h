@@ -41,7 +41,8 @@ struct RouteRows {
     check(logits, "logits", {DType::kFloat32}, {M, E});
     check(experts, "experts", {DType::kInt32}, {M, k});
     check(weights, "weights", {DType::kFloat32}, {M, k});
-    if (shared_gate.given() != shared_scale.given()) fail("shared_scale: expected with shared_gate, and only then");
+    if (shared_gate.given() && !shared_scale.given()) fail("shared_scale: expected a tensor, got None");
+    if (shared_scale.given() && !shared_gate.given()) fail("shared_gate: expected a tensor, got None");
     check.optional(shared_scale, "shared_scale", {DType::kFloat32}, {M});
     if (E < 1 || E > kMostExperts) fail("router: expected 1 to ", kMostExperts, " experts, got ", E.value);
     if (k < 1 || k > kMostPerToken || k > E) {
@@ -74,12 +75,12 @@ struct GroupPairs {
 // Each place's row times its expert's weight. CPU: experts' panels lie one after the other in a packed weight, and
 // each expert begins a panel.
 struct ExpertLinear {
-  TensorView x;          // [M, ..], see check_product
-  OptionalTensor rows;   // [P] int32: the row of x of each place; None: x has the places' order
-  TensorView weight;     // packed: E experts of ceil(columns / 16) panels each; on CUDA [E * columns, C]
-  OptionalTensor bias;   // [E, N] float32
-  TensorView starts;     // [E + 1] int32, see GroupPairs
-  TensorView out;        // [P, N] float32; columns [first, first + columns) are written
+  TensorView x;         // [M, ..], see check_product
+  OptionalTensor rows;  // [P] int32: the row of x of each place; None: x has the places' order
+  TensorView weight;    // packed: E experts of ceil(columns / 16) panels each; on CUDA [E * columns, C]
+  OptionalTensor bias;  // [E, N] float32
+  TensorView starts;    // [E + 1] int32, see GroupPairs
+  TensorView out;       // [P, N] float32; columns [first, first + columns) are written
   int64_t first;
   int64_t columns;  // of one expert in this weight
 
@@ -131,7 +132,7 @@ struct CombineExperts {
     check.optional(shared, "shared", {DType::kFloat32}, {M, C});
     check.optional(shared_scale, "shared_scale", {DType::kFloat32}, {M});
     check(out, "out", {DType::kFloat32}, {M, C});
-    if (shared_scale.given() && !shared.given()) fail("shared: expected a tensor beside shared_scale, got None");
+    if (shared_scale.given() && !shared.given()) fail("shared: expected a tensor, got None");
     if (P != M * k) fail("y: expected M * k=", M * k, " places, got ", P.value);
     return check.device();
   }

@@ -22,6 +22,11 @@ class RopeTables(NamedTuple):
     cos: Tensor
     sin: Tensor
 
+class PassOutputs(NamedTuple):
+    hidden_states: Tensor | None
+    at_layers: Tensor | None
+    experts: Tensor | None
+
 class SamplingTable(NamedTuple):
     temperature: Tensor
     top_k: Tensor
@@ -423,11 +428,9 @@ def decoder_pass(
     ancestors: Tensor | None,
     cache: KVCacheView,
     rope: RopeTables,
-    hidden_states: Tensor | None,
-    at_layers: Tensor | None,
+    outputs: PassOutputs,
     workspace: Tensor,
     adapters: Tensor | None,
-    experts: Tensor | None,
 ) -> None: ...
 def expand_backbone(
     logits: Tensor,

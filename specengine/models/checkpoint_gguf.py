@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInf
 from specengine.models.config_gguf import config_from_gguf
 from specengine.models.gguf_codes import CODINGS, code_rows
 from specengine.models.gguf_file import GGUFFile
-from specengine.models.gguf_names import hf_name, stored_rows
+from specengine.models.gguf_names import expert_names, hf_name, stored_rows
 from specengine.ops.coded.rows import CodedRows
 from specengine.ops.weight import FLOAT_FORMATS
 
@@ -31,10 +32,26 @@ class GGUFCheckpoint(Checkpoint):
         self.metadata = self.file.metadata
         self._factors = {name: self._factor(name) for name, t in self.file.tensors.items() if t.type.name == "NVFP4"}
         beside = {name for weight in self._factors for name in _beside(weight)}
-        self._stored = {hf_name(name): name for name in self.file.tensors if name not in {_ROPE_FREQS, *beside}}
-        self.tensors = {name: self._describe(stored) for name, stored in self._stored.items()}
+        self._stored: dict[str, str] = {}
+        self._first: dict[str, int] = {}  # row of a tensor where an expert's matrix begins
+        self.tensors: dict[str, TensorInfo] = {}
+        for stored in (name for name in self.file.tensors if name not in {_ROPE_FREQS, *beside}):
+            self._list(stored)
         shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
         self.config = config_from_gguf(self.file.metadata, shapes, self._rope_freqs(), self.source)
+
+    def _list(self, stored: str) -> None:
+        """Enters the tensors that one stored tensor holds: itself, or the matrices of all experts."""
+        info, shape = self._describe(stored), self.file.tensors[stored].shape
+        experts = expert_names(stored, shape[0]) if len(shape) == 3 else []
+        for expert, name in enumerate(experts):
+            self._stored[name], self._first[name] = stored, expert * shape[1]
+            self.tensors[name] = replace(info, shape=shape[1:])
+        if not experts:
+            name = hf_name(stored)
+            self._stored[name], self._first[name] = stored, 0
+            gate = name.endswith("shared_expert_gate.weight") and len(shape) == 1
+            self.tensors[name] = replace(info, shape=(1, *shape)) if gate else info
 
     def _describe(self, stored: str) -> TensorInfo:
         tensor = self.file.tensors[stored]
@@ -77,7 +94,9 @@ class GGUFCheckpoint(Checkpoint):
             raise ValueError(f"{self.source}: tensor '{stored}': {error}") from None
 
     def _stored_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        rows = stored_rows(self.config, name, start, stop)
+        if len(self.file.tensors[self._stored[name]].shape) < len(self._info(name).shape):  # a vector is one row
+            return self.file.read_rows(self._stored[name], 0, self._info(name).shape[1])
+        rows = stored_rows(self.config, name, start, stop) + self._first[name]
         first = int(rows.min())
         return self.file.read_rows(self._stored[name], first, int(rows.max()) + 1)[rows - first]
 

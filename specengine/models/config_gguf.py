@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specengine.models.config import ModelConfig, RopeConfig, check_layers
+from specengine.models.config import ModelConfig, MoeConfig, RopeConfig, check_layers
 from specengine.utils.json_fields import Fields
+
+# general.architecture -> that of ModelConfig
+_ARCHITECTURES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+}
 
 
 def config_from_gguf(
@@ -22,10 +31,8 @@ def config_from_gguf(
     """
     fields = Fields(metadata, where)
     arch = fields.get("general.architecture", str)
-    if arch not in ("llama", "qwen2", "qwen3"):
-        raise fields.error("general.architecture", f"must be llama, qwen2 or qwen3, got {arch!r}")
-    if metadata.get(f"{arch}.expert_count"):
-        raise fields.error(f"{arch}.expert_count", "describes a mixture of experts, which is not supported")
+    if arch not in _ARCHITECTURES:
+        raise fields.error("general.architecture", f"must be one of {', '.join(_ARCHITECTURES)}, got {arch!r}")
     hidden_size = fields.get(f"{arch}.embedding_length", int)
     num_heads = fields.get(f"{arch}.attention.head_count", int)
     head_dim = fields.get(f"{arch}.attention.key_length", int, hidden_size // max(num_heads, 1))
@@ -37,15 +44,16 @@ def config_from_gguf(
         raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architecture llama")
     num_layers = fields.build(check_layers, num_layers=fields.get(f"{arch}.block_count", int))
     max_position = fields.get(f"{arch}.context_length", int)
+    moe = _gguf_moe(fields, arch, shapes, num_layers)
     embedding = shapes.get("token_embd.weight", (0,))
     # end of turn and end of message also end a generation
     eos = [fields.get(f"tokenizer.ggml.{kind}_token_id", int, None) for kind in ("eos", "eot", "eom")]
     return fields.build(
         ModelConfig,
-        architecture=arch,
+        architecture="mixtral" if moe and arch == "llama" else _ARCHITECTURES[arch],
         vocab_size=fields.get(f"{arch}.vocab_size", int, embedding[0]),
         hidden_size=hidden_size,
-        intermediate_size=fields.get(f"{arch}.feed_forward_length", int),
+        intermediate_size=_inner_size(fields, arch, moe),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=fields.get(f"{arch}.attention.head_count_kv", int, num_heads),
@@ -54,14 +62,51 @@ def config_from_gguf(
         max_position=max_position,
         rope=_gguf_rope(fields, arch, max_position, tuple(rope_freqs)),
         tie_embeddings="output.weight" not in shapes,
-        qkv_bias=arch == "qwen2" or "blk.0.attn_q.bias" in shapes,
+        qkv_bias=arch in ("qwen2", "qwen2moe") or "blk.0.attn_q.bias" in shapes,
         output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
-        qk_norm=arch == "qwen3",
+        qk_norm=arch in ("qwen3", "qwen3moe"),
         sliding_window=window,
         sliding_layers=(True,) * num_layers if window else (),
+        moe=moe,
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id", int, None),
         eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
+    )
+
+
+def _inner_size(fields: Fields, arch: str, moe: MoeConfig | None) -> int:
+    """Reads the size of a dense MLP; files of experts alone may lack it."""
+    key = f"{arch}.feed_forward_length"
+    return fields.get(key, int) if moe is None else fields.get(key, int, moe.intermediate_size)
+
+
+def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> MoeConfig | None:
+    """Reads the experts; sizes are those of the tensors, because older files lack some of the keys."""
+    count = fields.get(f"{arch}.expert_count", int, 0)
+    if not count:
+        if arch in ("qwen2moe", "qwen3moe"):
+            raise fields.error(f"{arch}.expert_count", "is missing")
+        return None
+    if arch not in ("llama", "qwen2moe", "qwen3moe"):
+        raise fields.error(f"{arch}.expert_count", f"describes a mixture of experts, which {arch} does not have")
+    for key, expected in (("expert_gating_func", 1), ("expert_weights_scale", 1.0)):
+        if fields.get(f"{arch}.{key}", type(expected), expected) not in (expected, 0):
+            raise fields.error(f"{arch}.{key}", f"must be {expected} for architecture {arch}")
+    with_experts = [layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
+    if not with_experts:
+        raise fields.error(f"{arch}.expert_count", "describes experts, but no layer has a router")
+    first = f"blk.{with_experts[0]}"
+    names = f"{first}.ffn_down_exps.weight", f"{first}.ffn_down.0.weight", f"{first}.ffn_down_shexp.weight"
+    fused, single, shared = (shapes.get(name, (0,)) for name in names)
+    return fields.build(
+        MoeConfig,
+        num_experts=count,
+        experts_per_token=fields.get(f"{arch}.expert_used_count", int),
+        intermediate_size=max(fused[-1], single[-1]),
+        renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch != "qwen2moe"),
+        shared_size=shared[-1],
+        shared_gate=arch == "qwen2moe",
+        dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),
     )
 
 

@@ -93,10 +93,13 @@ class GGUFFile:
         if end > self._size:
             raise ValueError(f"{self.path}: truncated: tensor '{name}' ends at byte {end} of {self._size}")
         row = shape[-1] if len(shape) > 1 else block
-        return GGUFTensor(shape, type_, offset, prod(shape[1:-1]) * row // block * block_bytes)
+        return GGUFTensor(shape, type_, offset, row // block * block_bytes)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Reads the stored bytes of rows [start, stop) of a tensor, uint8 [stop - start, row_bytes]."""
+        """Reads the stored bytes of rows [start, stop) of a tensor, uint8 [stop - start, row_bytes].
+
+        The matrices of a tensor of three dimensions lie one after the other.
+        """
         tensor = self.tensors[name]
         count = (stop - start) * tensor.row_bytes
         offset = tensor.offset + start * tensor.row_bytes

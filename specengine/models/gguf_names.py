@@ -21,6 +21,11 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 _OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES).items()}
 
@@ -28,10 +33,21 @@ _OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES).items()}
 def hf_name(name: str) -> str:
     """Returns the Hugging Face name of a GGUF tensor of a LLaMA-shaped model; an unknown name is unchanged."""
     stem, _, suffix = name.rpartition(".")
+    expert = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)", stem)  # files of 2023
+    if expert:
+        return f"model.layers.{expert[1]}.mlp.experts.{expert[3]}.{expert[2]}_proj.{suffix}"
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer and layer[2] in _LAYER_NAMES:
         return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{suffix}"
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
+
+
+def expert_names(name: str, experts: int) -> list[str]:
+    """Returns the Hugging Face names of the matrices in a GGUF tensor of all experts; none for another tensor."""
+    fused = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight", name)
+    if fused is None:
+        return []
+    return [f"model.layers.{fused[1]}.mlp.experts.{expert}.{fused[2]}_proj.weight" for expert in range(experts)]
 
 
 def gguf_name(name: str) -> str:
@@ -44,11 +60,11 @@ def gguf_name(name: str) -> str:
 def stored_rows(config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
     """Returns the places in a GGUF file of rows [start, stop) of a tensor. name: of Hugging Face.
 
-    Files of architecture llama, which mistral shares, hold each head of q and k with its two rotary halves interleaved:
-    row j of half h is stored as row 2 j + h.
+    Files of architecture llama, which mistral and mixtral share, hold each head of q and k with its two rotary halves
+    interleaved: row j of half h is stored as row 2 j + h.
     """
     rows = np.arange(start, stop)
-    if config.architecture not in ("llama", "mistral") or not re.search(r"\.[qk]_proj\.", name):
+    if config.architecture not in ("llama", "mistral", "mixtral") or not re.search(r"\.[qk]_proj\.", name):
         return rows
     dim = config.head_dim
     head, inner = np.divmod(rows, dim)

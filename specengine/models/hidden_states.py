@@ -17,11 +17,16 @@ class HiddenStates:
     last: float32 [M, hidden], after the final norm; the head reads them.
     at_layers: float32 [M, layers, hidden], the residual stream before the model's hidden_state_layers; None where the
     model has none.
+    experts: int32 [layers], how many experts each layer read in the pass; 0 where it has none or nobody counted. None
+    for a dense model.
     """
 
-    def __init__(self, last: torch.Tensor, at_layers: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, last: torch.Tensor, at_layers: torch.Tensor | None = None, experts: torch.Tensor | None = None
+    ) -> None:
         self.last = last
         self.at_layers = at_layers
+        self.experts = experts
 
     def rows(self, picked: Sequence[int]) -> HiddenStates:
         """Returns the hidden states of some rows; each tensor is taken on first use, uncopied where it can be."""
@@ -39,6 +44,7 @@ class _PickedRows(HiddenStates):
     def __init__(self, whole: HiddenStates, picked: Sequence[int]) -> None:
         self._whole = whole
         self._picked = picked
+        self.experts = whole.experts
 
     def rows(self, picked: Sequence[int]) -> HiddenStates:
         return _PickedRows(self._whole, [self._picked[row] for row in picked])

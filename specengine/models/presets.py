@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specengine.models.config import ModelConfig, RopeConfig
+from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
 
 _LLAMA3_ENDS = (128001, 128008, 128009)
 _QWEN_ENDS = (151645, 151643)
@@ -28,6 +28,25 @@ _TINY = ModelConfig(
     bos_token_id=1,
     eos_token_ids=(2,),
     dtype="float32",
+)
+
+_QWEN3_MOE = ModelConfig(
+    architecture="qwen3_moe",
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    rms_norm_eps=1e-6,
+    max_position=40960,
+    rope=RopeConfig(1000000.0),
+    qk_norm=True,
+    moe=MoeConfig(num_experts=128, experts_per_token=8, intermediate_size=768),
+    bos_token_id=151643,
+    eos_token_ids=_QWEN_ENDS,
+    dtype="bfloat16",
 )
 
 PRESETS: dict[str, ModelConfig] = {
@@ -147,12 +166,50 @@ PRESETS: dict[str, ModelConfig] = {
         eos_token_ids=_QWEN_ENDS,
         dtype="bfloat16",
     ),
+    "qwen3-30b-a3b": _QWEN3_MOE,
+    "qwen3-235b-a22b": replace(
+        _QWEN3_MOE,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_layers=94,
+        num_heads=64,
+        moe=MoeConfig(num_experts=128, experts_per_token=8, intermediate_size=1536),
+    ),
+    # about a billion parameters: fits where the others do not
+    "moe-tiny": replace(
+        _QWEN3_MOE,
+        vocab_size=32000,
+        hidden_size=1024,
+        num_layers=12,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=64,
+        tie_embeddings=True,
+        moe=MoeConfig(num_experts=64, experts_per_token=8, intermediate_size=384),
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    ),
     "tiny-llama": _TINY,
     "tiny-llama3": replace(
         _TINY, vocab_size=512, num_layers=3, rope=RopeConfig(10000.0, "llama3", 8.0, 64), tie_embeddings=True
     ),
     "tiny-qwen2": replace(_TINY, architecture="qwen2", qkv_bias=True, tie_embeddings=True),
     "tiny-qwen3": replace(_TINY, architecture="qwen3", head_dim=32, qk_norm=True, num_layers=3),
+    "tiny-mixtral": replace(_TINY, architecture="mixtral", moe=MoeConfig(4, 2, 160)),
+    "tiny-qwen2-moe": replace(
+        _TINY,
+        architecture="qwen2_moe",
+        qkv_bias=True,
+        moe=MoeConfig(8, 3, 48, renormalise=False, shared_size=80, shared_gate=True),
+    ),
+    "tiny-qwen3-moe": replace(
+        _TINY,
+        architecture="qwen3_moe",
+        head_dim=32,
+        qk_norm=True,
+        num_layers=3,
+        moe=MoeConfig(16, 4, 40, dense_layers=frozenset({0})),
+    ),
     "tiny-mistral": replace(
         _TINY, architecture="mistral", vocab_size=260, sliding_window=16, sliding_layers=(True, True)
     ),

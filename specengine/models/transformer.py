@@ -229,8 +229,9 @@ class Transformer:
         shape = (len(tree.tokens), len(self.hidden_state_layers), self.config.hidden_size)
         at_layers = torch.empty(shape, device=self.device) if self.hidden_state_layers else None
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
-        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, adapters=batch.adapters)
-        return HiddenStates(last, at_layers)
+        experts = torch.zeros(self.config.num_layers, dtype=torch.int32) if self.config.moe else None
+        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, adapters=batch.adapters, experts=experts)
+        return HiddenStates(last, at_layers, experts)
 
 
 def load_transformer(checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> Transformer:

@@ -146,7 +146,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
         silu_mul=layer.silu_mul,
         add_lora=add_lora.add_lora,
-        experts=experts.no_cuda_kernels,
+        experts=None,
         rounds=True,
     )
     return Ops(

@@ -167,11 +167,9 @@ class Decoder:
             tree.ancestors,
             _C.KVCacheView(k_cache, v_cache, block_table, lengths, tree.row_start, first_node),
             _C.RopeTables(cos, sin),
-            hidden_states,
-            at_layers,
+            _C.PassOutputs(hidden_states, at_layers, experts),
             torch.empty(self.native.workspace_bytes(rows), dtype=torch.uint8),
             adapters,
-            experts,
         )
         return hidden_states
 

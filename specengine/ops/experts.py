@@ -164,11 +164,6 @@ class ExpertOps:
         return self.combine_experts(y, groups, routing, shared)
 
 
-def no_cuda_kernels(x: torch.Tensor, moe: Moe, shared: torch.Tensor | None) -> torch.Tensor:
-    """Raises ValueError: experts have no CUDA kernels yet."""
-    raise ValueError("device: a mixture of experts runs on the CPU alone; its CUDA kernels are not written")
-
-
 def router_logits_reference(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """float32 [M, E]: sums of 32 chains, in the order of csrc/ops/experts.h.
 

@@ -9,7 +9,7 @@ import torch
 
 from specengine._C import KVCacheView
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
-from specengine.ops.experts import Moe
+from specengine.ops.experts import ExpertOps
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.weight import Projection, Weight
 
@@ -18,7 +18,8 @@ from specengine.ops.weight import Projection, Weight
 class LayerOps:
     """The ops of a layer; each field has the signature of the function of its name in specengine.ops.
 
-    rounds: rows between two ops have the dtype of the weight that reads them, else float32.
+    experts: None where the device has no kernels for them.  rounds: rows between two ops have the dtype of the weight
+    that reads them, else float32.
     """
 
     gather_rows: Callable[..., None]
@@ -28,7 +29,7 @@ class LayerOps:
     tree_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     add_lora: Callable[..., None]
-    experts: Callable[[torch.Tensor, Moe, torch.Tensor | None], torch.Tensor]
+    experts: ExpertOps | None
     rounds: bool
 
 
@@ -71,7 +72,7 @@ class LayerwiseDecoder:
         adapters: torch.Tensor | None = None,
         experts: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """As Decoder; the caller answers for slots and positions. experts: expected None, nothing is counted."""
+        """As Decoder; the caller answers for slots and positions. experts: stays as it is."""
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
         def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
@@ -119,7 +120,7 @@ class LayerwiseDecoder:
                 gated = empty(rows, layer.gate_up.rows // 2, reader=layer.down)
                 ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
                 delta = product(gated, layer.down, lora.down)
-            if layer.moe is not None:
+            if layer.moe is not None and ops.experts is not None:
                 delta = ops.experts(normed, layer.moe, delta)
         hidden_states = empty(rows, c.hidden_size)
         ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)

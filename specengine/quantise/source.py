@@ -29,6 +29,8 @@ class Source:
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Lists the tensors to write; a copy of tied embeddings is not one."""
+        if self.checkpoint.config.moe is not None:
+            raise ValueError(f"{self.checkpoint.source}: a mixture of experts cannot be written yet")
         return expected_tensors(self.checkpoint.config)
 
     def tensors(self) -> Iterator[str]:

@@ -51,6 +51,8 @@ class ShardBounds:
     @staticmethod
     def of(config: ModelConfig, size: int) -> ShardBounds:
         """Divides a model among `size` ranks. Raises ValueError where a rank would get an empty shard."""
+        if config.moe is not None:
+            raise ValueError("tensor_parallel: expected 1 for a mixture of experts, whose experts are not divided yet")
         heads, inner, hidden = config.num_kv_heads, config.intermediate_size, config.hidden_size
         if min(heads, inner // PANEL, hidden // PANEL) < size:
             raise ValueError(

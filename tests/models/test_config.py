@@ -184,7 +184,7 @@ def test_llama_ignores_a_sliding_window_as_transformers_does():
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "architectures"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "architectures"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures"),
         ({"architectures": None, "model_type": "gemma"}, "model_type"),
         ({"vocab_size": None}, "vocab_size"),

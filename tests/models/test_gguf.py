@@ -198,9 +198,9 @@ def test_an_unsupported_block_type_is_named_with_its_tensor(tmp_path):
 
 def test_an_unexpected_tensor_is_named(tmp_path):
     config = PRESETS["tiny-llama"]
-    extra = [("blk.0.ffn_gate_inp.weight", (np.ones((8, 64), np.float32), Type.F32))]
+    extra = [("blk.0.ffn_norm_2.weight", (np.ones((8, 64), np.float32), Type.F32))]
     path = write_gguf(tmp_path / "m.gguf", config, random_state(config), extra=extra)
-    one_line_error("ffn_gate_inp", open_checkpoint, path)
+    one_line_error("ffn_norm_2", open_checkpoint, path)
 
 
 def test_a_missing_or_misshaped_tensor_is_named(tmp_path):

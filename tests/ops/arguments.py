@@ -109,6 +109,36 @@ def silu_mul_quantised() -> Arguments:
     return {"gate_up": randn(3, 128), "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)}
 
 
+def route_rows() -> Arguments:
+    written = {"logits": torch.zeros(3, 7), "experts": ints(*range(6)).view(3, 2), "weights": torch.zeros(3, 2)}
+    shared = {"shared_gate": randn(6, seed=4), "shared_scale": torch.zeros(3)}
+    return {
+        "x": randn(3, 6),
+        "router": randn(7, 6, seed=2),
+        "bias": randn(7),
+        **shared,
+        **written,
+        "renormalise": False,
+    }
+
+
+def group_pairs() -> Arguments:
+    written = {"starts": ints(*[9] * 5), "rows": ints(*[9] * 6), "places": ints(*[9] * 6).view(3, 2)}
+    return {"experts": ints(1, 3, 0, 3, 1, 0).view(3, 2), **written}
+
+
+def expert_linear() -> Arguments:
+    """Four experts of 20 columns, the second without a place."""
+    places = {"rows": ints(0, 2, 0, 1, 2, 5), "starts": ints(0, 2, 2, 5, 6), "out": torch.zeros(6, 24)}
+    return {"x": randn(6, 6), "weight": randn(8, 6, 16), "bias": randn(4, 24), **places, "first": 3, "columns": 20}
+
+
+def combine_experts() -> Arguments:
+    shared = {"shared": randn(3, 5, seed=3), "shared_scale": randn(3, seed=4)}
+    pairs = {"places": ints(0, 3, 1, 4, 2, 5).view(3, 2), "weights": randn(3, 2, seed=2)}
+    return {"y": randn(6, 5), **pairs, **shared, "out": torch.zeros(3, 5)}
+
+
 def rope_cache() -> Arguments:
     cache = make_cache(TREES, LENGTHS, 2, 8, torch.float32).view()._asdict()
     tables = {"cos": randn(90, 4), "sin": randn(90, 4), "q_norm": randn(8), "k_norm": randn(8)}
@@ -137,6 +167,7 @@ def decoder_layer() -> Arguments:
         "gate_up": projection(20, 6, 3),
         "down": projection(6, 10, 4),
         "window": 0,
+        "moe": (),
     }
 
 
@@ -181,6 +212,7 @@ def decoder_pass() -> Arguments:
         "sin": randn(90, 4),
         "hidden_states": torch.zeros(8, 6),
         "at_layers": torch.zeros(8, 2, 6),
+        "experts": torch.zeros(2, dtype=torch.int32),
         "workspace": torch.zeros(native.workspace_bytes(8), dtype=torch.uint8),
         "adapters": ints(1, 0),
     }
@@ -438,6 +470,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
             quantise_rows,
         ),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised, add_lora),
+        *(route_rows, group_pairs, expert_linear, combine_experts),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
         *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),
         *(draft_cascade, draft_cascade_halves, draft_heads, draft_glide),
@@ -447,6 +480,13 @@ OPS: dict[str, Callable[[], Arguments]] = {
 OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *((op, "masks") for op in OPS if op.startswith("linear")),
+    *(
+        ("route_rows", "bias"),
+        ("expert_linear", "rows"),
+        ("expert_linear", "bias"),
+        ("combine_experts", "shared_scale"),
+    ),
+    *(("decoder_pass", "experts"), ("decoder_pass fed", "experts")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
@@ -496,7 +536,11 @@ CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
 RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's arguments
     "rope_cache": CACHE,
     "tree_attention": CACHE,
-    "decoder_pass": {**CACHE, "rope": _record(_C.RopeTables, _C.RopeTables._fields)},
+    "decoder_pass": {
+        **CACHE,
+        "rope": _record(_C.RopeTables, _C.RopeTables._fields),
+        "outputs": _record(_C.PassOutputs, _C.PassOutputs._fields),
+    },
     "add_lora": {"projection": _lora},
     "draft_tree": {
         **CACHE,

@@ -29,8 +29,10 @@ from tests.ops.arguments import (
 from tests.selection import looped
 
 CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
+CLASSES |= {"ExpertProjection", "MoeLayer"}
 CLASSES |= {"GlideNetwork", "LoraModule", "LoraProjection", "LoraLayer"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
+RECORDS |= {"PassOutputs"}
 RECORDS |= {"CodedForm", "RopeTables", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
@@ -72,8 +74,8 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "verify_tree": {"path", "path_length", "bonus", "scores"},
         "verify_tree sampled": {"path", "path_length", "bonus", "relaxed", "scores", "weights"},
         "draw_siblings": {"drawn", "scores", "weights"},
-        "decoder_pass": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
-        "decoder_pass fed": {"k_cache", "v_cache", "hidden_states", "at_layers", "workspace"},
+        "decoder_pass": {"k_cache", "v_cache", "hidden_states", "at_layers", "experts", "workspace"},
+        "decoder_pass fed": {"k_cache", "v_cache", "hidden_states", "at_layers", "experts", "workspace"},
         **{op: {"k_cache", "v_cache", *DRAFTED} for op in DRAFTS},
         "draft_cascade": {"k_cache", "v_cache", "children", "scores"},
         "draft_cascade halves": {"k_cache", "v_cache", "children", "scores"},
@@ -81,6 +83,8 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draft_glide": {"k_cache", "v_cache", "children", "scores", "levels"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
+        "route_rows": {"logits", "experts", "weights", "shared_scale"},
+        "group_pairs": {"starts", "rows", "places"},
         "linear_argmax quantised": {"ids", "keys"},
     }
     assert written and written <= only.get(op, outputs)
@@ -101,7 +105,8 @@ FORMATS = [torch.float32, torch.float16, torch.bfloat16, torch.uint8]
 TAKEN = {  # dtypes of the arguments that may have several, as the message lists them
     ("pack_linear", "rows"): FLOATS,
     **{(op, "packed"): FORMATS for op in ("pack_linear", "pack_coded")},
-    **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax")},
+    **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax", "expert_linear")},
+    ("route_rows", "router"): FLOATS,
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
     **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_tree", "draft_cascade", "draft_glide")},
@@ -142,6 +147,7 @@ BACKBONES = ("draft_cascade", "draft_cascade halves", "draft_glide")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
     ("pack_coded", "packed", 0),
+    *(("group_pairs", "starts", 0), ("expert_linear", "x", 0)),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
     ("tree_attention", "workspace", 0),
@@ -226,6 +232,10 @@ def test_objects_with_a_broken_dlpack_method_are_refused():
 
 # (op, argument, entry, value, message): the entry of the valid argument is replaced.
 POSITION_VALUES = [
+    *[("group_pairs", "experts", (1, 1), value, f"experts: entry 3 is {value}, expected 0 to 3") for value in (-1, 4)],
+    *[("expert_linear", "rows", 2, value, f"rows: entry 2 is {value}, expected 0 to 5") for value in (-1, 6)],
+    *[("expert_linear", "starts", at, value, "starts: ") for at, value in ((0, 1), (1, 6), (2, -1), (4, 5), (4, 7))],
+    *[("combine_experts", "places", (2, 0), value, f"places: entry 4 is {value}") for value in (-1, 6)],
     ("depths", 0, -1, "depths: row 0"),
     ("depths", 2, 3, "depths: row 2"),
     ("depths", 5, 2**31 - 1, "depths: row 5"),

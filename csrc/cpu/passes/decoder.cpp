@@ -311,14 +311,16 @@ Device DecoderPass::validate() const {
   check(rope.sin, "sin", {DType::kFloat32}, {T, d.head_dim / 2});
   if (d.first_columns == 0 && first_inputs.defined()) fail("first_inputs: this decoder's first layer reads its rows");
   if (d.first_columns > 0) check(first_inputs, "first_inputs", {DType::kFloat32}, {M, d.first_columns});
-  if (hidden_states.defined() || at_layers.defined())
-    check(hidden_states, "hidden_states", {DType::kFloat32}, {M, d.hidden});
-  if (d.hidden_state_layers.empty() && at_layers.defined()) fail("at_layers: this decoder has no hidden_state_layers");
-  if (!d.hidden_state_layers.empty() && hidden_states.defined())
-    check(at_layers, "at_layers", {DType::kFloat32}, {M, static_cast<int64_t>(d.hidden_state_layers.size()), d.hidden});
+  if (outputs.hidden_states.defined() || outputs.at_layers.defined())
+    check(outputs.hidden_states, "hidden_states", {DType::kFloat32}, {M, d.hidden});
+  if (d.hidden_state_layers.empty() && outputs.at_layers.defined())
+    fail("at_layers: this decoder has no hidden_state_layers");
+  if (!d.hidden_state_layers.empty() && outputs.hidden_states.defined())
+    check(outputs.at_layers, "at_layers", {DType::kFloat32},
+          {M, static_cast<int64_t>(d.hidden_state_layers.size()), d.hidden});
   check.optional(adapters, "adapters", {DType::kInt32}, {cache.requests()});
   if (adapters.defined() && d.lora.empty()) fail("adapters: this decoder has none");
-  check.optional(experts, "experts", {DType::kInt32}, {layers});
+  check.optional(outputs.experts, "experts", {DType::kInt32}, {layers});
   check(workspace, "workspace", {DType::kUInt8}, {bytes});
   if (bytes < d.workspace_bytes(M)) fail("workspace: expected ", d.workspace_bytes(M), " bytes, got ", bytes.value);
   return check.device();
@@ -331,7 +333,7 @@ void write_at_layer(const DecoderPass& op, const TensorView& residual, int64_t l
   if (found == hidden_state_layers.end()) return;
   const int64_t C = op.decoder->hidden, stride = static_cast<int64_t>(hidden_state_layers.size()) * C;
   const float* from = residual.as<float>();
-  float* to = op.at_layers.as<float>() + (found - hidden_state_layers.begin()) * C;
+  float* to = op.outputs.at_layers.as<float>() + (found - hidden_state_layers.begin()) * C;
   for (int64_t m = 0; m < residual.shape[0]; ++m) std::copy_n(from + m * C, C, to + m * stride);
 }
 
@@ -343,17 +345,17 @@ void run_experts(const DecoderPass& op, size_t number, const Activations& a, boo
   run_cpu(RouteRows{a.normed, moe.router, moe.router_bias, moe.shared_gate, e.logits, e.experts, e.weights, scale,
                     moe.renormalise});
   run_cpu(GroupPairs{e.experts, e.starts, e.rows, e.places});
-  if (op.experts.defined()) {
+  if (op.outputs.experts.defined()) {
     const int32_t* starts = e.starts.as<int32_t>();
-    int32_t& read = op.experts.as<int32_t>()[number];
+    int32_t& read = op.outputs.experts.as<int32_t>()[number];
     for (int64_t expert = 0; expert < moe.experts(); ++expert) read += starts[expert + 1] > starts[expert];
   }
   if (e.in.defined()) run_cpu(QuantiseRows{a.normed, e.in});
   project(e.in.defined() ? e.in : a.normed, e.rows, moe.gate_up, e.starts, e.gate_up);
   run_cpu(SiluMul{e.gate_up, e.down_in});
   project(e.down_in, {}, moe.down, e.starts, e.out);
-  run_cpu(CombineExperts{e.out, e.places, e.weights, shared ? OptionalTensor(a.delta) : OptionalTensor{}, scale,
-                         a.delta});
+  run_cpu(
+      CombineExperts{e.out, e.places, e.weights, shared ? OptionalTensor(a.delta) : OptionalTensor{}, scale, a.delta});
 }
 
 void run_mlp(const DecoderPass& op, size_t number, const Activations& a, const Adapters& adapters) {
@@ -373,7 +375,7 @@ void run_mlp(const DecoderPass& op, size_t number, const Activations& a, const A
 
 void run_cpu(const DecoderPass& op) {
   check_values(op);
-  if (op.experts.defined()) std::fill_n(op.experts.as<int32_t>(), op.experts.numel(), 0);
+  if (op.outputs.experts.defined()) std::fill_n(op.outputs.experts.as<int32_t>(), op.outputs.experts.numel(), 0);
   const Decoder& d = *op.decoder;
   const int64_t M = op.depths.shape[0];
   TensorView delta;  // the last block's addition to the residual; none yet
@@ -399,10 +401,10 @@ void run_cpu(const DecoderPass& op) {
       const TensorView& from = d.first_columns > 0 ? op.first_inputs : a.residual;
       copy_rows(from, a.attention_in);
     }
-    if (op.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
+    if (op.outputs.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
     adapters.project(attention_in, a.attention_in, layer.qkv, &LoraLayer::qkv, a.qkv, a.lora_sums);
     run_cpu(RopeCache{a.qkv, op.rope.cos, op.rope.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
-    if (!op.hidden_states.defined() && i + 1 == d.layers.size()) return;
+    if (!op.outputs.hidden_states.defined() && i + 1 == d.layers.size()) return;
     TensorView heads = a.attended;
     heads.ndim = 3, heads.shape[1] = d.heads, heads.shape[2] = d.head_dim, heads.strides[1] = d.head_dim,
     heads.strides[2] = 1;
@@ -412,7 +414,7 @@ void run_cpu(const DecoderPass& op) {
     run_mlp(op, i, a, adapters);
     delta = a.delta;
   }
-  run_cpu(RmsNorm{residual, delta, d.final_norm, op.hidden_states, d.eps});
+  run_cpu(RmsNorm{residual, delta, d.final_norm, op.outputs.hidden_states, d.eps});
   write_at_layer(op, residual, static_cast<int64_t>(d.layers.size()));
 }
 

@@ -60,7 +60,7 @@ def _open(folder: Path) -> Checkpoint:
 
 def _matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     named = ((name.removesuffix(".weight"), shape) for name, shape in expected_tensors(config).items())
-    return {name: shape for name, shape in named if name.endswith(MODULES)}
+    return {name: shape for name, shape in named if name.endswith(MODULES) and ".mlp.experts." not in name}
 
 
 def _check_names(tensors: Checkpoint, lora: LoraConfig, modules: list[str]) -> None:

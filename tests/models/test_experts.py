@@ -1,0 +1,185 @@
+"""Mixtures of experts: the layouts of their files, what is refused, and drafts that change no token and no bit."""
+
+from dataclasses import replace
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specengine import Engine, SamplingParams
+from specengine.draft_trees.tree import TreeBatch
+from specengine.models.checkpoint import RandomCheckpoint, open_checkpoint
+from specengine.models.config import MoeConfig
+from specengine.models.config_hf import config_from_hf
+from specengine.models.presets import PRESETS
+from specengine.models.transformer import load_transformer
+from specengine.quantise.quantise import quantise
+from specengine.tensor_parallel.loading import LoadedModel, load_model
+from tests.engines import Oracle, ids
+from tests.models.files import permuted, random_state
+
+transformers = pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+PROMPTS = [[5, 9, 17, 5, 9, 4], [33, 2, 7, 7, 7, 250, 8], [1]]
+FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe")
+NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("preset", FAMILIES)
+def test_drafts_change_no_token_and_no_bit_of_a_logit(preset, dtype):
+    target = load_transformer(RandomCheckpoint(PRESETS[preset]), dtype, CPU)
+    model = LoadedModel("experts", dtype, target, None, frozenset())
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=3, logprobs=2)
+        plain = Engine(model, drafter="none", max_batch_size=1).generate(PROMPTS, params)
+        answers = [[*output.prompt_token_ids, *output.token_ids] for output in plain]
+        oracles = [Oracle(answers, 320, nodes=nodes) for nodes in (1, 5, 63)]
+        for drafter in ("prompt_lookup,adaptive=false", "lookahead,adaptive=false", *oracles):
+            drafted = Engine(model, drafter=drafter, max_batch_size=4).generate(PROMPTS, params)
+            assert ids(drafted) == ids(plain), drafter
+            assert [output.logprobs for output in drafted] == [output.logprobs for output in plain], drafter
+
+
+def test_experts_of_one_tensor_are_those_of_many(tmp_path):
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, moe_intermediate_size=40, num_experts=6, head_dim=16,
+        num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.1
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "many")
+    (tmp_path / "one").mkdir()
+    state = load_file(tmp_path / "many" / "model.safetensors")
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        parts = {
+            part: torch.stack([state.pop(f"{prefix}.{expert}.{part}_proj.weight") for expert in range(6)])
+            for part in ("gate", "up", "down")
+        }
+        state[f"{prefix}.gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], dim=1)
+        state[f"{prefix}.down_proj"] = parts["down"]
+    save_file(state, tmp_path / "one" / "model.safetensors")
+    (tmp_path / "one" / "config.json").write_text((tmp_path / "many" / "config.json").read_text())
+    many, one = open_checkpoint(tmp_path / "many"), open_checkpoint(tmp_path / "one")
+    assert set(many.tensors) == set(one.tensors)
+    for name in many.tensors:
+        assert torch.equal(many.read(name), one.read(name)), name
+    state["model.layers.1.mlp.experts.down_proj"] = torch.zeros(6, 64, 39)
+    save_file(state, tmp_path / "one" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"'model.layers.1.mlp.experts.down_proj' has shape .*expected \(6, 64, 40\)"):
+        open_checkpoint(tmp_path / "one")
+
+
+def logits_of(target, prompt):
+    cache = target.new_cache()
+    batch = cache.batch([cache.allocate(len(prompt))], [0])
+    return target.forward(TreeBatch.chains([prompt], CPU), cache, batch).scores
+
+
+def write_moe_gguf(path, config, state, kind="F32"):
+    """Writes a GGUF file as converters do: a tensor for each part of all experts of a layer."""
+    arch, moe = NAMES[config.architecture], config.moe
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config.num_layers)
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_ids[0])
+    writer.add_expert_count(moe.num_experts)
+    writer.add_expert_used_count(moe.experts_per_token)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config.num_layers)
+    merged: dict[str, list[torch.Tensor]] = {}
+    for name, value in state.items():
+        stored = permuted(name, value, replace(config, architecture="llama" if arch == "llama" else "qwen3"))
+        if ".experts." in name:
+            layer, part = name.split(".")[2], name.split(".")[-2].removesuffix("_proj")
+            merged.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(stored)
+            continue
+        if "shared_expert_gate" in name:
+            stored = stored[0]
+        name = name.replace("mlp.gate.", "block_sparse_moe.gate.") if arch == "llama" else name
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), stored.numpy())
+    for name, matrices in merged.items():
+        data, raw = torch.stack(matrices).numpy(), gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, data if kind == "F32" else gguf.quants.quantize(data, raw), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("preset", FAMILIES)
+def test_gguf_files_have_the_tensors_of_their_model(tmp_path, preset):
+    preset = PRESETS[preset]  # these architectures have no dense layers in GGUF files
+    config = replace(preset, rms_norm_eps=2**-16, moe=replace(preset.moe, dense_layers=frozenset()))
+    state = random_state(config)
+    checkpoint = open_checkpoint(write_moe_gguf(tmp_path / "m.gguf", config, state))
+    assert checkpoint.config == replace(config, dtype=None)
+    assert set(checkpoint.tensors) == set(state)
+    for name, tensor in state.items():
+        assert torch.equal(checkpoint.read(name), tensor), name
+    middle = "model.layers.1.mlp.experts.2.up_proj.weight"
+    assert torch.equal(checkpoint.read_rows(middle, 3, 11), state[middle][3:11])
+
+
+@pytest.mark.parametrize(("kind", "form"), [("Q8_0", "q8"), ("Q4_0", "q4"), ("Q5_0", "q8")])
+def test_gguf_experts_keep_their_blocks(tmp_path, kind, form):
+    config = replace(PRESETS["tiny-qwen3-moe"], hidden_size=128, moe=MoeConfig(6, 2, 64))
+    state = random_state(config)
+    checkpoint = open_checkpoint(write_moe_gguf(tmp_path / "m.gguf", config, state, kind))
+    raw = gguf.GGMLQuantizationType[kind]
+    for name in (name for name in state if ".experts." in name):
+        expected = gguf.quants.dequantize(gguf.quants.quantize(state[name].numpy(), raw), raw)
+        assert torch.equal(checkpoint.read(name), torch.from_numpy(expected)), name
+    kept, floats = (load_transformer(checkpoint, dtype, CPU) for dtype in ("auto", "float32"))
+    experts = kept.weights.layers[1].moe
+    assert {weight.format for weight in (*experts.gate_up.weights, *experts.down.weights)} == {form}
+    expected, found = (logits_of(target, list(range(40))) for target in (floats, kept))
+    assert (found - expected).abs().median() < 0.02 * expected.std()  # int8 rows may send one to another expert
+
+
+def test_fields_that_cannot_be_honoured_are_named():
+    base = {
+        **transformers.Qwen3MoeConfig(
+            num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2
+        ).to_dict(),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "max_position_embeddings": 64,
+        "vocab_size": 99,
+    }
+    assert config_from_hf(base).moe == MoeConfig(128, 8, 768, renormalise=False)
+    for changes, match in (
+        ({"num_experts_per_tok": 200}, "num_experts_per_tok must be from 1 to 32"),
+        ({"num_experts": 0, "num_local_experts": 0}, "num_experts must be from 1 to 1024"),
+        ({"moe_intermediate_size": -1}, "the experts' intermediate size must be positive"),
+        ({"mlp_only_layers": [2]}, "'mlp_only_layers' must list layers from 0 to 1"),
+        ({"decoder_sparse_step": 0}, "'decoder_sparse_step' must be positive"),
+        ({"architectures": ["LlamaForCausalLM"]}, "which llama does not have"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            config_from_hf({**base, **changes})
+
+
+def test_what_experts_cannot_do_yet_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="tensor_parallel: expected 1 for a mixture of experts"):
+        load_model("random:tiny-mixtral", device="cpu", tensor_parallel=2)
+    with pytest.raises(ValueError, match="a mixture of experts cannot be written yet"):
+        quantise("random:tiny-mixtral", "int4-g128", tmp_path / "out")
+
+
+def test_a_pass_counts_the_experts_that_its_layers_read():
+    target = load_transformer(RandomCheckpoint(PRESETS["tiny-qwen3-moe"]), "float32", CPU)
+    cache = target.new_cache()
+    for rows in (1, 5, 40):
+        batch = cache.batch([cache.allocate(rows)], [0])
+        counts = target.hidden_states(TreeBatch.chains([list(range(rows))], CPU), cache, batch).experts.tolist()
+        assert counts[0] == 0 and all(4 <= count <= min(16, 4 * rows) for count in counts[1:])
+        assert (counts == [0, 4, 4]) == (rows == 1)
