@@ -225,6 +225,8 @@ class WeightLoader:
             if coding.ordered and name.endswith(("embed_tokens", "lm_head")):
                 return self.ops.dequantised  # drafters read these in their own order
             kept = self.ops.coded_format(coding, self.checkpoint.tensors[f"{name}.weight"].shape[1])
+            if self.float_rows and coding.zeros and kept == "int4_min16":
+                return self.ops.dequantised  # it would round scales and minima to float16
             return kept if kept in self.ops.formats else self.ops.dequantised
         if stored in FLOAT_FORMATS:
             return stored
@@ -259,7 +261,11 @@ class WeightLoader:
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
         kind = self.checkpoint.tensors[name].dtype
         if self._keeps_codes(name.removesuffix(".weight")) and weight.format in BLOCK_BYTES:
-            self.ops.pack_coded(self.checkpoint.read_coded(name, start, stop), weight, first)
+            coded = self.checkpoint.read_coded(name, start, stop)
+            try:
+                self.ops.pack_coded(coded, weight, first)
+            except ValueError as error:
+                raise ValueError(f"{self.checkpoint.source}: tensor '{name}': {error}") from None
         elif self.ops.pack_blocks is not None and PACKED_BLOCKS.get(kind) == weight.format:
             self.ops.pack_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
         else:

@@ -69,7 +69,8 @@ class Projection:
     """The rows of several weights one after the other, and their bias float32 [N].
 
     All weights multiply rows quantised to int8, or none.  columns: int32 [C], the order in which they have x's columns;
-    None: as they are.  float_rows: codes multiply rows of floats on the CPU, with the bits of float32 weights.
+    None: as they are.  float_rows: codes multiply rows of floats on the CPU; all but e4m3 give the
+    bits of their values as float32.
     """
 
     weights: tuple[Weight, ...]
@@ -129,7 +130,7 @@ def coded_format(coding: Coding, columns: int) -> str | None:
 def pack_coded(rows: CodedRows, weight: Weight, first: int) -> None:
     """Writes coded rows to rows [first, first + R) of a weight of the format coded_format(); codes and scales stay.
 
-    int4_min16 rounds scales and minima to float16.
+    int4_min16 rounds scales and minima to float16. Raises ValueError for one that float16 does not hold.
     """
     coding, scales, minima = rows.coding, rows.scales, rows.minima
     zeros = table = None
@@ -138,6 +139,9 @@ def pack_coded(rows: CodedRows, weight: Weight, first: int) -> None:
         if weight.format == "int4_min16":
             minima = -zeros.float() * scales if minima is None else minima
             zeros = None
+            for name, values in (("scales", scales), ("minima", minima)):
+                if not values.half().isfinite().all():
+                    raise ValueError(f"{name} of {weight.format} must be finite and below 65520, for float16")
     elif weight.format != "e4m3":
         numbers = NUMBERS[coding.kind]
         if coding.kind in _DOUBLED:

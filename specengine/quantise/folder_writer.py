@@ -36,8 +36,10 @@ def write_folder(source: Source, to: str, out: Path, shard_bytes: int = SHARD_BY
     """
     entries = [entry for name in source.shapes for entry in _entries(source, name, to)]
     config = _config(source)
-    config.pop("quantization_config", None)
-    config.pop("dtype", None)
+    for name in ("quantization_config", "compression_config", "dtype"):
+        config.pop(name, None)
+    if not source.checkpoint.config.tie_embeddings:  # quantised folders may say that they are tied, and have a head
+        config["tie_word_embeddings"] = False
     config["torch_dtype"] = "bfloat16"
     config["quantization_config"] = _int4_config(source) if to == "int4-g128" else _fp8_config()
     with atomic_folder(out) as folder:

@@ -14,6 +14,7 @@ from specengine.quantise.rope_divisors import divisors_of
 from specengine.quantise.source import Source, is_linear
 from specengine.utils.atomic_file import atomic_file
 
+_SCALE_BYTES = {GGMLQuantizationType.Q8_0: 2, GGMLQuantizationType.Q4_1: 4}  # float16 numbers that a block begins with
 _FILE_TYPES = {"q4_1": LlamaFileType.MOSTLY_Q4_1, "q8_0": LlamaFileType.MOSTLY_Q8_0}
 
 
@@ -71,12 +72,22 @@ def _stored_shape(shape: tuple[int, ...], kind: GGMLQuantizationType) -> tuple[t
 
 
 def _blocks(source: Source, name: str, kind: GGMLQuantizationType) -> np.ndarray:
-    """Quantises one tensor, its rows in the order of the file."""
+    """Quantises one tensor, its rows in the order of the file.
+
+    Raises ValueError for scales that float16 does not hold.
+    """
     shape, dtype = _stored_shape(source.shapes[name], kind)
     stored = np.empty(shape, dtype)
     for start, rows in source.steps(name):
         places = stored_rows(source.checkpoint.config, name, start, start + len(rows))
-        stored[places] = quants.quantize(rows.numpy(), kind)
+        with np.errstate(over="ignore"):  # of scales, which are looked at below
+            stored[places] = quants.quantize(rows.numpy(), kind)
+    if kind in _SCALE_BYTES:
+        blocks = stored.reshape(-1, GGML_QUANT_SIZES[kind][1])
+        scales = np.ascontiguousarray(blocks[:, : _SCALE_BYTES[kind]]).view(np.float16)
+        if not np.isfinite(scales).all():
+            where = f"{source.checkpoint.source}: tensor '{name}'"
+            raise ValueError(f"{where} has values too large for the float16 scales of {kind.name}")
     return stored
 
 

@@ -136,6 +136,29 @@ def test_a_value_that_is_not_finite_is_named_and_leaves_nothing(tmp_path, to):
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
+@pytest.mark.parametrize("to", ["q8_0", "q4_1"])
+def test_a_value_that_float16_scales_do_not_hold_is_named_and_leaves_nothing(tmp_path, to):
+    state = random_state(TINY)
+    state["model.layers.0.mlp.up_proj.weight"][3, 5] = 1e8
+    with pytest.raises(
+        ValueError, match=rf"up_proj\.weight' has values too large for the float16 scales of {to.upper()}"
+    ):
+        quantise(folder_of(tmp_path / "hf", TINY, state), to, tmp_path / "m.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_the_older_name_of_a_configuration_is_not_left_in_what_is_written(tmp_path):
+    quantise(folder_of(tmp_path / "hf", TINY), "fp8-block", tmp_path / "first")
+    path = tmp_path / "first" / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "compression_config": values.pop("quantization_config")}))
+    quantise(tmp_path / "first", "int4-g128", tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (
+        "compression_config" not in written and written["quantization_config"]["quant_method"] == "compressed-tensors"
+    )
+
+
 def refused(*arguments):
     result = CliRunner().invoke(app, ["quantize", *map(str, arguments)])
     assert result.exit_code == 2, result.output

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from specengine.models.checkpoint_base import Checkpoint, TensorInfo, layer_tensors
+from specengine.models.checkpoint_base import ENDS, Checkpoint, TensorInfo, layer_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.quantised.awq import AwqGemmWeight, AwqGemvWeight
 from specengine.models.quantised.bitsandbytes import BitsAndBytes4
@@ -17,14 +19,15 @@ from specengine.models.quantised.fp8 import SCALES, E5m2Weight, Fp8Weight
 from specengine.models.quantised.gptq import GptqWeight
 from specengine.models.quantised.int8 import BitsAndBytes8, Int8Weight
 from specengine.models.quantised.packed_int import PackedIntWeight
-from specengine.models.quantised.settings import Settings
+from specengine.models.quantised.settings import FLOAT8, Settings
 from specengine.models.quantised.stored import QuantisedWeight, StoredModule
 from specengine.ops.coded.rows import CodedRows
 from specengine.ops.weight import FLOAT_FORMATS
 
 # of activations and of key/value caches: they say nothing of weights
 _NOT_OF_WEIGHTS = re.compile(
-    r"(input|output|activation|act|[qkv]|kv|prob|softmax)(_cache)?_(scale|scale_ub|global_scale|zero_point|amax|bias)"
+    r"(input|output|activation|act|[qkv]|kv|prob|softmax)(_cache)?_(scale|scale_ub|scale_inv|scaling_factor"
+    r"|global_scale|zero_point|amax|bias)"
     r"|qscale_act|pre_quant_shape"
 )
 _OF_WEIGHTS = (*SCALES, "weight_zero_point", "weight_global_scale", "weight_scale_2", "qzeros", "scales", "SCB")
@@ -46,6 +49,8 @@ class QuantisedCheckpoint(Checkpoint):
             ends = {end for end in stored.tensors if not _NOT_OF_WEIGHTS.fullmatch(end)}
             if weight is not None:
                 ends -= weight.ends
+                if "weight" in ends:
+                    raise stored.error("weight", f"lies beside the codes of {', '.join(sorted(weight.ends))}")
                 full = f"{name}.weight"
                 self._weights[full] = weight
                 self.tensors[full] = TensorInfo(weight.shape, "float32", weight.kernel_coding)
@@ -53,9 +58,12 @@ class QuantisedCheckpoint(Checkpoint):
                 if not (end == "bias" and weight is not None and self._is_spare_bias(stored)):
                     self.tensors[f"{name}.{end}" if name else end] = stored.tensors[end]
 
-    @property
+    @cached_property
     def config(self) -> ModelConfig:  # type: ignore[override]
-        return self._files.config
+        """The folder's, untied where the head has codes, or where the embedding has and a head is beside it."""
+        embedding, head = ENDS
+        apart = head in self._weights or (embedding in self._weights and head in self.tensors)
+        return replace(self._files.config, tie_embeddings=False) if apart else self._files.config
 
     def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
         """See Checkpoint."""
@@ -77,7 +85,7 @@ class QuantisedCheckpoint(Checkpoint):
     def _is_spare_bias(self, stored: StoredModule) -> bool:
         """Returns whether a bias is all zeros and not the model's: early GPTQ packers gave every layer one."""
         own = stored.name.rpartition(".layers.")[2].partition(".")[2]
-        if f"{own}.bias" in layer_tensors(self.config, ""):
+        if f"{own}.bias" in layer_tensors(self._files.config, ""):
             return False
         stored.shape("bias", *FLOAT_FORMATS)
         return not stored.whole("bias").any()
@@ -112,12 +120,14 @@ def _weight(stored: StoredModule, settings: Settings) -> QuantisedWeight | None:
             return PackedIntWeight(stored, settings)
         return Mxfp6Weight(stored) if scheme.bits == 6 else Fp4Weight(stored, "weight_packed")
     kind = tensors["weight"].dtype if "weight" in tensors else None
-    if any(end.startswith("weight.") for end in tensors):
+    # the method decides too: a weight without its other tensors is to be missed by their names
+    if any(end.startswith("weight.") for end in tensors) or (settings.method == "bitsandbytes" and kind == "uint8"):
         return BitsAndBytes4(stored)
-    if kind == "float8_e4m3fn":
-        return Fp8Weight(stored, scheme)
-    if kind == "float8_e5m2":
-        return E5m2Weight(stored, scheme)
+    if kind in FLOAT8.values():
+        if settings.float8 not in (None, kind):
+            raise stored.error("weight", f"has type {kind}, expected {settings.float8} as field 'fmt' says")
+        scheme = settings.scheme_of_bytes(stored.name)
+        return Fp8Weight(stored, scheme) if kind == FLOAT8["e4m3"] else E5m2Weight(stored, scheme)
     if kind == "int8":
         return BitsAndBytes8(stored) if "SCB" in tensors else Int8Weight(stored, scheme)
     if kind == "uint8":

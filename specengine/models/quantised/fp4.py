@@ -17,8 +17,6 @@ _E2M3 = torch.tensor([m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in ra
 class Fp4Weight(CodedWeight):
     """A packed weight uint8 [N, K/2]. end: of its name, "weight_packed" or "weight"."""
 
-    ends = frozenset({"weight_packed", "weight", "weight_scale", "weight_global_scale", "weight_scale_2"})
-
     def __init__(self, stored: StoredModule, end: str) -> None:
         self._stored = stored
         self._end = end
@@ -45,6 +43,7 @@ class Fp4Weight(CodedWeight):
                 self._divisor = factor
             else:
                 self._factor = factor
+        self.ends = frozenset({end, "weight_scale", *tensor_wide})
         self.coding = Coding("e2m1", group)
 
     def coded(self, start: int, stop: int) -> CodedRows:

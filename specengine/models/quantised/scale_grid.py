@@ -16,7 +16,7 @@ _USUAL_BLOCK = (128, 128)
 class ScaleGrid:
     """A tensor with one number for each group of columns of some rows of a weight [N, K]. group: columns.
 
-    Raises ValueError for a shape that fits no strategy.
+    Raises ValueError for a shape that fits no strategy, and for one scale where the scheme says groups or blocks.
     """
 
     def __init__(self, stored: StoredModule, end: str, shape: tuple[int, int], scheme: Scheme, *dtypes: str) -> None:
@@ -25,22 +25,25 @@ class ScaleGrid:
         found = stored.shape(end, *(dtypes or (*FLOAT_FORMATS, *EXPONENTS)))
         self._scalar = math.prod(found) == 1
         rows, columns = shape
+        divided = scheme.divides(rows, columns)
         # ModelOpt writes blocks as [rows, 1, columns, 1]
         grid = (*found, 1) if len(found) == 1 else found[::2] if len(found) == 4 and found[1::2] == (1, 1) else found
-        blocks = [block for block in (scheme.block, _USUAL_BLOCK) if block is not None]
-        grids: dict[tuple[int, ...], tuple[int, int]] = {
-            (-(-rows // block[0]), -(-columns // block[1])): block for block in reversed(blocks)
-        }
-        if self._scalar:
-            self.group, self._rows = columns, rows
-        elif scheme.block is not None and grids.get(grid) == scheme.block:
-            self._rows, self.group = scheme.block[0], min(scheme.block[1], columns)
-        elif len(grid) == 2 and grid[0] == rows:
+        height, width = scheme.block or _USUAL_BLOCK
+        blocks = -(-rows // height), -(-columns // width)
+        if self._scalar and not divided:
+            self._rows, self.group = rows, columns
+        elif scheme.block is not None and grid == blocks:
+            self._rows, self.group = height, min(width, columns)
+        elif len(grid) == 2 and grid[0] == rows and grid[1] > 1:
             self._rows, self.group = 1, group_size(stored, end, grid[1], columns, scheme.group)
-        elif grid in grids:
-            self._rows, self.group = grids[grid][0], min(grids[grid][1], columns)
+        elif grid == (rows, 1) and not divided:
+            self._rows, self.group = 1, columns
+        elif grid == blocks and not self._scalar:
+            self._rows, self.group = height, min(width, columns)
         else:
-            expected = " or ".join(str(each) for each in ((1,), (rows, 1), *grids))
+            groups = () if scheme.group is None or scheme.group < 1 else ((rows, -(-columns // scheme.group)),)
+            whole = () if divided else ((1,), (rows, 1))
+            expected = " or ".join(str(each) for each in (*whole, *groups, blocks))
             raise stored.error(end, f"has shape {found}, expected {expected} for a weight of shape {shape}")
         self._groups = 1 if self._scalar else grid[1]
 

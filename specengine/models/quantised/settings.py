@@ -6,8 +6,8 @@ Lists of modules that are left out are not read. The tensors of a module say whe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,53 @@ _METHODS = {
     **dict.fromkeys(("auto_round", "autoround", "intel/auto-round"), "auto-round"),
 }
 _OTHER_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
-_LEGACY_FORMATS = ("marlin-24", "sparse-bitmask", "sparse-24-bitmask")
+# what the name of AutoRound's packing contains, in the order in which AutoRound asks
+_AUTOROUND_WORDS = {"awq": "awq-gemm", "gptqmodel": "gptq_v2", "gptq": "gptq", "auto_round": "gptq_v2"}
+FLOAT8 = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+# of compressed-tensors, less what it gave up: marlin-24, sparse-bitmask and sparse-24-bitmask
+_FORMATS = (
+    *("dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized", "mixed-precision"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized"),
+)
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+# how the names of ModelOpt's algorithms begin; W4A16_AWQ and W4A8_AWQ have a layout of their own
+_ALGORITHMS = (
+    *("FP8", "NVFP4", "MXFP4", "MXFP8", "INT8", "W8A8", "W8A16", "MIXED_PRECISION"),
+    *("W4A16_NVFP4", "W4A16_MXFP4", "W4A8_NVFP4", "W4A8_MXFP4"),
+)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a weight is said to be coded; None where the configuration is silent. group: -1 stands for whole rows."""
+    """How a weight is said to be coded; None where the configuration is silent. group: -1 stands for whole rows.
+
+    fits: whether it is of a target that fits the module.
+    """
 
     bits: int | None = None
     group: int | None = None
     block: tuple[int, int] | None = None
     symmetric: bool = True
+    fits: bool = True
+
+    def divides(self, rows: int, columns: int) -> bool:
+        """Says whether a weight [rows, columns] must have more scales than one, or one a row."""
+        by_group = self.group is not None and 0 < self.group < columns
+        by_block = self.block is not None and (self.block[0] < rows or self.block[1] < columns)
+        return self.fits and (by_group or by_block)
 
 
 class Settings:
-    """A quantization_config. method: one of the values of _METHODS.  words: how `qweight` is packed, see `_words`."""
+    """A quantization_config. method: one of the values of _METHODS.  words: how `qweight` is packed, see `_words`.
+
+    float8: the type that FP8 weights are said to have, one of the values of FLOAT8; None where nothing is said.
+    """
 
     def __init__(self, data: Any, where: str, method: str | None = None) -> None:
-        self.fields = Fields(data, where)
+        self.fields = _unwrapped(Fields(data, where))
         self.method = method or self._method()
         self.words = self._words()
+        self.float8 = self._float8()
         self._rules = [*self._all_rules()]
 
     def schemes(self, module: str) -> Iterator[Scheme]:
@@ -49,11 +76,17 @@ class Settings:
             for patterns, scheme in self._rules:
                 if any(_fit(pattern, module) == fit for pattern in patterns):
                     yield scheme
-        yield from (scheme for patterns, scheme in self._rules if all(_fit(each, module) is None for each in patterns))
+        for patterns, scheme in self._rules:
+            if all(_fit(pattern, module) is None for pattern in patterns):
+                yield replace(scheme, fits=False)
 
     def scheme(self, module: str) -> Scheme:
         """Returns the likeliest scheme of a module."""
         return next(self.schemes(module), Scheme())
+
+    def scheme_of_bytes(self, module: str) -> Scheme:
+        """Returns the likeliest scheme of a module whose codes have 8 bits."""
+        return next((each for each in self.schemes(module) if each.bits in (None, 8)), self.scheme(module))
 
     def _method(self) -> str:
         fields = self.fields
@@ -70,18 +103,17 @@ class Settings:
         """Names the packing of `qweight`: awq-gemm, awq-gemv, gptq (zeros less one) or gptq_v2. None: other methods."""
         fields = self.fields
         if self.method == "auto-round":
-            packing = fields.get("packing_format", str, "auto_round:gptq")
-            known = {"auto_round": "gptq_v2", "gptqmodel": "gptq_v2", "gptq": "gptq", "auto_gptq": "gptq"}
-            known |= {"auto_awq": "awq-gemm", "awq": "awq-gemm"}
-            return known.get(packing.rpartition(":")[2])
+            return self._words_of_autoround()
         if self.method not in ("awq", "gptq"):
             return None
         if fields.get("is_marlin_format", bool, False):
             raise fields.error("is_marlin_format", "is true, which is not supported")
-        default = "gemm" if self.method == "awq" else "gptq"
+        # GPTQ files may have a version too, an integer that says nothing of the packing
+        is_awq = self.method == "awq"
+        keys = ("checkpoint_format", "version", "format") if is_awq else ("checkpoint_format", "format")
         name, packing = next(
-            ((key, fields.get(key, str)) for key in ("checkpoint_format", "version", "format") if fields.data.get(key)),
-            ("format", default),
+            ((key, fields.get(key, str)) for key in keys if fields.data.get(key)),
+            ("format", "gemm" if is_awq else "gptq"),
         )
         packing = packing.lower()
         if packing in ("exllama", "ipex"):  # how AutoAWQ runs a file, which has gemm's layout
@@ -91,12 +123,28 @@ class Settings:
             raise fields.error(name, f"is {packing!r}, expected gptq, gptq_v2, gemm or gemv")
         return words
 
+    def _words_of_autoround(self) -> str:
+        """Reads the packing by what its name contains, as AutoRound does; kernels may follow in the name."""
+        name = "backend" if self.fields.data.get("packing_format") is None else "packing_format"  # older files: backend
+        packing = self.fields.get(name, str, "auto").lower()
+        if packing == "auto":
+            return "gptq"
+        for part, words in _AUTOROUND_WORDS.items():
+            if part in packing:
+                return words
+        raise self.fields.error(name, f"is {packing!r}, expected a name with {', '.join(_AUTOROUND_WORDS)}")
+
+    def _float8(self) -> str | None:
+        return FLOAT8.get(_one_of(self.fields, "fmt", FLOAT8)) if self.method == "fp8" else None
+
     def _all_rules(self) -> Iterator[tuple[list[str], Scheme]]:
         fields = self.fields
         if self.method == "compressed-tensors":
             yield from self._groups()
             return
         said = self._flat(fields, Scheme(symmetric=self.method != "awq"))
+        if self.method == "modelopt" and _algorithm(fields).startswith("MIXED"):
+            said = replace(said, group=None)  # it is that of some layers
         for key in ("dynamic", "extra_config"):  # GPTQModel, AutoRound
             for pattern, changes in fields.get(key, dict, {}).items():
                 if pattern.startswith("-:") or not isinstance(changes, dict):
@@ -119,10 +167,7 @@ class Settings:
         fields = self.fields
         if fields.get("transform_config", dict, {}).get("config_groups"):
             raise fields.error("transform_config", "has transforms, which are not supported")
-        sparsity = fields.get("sparsity_config", dict, {}).get("format", "dense")
-        for name in (fields.get("format", str, "dense"), sparsity):
-            if name in _LEGACY_FORMATS:
-                raise fields.error("format", f"is {name!r}, which compressed-tensors gave up and is not supported")
+        _one_of(fields, "format", _FORMATS)
         for name, group in fields.get("config_groups", dict, {}).items():
             where = f"{fields.where}: config_groups: {name[:80]}"
             if isinstance(group, list):  # the targets of a preset such as "W4A16"
@@ -130,11 +175,12 @@ class Settings:
                 yield _names(fields, group), Scheme(int(digits[1]) if digits else None, None)
                 continue
             each = Fields(group, where)
-            if each.get("format", str, "dense") in _LEGACY_FORMATS:
-                raise each.error("format", f"is {each.data['format']!r}, which is not supported")
+            _one_of(each, "format", _FORMATS)
             if (weights := each.get("weights", dict, None)) is None:
                 continue
             args = Fields(weights, f"{where}: weights")
+            _one_of(args, "type", ("int", "float"))
+            _one_of(args, "strategy", _STRATEGIES)
             block = None if args.data.get("block_structure") is None else _pair(args, "block_structure")
             symmetric = args.get("symmetric", bool, True)
             scheme = Scheme(args.get("num_bits", int, 8), args.get("group_size", int, None), block, symmetric)
@@ -161,6 +207,43 @@ def read_settings(folder: Path) -> Settings | None:
             data = read_json_object(folder / name)
             return Settings(data.get("quantization", {}) if method == "modelopt" else data, str(folder / name), method)
     return None
+
+
+def _unwrapped(fields: Fields) -> Fields:
+    """Returns the configuration itself where compressed-tensors nests it beside one of sparsity.
+
+    Raises ValueError for weights that are stored sparse.
+    """
+    inner = fields.get("quantization_config", dict, None)
+    found = fields
+    if inner is not None:
+        method = inner.get("quant_method") or fields.data.get("quant_method")
+        found = Fields({**inner, "quant_method": method}, f"{fields.where}: quantization_config")
+    for each in (fields, found):
+        sparsity = Fields(each.get("sparsity_config", dict, {}), f"{each.where}: sparsity_config")
+        _one_of(sparsity, "format", ("dense",))
+    return found
+
+
+def _algorithm(fields: Fields) -> str:
+    """Returns ModelOpt's algorithm in capitals, "" where nothing is said. Raises ValueError for an unknown one."""
+    layers = fields.get("quantized_layers", dict, {}).items()
+    each = [Fields(layer, f"{fields.where}: quantized_layers: {name[:80]}") for name, layer in layers]
+    for part in (fields, *each):
+        name = part.get("quant_algo", str, "")
+        if name and not name.upper().startswith(_ALGORITHMS):
+            raise part.error("quant_algo", f"is {name!r}, expected a name that begins with {', '.join(_ALGORITHMS)}")
+    return fields.get("quant_algo", str, "").upper()
+
+
+def _one_of(fields: Fields, name: str, known: Iterable[str]) -> str:
+    """Returns a field in small letters, "" where it is absent. Raises ValueError for a value outside `known`."""
+    if fields.data.get(name) is None:
+        return ""
+    value = fields.get(name, str)
+    if value.lower() not in known:
+        raise fields.error(name, f"is {value[:80]!r}, expected {' or '.join(known)}")
+    return value.lower()
 
 
 def _names(fields: Fields, values: list[Any]) -> list[str]:

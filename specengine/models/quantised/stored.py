@@ -134,7 +134,8 @@ class CodedWeight(QuantisedWeight):
         """
         columns, group = self.shape[1], self.coding.group
         found = stored.whole(end).long()
-        if groups == 1 or (found == -1).all():  # compressed-tensors writes -1 for groups in order
+        # in order: compressed-tensors writes -1, and loaders of GPTQ files take an index of zeros for no act-order
+        if groups == 1 or (found == -1).all() or not found.any():
             return
         if found.min() < 0 or found.max() >= groups:
             raise stored.error(end, f"has groups {found.min()} to {found.max()}, expected 0 to {groups - 1}")
@@ -177,11 +178,9 @@ def group_size(stored: StoredModule, end: str, groups: int, columns: int, said: 
 
     Raises ValueError where `groups` scales fit neither.
     """
-    if groups == 1:
-        return columns
-    if said is not None and said > 0 and -(-columns // said) == groups:
-        return said
     if said is None and columns % groups == 0:
         return columns // groups
     wanted = 1 if said is None or said < 1 else -(-columns // said)
+    if groups == wanted:
+        return columns if said is None or said < 1 else min(said, columns)
     raise stored.error(end, f"has {groups} scales for {columns} columns, expected {wanted} (group size {said})")

@@ -65,6 +65,12 @@ def test_modules_of_two_formats_lie_in_one_file(tmp_path):
         (nvfp4, "weight_scale_2", torch.ones(128), r"weight_scale_2' has shape \(128,\), expected one number"),
         (nvfp4, "weight_scale_2", torch.tensor(float("inf")), r"weight_scale_2' has values that are not finite"),
         (nvfp4, "weight_global_scale", torch.ones(1), "are both there"),
+        (
+            mxfp4,
+            "weight_packed",
+            torch.ones(128, 96).byte(),
+            r"down_proj\.weight' lies beside the codes of weight_packed",
+        ),
         (mxfp4, "weight_scale_2", torch.ones(()), r"weight_scale_2' is not MXFP4's"),
         (mxfp4, "weight_scale", torch.ones(128, 5).byte(), r"weight_scale' has shape \(128, 5\), expected \(128, 6\)"),
     ],
@@ -75,6 +81,13 @@ def test_scales_that_do_not_fit_are_named(pack, end, tensor, named, tmp_path):
     stored = {name: tensor for name, tensor in stored.items() if tensor is not None}
     with pytest.raises(ValueError, match=named):
         open_checkpoint(write(tmp_path / "m", TINY, stored, MODELOPT))
+
+
+def test_a_weight_of_bitsandbytes_without_its_other_tensors_is_named(tmp_path):
+    stored, _ = packed_state(TINY, bitsandbytes4())
+    stored = {name: tensor for name, tensor in stored.items() if "0.mlp.down_proj.weight." not in name}
+    with pytest.raises(ValueError, match=r"0\.mlp\.down_proj\.weight\.quant_state\.bitsandbytes__nf4' is missing"):
+        open_checkpoint(write(tmp_path / "m", TINY, stored, {"quant_method": "bitsandbytes", "load_in_4bit": True}))
 
 
 def test_an_exponent_of_all_ones_is_no_scale(tmp_path):

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from specengine.models.checkpoint import open_checkpoint
-from tests.models.quantised.packing import TINY, check, packed_state, write
+from specengine.quantise.quantise import quantise
+from tests.models.files import random_state
+from tests.models.quantised.packing import TINY, check, grouped, logits, packed_state, words, write
 from tests.selection import looped
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -87,6 +89,101 @@ def test_blocks_that_kernels_cannot_take_have_values_and_no_codes(tmp_path):
     assert checkpoint.tensors[DOWN].coding is None
     with pytest.raises(ValueError, match="has no codes"):
         checkpoint.read_coded(DOWN, 0, 1)
+
+
+def whole(shape):
+    """Packs e4m3 with one scale in all, or one a row."""
+
+    def pack(weight):
+        scales = torch.rand((len(weight), 1) if shape == "column" else (1,)) * 0.01 + 0.001
+        stored = (weight / scales).to(torch.float8_e4m3fn)
+        return {"weight": stored, "weight_scale": scales}, stored.float() * scales
+
+    return pack
+
+
+COMPRESSED = {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"group_size": 64}}}}
+
+
+@looped("shape", ["one", "column"])
+@pytest.mark.parametrize("settings", [{**FP8, "weight_block_size": [128, 128]}, COMPRESSED], ids=["block", "group"])
+def test_scales_that_cover_more_than_is_said_are_refused(settings, shape, tmp_path_factory):
+    stored, _ = packed_state(TINY, whole(shape), lambda module: "down_proj" in module)
+    with pytest.raises(
+        ValueError, match=r"down_proj\.weight_scale' has shape .*, expected \(1(28, 3\) or \(1)?, 2\) for"
+    ):
+        open_checkpoint(write(tmp_path_factory.mktemp("fp8") / "m", TINY, stored, settings))
+
+
+@looped("shape", [(1,), (-1, 1)])
+def test_packed_words_with_fewer_scales_than_is_said_are_refused(shape, tmp_path_factory):
+    def pack(weight):
+        codes, _, scales, values = grouped(weight, 4, 64, symmetric=True)
+        few = scales[:, :1] if len(shape) > 1 else scales[0, :1]
+        return {
+            "weight_packed": words(codes, 4),
+            "weight_scale": few,
+            "weight_shape": torch.tensor(weight.shape),
+        }, values
+
+    stored, _ = packed_state(TINY, pack, lambda module: "down_proj" in module)
+    group = {"weights": {"num_bits": 4, "group_size": 64, "strategy": "group", "type": "int"}}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"g": group}}
+    with pytest.raises(ValueError, match=r"down_proj\.weight_scale' has shape .*, expected \(128, 3\) or"):
+        open_checkpoint(write(tmp_path_factory.mktemp("packed") / "m", TINY, stored, settings))
+
+
+def test_blocks_of_another_size_than_is_said_are_refused(tmp_path):
+    stored, _ = packed_state(TINY, blocks(128, 128), lambda module: "down_proj" in module)
+    with pytest.raises(ValueError, match=r"down_proj\.weight_scale_inv' has shape \(1, 2\), expected .*\(2, 3\) for"):
+        open_checkpoint(write(tmp_path / "m", TINY, stored, {**FP8, "weight_block_size": [64, 64]}))
+
+
+@looped("shape", ["one", "column"])
+def test_modules_that_no_target_fits_may_have_any_scales(shape, tmp_path_factory):
+    group = {"targets": ["re:.*up_proj"], "weights": {"group_size": 64}}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"g": group}}
+    check(tmp_path_factory.mktemp("fp8"), whole(shape), settings, lambda module: "down_proj" in module)
+
+
+def test_the_type_that_the_configuration_names_is_that_of_the_weights(tmp_path):
+    check(tmp_path, blocks(128, 128), {**FP8, "fmt": "e4m3"})
+    stored, _ = packed_state(TINY, blocks(128, 128))
+    with pytest.raises(
+        ValueError, match=r"down_proj\.weight' has type float8_e4m3fn, expected float8_e5m2 as field 'fmt'"
+    ):
+        open_checkpoint(write(tmp_path / "m", TINY, stored, {**FP8, "fmt": "e5m2"}))
+
+
+@pytest.mark.parametrize("coded", ["lm_head", "model.embed_tokens"])
+def test_a_head_of_its_own_is_read_though_the_configuration_ties_it(coded, tmp_path):
+    plain = random_state(TINY)
+    tensors, values = whole("column")(plain[f"{coded}.weight"])
+    stored = {name: tensor for name, tensor in plain.items() if name != f"{coded}.weight"}
+    stored |= {f"{coded}.{end}": tensor for end, tensor in tensors.items()}
+    folder = write(tmp_path / "m", TINY, stored, FP8, tie_word_embeddings=True)
+    checkpoint = open_checkpoint(folder)
+    assert not checkpoint.config.tie_embeddings and torch.equal(checkpoint.read(f"{coded}.weight"), values)
+    ids = [5, 9, 200]
+    assert torch.equal(logits(folder, ids), logits(write(tmp_path / "n", TINY, stored, FP8), ids))
+    quantise(folder, "int4-g128", tmp_path / "out")
+    assert torch.equal(
+        open_checkpoint(tmp_path / "out").read("lm_head.weight"), checkpoint.read("lm_head.weight").bfloat16()
+    )
+    quantise(folder, "q8_0", tmp_path / "out.gguf")
+    assert not open_checkpoint(tmp_path / "out.gguf").config.tie_embeddings
+
+
+def test_floats_stay_tied(tmp_path):
+    stored, _ = packed_state(TINY, whole("column"))
+    assert open_checkpoint(write(tmp_path / "m", TINY, stored, FP8, tie_word_embeddings=True)).config.tie_embeddings
+
+
+def test_scales_of_activations_and_caches_say_nothing_of_weights(tmp_path):
+    ends = ("kv_cache_scaling_factor", "input_scale_inv", "activation_scale_inv", "k_scale", "output_scale")
+    stored, plain = packed_state(TINY, whole("one"))
+    stored |= {f"model.layers.0.self_attn.{part}{end}": torch.ones(1) for end in ends for part in ("", "k_proj.")}
+    assert set(open_checkpoint(write(tmp_path / "m", TINY, stored, FP8)).tensors) == set(plain)
 
 
 def test_int8_weights_of_bitsandbytes_are_scaled_by_rows(tmp_path):

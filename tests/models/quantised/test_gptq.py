@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specengine.models.checkpoint import open_checkpoint
-from tests.models.quantised.packing import TINY, check, gptq, grouped, packed_state, words, write
+from tests.models.quantised.packing import TINY, awq, check, gptq, grouped, packed_state, words, write
 from tests.selection import looped
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}
@@ -100,6 +100,38 @@ def test_whole_rows_are_one_group_and_any_rows_can_be_read(tmp_path):
             assert torch.equal(checkpoint.read_rows(DOWN, start, stop), rows[start:stop])
 
 
+def test_an_index_of_zeros_stands_for_groups_in_order(tmp_path):
+    def without_order(weight):
+        tensors, values = gptq(weight)
+        return {**tensors, "g_idx": torch.zeros_like(tensors["g_idx"])}, values
+
+    assert not check(tmp_path, without_order, GPTQ).tensors[DOWN].coding.ordered
+
+
+def test_an_integer_version_says_nothing_of_the_packing(tmp_path):
+    check(tmp_path, gptq, {**GPTQ, "version": 1})
+
+
+@pytest.mark.parametrize("pack, method", [(gptq, GPTQ), (awq, {**GPTQ, "quant_method": "awq"})])
+def test_one_scale_a_row_is_refused_where_groups_are_said(pack, method, tmp_path):
+    def truncated(weight):
+        tensors, values = pack(weight)
+        return {end: part[:1] if end in ("scales", "qzeros") else part for end, part in tensors.items()}, values
+
+    stored, _ = packed_state(TINY, truncated)
+    with pytest.raises(
+        ValueError, match=r"down_proj\.scales' has 1 scales for 192 columns, expected 3 \(group size 64\)"
+    ):
+        open_checkpoint(write(tmp_path / "m", TINY, stored, method))
+
+
+def test_a_weight_beside_its_codes_is_named(tmp_path):
+    stored, plain = packed_state(TINY, gptq)
+    stored[DOWN] = plain[DOWN]
+    with pytest.raises(ValueError, match=r"'model\.layers\.1\.mlp\.down_proj\.weight' lies beside the codes"):
+        open_checkpoint(write(tmp_path / "m", TINY, stored, GPTQ))
+
+
 def test_dynamic_rules_change_bits_and_groups_of_modules(tmp_path):
     stored, plain = packed_state(TINY, gptq, lambda module: ".1." not in module)
     eights, rest = packed_state(TINY, lambda weight: gptq(weight, 8, 32), lambda module: ".1.mlp." in module)
@@ -131,10 +163,19 @@ def test_early_files_have_settings_of_their_own_and_biases_of_zeros(tmp_path):
 
 @looped(
     "packing, version",
-    [("auto_round:auto_gptq", 1), ("auto_round:gptq", 1), ("auto_round", 2), ("auto_round:gptqmodel", 2)],
+    [
+        *((name, 1) for name in ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_gptq:exllamav2", "auto")),
+        *((name, 2) for name in ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:tritonv2")),
+    ],
 )
 def test_autoround_names_the_packing(packing, version, tmp_path_factory):
     settings = {"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": False, "packing_format": packing}
+    check(tmp_path_factory.mktemp("m"), lambda weight: gptq(weight, version=version), settings)
+
+
+@looped("backend, version", [("auto_round:exllamav2", 2), ("auto_round:gptq:exllamav2", 1), ("gptq:marlin", 1)])
+def test_older_files_of_autoround_name_it_as_the_backend(backend, version, tmp_path_factory):
+    settings = {"quant_method": "intel/auto-round", "bits": 4, "group_size": 64, "sym": False, "backend": backend}
     check(tmp_path_factory.mktemp("m"), lambda weight: gptq(weight, version=version), settings)
 
 
