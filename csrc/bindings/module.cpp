@@ -16,7 +16,7 @@
 #include "ops/draft_tree.h"
 #include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
-#include "ops/experts.h"
+#include "ops/experts/experts.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 #include "ops/lora.h"

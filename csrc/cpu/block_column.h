@@ -13,7 +13,7 @@ inline float load_e4m3(uint8_t code) {
 }
 
 // One output column of a block, written and read code by code. value() turns a code into its number; the linear layers
-// do the same for whole registers (cpu/dot_codes.h, cpu/linear.cpp).
+// do the same for whole registers (cpu/linear/dot_codes.h, cpu/linear/kernels.h).
 struct BlockColumn {
   uint8_t* block;
   const BlockFormat& format;

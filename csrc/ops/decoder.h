@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "ops/experts.h"
+#include "ops/experts/experts.h"
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
 #include "ops/lora.h"

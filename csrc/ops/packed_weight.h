@@ -1,8 +1,9 @@
 // The packed form of weights, which the linear layers read: panels of 16 output columns (rows of the weight [N, C]).
 //
 // The way of a 4-bit weight: models/checkpoint_gguf.py reads a file's blocks -> PackBlocks (cpu/pack_weight.cpp) lays
-// out codes and scales as below. Linear layers: cpu/dot_codes.h multiplies codes, cpu/linear.cpp applies the scales.
-// Embeddings: BlockColumn::value (cpu/block_column.h) makes one float per code. Other files' codes come by PackCoded.
+// out codes and scales as below. Linear layers: cpu/linear/dot_codes.h multiplies codes, cpu/linear/kernels.h applies
+// the scales. Embeddings: BlockColumn::value (cpu/block_column.h) makes one float per code. Other files' codes come by
+// PackCoded.
 //
 //   float32 | float16 | bfloat16: [P, C, 16]
 //   coded: uint8 [P, blocks, bytes], a block being 32 or 128 input columns of a panel; its size names the format, see

@@ -7,7 +7,7 @@ from pathlib import Path
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_tensors, validate_tensors
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
-from specengine.models.expert_tensors import named_experts
+from specengine.models.experts.tensors import named_experts
 from specengine.models.presets import PRESETS
 from specengine.models.quantised.checkpoint import QuantisedCheckpoint
 from specengine.models.quantised.settings import read_settings

@@ -21,7 +21,7 @@ _POSITIVE = (
 )
 
 _IMPOSSIBLE = 1 << 40  # a size that only a damaged file has
-MOST_EXPERTS, MOST_PER_TOKEN = 1024, 32  # of the kernels, csrc/ops/experts.h
+MOST_EXPERTS, MOST_PER_TOKEN = 1024, 32  # of the kernels, csrc/ops/experts/experts.h
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specengine.models.config import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
-from specengine.models.config_moe import moe_config
+from specengine.models.experts.hf_config import moe_config
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 

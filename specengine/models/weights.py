@@ -11,7 +11,7 @@ from specengine.models.checkpoint import Checkpoint
 from specengine.models.config import ModelConfig, MoeConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
-from specengine.ops.experts import ExpertProjection, Moe
+from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.weight import (
     BLOCK_BYTES,
     FLOAT_FORMATS,

@@ -13,11 +13,12 @@ from functools import partial
 import torch
 
 from specengine import _C
-from specengine.ops import compact_kv, decoder, experts, layer, linear, tree_attention, verify_tree, weight
+from specengine.ops import compact_kv, decoder, layer, linear, tree_attention, verify_tree, weight
 from specengine.ops.autotune import LinearChoices
 from specengine.ops.coded import linear as coded_linear
 from specengine.ops.coded import weight as coded_weight
 from specengine.ops.decoder import Pass
+from specengine.ops.experts import moe
 from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
 from specengine.ops.lora import add_lora
 
@@ -61,11 +62,11 @@ _native_layer = LayerOps(
     tree_attention=tree_attention.tree_attention,
     silu_mul=layer.silu_mul,
     add_lora=add_lora.add_lora,
-    experts=experts.ExpertOps(
-        route_rows=experts.route_rows,
-        group_pairs=experts.group_pairs,
-        expert_linear=experts.expert_linear,
-        combine_experts=experts.combine_experts,
+    experts=moe.ExpertOps(
+        route_rows=moe.route_rows,
+        group_pairs=moe.group_pairs,
+        expert_linear=moe.expert_linear,
+        combine_experts=moe.combine_experts,
         rows=linear.rows_for_experts,
         silu_mul=layer.silu_mul,
     ),
@@ -101,11 +102,11 @@ _reference_layer = LayerOps(
     tree_attention=tree_attention.tree_attention_reference,
     silu_mul=layer.silu_mul_reference,
     add_lora=add_lora.add_lora_reference,
-    experts=experts.ExpertOps(
-        route_rows=experts.route_rows_reference,
-        group_pairs=experts.group_pairs_reference,
-        expert_linear=experts.expert_linear_reference,
-        combine_experts=experts.combine_experts_reference,
+    experts=moe.ExpertOps(
+        route_rows=moe.route_rows_reference,
+        group_pairs=moe.group_pairs_reference,
+        expert_linear=moe.expert_linear_reference,
+        combine_experts=moe.combine_experts_reference,
         rows=lambda x, _: x,
         silu_mul=layer.silu_mul_reference,
     ),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from specengine import _C
-from specengine.ops.experts import ExpertProjection, Moe
+from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.weight import Projection, Weight
 

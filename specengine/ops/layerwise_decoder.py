@@ -9,7 +9,7 @@ import torch
 
 from specengine._C import KVCacheView
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
-from specengine.ops.experts import ExpertOps
+from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.weight import Projection, Weight
 

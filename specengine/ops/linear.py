@@ -16,7 +16,7 @@ from specengine import _C
 from specengine.draft_trees.token_masks import unpack_masks
 from specengine.ops.coded.linear import coded_linear, coded_linear_argmax
 from specengine.ops.coded.weight import FORMS
-from specengine.ops.experts import ExpertProjection
+from specengine.ops.experts.moe import ExpertProjection
 from specengine.ops.weight import Projection
 
 CPU_VARIANT = 0  # the CPU has one kernel, CUDA several

@@ -232,10 +232,6 @@ def test_objects_with_a_broken_dlpack_method_are_refused():
 
 # (op, argument, entry, value, message): the entry of the valid argument is replaced.
 POSITION_VALUES = [
-    *[("group_pairs", "experts", (1, 1), value, f"experts: entry 3 is {value}, expected 0 to 3") for value in (-1, 4)],
-    *[("expert_linear", "rows", 2, value, f"rows: entry 2 is {value}, expected 0 to 5") for value in (-1, 6)],
-    *[("expert_linear", "starts", at, value, "starts: ") for at, value in ((0, 1), (1, 6), (2, -1), (4, 5), (4, 7))],
-    *[("combine_experts", "places", (2, 0), value, f"places: entry 4 is {value}") for value in (-1, 6)],
     ("depths", 0, -1, "depths: row 0"),
     ("depths", 2, 3, "depths: row 2"),
     ("depths", 5, 2**31 - 1, "depths: row 5"),
@@ -260,6 +256,10 @@ CACHE_VALUES = [
     ("row_start", 2, 2**31 - 1, "row_start: expected to run from 0 to 8"),
 ]
 VALUES = [
+    *[("group_pairs", "experts", (1, 1), value, f"experts: entry 3 is {value}, expected 0 to 3") for value in (-1, 4)],
+    *[("expert_linear", "rows", 2, value, f"rows: entry 2 is {value}, expected 0 to 5") for value in (-1, 6)],
+    *[("expert_linear", "starts", at, value, "starts: ") for at, value in ((0, 1), (1, 6), (2, -1), (4, 5), (4, 7))],
+    *[("combine_experts", "places", (2, 0), value, f"places: entry 4 is {value}") for value in (-1, 6)],
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from specengine import _C
-from specengine.ops import experts, linear, native, weight
-from specengine.ops.experts import ExpertProjection, Moe
+from specengine.ops import linear, native, weight
+from specengine.ops.experts import moe as experts
+from specengine.ops.experts.moe import ExpertProjection, Moe
 
 CPU = torch.device("cpu")
 FORMATS = ("float32", "bfloat16", "q8", "q4_min")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from specengine import _C
 from specengine.ops.weight import Weight
 
-LANES = 32  # chains of a router's sum, csrc/ops/experts.h
+LANES = 32  # chains of a router's sum, csrc/ops/experts/experts.h
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class ExpertOps:
 
 
 def router_logits_reference(x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """float32 [M, E]: sums of 32 chains, in the order of csrc/ops/experts.h.
+    """float32 [M, E]: sums of 32 chains, in the order of csrc/ops/experts/experts.h.
 
     A multiply-add in float64 is rounded twice: in rare cases a chain's last bit differs from that of the kernels.
     """

@@ -1,5 +1,5 @@
 // Routing, grouping and adding up of a mixture of experts; ExpertLinear is in linear.cpp, with the kernels it shares.
-#include "ops/experts.h"
+#include "ops/experts/experts.h"
 
 #include <numeric>
 
@@ -9,7 +9,7 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-// 32 chains, one lane each, added in the order of ops/experts.h.
+// 32 chains, one lane each, added in the order of ops/experts/experts.h.
 struct RouterSum {
   static constexpr int kVectors = kRouterLanes / kLanes;
   f32x8 lanes[kVectors] = {};
