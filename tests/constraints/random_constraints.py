@@ -47,7 +47,7 @@ def random_regex(rng: random.Random, depth: int = 2) -> str:
     for _ in range(rng.randint(1, 4)):
         kind = rng.randrange(5 if depth else 3)
         if kind == 0:
-            part = re.sub(r"([^\w ])", r"\\\1", rng.choice(LITERALS))
+            part = re.escape(rng.choice(LITERALS))
         elif kind <= 2:
             part = rng.choice(("[a-z]", "[A-Z0-9]", "[^a-z\\n]", "[a-c]", "[0-9]", ".", "[ ,]"))
         else:
