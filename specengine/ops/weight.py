@@ -2,7 +2,8 @@
 
 The core holds a weight [N, C] in panels of 16 rows: floats as [ceil(N / 16), C, 16], coded formats in blocks of 32 or
 128 columns as uint8 [ceil(N / 16), blocks, bytes]. csrc/ops/packed_weight.h has the layout, and
-csrc/cpu/linear/dot_codes.h turns codes into numbers. CUDA reads floats [N, C] without packing, and codes in a layout of its own (ops/coded/weight.py).
+csrc/cpu/linear/dot_codes.h turns codes into numbers. CUDA reads floats [N, C] without packing, and codes in a layout of
+its own (ops/coded/weight.py).
 """
 
 from __future__ import annotations

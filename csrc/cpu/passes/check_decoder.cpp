@@ -2,6 +2,8 @@
 #include <algorithm>
 
 #include "ops/decoder.h"
+#include "ops/layer.h"
+#include "ops/tree_attention.h"
 
 namespace specengine {
 namespace {
