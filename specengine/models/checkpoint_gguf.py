@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInfo
+from specengine.models.config import MOST_EXPERTS
 from specengine.models.config_gguf import config_from_gguf
 from specengine.models.gguf_codes import CODINGS, code_rows
 from specengine.models.gguf_file import GGUFFile
@@ -43,7 +44,7 @@ class GGUFCheckpoint(Checkpoint):
     def _list(self, stored: str) -> None:
         """Enters the tensors that one stored tensor holds: itself, or the matrices of all experts."""
         info, shape = self._describe(stored), self.file.tensors[stored].shape
-        experts = expert_names(stored, shape[0]) if len(shape) == 3 else []
+        experts = expert_names(stored, shape[0]) if len(shape) == 3 and shape[0] <= MOST_EXPERTS else []
         for expert, name in enumerate(experts):
             self._stored[name], self._first[name] = stored, expert * shape[1]
             self.tensors[name] = replace(info, shape=shape[1:])

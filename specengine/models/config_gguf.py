@@ -105,7 +105,7 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         intermediate_size=max(fused[-1], single[-1]),
         renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch != "qwen2moe"),
         shared_size=shared[-1],
-        shared_gate=arch == "qwen2moe",
+        shared_gate=shared[-1] > 0,
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),
     )
 

@@ -16,6 +16,7 @@ from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
 from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import LoadedModel, load_model
+from tests.adapters.files import write_adapter
 from tests.engines import Oracle, ids
 from tests.models.files import permuted, random_state
 
@@ -173,6 +174,23 @@ def test_what_experts_cannot_do_yet_is_refused_by_name(tmp_path):
         load_model("random:tiny-mixtral", device="cpu", tensor_parallel=2)
     with pytest.raises(ValueError, match="a mixture of experts cannot be written yet"):
         quantise("random:tiny-mixtral", "int4-g128", tmp_path / "out")
+
+
+def test_adapters_of_attention_serve_a_mixture_and_those_of_experts_are_refused(tmp_path):
+    config = PRESETS["tiny-qwen2-moe"]
+    attention = ("q_proj", "k_proj", "v_proj", "o_proj")
+    folders = {"a": write_adapter(tmp_path / "a", config, modules=attention, size=2.0)}
+    params = SamplingParams(max_new_tokens=12, adapter="a")
+    texts = [
+        ids(Engine("random:tiny-qwen2-moe", device="cpu", adapters=folders, drafter=drafter).generate(PROMPTS, each))
+        for drafter in ("none", "lookahead,adaptive=false")
+        for each in (params, replace(params, adapter=None))
+    ]
+    assert texts[0] == texts[2] != texts[1] == texts[3]
+    for name, modules in (("b", ("q_proj", "down_proj")), ("c", ("shared_expert.up_proj", "q_proj"))):
+        folder = write_adapter(tmp_path / name, config, modules=modules)
+        with pytest.raises(ValueError, match="expert.*has no place in this model"):
+            Engine("random:tiny-qwen2-moe", device="cpu", adapters={"x": folder})
 
 
 def test_a_pass_counts_the_experts_that_its_layers_read():

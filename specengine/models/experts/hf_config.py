@@ -22,14 +22,15 @@ def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig 
         )
     if architecture in ("qwen2_moe", "qwen3_moe"):
         shared = architecture == "qwen2_moe"
+        shared_size = fields.get("shared_expert_intermediate_size", int, 5632) if shared else 0
         return fields.build(
             MoeConfig,
             num_experts=_count(fields, 60 if shared else 128),
             experts_per_token=fields.get("num_experts_per_tok", int, 4 if shared else 8),
             intermediate_size=fields.get("moe_intermediate_size", int, 1408 if shared else 768),
             renormalise=fields.get("norm_topk_prob", bool, False),
-            shared_size=fields.get("shared_expert_intermediate_size", int, 5632) if shared else 0,
-            shared_gate=shared,
+            shared_size=shared_size,
+            shared_gate=shared_size > 0,
             dense_layers=_dense_layers(fields, num_layers),
         )
     for name in (*_COUNTS, "num_experts_per_tok"):

@@ -59,8 +59,9 @@ def _open(folder: Path) -> Checkpoint:
 
 
 def _matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Lists the matrices that adapters may change; experts, the shared one among them, take none."""
     named = ((name.removesuffix(".weight"), shape) for name, shape in expected_tensors(config).items())
-    return {name: shape for name, shape in named if name.endswith(MODULES) and ".mlp.experts." not in name}
+    return {name: shape for name, shape in named if name.endswith(MODULES) and "expert" not in name}
 
 
 def _check_names(tensors: Checkpoint, lora: LoraConfig, modules: list[str]) -> None:
