@@ -123,13 +123,13 @@ def _weight(stored: StoredModule, settings: Settings) -> QuantisedWeight | None:
     # the method decides too: a weight without its other tensors is to be missed by their names
     if any(end.startswith("weight.") for end in tensors) or (settings.method == "bitsandbytes" and kind == "uint8"):
         return BitsAndBytes4(stored)
+    eights = settings.scheme_of_bytes(stored.name)
     if kind in FLOAT8.values():
         if settings.float8 not in (None, kind):
             raise stored.error("weight", f"has type {kind}, expected {settings.float8} as field 'fmt' says")
-        scheme = settings.scheme_of_bytes(stored.name)
-        return Fp8Weight(stored, scheme) if kind == FLOAT8["e4m3"] else E5m2Weight(stored, scheme)
+        return Fp8Weight(stored, eights) if kind == FLOAT8["e4m3"] else E5m2Weight(stored, eights)
     if kind == "int8":
-        return BitsAndBytes8(stored) if "SCB" in tensors else Int8Weight(stored, scheme)
+        return BitsAndBytes8(stored) if "SCB" in tensors else Int8Weight(stored, eights)
     if kind == "uint8":
         return Fp4Weight(stored, "weight")
     for end in _OF_WEIGHTS:

@@ -186,6 +186,18 @@ def test_scales_of_activations_and_caches_say_nothing_of_weights(tmp_path):
     assert set(open_checkpoint(write(tmp_path / "m", TINY, stored, FP8)).tensors) == set(plain)
 
 
+def test_int8_weights_take_the_scheme_of_8_bits_though_a_target_of_4_fits(tmp_path):
+    def pack(weight):
+        scales = weight.abs().amax(1, keepdim=True) / 127
+        codes = (weight / scales).round().to(torch.int8)
+        return {"weight": codes, "weight_scale": scales}, codes.float() * scales
+
+    fours = {"weights": {"num_bits": 4, "group_size": 64}}
+    eights = {"targets": ["re:.*fused"], "weights": {"num_bits": 8, "strategy": "channel"}}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"a": fours, "b": eights}}
+    check(tmp_path, pack, settings, lambda module: "down_proj" in module)
+
+
 def test_int8_weights_of_bitsandbytes_are_scaled_by_rows(tmp_path):
     def pack(weight):
         peaks = weight.abs().amax(1)
