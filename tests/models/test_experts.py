@@ -189,7 +189,7 @@ def test_adapters_of_attention_serve_a_mixture_and_those_of_experts_are_refused(
     assert texts[0] == texts[2] != texts[1] == texts[3]
     for name, modules in (("b", ("q_proj", "down_proj")), ("c", ("shared_expert.up_proj", "q_proj"))):
         folder = write_adapter(tmp_path / name, config, modules=modules)
-        with pytest.raises(ValueError, match="expert.*has no place in this model"):
+        with pytest.raises(ValueError, match=r"expert.*has no place in this model"):
             Engine("random:tiny-qwen2-moe", device="cpu", adapters={"x": folder})
 
 
