@@ -78,9 +78,9 @@ inline constexpr const BlockFormat* kBlockFormats[] = {&kQ8,         &kQ4,      
                                                        &kTable4By16, &kTable4By32, &kE4m3};
 
 constexpr bool sizes_differ() {
-  for (const BlockFormat* a : kBlockFormats) {
-    for (const BlockFormat* b : kBlockFormats) {
-      if (a != b && a->bytes() == b->bytes()) return false;
+  for (size_t i = 0; i < std::size(kBlockFormats); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (kBlockFormats[i]->bytes() == kBlockFormats[j]->bytes()) return false;
     }
   }
   return true;
