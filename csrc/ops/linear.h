@@ -102,7 +102,7 @@ struct Linear {
   int64_t first;
   int64_t rows;  // of this weight: a fused projection may consist of weights of several formats
   int64_t variant = 0;
-  OptionalTensor masks = {};  // see check_masks; panels of which no row is allowed any column stay unwritten
+  OptionalTensor masks = {};  // see check_masks; panels of which no row is allowed any column are 0
 
   Device validate() const {
     Checker check;

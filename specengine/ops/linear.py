@@ -47,7 +47,7 @@ def linear(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None = None
     if masks is not None and len(layer.weights) > 1:
         raise ValueError(f"masks: expected None for a layer of {len(layer.weights)} weights, got a tensor")
     shape, first, rows = (x.shape[0], layer.rows), 0, _rows_for(x, layer)
-    out = torch.empty(shape) if masks is None else torch.zeros(shape)
+    out = torch.empty(shape)  # torch.zeros of a whole vocabulary wakes torch's threads, which then spin on our cores
     for weight in layer.weights:
         _C.linear(rows, weight.data, layer.bias, out, first, weight.rows, CPU_VARIANT, masks)
         first += weight.rows

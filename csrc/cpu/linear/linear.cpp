@@ -221,6 +221,11 @@ void run(const ExpertLinear& op) {
 
 void run(const Linear& op) {
   const RowGroup whole{0, op.x.shape[0], 0};
+  if (op.masks.defined()) {
+    parallel_for(op.x.shape[0], [&](int64_t m) {
+      std::memset(op.out.as<float>() + m * op.out.shape[1] + op.first, 0, op.rows * sizeof(float));
+    });
+  }
   multiply_any(op.x, op.weight, {&whole, 1, op.weight.shape[0]}, Sink(op));
 }
 
