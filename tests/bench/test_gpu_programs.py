@@ -76,6 +76,7 @@ def test_races_are_left_to_the_stand_in_that_finds_both(tmp_path, capfd):
     assert "finds races too" in capfd.readouterr().out
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "body, code, counted",
     [

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = {"torch", "transformers", "fastapi", "matplotlib"}
 COMMANDS = ("generate", "chat", "serve", "models", "train", "corpus", "report")
 PROGRAM = """
@@ -27,5 +29,6 @@ def test_help_and_the_list_of_models_load_no_torch():
     assert heavy_imports(["--help"], *helps, ["models", "--json"]) == set()
 
 
+@pytest.mark.full
 def test_a_command_that_runs_a_model_loads_torch():
     assert "torch" in heavy_imports(["generate", "3 4", "--model", "random:tiny-llama", "--max-new-tokens", "1"])

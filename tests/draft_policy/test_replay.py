@@ -31,6 +31,7 @@ def regret(trace: str, names: list[str], machine: Machine, memory: Remembered | 
     return adaptive(texts, names, machine, batch, memory) / min(fixed(texts, p, machine, batch) for p in plans) - 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("names", SOURCES, ids="+".join)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_policy_with_a_past_is_no_slower_than_the_best_fixed_plan(machine, names):

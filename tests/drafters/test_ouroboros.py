@@ -38,6 +38,7 @@ def drafter_of(monkeypatch):
     return make
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("length, window, ngram, suffixes", [(4, 5, 4, 3), (6, 3, 3, 1), (3, 4, 5, 4), (5, 6, 4, 0)])
 @pytest.mark.parametrize("inspire, refine", [(True, "always"), (True, "confirmed"), (False, "never")])
 def test_it_is_the_algorithm(drafter_of, length, window, ngram, suffixes, inspire, refine):
@@ -153,6 +154,7 @@ def test_no_tree_is_deeper_or_larger_than_allowed(drafter_of):
         assert len(tree.tokens) <= drafter.max_nodes <= MAX_NODES
 
 
+@pytest.mark.full
 def test_what_does_not_pay_is_left_out_for_most_cycles(drafter_of):
     counts = []
     for seconds in (1.0, 64.0):
@@ -162,6 +164,7 @@ def test_what_does_not_pay_is_left_out_for_most_cycles(drafter_of):
     assert counts[0] > 200 and 1 <= counts[1] < 15
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, SHAPED], ids=["greedy", "sampled", "shaped"])
 @pytest.mark.parametrize("options", ["", ",adaptive=false", ",adaptive=false,warm=false,window=3,ngram=3,length=6"])
 @pytest.mark.parametrize("batch", [1, 4])

@@ -48,7 +48,7 @@ def plain(model):
 GREEDY, SAMPLED = SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, temperature=0.8, seed=5)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "batch, params",
     [

@@ -283,6 +283,7 @@ def test_what_cannot_be_done_is_refused_by_name(call, message):
         run(main())
 
 
+@pytest.mark.full
 @pytest.mark.model
 @pytest.mark.parametrize("drafter", wide(["auto", "prompt_lookup", "eagle3"]))
 def test_the_real_model_says_the_same_to_many_with_stop_strings(smollm2_path, drafter):

@@ -26,6 +26,7 @@ def test_samples_of_one_prompt_read_it_once(make, name):
     assert outputs[0].to_dict()["stats"]["prefix_hit_tokens"] == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["none", "eagle3", "draft-model"])
 def test_abandoned_streams_leave_what_they_cached(make, name):
     engine, cold = make(name), make(name, prefix_cache_mib=0)

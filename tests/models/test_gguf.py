@@ -219,6 +219,7 @@ def test_one_part_of_a_split_model_is_refused(tmp_path):
     one_line_error("split.count", open_checkpoint, path)
 
 
+@pytest.mark.full
 @pytest.mark.model
 def test_the_embedded_model_is_read_as_the_gguf_package_reads_it(smollm2_path):
     checkpoint = open_checkpoint(smollm2_path)

@@ -210,6 +210,7 @@ def test_the_test_rejects_draft_logits_that_are_off_by_a_temperature(family):
     assert p_value(FAMILIES[family][0], counted(*FAMILIES[family], 250_000, draft_scale=0.7)) < 1e-9
 
 
+@pytest.mark.quick(1)
 @pytest.mark.statistics
 @pytest.mark.parametrize("spec", ["rejection", "traversal"])
 def test_the_test_rejects_siblings_that_were_drawn_with_replacement_unbeknown_to_the_rule(spec):

@@ -20,6 +20,7 @@ def imports_from_tests(root: Path) -> list[str]:
     return found
 
 
+@pytest.mark.full
 def test_no_module_imports_from_a_test_module():
     found = imports_from_tests(ROOT)
     assert not found, "\n".join(found)

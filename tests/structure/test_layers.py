@@ -82,11 +82,13 @@ def components(graph: dict[str, list[str]]) -> list[list[str]]:
     return groups
 
 
+@pytest.mark.full
 def test_no_import_runs_against_the_layers():
     wrong = against_the_layers(ROOT)
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.full
 def test_no_modules_import_each_other():
     found = cycles(ROOT)
     assert not found, "\n".join(found)

@@ -79,6 +79,7 @@ def violations(root: Path) -> list[str]:
     ]
 
 
+@pytest.mark.full
 def test_no_class_uses_the_private_members_of_another():
     found = violations(ROOT)
     assert not found, "\n".join(found)

@@ -42,7 +42,7 @@ def same(models, drafter, **options):
     return spoken
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["tiny-llama3", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
 def test_every_family_has_the_bits_of_one_process(name):
     models = [load_model(f"random:{name}", device="cpu", tensor_parallel=size) for size in (1, 2)]
@@ -64,6 +64,7 @@ def test_uneven_parts_and_biases_have_the_bits_of_one_process_and_one_rank_of_th
     check_over(failing, others)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "drafter, batch",
     [
@@ -80,6 +81,7 @@ def test_no_drafter_changes_a_bit(pair, drafter, batch):
     same(pair, spec, max_batch_size=batch)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", ["official", "a norm per feature"])
 def test_a_drafter_that_reads_hidden_states_changes_no_bit(pair, case, tmp_path):
     name, config, state, *_ = layouts()[case]
@@ -144,6 +146,7 @@ def test_async_requests_get_the_same_text(pair):
     assert ids(asyncio.run(main())) == expected
 
 
+@pytest.mark.full
 def test_engines_share_the_processes_of_a_model_and_the_last_one_ends_them():
     threads, before = _C.num_threads(), {child.pid for child in psutil.Process().children()}
     model = load_model("random:tiny-llama", device="cpu", tensor_parallel=2)

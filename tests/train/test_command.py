@@ -64,6 +64,7 @@ def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):
     assert other.exit_code == 2 and "holds another run" in other.output
 
 
+@pytest.mark.full
 def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
     given = ("--drafter=eagle3,levels=2", "--target", target, *OPTIONS)
     first = run("--out", tmp_path / "first", "--data", data(tmp_path / "data", target), *given)
@@ -107,6 +108,7 @@ def alone(run, folder):
     return folder
 
 
+@pytest.mark.full
 def test_a_run_goes_on_from_a_drafter_that_was_published(tmp_path, target):
     given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS, "--storage=float32")
     spec = "--drafter=eagle3,levels=2"
@@ -124,6 +126,7 @@ def test_a_run_goes_on_from_a_drafter_that_was_published(tmp_path, target):
     assert third.exit_code == 2 and "has rope_theta 77.0, expected " in " ".join(third.output.split())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("start", "message"),
     [

@@ -40,6 +40,7 @@ def stop_at(step: int, number: int = signal.SIGTERM):
     return show
 
 
+@pytest.mark.full
 def test_a_run_learns_its_dialogues(tmp_path):
     trainer(tmp_path / "out", replace(SHORT, epochs=30, learning_rate=5e-3, evaluate_steps=1000)).run()
     steps = [line for line in read_log(tmp_path / "out/training.jsonl") if "held_out" not in line]
@@ -58,6 +59,7 @@ def test_a_parameter_learns_at_its_own_rate(tmp_path):
     assert same_after == {still}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_stopped_by_a_signal_goes_on_bit_for_bit(tmp_path, number):
     whole = trainer(tmp_path / "whole").run()
@@ -92,6 +94,7 @@ def test_another_seed_gives_another_network(tmp_path):
     assert not same(state_after(tmp_path / "one")["network"], state_after(tmp_path / "other")["network"])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("failure", "error", "message"),
     [

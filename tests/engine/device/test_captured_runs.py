@@ -53,6 +53,7 @@ def test_a_stream_goes_on_behind_timed_phases(device):
     assert tokens == TEXT
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["none", "eagle3", "fasteagle", "medusa", "glide"])
 def test_requests_join_and_leave_and_streams_are_abandoned(device, folders, name):
     engine = captured_engine(model_on_the_standin(), SPECS[name].format(**folders), max_batch_size=3)
@@ -72,6 +73,7 @@ def test_requests_join_and_leave_and_streams_are_abandoned(device, folders, name
     assert engine.cache.pages_in_use == 0
 
 
+@pytest.mark.full
 def test_an_engine_is_made_while_another_one_of_its_model_runs(device):
     model = model_on_the_standin()
     with running(captured_engine(model, SMALL, max_batch_size=2)):
@@ -86,6 +88,7 @@ def test_two_engines_take_turns(device):
         pass
 
 
+@pytest.mark.full
 def test_an_engine_is_dropped_while_another_one_runs_and_its_memory_comes_back(device):
     model = model_on_the_standin()
     with running(captured_engine(model, SMALL, max_batch_size=2)):

@@ -14,12 +14,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess n
 ON_DEVICE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "medusa", "glide")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("drafter", ["none", LOOKUP, "prompt_lookup,nodes=5"])
 def test_every_bucket_and_width_is_captured(device, drafter):
     engine = captured_engine(model_on_the_standin(), drafter, max_batch_size=3)
     assert {bucket for bucket, _ in engine.core.runner.graphs.batches} == {1, 2, 3}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_drafters_draft_inside_captured_cycles(device, folders, name):
     captured_engine(model_on_the_standin(), SPECS[name].format(**folders), max_batch_size=2)
@@ -35,6 +37,7 @@ def test_phases_are_timed_by_a_second_set_of_captures(device):
         assert all({"draft", "verify", "accept", "compact"} <= seconds.keys() for seconds in timings)
 
 
+@pytest.mark.full
 def test_engines_made_side_by_side_capture_one_after_the_other(device):
     model, failed = model_on_the_standin(), []
 

@@ -28,6 +28,7 @@ def eagle3(tmp_path):
     return eagle_files.write_drafter(tmp_path / "eagle3", config, eagle_files.eagle3_state(config, d2t=False))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "drafter, most, control",
     [(DRAFTER, 16, True), ("eagle3:{eagle3}", 64, False), ("eagle3:{eagle3},top_k=1", 2, False)],
@@ -51,6 +52,7 @@ def test_the_plan_covers_what_cycles_take_and_keep(device, wide_model, eagle3, m
     assert not control or rows * VOCAB * 4 > caches["plan"]
 
 
+@pytest.mark.full
 def test_no_cycle_keeps_logits(device, wide_model):
     engine = captured_engine(wide_model, DRAFTER, max_batch_size=2)
     (pool,) = {graph.pool() for graph in engine.core.runner.graphs._graphs.values()}

@@ -43,6 +43,7 @@ class Run:
         return self._device.launched - before
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_a_join_or_a_leave_costs_the_same_beside_many_requests_as_beside_few(device, folders, name):
     engine = captured_engine(model_on_the_standin(), SPECS[name].format(**folders), max_batch_size=8)
