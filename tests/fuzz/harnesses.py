@@ -1,5 +1,5 @@
 """All of them."""
 
-from tests.fuzz import models, ops, quantised, texts
+from tests.fuzz import mixtures, models, ops, quantised, texts
 
-HARNESSES = (*models.HARNESSES, *quantised.HARNESSES, *ops.HARNESSES, *texts.HARNESSES)
+HARNESSES = (*models.HARNESSES, *quantised.HARNESSES, *mixtures.HARNESSES, *ops.HARNESSES, *texts.HARNESSES)
