@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-from specengine.models.checkpoint import Checkpoint
+from specengine.models.checkpoint import Checkpoint, expected_tensors
 from specengine.models.config import ModelConfig, MoeConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
@@ -20,6 +21,7 @@ from specengine.ops.weight import (
     Weight,
     quantises_rows,
 )
+from specengine.utils.free_memory import free_memory
 
 # `auto` keeps the format of the checkpoint; `auto-float32` does so, and its codes multiply rows of floats on the CPU.
 # int4 stores embedding and head in 8 bits, as GGUF files of that size do, and a drafter's head in 4: a level reads
@@ -58,8 +60,9 @@ class WeightLoader:
         self._ends = ("embed_tokens",) if checkpoint.drafts else ("embed_tokens", "lm_head")  # 8 bits of int4
 
     def model(self) -> ModelWeights:
-        """Reads the whole model."""
+        """Reads the whole model. Raises ValueError, before it reads, if it is larger than the free memory."""
         config = self.checkpoint.config
+        self._check_memory()
         embedding = self.linear("model.embed_tokens")
         layers = self.layers()
         final_norm = self.vector("model.norm.weight")
@@ -117,6 +120,26 @@ class WeightLoader:
             gate_up=self._expert_linear(prefix, moe.num_experts, "gate_proj", "up_proj"),
             down=self._expert_linear(prefix, moe.num_experts, "down_proj"),
         )
+
+    def weight_bytes(self) -> int:
+        """Returns the bytes that all matrices of the model take when they are packed."""
+        total = 0
+        for name, shape in expected_tensors(self.checkpoint.config).items():
+            if len(shape) == 2:
+                total += self._packed_bytes(*shape, self._formats((name.removesuffix(".weight"),))[0])
+        return total
+
+    @cache  # noqa: B019 - lives as long as the loader, and shapes are few
+    def _packed_bytes(self, rows: int, columns: int, form: str) -> int:
+        return self.ops.empty_weight(rows, columns, form, torch.device("meta")).data.nbytes
+
+    def _check_memory(self) -> None:
+        free = free_memory() if self.device.type == "cpu" else None
+        if free is not None and (needed := self.weight_bytes()) > free:
+            raise ValueError(
+                f"model: {self.checkpoint.source} needs {needed / 1e9:.1f} GB for its weights as {self.dtype}, "
+                f"{free / 1e9:.1f} GB of memory are free"
+            )
 
     def _expert_linear(self, prefix: str, count: int, *parts: str) -> ExpertProjection:
         """Reads one product of all experts; parts of one format share a weight."""

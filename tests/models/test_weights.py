@@ -10,8 +10,11 @@ import torch
 
 from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
+from specengine.models import weights
+from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
-from specengine.ops import reference
+from specengine.models.weights import DTYPES, WeightLoader
+from specengine.ops import native, reference
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.models.files import Type, random_state, write_folder, write_gguf
 
@@ -204,3 +207,21 @@ def test_an_engine_may_repeat_the_options_that_its_model_was_loaded_with(folder,
                     Engine(loaded, drafter="none", dtype=dtype)
         with pytest.raises(ValueError, match=r"^device: this model was loaded with cpu, got 'cuda'$"):
             loaded.check_place("cuda", "auto", False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("preset", ["tiny-llama3", "tiny-qwen2", "tiny-qwen2-moe"])
+def test_the_bytes_of_a_model_are_known_before_it_is_read(preset, dtype):
+    loader = WeightLoader(RandomCheckpoint(PRESETS[preset]), dtype, torch.device("cpu"), native)
+    expected, model = loader.weight_bytes(), loader.model()
+    parts = [model.embedding, *([] if model.config.tie_embeddings else [model.head])]
+    for layer in model.layers:
+        parts += [layer.qkv, layer.attention_out, layer.gate_up, layer.down, layer.moe and layer.moe.gate_up]
+        parts += [layer.moe and layer.moe.down]
+    assert expected == pytest.approx(sum(part.nbytes for part in parts if part), rel=0.05)  # without routers and norms
+
+
+def test_a_model_larger_than_the_free_memory_is_refused_before_it_is_read(monkeypatch):
+    monkeypatch.setattr(weights, "free_memory", lambda: 100 << 30)
+    with pytest.raises(ValueError, match=r"^model: .* needs 147\.5 GB .* as int4, 107\.4 GB of memory are free$"):
+        load_model("random:qwen3-235b-a22b", device="cpu", dtype="int4")
