@@ -67,8 +67,8 @@ struct MoeLayer {
 struct DecoderLayer {
   OptionalTensor attention_norm;  // [hidden] float32; only the first layer may do without
   Projection qkv;
-  OptionalTensor q_norm;  // [head_dim] float32
-  OptionalTensor k_norm;  // [head_dim] float32
+  OptionalTensor q_norm;  // [head_dim] or [heads * head_dim] float32, see RopeCache
+  OptionalTensor k_norm;  // [head_dim] or [kv_heads * head_dim] float32
   Projection attention_out;
   TensorView mlp_norm;  // [hidden] float32
   Projection gate_up;   // without weights in a layer of experts alone

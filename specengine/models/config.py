@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 _POSITIVE = (
@@ -118,6 +118,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False  # one norm over all heads of a row (OLMoE), not one for each head
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # one flag per layer, or empty when no layer slides
     moe: MoeConfig | None = None

@@ -15,7 +15,9 @@ _ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
 }
+_WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe")  # architectures that have no dense models
 
 
 def config_from_gguf(
@@ -65,7 +67,8 @@ def config_from_gguf(
         qkv_bias=arch in ("qwen2", "qwen2moe") or "blk.0.attn_q.bias" in shapes,
         output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
-        qk_norm=arch in ("qwen3", "qwen3moe"),
+        qk_norm=arch in ("qwen3", "qwen3moe", "olmoe"),
+        whole_qk_norm=arch == "olmoe",
         sliding_window=window,
         sliding_layers=(True,) * num_layers if window else (),
         moe=moe,
@@ -84,10 +87,10 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
     """Reads the experts; sizes are those of the tensors, because older files lack some of the keys."""
     count = fields.get(f"{arch}.expert_count", int, 0)
     if not count:
-        if arch in ("qwen2moe", "qwen3moe"):
+        if arch in _WITH_EXPERTS:
             raise fields.error(f"{arch}.expert_count", "is missing")
         return None
-    if arch not in ("llama", "qwen2moe", "qwen3moe"):
+    if arch not in ("llama", *_WITH_EXPERTS):
         raise fields.error(f"{arch}.expert_count", f"describes a mixture of experts, which {arch} does not have")
     for key, expected in (("expert_gating_func", 1), ("expert_weights_scale", 1.0)):
         if fields.get(f"{arch}.{key}", type(expected), expected) not in (expected, 0):
@@ -103,7 +106,7 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         num_experts=count,
         experts_per_token=fields.get(f"{arch}.expert_used_count", int),
         intermediate_size=max(fused[-1], single[-1]),
-        renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch != "qwen2moe"),
+        renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch not in ("qwen2moe", "olmoe")),
         shared_size=shared[-1],
         shared_gate=shared[-1] > 0,
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),

@@ -20,6 +20,7 @@ _HF_ARCHITECTURES = {
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "OlmoeForCausalLM": "olmoe",
 }
 # rope key in config.json -> (RopeConfig field, type); unlisted keys are refused, they could change the arithmetic
 _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
@@ -67,7 +68,8 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     max_position = fields.get("max_position_embeddings", int)
     window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
     moe = moe_config(fields, architecture, num_layers)
-    attention_bias = architecture in ("llama", "qwen3", "qwen3_moe") and fields.get("attention_bias", bool, False)
+    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe")
+    attention_bias = biased and fields.get("attention_bias", bool, False)
     dtype = fields.get("dtype", str, None) or fields.get("torch_dtype", str, None)
     bos = fields.ids("bos_token_id")
     return fields.build(
@@ -87,7 +89,8 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         qkv_bias=attention_bias or architecture == "qwen2" or _qwen2_moe_bias(fields, architecture),
         output_bias=attention_bias,
         mlp_bias=architecture == "llama" and fields.get("mlp_bias", bool, False),
-        qk_norm=architecture in ("qwen3", "qwen3_moe"),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "olmoe"),
+        whole_qk_norm=architecture == "olmoe",
         sliding_window=window,
         sliding_layers=sliding_layers,
         moe=moe,
@@ -146,9 +149,9 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     known = ("full_attention", "sliding_attention")
     if types is not None and (len(types) != num_layers or any(kind not in known for kind in types)):
         raise fields.error("layer_types", f"must name one of {', '.join(known)} for each of {num_layers} layers")
-    if architecture == "llama":
+    if architecture in ("llama", "olmoe"):
         if types and "sliding_attention" in types:
-            raise fields.error("layer_types", "names sliding_attention, which LLaMA does not have")
+            raise fields.error("layer_types", f"names sliding_attention, which {architecture} does not have")
         return None, ()
     # an explicit null means no window; an absent field means the class default of transformers
     window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)

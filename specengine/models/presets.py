@@ -210,6 +210,14 @@ PRESETS: dict[str, ModelConfig] = {
         num_layers=3,
         moe=MoeConfig(16, 4, 40, dense_layers=frozenset({0})),
     ),
+    "tiny-olmoe": replace(
+        _TINY,
+        architecture="olmoe",
+        intermediate_size=40,
+        qk_norm=True,
+        whole_qk_norm=True,
+        moe=MoeConfig(16, 4, 40, renormalise=False),
+    ),
     "tiny-mistral": replace(
         _TINY, architecture="mistral", vocab_size=260, sliding_window=16, sliding_layers=(True, True)
     ),

@@ -23,8 +23,8 @@ from tests.models.files import permuted, random_state
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 17, 5, 9, 4], [33, 2, 7, 7, 7, 250, 8], [1]]
-FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe")
-NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe")
+NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # others have one name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
@@ -79,7 +79,7 @@ def logits_of(target, prompt):
 
 def write_moe_gguf(path, config, state, kind="F32"):
     """Writes a GGUF file as converters do: a tensor for each part of all experts of a layer."""
-    arch, moe = NAMES[config.architecture], config.moe
+    arch, moe = NAMES.get(config.architecture, config.architecture), config.moe
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position)
@@ -95,10 +95,12 @@ def write_moe_gguf(path, config, state, kind="F32"):
     writer.add_eos_token_id(config.eos_token_ids[0])
     writer.add_expert_count(moe.num_experts)
     writer.add_expert_used_count(moe.experts_per_token)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config.num_layers)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config.num_layers)
+    interleaved = arch == "llama"
     merged: dict[str, list[torch.Tensor]] = {}
     for name, value in state.items():
-        stored = permuted(name, value, replace(config, architecture="llama" if arch == "llama" else "qwen3"))
+        stored = permuted(name, value, replace(config, architecture="llama" if interleaved else "qwen3"))
         if ".experts." in name:
             layer, part = name.split(".")[2], name.split(".")[-2].removesuffix("_proj")
             merged.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(stored)

@@ -30,6 +30,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 EXPERTS = {"moe_intermediate_size": 40, "num_experts": 9, "num_experts_per_tok": 3}  # no whole panels of 16
+FEW = {"intermediate_size": 40, "num_local_experts": 9, "num_experts_per_tok": 3}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 VARIANTS = {
@@ -54,6 +55,8 @@ VARIANTS = {
     "mixtral": ("MixtralConfig", {"intermediate_size": 72, "num_local_experts": 4}),
     "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [0]}),
     "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "olmoe": ("OlmoeConfig", FEW),
+    "olmoe-renormalised": ("OlmoeConfig", {**FEW, "norm_topk_prob": True, "attention_bias": True}),
     "qwen3-moe-every-second": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "decoder_sparse_step": 2}),
 }
 

@@ -128,8 +128,8 @@ void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t 
   Dim columns{"C", hidden, "hidden"};
   check.optional(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
   check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
-  check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {head_dim});
-  check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {head_dim});
+  check_head_norm(check, layer.q_norm, "q_norm", heads, head_dim);
+  check_head_norm(check, layer.k_norm, "k_norm", kv_heads, head_dim);
   check_projection(check, layer.qkv, "qkv", (heads + 2 * kv_heads) * head_dim, qkv_columns,
                    layer.attention_norm.given());
   check_projection(check, layer.attention_out, "attention_out", hidden, heads * head_dim, true);

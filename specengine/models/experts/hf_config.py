@@ -33,6 +33,16 @@ def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig 
             shared_gate=shared_size > 0,
             dense_layers=_dense_layers(fields, num_layers),
         )
+    if architecture == "olmoe":
+        if fields.get("clip_qkv", float, None) is not None:
+            raise fields.error("clip_qkv", "must be null, clipped queries, keys and values are not supported")
+        return fields.build(
+            MoeConfig,
+            num_experts=_count(fields, 64),
+            experts_per_token=fields.get("num_experts_per_tok", int, 8),
+            intermediate_size=fields.get("intermediate_size", int),
+            renormalise=fields.get("norm_topk_prob", bool, False),
+        )
     for name in (*_COUNTS, "num_experts_per_tok"):
         if fields.data.get(name):
             raise fields.error(name, f"describes a mixture of experts, which {architecture} does not have")
