@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig, check_layers
+from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.utils.json_fields import Fields
 
 # general.architecture -> that of ModelConfig
@@ -16,8 +17,10 @@ _ARCHITECTURES = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "olmoe": "olmoe",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
 }
-_WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe")  # architectures that have no dense models
+_WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # architectures that have no dense models
 
 
 def config_from_gguf(
@@ -72,6 +75,7 @@ def config_from_gguf(
         sliding_window=window,
         sliding_layers=(True,) * num_layers if window else (),
         moe=moe,
+        multipliers=_gguf_multipliers(fields, arch),
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id", int, None),
         eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
     )
@@ -108,8 +112,23 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         intermediate_size=max(fused[-1], single[-1]),
         renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch not in ("qwen2moe", "olmoe")),
         shared_size=shared[-1],
-        shared_gate=shared[-1] > 0,
+        shared_gate=shared[-1] > 0 and arch != "granitemoe",
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),
+    )
+
+
+def _gguf_multipliers(fields: Fields, arch: str) -> Multipliers:
+    """Reads Granite's factors; for llama.cpp a missing one, or 0, is none."""
+    if arch not in ("granite", "granitemoe"):
+        return PLAIN
+    if not fields.get(f"{arch}.rope.scaling.finetuned", bool, True):  # llama.cpp: whether positions are rotated at all
+        raise fields.error(f"{arch}.rope.scaling.finetuned", "must be true, layers without positions are not supported")
+    return fields.build(
+        Multipliers,
+        embedding=fields.get(f"{arch}.embedding_scale", float, 0.0) or 1.0,
+        attention=fields.get(f"{arch}.attention.scale", float, 0.0) or None,
+        residual=fields.get(f"{arch}.residual_scale", float, 0.0) or 1.0,
+        logits_divisor=fields.get(f"{arch}.logit_scale", float),
     )
 
 

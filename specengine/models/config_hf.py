@@ -8,6 +8,7 @@ from typing import Any
 
 from specengine.models.config import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
 from specengine.models.experts.hf_config import moe_config
+from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
@@ -21,7 +22,11 @@ _HF_ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "OlmoeForCausalLM": "olmoe",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
 }
+_GRANITE = ("granite", "granitemoe")
 # rope key in config.json -> (RopeConfig field, type); unlisted keys are refused, they could change the arithmetic
 _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
     "rope_theta": ("theta", float),
@@ -68,7 +73,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     max_position = fields.get("max_position_embeddings", int)
     window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
     moe = moe_config(fields, architecture, num_layers)
-    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe")
+    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe", *_GRANITE)
     attention_bias = biased and fields.get("attention_bias", bool, False)
     dtype = fields.get("dtype", str, None) or fields.get("torch_dtype", str, None)
     bos = fields.ids("bos_token_id")
@@ -88,12 +93,13 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         tie_embeddings=fields.get("tie_word_embeddings", bool, False),
         qkv_bias=attention_bias or architecture == "qwen2" or _qwen2_moe_bias(fields, architecture),
         output_bias=attention_bias,
-        mlp_bias=architecture == "llama" and fields.get("mlp_bias", bool, False),
+        mlp_bias=architecture in ("llama", "granite") and fields.get("mlp_bias", bool, False),
         qk_norm=architecture in ("qwen3", "qwen3_moe", "olmoe"),
         whole_qk_norm=architecture == "olmoe",
         sliding_window=window,
         sliding_layers=sliding_layers,
         moe=moe,
+        multipliers=_multipliers(fields) if architecture in _GRANITE else PLAIN,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.ids("eos_token_id"),
         dtype=dtype.removeprefix("torch.") if dtype else None,
@@ -102,6 +108,17 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
 
 def _qwen2_moe_bias(fields: Fields, architecture: str) -> bool:
     return architecture == "qwen2_moe" and bool(fields.get("qkv_bias", bool, True))
+
+
+def _multipliers(fields: Fields) -> Multipliers:
+    """Reads Granite's factors; transformers' default is 1 for each, for scores of attention too."""
+    return fields.build(
+        Multipliers,
+        embedding=fields.get("embedding_multiplier", float, 1.0),
+        attention=fields.get("attention_multiplier", float, 1.0),
+        residual=fields.get("residual_multiplier", float, 1.0),
+        logits_divisor=fields.get("logits_scaling", float, 1.0),
+    )
 
 
 def hf_sizes(config: ModelConfig) -> dict[str, Any]:
@@ -149,7 +166,7 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     known = ("full_attention", "sliding_attention")
     if types is not None and (len(types) != num_layers or any(kind not in known for kind in types)):
         raise fields.error("layer_types", f"must name one of {', '.join(known)} for each of {num_layers} layers")
-    if architecture in ("llama", "olmoe"):
+    if architecture in ("llama", "olmoe", *_GRANITE):
         if types and "sliding_attention" in types:
             raise fields.error("layer_types", f"names sliding_attention, which {architecture} does not have")
         return None, ()

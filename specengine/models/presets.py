@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
+from specengine.ops.decoder import Multipliers
 
 _LLAMA3_ENDS = (128001, 128008, 128009)
 _QWEN_ENDS = (151645, 151643)
@@ -217,6 +218,14 @@ PRESETS: dict[str, ModelConfig] = {
         qk_norm=True,
         whole_qk_norm=True,
         moe=MoeConfig(16, 4, 40, renormalise=False),
+    ),
+    "tiny-granite-moe": replace(
+        _TINY,
+        architecture="granitemoe",
+        intermediate_size=40,
+        tie_embeddings=True,
+        moe=MoeConfig(8, 3, 40),
+        multipliers=Multipliers(embedding=12.0, attention=0.1, residual=0.22, logits_divisor=6.0),
     ),
     "tiny-mistral": replace(
         _TINY, architecture="mistral", vocab_size=260, sliding_window=16, sliding_layers=(True, True)

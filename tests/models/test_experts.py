@@ -14,6 +14,7 @@ from specengine.models.config import MoeConfig
 from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
+from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.adapters.files import write_adapter
@@ -23,7 +24,7 @@ from tests.models.files import permuted, random_state
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 17, 5, 9, 4], [33, 2, 7, 7, 7, 250, 8], [1]]
-FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe")
+FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe", "tiny-granite-moe")
 NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # others have one name
 
 
@@ -95,9 +96,14 @@ def write_moe_gguf(path, config, state, kind="F32"):
     writer.add_eos_token_id(config.eos_token_ids[0])
     writer.add_expert_count(moe.num_experts)
     writer.add_expert_used_count(moe.experts_per_token)
+    if arch == "granitemoe":
+        writer.add_embedding_scale(config.multipliers.embedding)
+        writer.add_attention_scale(config.multipliers.attention)
+        writer.add_residual_scale(config.multipliers.residual)
+        writer.add_logit_scale(config.multipliers.logits_divisor)
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, config.num_layers)
-    interleaved = arch == "llama"
+    interleaved = arch in ("llama", "granitemoe")
     merged: dict[str, list[torch.Tensor]] = {}
     for name, value in state.items():
         stored = permuted(name, value, replace(config, architecture="llama" if interleaved else "qwen3"))
@@ -123,6 +129,8 @@ def write_moe_gguf(path, config, state, kind="F32"):
 def test_gguf_files_have_the_tensors_of_their_model(tmp_path, preset):
     preset = PRESETS[preset]  # these architectures have no dense layers in GGUF files
     config = replace(preset, rms_norm_eps=2**-16, moe=replace(preset.moe, dense_layers=frozenset()))
+    if config.multipliers != PLAIN:
+        config = replace(config, multipliers=Multipliers(12.0, 0.109375, 0.21875, 6.0))  # exact in float32
     state = random_state(config)
     checkpoint = open_checkpoint(write_moe_gguf(tmp_path / "m.gguf", config, state))
     assert checkpoint.config == replace(config, dtype=None)
