@@ -141,6 +141,16 @@ def test_gguf_files_have_the_tensors_of_their_model(tmp_path, preset):
     assert torch.equal(checkpoint.read_rows(middle, 3, 11), state[middle][3:11])
 
 
+def test_a_shared_expert_of_granite_has_no_gate(tmp_path):
+    config = replace(PRESETS["tiny-granite-moe"], moe=MoeConfig(6, 2, 40, shared_size=48))
+    state = random_state(config)
+    checkpoint = open_checkpoint(write_moe_gguf(tmp_path / "m.gguf", config, state))
+    assert checkpoint.config.moe == config.moe
+    assert set(checkpoint.tensors) == set(state)
+    for name in (name for name in state if "shared_expert" in name):
+        assert torch.equal(checkpoint.read(name), state[name]), name
+
+
 @pytest.mark.parametrize(("kind", "form"), [("Q8_0", "q8"), ("Q4_0", "q4"), ("Q5_0", "q8")])
 def test_gguf_experts_keep_their_blocks(tmp_path, kind, form):
     config = replace(PRESETS["tiny-qwen3-moe"], hidden_size=128, moe=MoeConfig(6, 2, 64))
