@@ -14,11 +14,11 @@ _ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
     "olmoe": "olmoe",
     "granite": "granite",
     "granitemoe": "granitemoe",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
 }
 _WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # architectures that have no dense models
 

@@ -19,14 +19,13 @@ _HF_ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "MixtralForCausalLM": "mixtral",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
     "OlmoeForCausalLM": "olmoe",
     "GraniteForCausalLM": "granite",
     "GraniteMoeForCausalLM": "granitemoe",
     "GraniteMoeSharedForCausalLM": "granitemoe",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-_GRANITE = ("granite", "granitemoe")
 # rope key in config.json -> (RopeConfig field, type); unlisted keys are refused, they could change the arithmetic
 _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
     "rope_theta": ("theta", float),
@@ -52,6 +51,7 @@ HF_SIZES = {
     "head_dim": "head_dim",
     "rms_norm_eps": "rms_norm_eps",
 }
+_GRANITE = ("granite", "granitemoe")
 _HF_ROPE_IGNORED = {"type", "rope_type", "finetuned", "partial_rotary_factor"}
 
 

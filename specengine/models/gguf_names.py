@@ -8,6 +8,7 @@ import numpy as np
 
 from specengine.models.config import ModelConfig
 
+_INTERLEAVED = ("llama", "mistral", "mixtral", "granite", "granitemoe")
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -27,7 +28,6 @@ _LAYER_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-_INTERLEAVED = ("llama", "mistral", "mixtral", "granite", "granitemoe")
 _OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES).items()}
 
 

@@ -197,20 +197,6 @@ PRESETS: dict[str, ModelConfig] = {
     "tiny-qwen2": replace(_TINY, architecture="qwen2", qkv_bias=True, tie_embeddings=True),
     "tiny-qwen3": replace(_TINY, architecture="qwen3", head_dim=32, qk_norm=True, num_layers=3),
     "tiny-mixtral": replace(_TINY, architecture="mixtral", moe=MoeConfig(4, 2, 160)),
-    "tiny-qwen2-moe": replace(
-        _TINY,
-        architecture="qwen2_moe",
-        qkv_bias=True,
-        moe=MoeConfig(8, 3, 48, renormalise=False, shared_size=80, shared_gate=True),
-    ),
-    "tiny-qwen3-moe": replace(
-        _TINY,
-        architecture="qwen3_moe",
-        head_dim=32,
-        qk_norm=True,
-        num_layers=3,
-        moe=MoeConfig(16, 4, 40, dense_layers=frozenset({0})),
-    ),
     "tiny-olmoe": replace(
         _TINY,
         architecture="olmoe",
@@ -226,6 +212,20 @@ PRESETS: dict[str, ModelConfig] = {
         tie_embeddings=True,
         moe=MoeConfig(8, 3, 40),
         multipliers=Multipliers(embedding=12.0, attention=0.1, residual=0.22, logits_divisor=6.0),
+    ),
+    "tiny-qwen2-moe": replace(
+        _TINY,
+        architecture="qwen2_moe",
+        qkv_bias=True,
+        moe=MoeConfig(8, 3, 48, renormalise=False, shared_size=80, shared_gate=True),
+    ),
+    "tiny-qwen3-moe": replace(
+        _TINY,
+        architecture="qwen3_moe",
+        head_dim=32,
+        qk_norm=True,
+        num_layers=3,
+        moe=MoeConfig(16, 4, 40, dense_layers=frozenset({0})),
     ),
     "tiny-mistral": replace(
         _TINY, architecture="mistral", vocab_size=260, sliding_window=16, sliding_layers=(True, True)

@@ -21,6 +21,16 @@ def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig 
             intermediate_size=fields.get("intermediate_size", int),
             shared_size=fields.get("shared_intermediate_size", int, 0) if architecture == "granitemoe" else 0,
         )
+    if architecture == "olmoe":
+        if fields.get("clip_qkv", float, None) is not None:
+            raise fields.error("clip_qkv", "must be null, clipped queries, keys and values are not supported")
+        return fields.build(
+            MoeConfig,
+            num_experts=_count(fields, 64),
+            experts_per_token=fields.get("num_experts_per_tok", int, 8),
+            intermediate_size=fields.get("intermediate_size", int),
+            renormalise=fields.get("norm_topk_prob", bool, False),
+        )
     if architecture in ("qwen2_moe", "qwen3_moe"):
         shared = architecture == "qwen2_moe"
         shared_size = fields.get("shared_expert_intermediate_size", int, 5632) if shared else 0
@@ -33,16 +43,6 @@ def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig 
             shared_size=shared_size,
             shared_gate=shared_size > 0,
             dense_layers=_dense_layers(fields, num_layers),
-        )
-    if architecture == "olmoe":
-        if fields.get("clip_qkv", float, None) is not None:
-            raise fields.error("clip_qkv", "must be null, clipped queries, keys and values are not supported")
-        return fields.build(
-            MoeConfig,
-            num_experts=_count(fields, 64),
-            experts_per_token=fields.get("num_experts_per_tok", int, 8),
-            intermediate_size=fields.get("intermediate_size", int),
-            renormalise=fields.get("norm_topk_prob", bool, False),
         )
     for name in (*_COUNTS, "num_experts_per_tok"):
         if fields.data.get(name):
