@@ -11,6 +11,7 @@ from specengine.models.config_gguf import config_from_gguf
 from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
+from specengine.ops import native, reference
 from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import load_model
@@ -85,3 +86,16 @@ def test_logits_are_divided_and_hidden_states_are_not():
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(6 * found[1], expected[1])
     assert torch.equal(found[2], expected[2])
+
+
+def test_the_decoder_of_a_device_applies_the_same_multipliers():
+    checkpoint = RandomCheckpoint(replace(PRESETS["tiny-granite-moe"], architecture="granite", moe=None))
+    results = []
+    for ops in (native, reference):
+        target = load_transformer(checkpoint, "float32", CPU, ops).with_hidden_state_layers((1, 2))
+        cache = target.new_cache()
+        place = cache.batch([cache.allocate(40)], [0])
+        output = target.forward(TreeBatch.chains([list(range(40))], CPU), cache, place)
+        results.append((output.scores, output.hidden_states.at_layers))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
