@@ -33,6 +33,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   // records: structs of tensors that several ops take
   add_record<CodedForm>(m);
   add_record<KvCacheView>(m);
+  add_record<Multipliers>(m);
   add_record<RopeTables>(m);
   add_record<PassOutputs>(m);
   add_record<SamplingTable>(m);

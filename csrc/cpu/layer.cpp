@@ -84,12 +84,29 @@ void fill_activation(const TensorView& out, int64_t m, int64_t columns, const Fi
   quantise_row(row.data(), columns, out.as<RowBlock>() + m * out.shape[1]);
 }
 
+// The norm of one row's heads: each head's own, or one for all where the weight has their size.
+class HeadNorm {
+ public:
+  HeadNorm(const OptionalTensor& weight, const float* heads, int64_t count, int64_t dim, float eps)
+      : weight_(weight.defined() ? weight.as<float>() : nullptr), dim_(dim), eps_(eps) {
+    whole_ = weight_ && weight.shape[0] > dim;
+    if (whole_) scale_ = inverse_rms(heads, count * dim, eps);
+  }
+  const float* weight(int64_t head) const { return whole_ ? weight_ + head * dim_ : weight_; }
+  float scale(const float* head) const { return whole_ || !weight_ ? scale_ : inverse_rms(head, dim_, eps_); }
+
+ private:
+  const float* weight_;
+  int64_t dim_;
+  float eps_, scale_ = 1.0f;
+  bool whole_;
+};
+
 // Rotates one head: pairs (i, i + D/2), as the Hugging Face layout of these models has them.
 template <typename Out>
-void rotate(const float* head, const float* norm, float eps, const float* cos, const float* sin, int64_t dim,
+void rotate(const float* head, const float* norm, float scale, const float* cos, const float* sin, int64_t dim,
             Out* out) {
   const int64_t half = dim / 2;
-  const float scale = norm ? inverse_rms(head, dim, eps) : 1.0f;
   for (int64_t i = 0; i < half; ++i) {
     float a = head[i], b = head[i + half];
     if (norm) a = a * scale * norm[i], b = b * scale * norm[i + half];
@@ -108,16 +125,16 @@ void rope_cache(const RopeCache& op) {
                   slot = length + op.cache.first_node + m - row_start[b];
     const float* cos = op.cos.as<float>() + position * (D / 2);
     const float* sin = op.sin.as<float>() + position * (D / 2);
-    const float* q_norm = op.q_norm.defined() ? op.q_norm.as<float>() : nullptr;
-    const float* k_norm = op.k_norm.defined() ? op.k_norm.as<float>() : nullptr;
     const float* row = op.qkv.as<float>() + m * (H + 2 * K) * D;
+    const HeadNorm q_norm(op.q_norm, row, H, D, op.eps), k_norm(op.k_norm, row + H * D, K, D, op.eps);
     for (int64_t h = 0; h < H; ++h) {
-      rotate(row + h * D, q_norm, op.eps, cos, sin, D, op.q.as<float>() + (m * H + h) * D);
+      const float* q = row + h * D;
+      rotate(q, q_norm.weight(h), q_norm.scale(q), cos, sin, D, op.q.as<float>() + (m * H + h) * D);
     }
     for (int64_t h = 0; h < K; ++h) {
       const int64_t offset = op.cache.offset(b, slot, h);
-      rotate(row + (H + h) * D, k_norm, op.eps, cos, sin, D, op.cache.k_cache.as<Cache>() + offset);
-      const float* v = row + (H + K + h) * D;
+      const float *k = row + (H + h) * D, *v = row + (H + K + h) * D;
+      rotate(k, k_norm.weight(h), k_norm.scale(k), cos, sin, D, op.cache.k_cache.as<Cache>() + offset);
       for (int64_t i = 0; i < D; ++i) store1(op.cache.v_cache.as<Cache>() + offset + i, v[i]);
     }
   });

@@ -67,8 +67,8 @@ struct MoeLayer {
 struct DecoderLayer {
   OptionalTensor attention_norm;  // [hidden] float32; only the first layer may do without
   Projection qkv;
-  OptionalTensor q_norm;  // [head_dim] float32
-  OptionalTensor k_norm;  // [head_dim] float32
+  OptionalTensor q_norm;  // [head_dim] or [heads * head_dim] float32, see RopeCache
+  OptionalTensor k_norm;  // [head_dim] or [kv_heads * head_dim] float32
   Projection attention_out;
   TensorView mlp_norm;  // [hidden] float32
   Projection gate_up;   // without weights in a layer of experts alone
@@ -77,6 +77,17 @@ struct DecoderLayer {
   std::vector<MoeLayer> moe;  // one, or none in a layer without experts
 
   int64_t intermediate() const { return gate_up.total_rows() / 2; }
+};
+
+// Factors of a pass, as Granite's models have them; 1, 1 / sqrt(head_dim) and 1 for others. The residual stream is kept
+// divided by `residual`: blocks then add to it what they compute, and its RMSNorm is the same with eps / residual^2.
+struct Multipliers {
+  static constexpr char kRecord[] = "Multipliers";
+  float embedding;  // of the rows that enter the first layer
+  float attention;  // of scores before their softmax
+  float residual;   // of what a block adds to the residual stream
+
+  void validate() const;
 };
 
 // The weights of a model, checked once.
@@ -93,6 +104,7 @@ struct Decoder {
   int64_t first_columns;  // columns of first_inputs, from which the first layer makes q, k and v; 0: from its rows
   std::vector<int64_t> hidden_state_layers;  // layers whose input is written, rising; layers.size(): the last output
   std::vector<LoraLayer> lora;               // adapters of each layer, all of the same number; empty: none
+  Multipliers multipliers;
 
   void validate() const;
   void validate_lora() const;
@@ -102,6 +114,8 @@ struct Decoder {
   // Columns from which a layer makes q, k and v.
   int64_t qkv_columns(size_t layer) const { return layer == 0 && first_columns > 0 ? first_columns : hidden; }
   int64_t workspace_bytes(int64_t rows) const;
+  // Epsilon of the norms of the residual stream.
+  float stream_eps() const { return eps / (multipliers.residual * multipliers.residual); }
 };
 
 // Rotary tables of T positions.

@@ -70,15 +70,22 @@ inline void check_depths(const KvCacheView& cache, const TensorView& depths, int
 
 constexpr int64_t kMaxHeadDim = 256;  // of the CUDA kernels
 
-// Splits the rows of one fused projection, normalises heads (Qwen3), rotates q and k to the node's position
+// The weight of a norm of q or k: [D], a norm for each head (Qwen3); on the CPU also [heads * D], one norm for all
+// heads of a row (OLMoE).
+inline void check_head_norm(Checker& check, const OptionalTensor& norm, const char* name, int64_t heads, int64_t dim) {
+  const bool whole = norm.defined() && !check.for_cuda() && norm.ndim == 1 && norm.shape[0] == heads * dim;
+  check.optional(norm, name, {DType::kFloat32}, {whole ? heads * dim : dim});
+}
+
+// Splits the rows of one fused projection, normalises q and k, rotates q and k to the node's position
 // (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
 // CUDA: a row of depth -1, or behind the last request's rows, is padding: its q becomes 0, the cache stays as it is.
 struct RopeCache {
   TensorView qkv;         // [M, (H + 2K) * D] float32
   TensorView cos;         // [T, D/2] float32, T positions
   TensorView sin;         // [T, D/2] float32
-  OptionalTensor q_norm;  // [D] float32
-  OptionalTensor k_norm;  // [D] float32
+  OptionalTensor q_norm;  // [D] or [H * D] float32, see check_head_norm
+  OptionalTensor k_norm;  // [D] or [K * D] float32
   TensorView depths;      // [M] int32, root 0
   KvCacheView cache;      // one layer, written
   TensorView q;           // [M, H, D] float32, written
@@ -93,8 +100,8 @@ struct RopeCache {
     check(cos, "cos", {DType::kFloat32}, {T, half});
     check(sin, "sin", {DType::kFloat32}, {T, half});
     if (half * 2 != cache.dim()) fail("cos: expected D/2=", cache.dim() / 2, " columns, got ", half.value);
-    check.optional(q_norm, "q_norm", {DType::kFloat32}, {cache.dim()});
-    check.optional(k_norm, "k_norm", {DType::kFloat32}, {cache.dim()});
+    check_head_norm(check, q_norm, "q_norm", H, cache.dim());
+    check_head_norm(check, k_norm, "k_norm", cache.heads(), cache.dim());
     check(depths, "depths", {DType::kInt32}, {M});
     if (check.for_cuda() && cache.dim() > kMaxHeadDim) {
       fail("k_cache: head dim ", cache.dim(), ", at most ", kMaxHeadDim, " is supported on cuda");

@@ -18,6 +18,11 @@ class KVCacheView(NamedTuple):
     row_start: Tensor
     first_node: int
 
+class Multipliers(NamedTuple):
+    embedding: float
+    attention: float
+    residual: float
+
 class RopeTables(NamedTuple):
     cos: Tensor
     sin: Tensor
@@ -163,6 +168,7 @@ class Decoder:
         first_columns: int,
         hidden_state_layers: Sequence[int],
         lora: Sequence[LoraLayer],
+        multipliers: Multipliers,
     ) -> None: ...
     def workspace_bytes(self, rows: int) -> int: ...
 

@@ -156,7 +156,9 @@ def layer_tensors(config: ModelConfig, prefix: str, moe: MoeConfig | None = None
             linears["mlp.shared_expert_gate"] = (1, hidden, False)
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.qk_norm:
-        norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
+        whole = config.whole_qk_norm
+        norms["self_attn.q_norm"] = queries if whole else config.head_dim
+        norms["self_attn.k_norm"] = keys if whole else config.head_dim
 
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
     for name, (rows, columns, bias) in linears.items():

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe")
+from specengine.ops.decoder import PLAIN, Multipliers
+
+ARCHITECTURES = (
+    *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"),
+    *("olmoe", "granite", "granitemoe"),
+)
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 _POSITIVE = (
@@ -118,9 +123,11 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False  # one norm over all heads of a row (OLMoE), not one for each head
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # one flag per layer, or empty when no layer slides
     moe: MoeConfig | None = None
+    multipliers: Multipliers = PLAIN
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None  # of the checkpoint, for example "bfloat16"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig, check_layers
+from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.utils.json_fields import Fields
 
 # general.architecture -> that of ModelConfig
@@ -13,9 +14,13 @@ _ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "olmoe": "olmoe",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
 }
+_WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # architectures that have no dense models
 
 
 def config_from_gguf(
@@ -65,10 +70,12 @@ def config_from_gguf(
         qkv_bias=arch in ("qwen2", "qwen2moe") or "blk.0.attn_q.bias" in shapes,
         output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
-        qk_norm=arch in ("qwen3", "qwen3moe"),
+        qk_norm=arch in ("qwen3", "qwen3moe", "olmoe"),
+        whole_qk_norm=arch == "olmoe",
         sliding_window=window,
         sliding_layers=(True,) * num_layers if window else (),
         moe=moe,
+        multipliers=_gguf_multipliers(fields, arch),
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id", int, None),
         eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
     )
@@ -84,10 +91,10 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
     """Reads the experts; sizes are those of the tensors, because older files lack some of the keys."""
     count = fields.get(f"{arch}.expert_count", int, 0)
     if not count:
-        if arch in ("qwen2moe", "qwen3moe"):
+        if arch in _WITH_EXPERTS:
             raise fields.error(f"{arch}.expert_count", "is missing")
         return None
-    if arch not in ("llama", "qwen2moe", "qwen3moe"):
+    if arch not in ("llama", *_WITH_EXPERTS):
         raise fields.error(f"{arch}.expert_count", f"describes a mixture of experts, which {arch} does not have")
     for key, expected in (("expert_gating_func", 1), ("expert_weights_scale", 1.0)):
         if fields.get(f"{arch}.{key}", type(expected), expected) not in (expected, 0):
@@ -103,10 +110,25 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         num_experts=count,
         experts_per_token=fields.get(f"{arch}.expert_used_count", int),
         intermediate_size=max(fused[-1], single[-1]),
-        renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch != "qwen2moe"),
+        renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch not in ("qwen2moe", "olmoe")),
         shared_size=shared[-1],
-        shared_gate=shared[-1] > 0,
+        shared_gate=shared[-1] > 0 and arch != "granitemoe",
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),
+    )
+
+
+def _gguf_multipliers(fields: Fields, arch: str) -> Multipliers:
+    """Reads Granite's factors; for llama.cpp a missing one, or 0, is none."""
+    if arch not in ("granite", "granitemoe"):
+        return PLAIN
+    if not fields.get(f"{arch}.rope.scaling.finetuned", bool, True):  # llama.cpp: whether positions are rotated at all
+        raise fields.error(f"{arch}.rope.scaling.finetuned", "must be true, layers without positions are not supported")
+    return fields.build(
+        Multipliers,
+        embedding=fields.get(f"{arch}.embedding_scale", float, 0.0) or 1.0,
+        attention=fields.get(f"{arch}.attention.scale", float, 0.0) or None,
+        residual=fields.get(f"{arch}.residual_scale", float, 0.0) or 1.0,
+        logits_divisor=fields.get(f"{arch}.logit_scale", float),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from specengine.models.config import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
 from specengine.models.experts.hf_config import moe_config
+from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
@@ -18,6 +19,10 @@ _HF_ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "MixtralForCausalLM": "mixtral",
+    "OlmoeForCausalLM": "olmoe",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeSharedForCausalLM": "granitemoe",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
@@ -46,6 +51,7 @@ HF_SIZES = {
     "head_dim": "head_dim",
     "rms_norm_eps": "rms_norm_eps",
 }
+_GRANITE = ("granite", "granitemoe")
 _HF_ROPE_IGNORED = {"type", "rope_type", "finetuned", "partial_rotary_factor"}
 
 
@@ -67,7 +73,8 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     max_position = fields.get("max_position_embeddings", int)
     window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
     moe = moe_config(fields, architecture, num_layers)
-    attention_bias = architecture in ("llama", "qwen3", "qwen3_moe") and fields.get("attention_bias", bool, False)
+    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe", *_GRANITE)
+    attention_bias = biased and fields.get("attention_bias", bool, False)
     dtype = fields.get("dtype", str, None) or fields.get("torch_dtype", str, None)
     bos = fields.ids("bos_token_id")
     return fields.build(
@@ -86,11 +93,13 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         tie_embeddings=fields.get("tie_word_embeddings", bool, False),
         qkv_bias=attention_bias or architecture == "qwen2" or _qwen2_moe_bias(fields, architecture),
         output_bias=attention_bias,
-        mlp_bias=architecture == "llama" and fields.get("mlp_bias", bool, False),
-        qk_norm=architecture in ("qwen3", "qwen3_moe"),
+        mlp_bias=architecture in ("llama", "granite") and fields.get("mlp_bias", bool, False),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "olmoe"),
+        whole_qk_norm=architecture == "olmoe",
         sliding_window=window,
         sliding_layers=sliding_layers,
         moe=moe,
+        multipliers=_multipliers(fields) if architecture in _GRANITE else PLAIN,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.ids("eos_token_id"),
         dtype=dtype.removeprefix("torch.") if dtype else None,
@@ -99,6 +108,17 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
 
 def _qwen2_moe_bias(fields: Fields, architecture: str) -> bool:
     return architecture == "qwen2_moe" and bool(fields.get("qkv_bias", bool, True))
+
+
+def _multipliers(fields: Fields) -> Multipliers:
+    """Reads Granite's factors; transformers' default is 1 for each, for scores of attention too."""
+    return fields.build(
+        Multipliers,
+        embedding=fields.get("embedding_multiplier", float, 1.0),
+        attention=fields.get("attention_multiplier", float, 1.0),
+        residual=fields.get("residual_multiplier", float, 1.0),
+        logits_divisor=fields.get("logits_scaling", float, 1.0),
+    )
 
 
 def hf_sizes(config: ModelConfig) -> dict[str, Any]:
@@ -146,9 +166,9 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     known = ("full_attention", "sliding_attention")
     if types is not None and (len(types) != num_layers or any(kind not in known for kind in types)):
         raise fields.error("layer_types", f"must name one of {', '.join(known)} for each of {num_layers} layers")
-    if architecture == "llama":
+    if architecture in ("llama", "olmoe", *_GRANITE):
         if types and "sliding_attention" in types:
-            raise fields.error("layer_types", "names sliding_attention, which LLaMA does not have")
+            raise fields.error("layer_types", f"names sliding_attention, which {architecture} does not have")
         return None, ()
     # an explicit null means no window; an absent field means the class default of transformers
     window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)

@@ -8,6 +8,7 @@ import numpy as np
 
 from specengine.models.config import ModelConfig
 
+_INTERLEAVED = ("llama", "mistral", "mixtral", "granite", "granitemoe")
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -60,11 +61,11 @@ def gguf_name(name: str) -> str:
 def stored_rows(config: ModelConfig, name: str, start: int, stop: int) -> np.ndarray:
     """Returns the places in a GGUF file of rows [start, stop) of a tensor. name: of Hugging Face.
 
-    Files of architecture llama, which mistral and mixtral share, hold each head of q and k with its two rotary halves
-    interleaved: row j of half h is stored as row 2 j + h.
+    Files of architecture llama, which mistral and mixtral share, and of granite interleave the two rotary halves of
+    each head of q and k: row j of half h is stored as row 2 j + h.
     """
     rows = np.arange(start, stop)
-    if config.architecture not in ("llama", "mistral", "mixtral") or not re.search(r"\.[qk]_proj\.", name):
+    if config.architecture not in _INTERLEAVED or not re.search(r"\.[qk]_proj\.", name):
         return rows
     dim = config.head_dim
     head, inner = np.divmod(rows, dim)

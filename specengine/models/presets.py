@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
+from specengine.ops.decoder import Multipliers
 
 _LLAMA3_ENDS = (128001, 128008, 128009)
 _QWEN_ENDS = (151645, 151643)
@@ -196,6 +197,22 @@ PRESETS: dict[str, ModelConfig] = {
     "tiny-qwen2": replace(_TINY, architecture="qwen2", qkv_bias=True, tie_embeddings=True),
     "tiny-qwen3": replace(_TINY, architecture="qwen3", head_dim=32, qk_norm=True, num_layers=3),
     "tiny-mixtral": replace(_TINY, architecture="mixtral", moe=MoeConfig(4, 2, 160)),
+    "tiny-olmoe": replace(
+        _TINY,
+        architecture="olmoe",
+        intermediate_size=40,
+        qk_norm=True,
+        whole_qk_norm=True,
+        moe=MoeConfig(16, 4, 40, renormalise=False),
+    ),
+    "tiny-granite-moe": replace(
+        _TINY,
+        architecture="granitemoe",
+        intermediate_size=40,
+        tie_embeddings=True,
+        moe=MoeConfig(8, 3, 40),
+        multipliers=Multipliers(embedding=12.0, attention=0.1, residual=0.22, logits_divisor=6.0),
+    ),
     "tiny-qwen2-moe": replace(
         _TINY,
         architecture="qwen2_moe",

@@ -21,6 +21,7 @@ from specengine.models.rope import RopeTables
 from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
 from specengine.ops.lora.matrices import LoraLayer
+from specengine.ops.row_tools import divided
 from specengine.ops.weight import Projection, Weight, dtype_of
 from specengine.utils.spec_string import check_range
 
@@ -73,7 +74,8 @@ class Transformer:
 
     def _new_decoder(self) -> Callable[..., torch.Tensor]:
         layers = self.hidden_state_layers
-        return self.ops.decoder(self.config, self.embedding, self._layers, self.final_norm, layers, lora=self.lora)
+        parts = self.config, self.embedding, self._layers, self.final_norm, layers
+        return self.ops.decoder(*parts, lora=self.lora, multipliers=self.config.multipliers)
 
     def with_hidden_state_layers(self, layers: Sequence[int]) -> Transformer:
         """Returns the same model with other hidden_state_layers; both share all memory. Raises ValueError."""
@@ -208,14 +210,19 @@ class Transformer:
 
         masks: int32 [M, ceil(V / 32)], the tokens that are read; others may have any logit. None: all.
         """
-        return self.ops.linear(hidden_states, self.head, masks=masks)
+        return self.ops.linear(self._head_inputs(hidden_states), self.head, masks=masks)
 
     def likeliest(self, hidden_states: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the most likely tokens int32 [M] of hidden states [M, hidden]; -1 where a row has none.
 
         masks: int32 [M, ceil(V / 32)], the tokens that each row allows; None: all.
         """
-        return self.ops.linear_argmax(hidden_states, self.head, masks=masks)
+        return self.ops.linear_argmax(self._head_inputs(hidden_states), self.head, masks=masks)
+
+    def _head_inputs(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Divides the rows whose logits are divided. Greedy tokens read these rows too, so that they tie alike."""
+        divisor = self.config.multipliers.logits_divisor
+        return hidden_states if divisor == 1 else divided(hidden_states, divisor)
 
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
         """Computes the last hidden states alone, float32 [M, hidden]."""

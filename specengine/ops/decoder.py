@@ -55,6 +55,38 @@ class DecoderSizes(Protocol):
     def rms_norm_eps(self) -> float: ...
 
 
+@dataclass(frozen=True)
+class Multipliers:
+    """Factors of a pass, which Granite's models have; PLAIN are those of all others.
+
+    embedding: of the rows that enter the first layer.  attention: of scores before their softmax; None: 1 /
+    sqrt(head_dim).  residual: of what a block adds to the residual stream.  logits_divisor: of logits.
+    A pass keeps the residual stream divided by `residual`: blocks then add to it what they compute, and its RMSNorm is
+    the same with eps / residual^2.
+    Raises ValueError for a factor that is not a positive number.
+    """
+
+    embedding: float = 1.0
+    attention: float | None = None
+    residual: float = 1.0
+    logits_divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("embedding", "attention", "residual", "logits_divisor"):
+            value = getattr(self, name)
+            if not (name == "attention" and value is None) and not 0 < value < float("inf"):
+                raise ValueError(f"multipliers: {name} must be positive and finite, got {value}")
+
+    def attention_scale(self, head_dim: int) -> float:
+        """Returns the factor of the scores of heads of this size."""
+        return float(head_dim**-0.5) if self.attention is None else self.attention
+
+    def native(self, head_dim: int) -> _C.Multipliers:
+        """Returns the factors as the core takes them."""
+        return _C.Multipliers(self.embedding, self.attention_scale(head_dim), self.residual)
+
+
+PLAIN = Multipliers()
 _NOTHING = _C.Projection((), (), None, None, False)
 
 Pass = Callable[..., Any]  # a Decoder's call: returns a tensor, or None if only the cache is written
@@ -98,7 +130,7 @@ class Decoder:
     hidden_state_layers: rising numbers of the layers whose input every pass writes; the number of layers stands for the
     last one's output.  first_columns: columns of first_inputs, from which the first layer makes q, k and v; such a
     layer has no norm of its own. 0: it makes them from the rows that enter.  lora: the adapters of each layer; empty:
-    none. Raises ValueError for sizes that do not fit.
+    none.  multipliers: all but logits_divisor, which is the caller's. Raises ValueError for sizes that do not fit.
     """
 
     def __init__(
@@ -110,6 +142,7 @@ class Decoder:
         hidden_state_layers: Sequence[int] = (),
         first_columns: int = 0,
         lora: Sequence[LoraLayer] = (),
+        multipliers: Multipliers = PLAIN,
     ) -> None:
         self._hidden = config.hidden_size
         self.native = _C.Decoder(
@@ -125,6 +158,7 @@ class Decoder:
             first_columns=first_columns,
             hidden_state_layers=tuple(hidden_state_layers),
             lora=tuple(layer.native for layer in lora),
+            multipliers=multipliers.native(config.head_dim),
         )
 
     def __call__(

@@ -28,8 +28,9 @@ def silu_mul(gate_up, out) -> None:
 def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
 
-    cos, sin: [T, D/2].  q_norm, k_norm: [D] RMSNorm weights before the rotation (Qwen3) or None.  depths: int32 [M].
-    cache: one layer.  q: [M, H, D], written.
+    cos, sin: [T, D/2].  q_norm, k_norm: RMSNorm weights before the rotation, [D], a norm for each head (Qwen3), or on
+    the CPU [H D] and [K D], one norm for all heads (OLMoE); None: no norm.  depths: int32 [M].  cache: one layer.
+    q: [M, H, D], written.
     Raises ValueError if a slot has no page or a position no row in cos. CUDA does not: there a row of depth -1, or
     behind the last request's rows, is padding; its q becomes 0 and the cache stays as it is.
     """
@@ -76,7 +77,9 @@ def _normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tenso
 
 
 def _rotate(x: torch.Tensor, norm, cos: torch.Tensor, sin: torch.Tensor, eps: float) -> torch.Tensor:
-    return rotate(x if norm is None else _normalise(x, norm, eps), cos, sin)
+    if norm is not None:
+        x = _normalise(x.flatten(1), norm, eps).view(x.shape) if len(norm) > x.shape[2] else _normalise(x, norm, eps)
+    return rotate(x, cos, sin)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

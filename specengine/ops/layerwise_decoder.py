@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specengine._C import KVCacheView
-from specengine.ops.decoder import DecoderSizes, Layer, Rows
+from specengine.ops.decoder import PLAIN, DecoderSizes, Layer, Multipliers, Rows
 from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.weight import Projection, Weight
@@ -46,6 +46,7 @@ class LayerwiseDecoder:
         hidden_state_layers: Sequence[int] = (),
         first_columns: int = 0,
         lora: Sequence[LoraLayer] = (),
+        multipliers: Multipliers = PLAIN,
     ) -> None:
         self.ops = ops
         self.config = config
@@ -54,6 +55,7 @@ class LayerwiseDecoder:
         self.layers = layers
         self.final_norm = final_norm
         self.lora = tuple(lora)
+        self.multipliers = multipliers
 
     def __call__(
         self,
@@ -85,10 +87,15 @@ class LayerwiseDecoder:
             ops.gather_rows(self.embedding, tree.tokens, residual)
         else:
             residual.copy_(inputs)
+        factors = self.multipliers
+        if factors.embedding != factors.residual:
+            residual.mul_(factors.embedding / factors.residual)
+        stream_eps = c.rms_norm_eps / factors.residual**2
 
         def write_at_layer(number: int) -> None:
             if at_layers is not None and number in self.hidden_state_layers:
-                at_layers[:, self.hidden_state_layers.index(number)] = residual
+                stream = residual if factors.residual == 1 else residual * factors.residual
+                at_layers[:, self.hidden_state_layers.index(number)] = stream
 
         def product(x: torch.Tensor, layer: Projection, added: LoraProjection) -> torch.Tensor:
             out = ops.linear(x, layer)
@@ -101,7 +108,7 @@ class LayerwiseDecoder:
                 normed = residual if first_inputs is None else first_inputs
             else:
                 normed = empty(rows, c.hidden_size, reader=layer.qkv)
-                ops.rms_norm(residual, delta, layer.attention_norm, normed, c.rms_norm_eps)
+                ops.rms_norm(residual, delta, layer.attention_norm, normed, stream_eps)
             if not only_cache:
                 write_at_layer(number)
             lora = bare if adapters is None else self.lora[number]
@@ -111,10 +118,10 @@ class LayerwiseDecoder:
             if only_cache and number == len(self.layers) - 1:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
-            ops.tree_attention(q, cache, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
+            ops.tree_attention(q, cache, tree.ancestors, attended, factors.attention_scale(c.head_dim), layer.window)
             delta = product(attended.view(rows, -1), layer.attention_out, lora.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up if layer.moe is None else None)
-            ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
+            ops.rms_norm(residual, delta, layer.mlp_norm, normed, stream_eps)
             delta = None
             if layer.gate_up is not None and layer.down is not None:
                 gated = empty(rows, layer.gate_up.rows // 2, reader=layer.down)
@@ -123,6 +130,6 @@ class LayerwiseDecoder:
             if layer.moe is not None and ops.experts is not None:
                 delta = ops.experts(normed, layer.moe, delta)
         hidden_states = empty(rows, c.hidden_size)
-        ops.rms_norm(residual, delta, self.final_norm, hidden_states, c.rms_norm_eps)
+        ops.rms_norm(residual, delta, self.final_norm, hidden_states, stream_eps)
         write_at_layer(len(self.layers))
         return hidden_states

@@ -45,6 +45,12 @@ def take_rows(rows: torch.Tensor, picked: Sequence[int] | torch.Tensor) -> torch
     return array[picked if isinstance(picked, torch.Tensor) else list(picked)]
 
 
+def divided(rows: torch.Tensor, divisor: float) -> torch.Tensor:
+    """rows / divisor, in memory of its own."""
+    array = _array(rows)
+    return torch.from_numpy(array / np.float32(divisor)) if isinstance(array, np.ndarray) else array / divisor
+
+
 def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """One tensor of all rows; parts: [R_i, V] each, at least one."""
     return _joined(parts, 0)

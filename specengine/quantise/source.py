@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from specengine.models.checkpoint import Checkpoint, expected_tensors
+from specengine.ops.decoder import PLAIN
 
 _STEP_BYTES = 8 << 20
 _STEP_ROWS = 128  # steps begin at a multiple of it: no block of FP8 is cut
@@ -31,6 +32,8 @@ class Source:
         """Lists the tensors to write; a copy of tied embeddings is not one."""
         if self.checkpoint.config.moe is not None:
             raise ValueError(f"{self.checkpoint.source}: a mixture of experts cannot be written yet")
+        if self.checkpoint.config.multipliers != PLAIN:
+            raise ValueError(f"{self.checkpoint.source}: multipliers cannot be written yet")
         return expected_tensors(self.checkpoint.config)
 
     def tensors(self) -> Iterator[str]:

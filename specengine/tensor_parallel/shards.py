@@ -22,6 +22,7 @@ from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig
 from specengine.models.weights import WeightLoader
 from specengine.ops import native
+from specengine.ops.decoder import PLAIN
 from specengine.ops.weight import Projection, Weight
 
 
@@ -53,6 +54,8 @@ class ShardBounds:
         """Divides a model among `size` ranks. Raises ValueError where a rank would get an empty shard."""
         if config.moe is not None:
             raise ValueError("tensor_parallel: expected 1 for a mixture of experts, whose experts are not divided yet")
+        if config.multipliers != PLAIN:
+            raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, whose multipliers no rank knows")
         heads, inner, hidden = config.num_kv_heads, config.intermediate_size, config.hidden_size
         if min(heads, inner // PANEL, hidden // PANEL) < size:
             raise ValueError(

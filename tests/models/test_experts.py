@@ -14,6 +14,7 @@ from specengine.models.config import MoeConfig
 from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
+from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.adapters.files import write_adapter
@@ -23,8 +24,8 @@ from tests.models.files import permuted, random_state
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 17, 5, 9, 4], [33, 2, 7, 7, 7, 250, 8], [1]]
-FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe")
-NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe", "tiny-granite-moe")
+NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # others have one name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
@@ -79,7 +80,7 @@ def logits_of(target, prompt):
 
 def write_moe_gguf(path, config, state, kind="F32"):
     """Writes a GGUF file as converters do: a tensor for each part of all experts of a layer."""
-    arch, moe = NAMES[config.architecture], config.moe
+    arch, moe = NAMES.get(config.architecture, config.architecture), config.moe
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position)
@@ -95,10 +96,17 @@ def write_moe_gguf(path, config, state, kind="F32"):
     writer.add_eos_token_id(config.eos_token_ids[0])
     writer.add_expert_count(moe.num_experts)
     writer.add_expert_used_count(moe.experts_per_token)
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config.num_layers)
+    if arch == "granitemoe":
+        writer.add_embedding_scale(config.multipliers.embedding)
+        writer.add_attention_scale(config.multipliers.attention)
+        writer.add_residual_scale(config.multipliers.residual)
+        writer.add_logit_scale(config.multipliers.logits_divisor)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config.num_layers)
+    interleaved = arch in ("llama", "granitemoe")
     merged: dict[str, list[torch.Tensor]] = {}
     for name, value in state.items():
-        stored = permuted(name, value, replace(config, architecture="llama" if arch == "llama" else "qwen3"))
+        stored = permuted(name, value, replace(config, architecture="llama" if interleaved else "qwen3"))
         if ".experts." in name:
             layer, part = name.split(".")[2], name.split(".")[-2].removesuffix("_proj")
             merged.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(stored)
@@ -121,6 +129,8 @@ def write_moe_gguf(path, config, state, kind="F32"):
 def test_gguf_files_have_the_tensors_of_their_model(tmp_path, preset):
     preset = PRESETS[preset]  # these architectures have no dense layers in GGUF files
     config = replace(preset, rms_norm_eps=2**-16, moe=replace(preset.moe, dense_layers=frozenset()))
+    if config.multipliers != PLAIN:
+        config = replace(config, multipliers=Multipliers(12.0, 0.109375, 0.21875, 6.0))  # exact in float32
     state = random_state(config)
     checkpoint = open_checkpoint(write_moe_gguf(tmp_path / "m.gguf", config, state))
     assert checkpoint.config == replace(config, dtype=None)
@@ -129,6 +139,16 @@ def test_gguf_files_have_the_tensors_of_their_model(tmp_path, preset):
         assert torch.equal(checkpoint.read(name), tensor), name
     middle = "model.layers.1.mlp.experts.2.up_proj.weight"
     assert torch.equal(checkpoint.read_rows(middle, 3, 11), state[middle][3:11])
+
+
+def test_a_shared_expert_of_granite_has_no_gate(tmp_path):
+    config = replace(PRESETS["tiny-granite-moe"], moe=MoeConfig(6, 2, 40, shared_size=48))
+    state = random_state(config)
+    checkpoint = open_checkpoint(write_moe_gguf(tmp_path / "m.gguf", config, state))
+    assert checkpoint.config.moe == config.moe
+    assert set(checkpoint.tensors) == set(state)
+    for name in (name for name in state if "shared_expert" in name):
+        assert torch.equal(checkpoint.read(name), state[name]), name
 
 
 @pytest.mark.parametrize(("kind", "form"), [("Q8_0", "q8"), ("Q4_0", "q4"), ("Q5_0", "q8")])

@@ -22,6 +22,12 @@ COMMON = {
     "initializer_range": 0.15,
     "tie_word_embeddings": False,
 }
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.11,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 6.0,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -29,6 +35,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+FEW = {"intermediate_size": 40, "num_local_experts": 9, "num_experts_per_tok": 3}
 EXPERTS = {"moe_intermediate_size": 40, "num_experts": 9, "num_experts_per_tok": 3}  # no whole panels of 16
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -52,6 +59,12 @@ VARIANTS = {
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "qwen3-tied": ("Qwen3Config", {"head_dim": 16, "tie_word_embeddings": True}),
     "mixtral": ("MixtralConfig", {"intermediate_size": 72, "num_local_experts": 4}),
+    "olmoe": ("OlmoeConfig", FEW),
+    "olmoe-renormalised": ("OlmoeConfig", {**FEW, "norm_topk_prob": True, "attention_bias": True}),
+    "granite": ("GraniteConfig", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
+    "granite-moe": ("GraniteMoeConfig", {**GRANITE, **FEW}),
+    "granite-moe-tied": ("GraniteMoeConfig", {**GRANITE, **FEW, "tie_word_embeddings": True}),
+    "granite-moe-shared": ("GraniteMoeSharedConfig", {**GRANITE, **FEW, "shared_intermediate_size": 56}),
     "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [0]}),
     "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
     "qwen3-moe-every-second": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "decoder_sparse_step": 2}),

@@ -193,6 +193,7 @@ def decoder() -> Arguments:
     sizes = {"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 8, "intermediate": 10, "eps": 1e-5}
     layers = [_C.DecoderLayer(**decoder_layer()) for _ in range(2)]
     rest = {"first_columns": 0, "hidden_state_layers": (0, 2), "lora": ()}
+    rest["multipliers"] = _C.Multipliers(embedding=1.0, attention=8**-0.5, residual=1.0)
     return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes, **rest}
 
 

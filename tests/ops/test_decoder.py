@@ -10,7 +10,7 @@ from specengine._C import KVCacheView
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.models.config import ModelConfig
 from specengine.ops import native, reference
-from specengine.ops.decoder import Decoder, Layer
+from specengine.ops.decoder import PLAIN, Decoder, Layer, Multipliers
 from specengine.ops.layer import rms_norm, rope_cache, silu_mul
 from specengine.ops.layerwise_decoder import LayerwiseDecoder
 from specengine.ops.linear import Projection, linear
@@ -270,8 +270,28 @@ def test_the_first_layer_may_read_rows_of_its_own(form, columns):
     assert (other - hidden_states).abs().max() > 0.01
 
 
-def by_native_ops(*arguments):
-    return LayerwiseDecoder(native.layer, *arguments)
+def by_native_ops(*arguments, **named):
+    return LayerwiseDecoder(native.layer, *arguments, **named)
+
+
+@pytest.mark.parametrize("make", [Decoder, by_native_ops])
+def test_multipliers_are_those_of_weights_that_contain_them(make):
+    """An epsilon that counts: the residual stream is kept divided. What a pass writes of it has its true size."""
+    model, scaled = (Model(config={"rms_norm_eps": 0.05}) for _ in range(2))
+    scaled.embedding.data.mul_(3.0)
+    for layer in scaled.layers:
+        layer.qkv.weights[0].data.mul_(0.11 * CONFIG.head_dim**0.5)  # of q alone
+        layer.attention_out.weights[0].data.mul_(0.22)
+        layer.down.weights[0].data.mul_(0.22)
+    tree, results = tree_batch(TREES), []
+    factors = Multipliers(embedding=3.0, attention=0.11, residual=0.22)
+    for each, used in ((model, factors), (scaled, PLAIN), (model, PLAIN)):
+        decoder = make(each.config, each.embedding, each.layers, each.final_norm, (0, 1, 2, 3), multipliers=used)
+        at_layers = torch.empty(len(tree.tokens), 4, CONFIG.hidden_size)
+        results.append((decoder(tree, *each.caches(TREES, LENGTHS), *each.rope, at_layers), at_layers))
+    for found, expected, without in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert (found - without).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("first_node", [1, 7])

@@ -11,6 +11,7 @@ from tests.ops.arguments import OPS, blocks, call, decoder, decoder_layer, lora_
 
 NORMS = ({}, {"attention_norm": None})
 FLOAT_WEIGHT, Q8_WEIGHT = randn(4, 6, 16), blocks(1, BLOCK_BYTES["q8"])
+PLAIN = {"embedding": 1.0, "attention": 0.3, "residual": 1.0}
 BAD_LAYERS = [  # what replaces arguments of a layer, and the message
     *[
         ({name: randn(7)}, rf"{name}: expected shape \[C\] with C=6 \(from hidden\)")
@@ -87,6 +88,11 @@ def test_a_decoder_refuses_a_layer_that_does_not_fit(changes, message):
         ({"intermediate": 11}, "layers: layer 0: gate_up: expected 22 rows, got 20"),
         ({"kv_heads": 4}, "layers: layer 0: qkv: expected 96 rows, got 64"),
         *[
+            ({"multipliers": _C.Multipliers(**{**PLAIN, name: value})}, f"{name} multiplier: expected a positive")
+            for name in PLAIN
+            for value in (0.0, -1.0, float("nan"), float("inf"))
+        ],
+        *[
             ({"hidden_state_layers": hidden_state_layers}, "hidden_state_layers: expected rising numbers from 0 to 2")
             for hidden_state_layers in ((3,), (-1,), (1, 1), (2, 0))
         ],
@@ -109,6 +115,14 @@ def test_only_the_first_layer_may_do_without_a_norm():
     layers = [_C.DecoderLayer(**{**decoder_layer(), "attention_norm": None}) for _ in range(2)]
     with pytest.raises(ValueError, match="layers: layer 1: attention_norm: only the first layer may do without"):
         _C.Decoder(**{**decoder(), "layers": layers})
+
+
+def test_a_residual_stream_that_is_kept_divided_has_a_norm_in_front_of_every_layer():
+    first, second = (_C.DecoderLayer(**{**decoder_layer(), **more}) for more in ({"attention_norm": None}, {}))
+    divided = {**decoder(), "multipliers": _C.Multipliers(**{**PLAIN, "residual": 0.5})}
+    _C.Decoder(**{**divided, "layers": [second, second]})
+    with pytest.raises(ValueError, match="layer 0: attention_norm: expected a tensor where the residual stream"):
+        _C.Decoder(**{**divided, "layers": [first, second]})
 
 
 def test_a_decoder_without_hidden_state_layers_writes_none():

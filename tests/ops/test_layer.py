@@ -1,5 +1,7 @@
 """rms_norm, silu_mul and rope_cache against their references."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -42,7 +44,8 @@ def run_rope(op, trees, lengths, heads, kv_heads, dim, dtype, *, norm=True, qkv=
     cache = make_cache(trees, lengths, kv_heads, dim, dtype)
     rows = int(cache.row_start[-1])
     qkv = randn(rows, (heads + 2 * kv_heads) * dim, seed=3) if qkv is None else qkv
-    norms = (randn(dim, seed=4), randn(dim, seed=5)) if norm else (None, None)
+    sizes = (heads * dim, kv_heads * dim) if norm == "whole" else (dim, dim)
+    norms = [randn(size, seed=4 + i) if norm else None for i, size in enumerate(sizes)]
     q = torch.full((rows, heads, dim), torch.nan)
     op(qkv, *rope_tables(600, dim), *norms, depths_of(trees), cache.view(), q, EPS)
     return q, cache.k, cache.v
@@ -117,7 +120,7 @@ def test_rope_cache_matches_its_reference_for_every_head_grouping(heads, kv_head
 
 
 @pytest.mark.parametrize("dim", [2, *HEAD_DIMS])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", [False, True, "whole"])
 def test_rope_cache_matches_its_reference_for_every_head_dim(dim, norm):
     check_rope([random_tree(12), chain(5)], [61, 130], 4, 2, dim, torch.float32, norm)
 
@@ -125,6 +128,17 @@ def test_rope_cache_matches_its_reference_for_every_head_dim(dim, norm):
 @pytest.mark.parametrize("length", PREFIX_LENGTHS)
 def test_rope_cache_writes_the_right_slots_at_page_edges(length):
     check_rope([random_tree(70, seed=length)], [length], 2, 1, 8, torch.bfloat16)
+
+
+def test_a_norm_of_a_whole_row_sees_every_head():
+    trees, lengths = [random_tree(12), chain(5)], [61, 130]
+    qkv = randn(17, 6 * 16, seed=3)
+    changed = qkv.clone()
+    changed[:, 3 * 16] += 9  # of the last query head
+    for norm in (True, "whole"):
+        run = partial(run_rope, rope_cache, trees, lengths, 4, 1, 16, torch.float32, norm=norm)
+        before, after = run(qkv=qkv)[0], run(qkv=changed)[0]
+        assert torch.equal(before[:, 0], after[:, 0]) == (norm is True)
 
 
 def test_rope_cache_takes_a_long_chain_as_prefill_does():

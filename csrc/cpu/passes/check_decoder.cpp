@@ -1,5 +1,6 @@
 // What a decoder and a pass are made of, checked: sizes, shapes, and what does not go together.
 #include <algorithm>
+#include <cmath>
 
 #include "ops/decoder.h"
 #include "ops/layer.h"
@@ -53,7 +54,17 @@ void check_projection(Checker& check, const Projection& p, const char* name, int
   QuantiseRows::check_columns(check, p.columns, columns);
 }
 
+void Multipliers::validate() const {
+  const auto check = [](const char* name, float value) {
+    if (!(value > 0 && std::isfinite(value))) fail(name, " multiplier: expected a positive number, got ", value);
+  };
+  check("embedding", embedding);
+  check("attention", attention);
+  check("residual", residual);
+}
+
 void Decoder::validate() const {
+  multipliers.validate();
   check_size("hidden", hidden);
   check_size("heads", heads);
   check_size("kv_heads", kv_heads);
@@ -82,6 +93,9 @@ void Decoder::validate() const {
       if (i > 0 && !layers[i].attention_norm.given()) fail("attention_norm: only the first layer may do without");
       if (i == 0 && first_columns > 0 && layers[i].attention_norm.given()) {
         fail("attention_norm: expected None where the first layer is given its rows");
+      }
+      if (multipliers.residual != 1.0f && !layers[i].attention_norm.given()) {
+        fail("attention_norm: expected a tensor where the residual stream is kept divided");
       }
       validate_layer(check, layers[i], qkv_columns(i));
     } catch (const std::invalid_argument& error) {
@@ -128,8 +142,8 @@ void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t 
   Dim columns{"C", hidden, "hidden"};
   check.optional(layer.attention_norm, "attention_norm", {DType::kFloat32}, {columns});
   check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
-  check.optional(layer.q_norm, "q_norm", {DType::kFloat32}, {head_dim});
-  check.optional(layer.k_norm, "k_norm", {DType::kFloat32}, {head_dim});
+  check_head_norm(check, layer.q_norm, "q_norm", heads, head_dim);
+  check_head_norm(check, layer.k_norm, "k_norm", kv_heads, head_dim);
   check_projection(check, layer.qkv, "qkv", (heads + 2 * kv_heads) * head_dim, qkv_columns,
                    layer.attention_norm.given());
   check_projection(check, layer.attention_out, "attention_out", hidden, heads * head_dim, true);

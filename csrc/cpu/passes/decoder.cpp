@@ -1,7 +1,6 @@
 #include "ops/decoder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 
 #include "cpu/passes/workspace.h"
@@ -75,6 +74,12 @@ struct Activations {
 void copy_rows(const TensorView& from, const TensorView& to, const OptionalTensor& columns = {}) {
   if (to.dtype == DType::kUInt8) return run_cpu(QuantiseRows{from, to, columns});
   std::copy_n(from.as<float>(), from.numel(), to.as<float>());
+}
+
+void multiply(const TensorView& rows, float factor) {
+  if (factor == 1.0f) return;
+  float* x = rows.as<float>();
+  for (int64_t i = 0; i < rows.numel(); ++i) x[i] *= factor;
 }
 
 // Adds what the requests' adapters add to a projection; nothing in a pass without adapters.
@@ -153,7 +158,10 @@ void write_at_layer(const DecoderPass& op, const TensorView& residual, int64_t l
   const int64_t C = op.decoder->hidden, stride = static_cast<int64_t>(hidden_state_layers.size()) * C;
   const float* from = residual.as<float>();
   float* to = op.outputs.at_layers.as<float>() + (found - hidden_state_layers.begin()) * C;
-  for (int64_t m = 0; m < residual.shape[0]; ++m) std::copy_n(from + m * C, C, to + m * stride);
+  const float factor = op.decoder->multipliers.residual;
+  for (int64_t m = 0; m < residual.shape[0]; ++m) {
+    std::transform(from + m * C, from + (m + 1) * C, to + m * stride, [factor](float x) { return factor * x; });
+  }
 }
 
 // The experts' part of a layer; delta holds what the shared expert makes, and the sum of both then.
@@ -182,7 +190,7 @@ void run_mlp(const DecoderPass& op, size_t number, const Activations& a, const A
   const DecoderLayer& layer = d.layers[number];
   const bool dense = layer.gate_up.given();
   const TensorView& mlp_in = a.experts ? a.normed : adapters.rows(a.normed, a.mlp_in, layer.gate_up);
-  run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, mlp_in, d.eps});
+  run_cpu(RmsNorm{a.residual, a.delta, layer.mlp_norm, mlp_in, d.stream_eps()});
   if (dense) {
     adapters.project(mlp_in, a.mlp_in, layer.gate_up, &LoraLayer::gate_up, a.gate_up, a.lora_sums);
     const TensorView& down_in = adapters.rows(a.gated, a.down_in, layer.down);
@@ -205,6 +213,7 @@ void run_cpu(const DecoderPass& op) {
   } else {
     copy_rows(op.inputs, residual);
   }
+  multiply(residual, d.multipliers.embedding / d.multipliers.residual);
   for (size_t i = 0; i < d.layers.size(); ++i) {
     const DecoderLayer& layer = d.layers[i];
     Workspace space(op.workspace.as<uint8_t>());
@@ -213,7 +222,7 @@ void run_cpu(const DecoderPass& op) {
     const Adapters adapters(op, i);
     const TensorView& attention_in = adapters.rows(a.normed, a.attention_in, layer.qkv);
     if (layer.attention_norm.defined()) {
-      run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, attention_in, d.eps});
+      run_cpu(RmsNorm{a.residual, delta, layer.attention_norm, attention_in, d.stream_eps()});
     } else if (op.adapters.defined()) {
       copy_rows(a.residual, attention_in);
     } else {
@@ -227,13 +236,12 @@ void run_cpu(const DecoderPass& op) {
     TensorView heads = a.attended;
     heads.ndim = 3, heads.shape[1] = d.heads, heads.shape[2] = d.head_dim, heads.strides[1] = d.head_dim,
     heads.strides[2] = 1;
-    const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d.head_dim)));
-    run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, scale, layer.window, true, {}});
+    run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, d.multipliers.attention, layer.window, true, {}});
     adapters.project(a.attended, a.out_in, layer.attention_out, &LoraLayer::attention_out, a.delta, a.lora_sums);
     run_mlp(op, i, a, adapters);
     delta = a.delta;
   }
-  run_cpu(RmsNorm{residual, delta, d.final_norm, op.outputs.hidden_states, d.eps});
+  run_cpu(RmsNorm{residual, delta, d.final_norm, op.outputs.hidden_states, d.stream_eps()});
   write_at_layer(op, residual, static_cast<int64_t>(d.layers.size()));
 }
 

@@ -13,12 +13,23 @@ def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig 
 
     Raises ValueError naming the wrong field, and for experts in a family that has none.
     """
-    if architecture == "mixtral":
+    if architecture in ("mixtral", "granitemoe"):
         return fields.build(
             MoeConfig,
             num_experts=_count(fields, 8),
             experts_per_token=fields.get("num_experts_per_tok", int, 2),
             intermediate_size=fields.get("intermediate_size", int),
+            shared_size=fields.get("shared_intermediate_size", int, 0) if architecture == "granitemoe" else 0,
+        )
+    if architecture == "olmoe":
+        if fields.get("clip_qkv", float, None) is not None:
+            raise fields.error("clip_qkv", "must be null, clipped queries, keys and values are not supported")
+        return fields.build(
+            MoeConfig,
+            num_experts=_count(fields, 64),
+            experts_per_token=fields.get("num_experts_per_tok", int, 8),
+            intermediate_size=fields.get("intermediate_size", int),
+            renormalise=fields.get("norm_topk_prob", bool, False),
         )
     if architecture in ("qwen2_moe", "qwen3_moe"):
         shared = architecture == "qwen2_moe"

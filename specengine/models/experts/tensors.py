@@ -17,14 +17,20 @@ from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.models.config import ModelConfig
 from specengine.ops.coded.rows import CodedRows
 
-# Mixtral's and Granite's names; w1 is the gate, w3 goes up, w2 down
+# Mixtral's and Granite's names; w1 is the gate, w3 goes up, w2 down; input_linear is gate and up
 _RENAMED = (
     (re.compile(r"\.block_sparse_moe\.gate\."), ".mlp.gate."),
     (re.compile(r"\.block_sparse_moe\.experts\.(\d+)\.w1\."), r".mlp.experts.\1.gate_proj."),
     (re.compile(r"\.block_sparse_moe\.experts\.(\d+)\.w3\."), r".mlp.experts.\1.up_proj."),
     (re.compile(r"\.block_sparse_moe\.experts\.(\d+)\.w2\."), r".mlp.experts.\1.down_proj."),
+    (re.compile(r"\.block_sparse_moe\.router\.layer\."), ".mlp.gate."),
+    (re.compile(r"\.block_sparse_moe\.input_linear\.weight"), ".mlp.experts.gate_up_proj"),
+    (re.compile(r"\.block_sparse_moe\.output_linear\.weight"), ".mlp.experts.down_proj"),
+    (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.shared_expert.gate_up_proj."),
+    (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.shared_expert.down_proj."),
 )
 _FUSED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
+_SHARED = re.compile(r"(.*\.mlp\.shared_expert)\.gate_up_proj\.weight")
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,14 @@ class ExpertTensors(Checkpoint):
 
     def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
         """See Checkpoint."""
-        return self._stored.read_blocks(self._places[name].name, start, stop)
+        place = self._places[name]
+        return self._stored.read_blocks(place.name, place.first + start, place.first + stop)
 
     def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
         """See Checkpoint."""
         self._info(name)
-        return self._stored.read_coded(self._places[name].name, start, stop)
+        place = self._places[name]
+        return self._stored.read_coded(place.name, place.first + start, place.first + stop)
 
     def column_order(self, name: str) -> torch.Tensor | None:
         """See Checkpoint."""
@@ -64,29 +72,36 @@ class ExpertTensors(Checkpoint):
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         place = self._places[name]
         if place.expert is None:
-            out.copy_(self._stored.read_rows(place.name, start, stop))
+            out.copy_(self._stored.read_rows(place.name, place.first + start, place.first + stop))
         else:
             whole = self._stored.read_rows(place.name, place.expert, place.expert + 1)[0]
             out.copy_(whole[place.first + start : place.first + stop])
 
     def _parts(self, name: str, info: TensorInfo) -> Iterator[tuple[str, _Place, tuple[int, ...]]]:
         """Lists the tensors that one stored tensor holds: names, places and shapes."""
-        fused = _FUSED.fullmatch(name)
-        if fused is None:
-            yield _renamed(name), _Place(name), info.shape
-            return
-        moe = self.config.moe
+        own, moe = _renamed(name), self.config.moe
         assert moe is not None
+        if shared := _SHARED.fullmatch(own):
+            self._check(name, info, (2 * moe.shared_size, self.config.hidden_size))
+            for part, first in (("gate_proj", 0), ("up_proj", moe.shared_size)):
+                yield f"{shared[1]}.{part}.weight", _Place(name, first=first), (moe.shared_size, *info.shape[1:])
+            return
+        fused = _FUSED.fullmatch(own)
+        if fused is None:
+            yield own, _Place(name), info.shape
+            return
         rows, columns = moe.intermediate_size, self.config.hidden_size
         parts = {"gate_proj": (0, rows), "up_proj": (rows, rows)}
         if fused[2] == "down_proj":
             rows, columns, parts = columns, rows, {"down_proj": (0, columns)}
-        expected = moe.num_experts, sum(size for _, size in parts.values()), columns
-        if info.shape != expected:
-            raise ValueError(f"{self.source}: tensor '{name}' has shape {info.shape}, expected {expected}")
+        self._check(name, info, (moe.num_experts, sum(size for _, size in parts.values()), columns))
         for expert in range(moe.num_experts):
             for part, (first, size) in parts.items():
                 yield f"{fused[1]}.{expert}.{part}.weight", _Place(name, expert, first), (size, columns)
+
+    def _check(self, name: str, info: TensorInfo, expected: tuple[int, ...]) -> None:
+        if info.shape != expected:
+            raise ValueError(f"{self.source}: tensor '{name}' has shape {info.shape}, expected {expected}")
 
 
 def named_experts(stored: Checkpoint) -> Checkpoint:
