@@ -22,6 +22,7 @@ from specengine.ops.weight import (
     quantises_rows,
 )
 from specengine.utils.free_memory import free_memory
+from specengine.utils.host_memory import is_host
 
 # `auto` keeps the format of the checkpoint; `auto-float32` does so, and its codes multiply rows of floats on the CPU.
 # int4 stores embedding and head in 8 bits, as GGUF files of that size do, and a drafter's head in 4: a level reads
@@ -134,7 +135,7 @@ class WeightLoader:
         return self.ops.empty_weight(rows, columns, form, torch.device("meta")).data.nbytes
 
     def _check_memory(self) -> None:
-        free = free_memory() if self.device.type == "cpu" else None
+        free = free_memory() if is_host(self.device) else None
         if free is not None and (needed := self.weight_bytes()) > free:
             raise ValueError(
                 f"model: {self.checkpoint.source} needs {needed / 1e9:.1f} GB for its weights as {self.dtype}, "

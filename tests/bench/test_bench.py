@@ -437,6 +437,7 @@ def test_the_command_prints_tables_and_writes_json_and_a_picture(tmp_path):
     assert "acceptance by depth" in result.stdout and picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_the_module_runs_as_a_process():
     command = [sys.executable, "-m", "specengine.bench", *SMALL, "--drafters", "none", "--temperature", "0.7"]
     done = subprocess.run(command, capture_output=True, text=True)

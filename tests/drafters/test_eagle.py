@@ -66,6 +66,7 @@ def check_against(reading, bench):
     assert checked == len(ready) * (1 + 3 * bench.drafter.config.width)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("beam", [0, 1, 3])
 def test_every_distribution_is_that_of_the_published_architecture(layout, beam):
     spec, reading = layout

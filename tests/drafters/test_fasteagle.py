@@ -66,6 +66,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("in_core", [True, False], ids=["core", "torch"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_draft_is_what_the_architecture_says_of_the_whole_text(tmp_path, monkeypatch, options, in_core):

@@ -98,6 +98,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("case", CASES)
 def test_draft_logits_are_those_of_a_dense_reading_whatever_is_accepted(
     case, model, target_state, tmp_path, monkeypatch

@@ -38,7 +38,7 @@ def drafter_of(monkeypatch):
     return make
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("length, window, ngram, suffixes", [(4, 5, 4, 3), (6, 3, 3, 1), (3, 4, 5, 4), (5, 6, 4, 0)])
 @pytest.mark.parametrize("inspire, refine", [(True, "always"), (True, "confirmed"), (False, "never")])
 def test_it_is_the_algorithm(drafter_of, length, window, ngram, suffixes, inspire, refine):
@@ -124,6 +124,7 @@ def test_a_warm_pool_helps_the_next_request(drafter_of):
     assert cycles[False, 0] == cycles[False, 1] == cycles[True, 0] > cycles[True, 1]
 
 
+@pytest.mark.full
 def test_requests_of_a_batch_do_not_disturb_each_other(drafter_of):
     drafter = drafter_of(length=5, window=4, ngram=4, warm=False)
     starts = [START, [3], [2, 2, 2, 9], START[::-1]]

@@ -38,6 +38,7 @@ def test_a_mixed_batch_has_the_bits_of_single_runs(adapters, dtype):
         assert (output.logprobs == without.logprobs) == (own.adapter is None)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", SPECS)
 def test_every_drafter_gives_the_text_of_plain_decoding_with_the_same_adapter(make, adapters, name):
     plain = tiny_engine("none", adapters=adapters)
@@ -58,6 +59,7 @@ def answers(engine, prompt=SYSTEM):
     return [output.token_ids for output in outputs], [output.stats.prefix_hit_tokens for output in outputs]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_pages_of_one_adapter_are_never_found_by_another(make, adapters, name):
     cold, _ = answers(make(name, adapters=adapters, prefix_cache_mib=0))

@@ -26,6 +26,7 @@ def mixture(family):
     return LoadedModel(family, "float32", target, None, frozenset())
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", [name for name in SPECS if name != "none"])

@@ -21,6 +21,7 @@ SMALL = ("draft-model", "draft-model tree", "ouroboros")
 BESIDE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "glide", "combine")
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", SPECS)
 def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name, params):
@@ -32,6 +33,7 @@ def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name, params):
         assert warm.drafter.small.cache.prefixes.hit == whole(len(SYSTEM))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_the_next_turn_finds_the_answer_of_the_last_one(make, name):
     """A conversation: every prompt has the prompt and the answer before it."""
@@ -48,6 +50,7 @@ def test_the_next_turn_finds_the_answer_of_the_last_one(make, name):
     assert outputs[1].stats.prefix_hit_tokens >= 2 * PAGE_SIZE > 50
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     generating, reading = make(name), make(name)
@@ -82,6 +85,7 @@ def test_pages_are_complete_when_they_are_shared(make, name, length):
             assert equal(seen, contents(reading, text)[number])
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", BESIDE + SMALL)
 def test_texts_may_part_behind_a_whole_page(make, name):
     """What a drafter has in a page's last slot depends on the token behind it."""
@@ -106,6 +110,7 @@ def test_drafts_depend_on_what_is_found(make, name):
     assert [each[:2] for each in spoilt] == [each[:2] for each in expected] and spoilt != expected
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_shared_pages_are_never_written(make, name):
     engine = make(name, max_batch_size=3)

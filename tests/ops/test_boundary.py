@@ -90,6 +90,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     assert written and written <= only.get(op, outputs)
 
 
+@pytest.mark.full
 @looped("op, name", TENSORS)
 def test_what_is_no_tensor_is_refused(op, name):
     for value in (3, "text", [1.0], object()):
@@ -185,6 +186,7 @@ def test_a_strided_tensor_is_refused(op, name):
     refuse(op, {**arguments, name: strided}, f"{name}: expected a contiguous tensor, got stride")
 
 
+@pytest.mark.full
 @looped("op, name", TENSORS)
 def test_a_tensor_without_host_memory_is_refused(op, name):
     arguments = OPS[op]()

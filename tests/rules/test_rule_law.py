@@ -190,6 +190,7 @@ def test_masks_that_the_drafter_does_not_know_keep_the_law(family, params):
     assert p_value(spec, counts, params, masked=False) < 1e-9, "masks that take little show nothing"
 
 
+@pytest.mark.full
 @pytest.mark.statistics
 def test_the_test_rejects_a_law_without_its_temperature():
     warmer = SamplingParams(temperature=0.85, top_k=4, top_p=0.95, min_p=0.08)

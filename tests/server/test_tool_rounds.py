@@ -99,6 +99,7 @@ def said(messages: list[dict]) -> list:
     ]
 
 
+@pytest.mark.quick(1)
 def test_two_rounds_of_call_tool_and_answer(client):
     whole = said(converse(client, streamed=False))
     assert said(converse(client, streamed=True)) == whole

@@ -51,6 +51,7 @@ def test_a_sentencepiece_gguf_encodes_as_sentencepiece_does(sentencepiece_model)
     assert (bare.token_text(ids[0])[0], bare.decode(ids)) == ("H", "Hello")
 
 
+@pytest.mark.full
 def test_legacy_decides_whether_a_space_follows_special_tokens(llama_folder, tmp_path):
     legacy = Tokenizer.from_folder(llama_folder)
     assert [legacy.token_text(token) for token in legacy.encode("a</s>b")] == ["<s>", " a", "</s>", " b"]
@@ -60,6 +61,7 @@ def test_legacy_decides_whether_a_space_follows_special_tokens(llama_folder, tmp
     assert [newer.token_text(token) for token in newer.encode("a</s>b")] == ["<s>", " a", "</s>", "b"]
 
 
+@pytest.mark.full
 def test_tokens_added_to_tokenizer_model_keep_their_ids(llama_folder, tmp_path):
     shutil.copy(llama_folder / "tokenizer.model", tmp_path)
     decoder = {

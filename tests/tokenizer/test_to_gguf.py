@@ -53,6 +53,7 @@ def test_kinds_of_entries_padding_ends_and_template_are_written(tmp_path):
     assert get("tokenizer.chat_template") == "{{ messages }}" and get("add_eos_token") is False
 
 
+@pytest.mark.full
 def test_a_sentencepiece_model_is_written_with_its_scores(tmp_path):
     folder = tmp_path / "m"
     folder.mkdir()

@@ -176,6 +176,7 @@ def test_a_file_that_holds_no_questions_is_refused(tmp_path, content, message):
     assert result.exit_code == 2 and "error: prompts: " in result.output and message in result.output
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("folder, damaged", [("data", "dialogues-*"), ("data", "states/*/*"), ("out", "checkpoints/*")])
 def test_files_that_cannot_be_read_are_named(tmp_path, target, folder, damaged):
     given = ("--drafter=medusa,heads=2", "--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
@@ -186,6 +187,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, target, folder, damaged):
     assert result.exit_code == 2 and f"error: {folder}: " in result.output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("store", ["memory", "none"])
 def test_states_need_not_be_kept_on_disk(tmp_path, target, store):
     given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS, f"--store={store}")

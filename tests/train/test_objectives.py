@@ -82,6 +82,7 @@ def test_evaluation_counts_the_same_loss(objective):
     assert (seen.near >= seen.accepted).all() and (seen.rows > 0).all()
 
 
+@pytest.mark.quick(3)
 def test_training_on_one_batch_lowers_its_loss(objective):
     given = batch_for(objective)
     objective.prepare(given)

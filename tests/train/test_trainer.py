@@ -154,6 +154,7 @@ def test_a_run_of_other_options_is_refused(tmp_path):
         trainer(tmp_path / "out", about={"drafter": "two", "seed": 0}).run()
 
 
+@pytest.mark.full
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     trainer(tmp_path / "out").run()
     published = []
@@ -161,6 +162,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     assert (outcome.ended, outcome.step, published) == ("finished", outcome.steps, [])
 
 
+@pytest.mark.full
 def test_only_better_drafters_are_published(tmp_path):
     taus = []
     trainer(tmp_path / "out", replace(SHORT, epochs=6), publish=lambda report, tokens: taus.append(report.tau)).run()

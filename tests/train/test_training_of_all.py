@@ -15,6 +15,7 @@ FASTEAGLE = "fasteagle,entry=concat,head=own,markov=4,start=entry"
 CONFIG_20 = replace(SHORT, epochs=100, learning_rate=5e-3, batch_tokens=100, evaluate_steps=1000, save_steps=1000)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "spec", [*sorted(OBJECTIVES), "glide,cross=false", "medusa,own_head=true,soft=false", FASTEAGLE]
 )

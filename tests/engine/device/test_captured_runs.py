@@ -42,6 +42,7 @@ def running(engine):
     assert said == [[TEXT, TEXT]] * len(said)
 
 
+@pytest.mark.full
 def test_a_stream_goes_on_behind_timed_phases(device):
     engine = captured_engine(model_on_the_standin(), SMALL, max_batch_size=2)
     stream = engine.stream(PROMPTS[0], PARAMS)

@@ -21,12 +21,13 @@ def test_every_bucket_and_width_is_captured(device, drafter):
     assert {bucket for bucket, _ in engine.core.runner.graphs.batches} == {1, 2, 3}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_drafters_draft_inside_captured_cycles(device, folders, name):
     captured_engine(model_on_the_standin(), SPECS[name].format(**folders), max_batch_size=2)
 
 
+@pytest.mark.full
 def test_phases_are_timed_by_a_second_set_of_captures(device):
     engine = captured_engine(model_on_the_standin(), "prompt_lookup,nodes=3", max_batch_size=2)
     runner = engine.core.runner
