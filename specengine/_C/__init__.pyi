@@ -119,6 +119,8 @@ class MoeLayer:
         intermediate: int,
         gate_up: ExpertProjection,
         down: ExpertProjection,
+        swiglu_limit: float,
+        swiglu_alpha: float,
     ) -> None: ...
 
 class LoraModule:
@@ -146,6 +148,7 @@ class DecoderLayer:
         down: Projection,
         window: int,
         moe: Sequence[MoeLayer],
+        sinks: Tensor | None,
     ) -> None: ...
 
 class Decoder:
@@ -360,6 +363,7 @@ def coded_linear_argmax(
 ) -> None: ...
 def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None: ...
 def silu_mul(gate_up: Tensor, out: Tensor) -> None: ...
+def clamped_swiglu(gate_up: Tensor, out: Tensor, limit: float, alpha: float) -> None: ...
 def rope_cache(
     qkv: Tensor,
     cos: Tensor,
@@ -380,6 +384,7 @@ def tree_attention(
     window: int,
     strict: bool,
     workspace: Tensor | None,
+    sinks: Tensor | None,
 ) -> None: ...
 def tree_attention_workspace(
     q: Tensor,
@@ -390,6 +395,7 @@ def tree_attention_workspace(
     window: int,
     strict: bool,
     workspace: Tensor | None,
+    sinks: Tensor | None,
 ) -> int: ...
 def route_rows(
     x: Tensor,

@@ -111,7 +111,8 @@ class LayerwiseDecoder:
             if only_cache and number == len(self.layers) - 1:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
-            ops.tree_attention(q, cache, tree.ancestors, attended, c.head_dim**-0.5, layer.window)
+            scale = c.head_dim**-0.5
+            ops.tree_attention(q, cache, tree.ancestors, attended, scale, layer.window, sinks=layer.sinks)
             delta = product(attended.view(rows, -1), layer.attention_out, lora.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up if layer.moe is None else None)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, c.rms_norm_eps)
