@@ -15,7 +15,10 @@ _ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss",
 }
+_OF_EXPERTS = ("qwen2moe", "qwen3moe", "gpt-oss")
+_GPT_OSS_GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # OpenAI's values, which these files do not repeat
 
 
 def config_from_gguf(
@@ -40,8 +43,8 @@ def config_from_gguf(
         if fields.get(f"{arch}.{key}", int, head_dim) != head_dim:
             raise fields.error(f"{arch}.{key}", f"must equal the head dimension {head_dim}")
     window = fields.get(f"{arch}.attention.sliding_window", int, 0) or None
-    if window and arch != "llama":
-        raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architecture llama")
+    if window and arch not in ("llama", "gpt-oss"):
+        raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architectures llama and gpt-oss")
     num_layers = fields.build(check_layers, num_layers=fields.get(f"{arch}.block_count", int))
     max_position = fields.get(f"{arch}.context_length", int)
     moe = _gguf_moe(fields, arch, shapes, num_layers)
@@ -67,11 +70,17 @@ def config_from_gguf(
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
         qk_norm=arch in ("qwen3", "qwen3moe"),
         sliding_window=window,
-        sliding_layers=(True,) * num_layers if window else (),
+        attention_sinks=arch == "gpt-oss",
+        sliding_layers=_sliding_layers(arch, num_layers) if window else (),
         moe=moe,
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id", int, None),
         eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
     )
+
+
+def _sliding_layers(arch: str, num_layers: int) -> tuple[bool, ...]:
+    """Lists the sliding layers: all, but of gpt-oss every second one from the first on."""
+    return tuple(arch != "gpt-oss" or layer % 2 == 0 for layer in range(num_layers))
 
 
 def _inner_size(fields: Fields, arch: str, moe: MoeConfig | None) -> int:
@@ -84,12 +93,12 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
     """Reads the experts; sizes are those of the tensors, because older files lack some of the keys."""
     count = fields.get(f"{arch}.expert_count", int, 0)
     if not count:
-        if arch in ("qwen2moe", "qwen3moe"):
+        if arch in _OF_EXPERTS:
             raise fields.error(f"{arch}.expert_count", "is missing")
         return None
-    if arch not in ("llama", "qwen2moe", "qwen3moe"):
+    if arch not in ("llama", *_OF_EXPERTS):
         raise fields.error(f"{arch}.expert_count", f"describes a mixture of experts, which {arch} does not have")
-    for key, expected in (("expert_gating_func", 1), ("expert_weights_scale", 1.0)):
+    for key, expected in (("expert_gating_func", 3 if arch == "gpt-oss" else 1), ("expert_weights_scale", 1.0)):
         if fields.get(f"{arch}.{key}", type(expected), expected) not in (expected, 0):
             raise fields.error(f"{arch}.{key}", f"must be {expected} for architecture {arch}")
     with_experts = [layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
@@ -107,6 +116,9 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         shared_size=shared[-1],
         shared_gate=shared[-1] > 0,
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),
+        router_bias=f"{first}.ffn_gate_inp.bias" in shapes,
+        expert_bias=f"{first}.ffn_down_exps.bias" in shapes,
+        **(_GPT_OSS_GATE if arch == "gpt-oss" else {}),
     )
 
 
@@ -136,5 +148,6 @@ def _gguf_rope(fields: Fields, arch: str, max_position: int, freq_divisors: tupl
         original_max_position=fields.get(prefix + "scaling.original_context_length", int, max_position),
         beta_fast=fields.get(prefix + "scaling.yarn_beta_fast", float, RopeConfig.beta_fast),
         beta_slow=fields.get(prefix + "scaling.yarn_beta_slow", float, RopeConfig.beta_slow),
+        truncate=arch != "gpt-oss",  # no key says so; OpenAI's model does not round the bounds of the ramp
         freq_divisors=freq_divisors,
     )
