@@ -45,6 +45,8 @@ def config_from_gguf(
     window = fields.get(f"{arch}.attention.sliding_window", int, 0) or None
     if window and arch not in ("llama", "gpt-oss"):
         raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architectures llama and gpt-oss")
+    if arch == "gpt-oss" and not window:
+        raise fields.error(f"{arch}.attention.sliding_window", "is missing")
     num_layers = fields.build(check_layers, num_layers=fields.get(f"{arch}.block_count", int))
     max_position = fields.get(f"{arch}.context_length", int)
     moe = _gguf_moe(fields, arch, shapes, num_layers)
@@ -112,7 +114,7 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         num_experts=count,
         experts_per_token=fields.get(f"{arch}.expert_used_count", int),
         intermediate_size=max(fused[-1], single[-1]),
-        renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch != "qwen2moe"),
+        renormalise=arch == "gpt-oss" or fields.get(f"{arch}.expert_weights_norm", bool, arch != "qwen2moe"),
         shared_size=shared[-1],
         shared_gate=shared[-1] > 0,
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),

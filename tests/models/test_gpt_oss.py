@@ -213,7 +213,7 @@ def test_a_configuration_has_the_defaults_of_transformers():
             config_from_hf({"model_type": "gpt_oss", **fields, **changes})
 
 
-def write_gpt_oss_gguf(path, config, state, kind=None, metadata=()):
+def write_gpt_oss_gguf(path, config, state, kind=None, changes=()):
     """Writes a GGUF file as converters do: gate and up apart, rows as they are used. kind: of experts' matrices."""
     merged, rest, extra = {}, {}, []
     for name, value in state.items():
@@ -233,18 +233,19 @@ def write_gpt_oss_gguf(path, config, state, kind=None, metadata=()):
             )
         extra.append((name, value))
     number, real, text = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32, gguf.GGUFValueType.STRING
-    values = (
-        ("attention.value_length", config.head_dim, number),
-        ("attention.sliding_window", config.sliding_window, number),
-        ("expert_count", config.moe.num_experts, number),
-        ("expert_used_count", config.moe.experts_per_token, number),
-        ("expert_feed_forward_length", config.moe.intermediate_size, number),
-        ("rope.scaling.type", "yarn", text),
-        ("rope.scaling.factor", config.rope.factor, real),
-        ("rope.scaling.original_context_length", config.rope.original_max_position, number),
-        *metadata,
-    )
-    return write_gguf(path, config, rest, [(f"gpt-oss.{key}", value, type_) for key, value, type_ in values], extra)
+    values = {
+        "attention.value_length": (config.head_dim, number),
+        "attention.sliding_window": (config.sliding_window, number),
+        "expert_count": (config.moe.num_experts, number),
+        "expert_used_count": (config.moe.experts_per_token, number),
+        "expert_feed_forward_length": (config.moe.intermediate_size, number),
+        "rope.scaling.type": ("yarn", text),
+        "rope.scaling.factor": (config.rope.factor, real),
+        "rope.scaling.original_context_length": (config.rope.original_max_position, number),
+        **dict(changes),
+    }
+    metadata = [(f"gpt-oss.{key}", *value) for key, value in values.items()]
+    return write_gguf(path, config, rest, metadata, extra)
 
 
 def test_gguf_files_have_the_tensors_of_their_model(tmp_path):
@@ -277,8 +278,11 @@ def test_gguf_experts_of_mxfp4_keep_their_codes(tmp_path):
 
 def test_gguf_fields_that_cannot_be_honoured_are_named(tmp_path):
     config, number = PRESETS["tiny-gpt-oss"], gguf.GGUFValueType.UINT32
-    path = write_gpt_oss_gguf(
-        tmp_path / "m.gguf", config, random_state(config), metadata=[("expert_gating_func", 2, number)]
-    )
-    with pytest.raises(ValueError, match="expert_gating_func' must be 3 for architecture gpt-oss"):
-        open_checkpoint(path)
+    state = random_state(config)
+    for key, value, message in (
+        ("expert_gating_func", 2, "expert_gating_func' must be 3 for architecture gpt-oss"),
+        ("attention.sliding_window", 0, "attention.sliding_window' is missing"),
+    ):
+        path = write_gpt_oss_gguf(tmp_path / "m.gguf", config, state, changes={key: (value, number)})
+        with pytest.raises(ValueError, match=message):
+            open_checkpoint(path)
