@@ -61,6 +61,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<CodedLinearArgmax>(m, "coded_linear_argmax");
   bind_op<RmsNorm>(m, "rms_norm");
   bind_op<SiluMul>(m, "silu_mul");
+  bind_op<ClampedSwiglu>(m, "clamped_swiglu");
   bind_op<RopeCache>(m, "rope_cache");
   bind_op<TreeAttention>(m, "tree_attention");
   bind_workspace<TreeAttention>(m, "tree_attention_workspace", "tree_attention");

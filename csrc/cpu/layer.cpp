@@ -174,6 +174,26 @@ void run(const SiluMul& op) {
   });
 }
 
+void run(const ClampedSwiglu& op) {
+  const int64_t I = op.gate_up.shape[1] / 2;
+  const f32x8 limit = splat(op.limit), alpha = splat(op.alpha), one = splat(1.0f);
+  const auto limited = [&](f32x8 gate, f32x8 up) {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up;
+    up = up < -limit ? -limit : up;
+    return (up + one) * (gate / (one + exp8(-alpha * gate)));
+  };
+  parallel_for(op.gate_up.shape[0], [&](int64_t m) {
+    const float* gate = op.gate_up.as<float>() + m * 2 * I;
+    const float* up = gate + I;
+    fill_activation(op.out, m, I, [&](float* out) {
+      int64_t i = 0;
+      for (; i + kLanes <= I; i += kLanes) store8(out + i, limited(load8(gate + i), load8(up + i)));
+      for (; i < I; ++i) out[i] = limited(splat(gate[i]), splat(up[i]))[0];
+    });
+  });
+}
+
 void run(const QuantiseRows& op) {
   const int64_t C = op.x.shape[1];
   parallel_for(op.x.shape[0], [&](int64_t m) {

@@ -48,7 +48,10 @@ class Attention {
       const int64_t offset = ((tile.first_row + p / tile.heads) * H + tile.first_head + p % tile.heads) * dim_;
       q_[p] = op.q.as<float>() + offset;
       out_[p] = op.out.as<float>() + offset;
-      highest_[p] = -INFINITY, total_[p] = 0;
+      // A sink is a score before all positions, whose value is 0.
+      const bool sinks = op.sinks.defined();
+      highest_[p] = sinks ? op.sinks.as<float>()[tile.first_head + p % tile.heads] : -INFINITY;
+      total_[p] = sinks ? 1.0f : 0.0f;
       std::memset(out_[p], 0, dim_ * sizeof(float));
     }
     const int64_t keys = dim_ * kBlockSize, gathered = chain_ ? 0 : pairs_ * kGatherSlots;

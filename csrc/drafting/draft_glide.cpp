@@ -141,7 +141,7 @@ void pass(const DraftGlide& op, const PassRows& rows, const Chains& chains) {
     run_cpu(RmsNorm{rows.x, delta, layer.attention_norm, attention_in, d.eps});
     project(attention_in, layer.qkv, rows.qkv);
     run_cpu(RopeCache{rows.qkv, op.cos, op.sin, layer.q_norm, layer.k_norm, rows.depths, cache, rows.q, d.eps});
-    run_cpu(TreeAttention{rows.q, cache, {}, rows.attended, scale, layer.window, true, {}});
+    run_cpu(TreeAttention{rows.q, cache, {}, rows.attended, scale, layer.window, true, {}, layer.sinks});
     project(rows.input_of(layer.attention_out, as_rows(rows.attended)), layer.attention_out, rows.delta);
     if (n.reads_target()) read_target(op, rows, chains, i);
     const TensorView mlp_in = rows.room_for(layer.gate_up, rows.x);

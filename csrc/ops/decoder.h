@@ -60,6 +60,8 @@ struct MoeLayer {
   int64_t intermediate;  // of one expert
   ExpertProjection gate_up;
   ExpertProjection down;
+  float swiglu_limit;  // 0: silu(gate) * up, else see ClampedSwiglu
+  float swiglu_alpha;
 
   int64_t experts() const { return router.shape[0]; }
 };
@@ -75,6 +77,7 @@ struct DecoderLayer {
   Projection down;
   int64_t window;             // 0: none
   std::vector<MoeLayer> moe;  // one, or none in a layer without experts
+  OptionalTensor sinks;       // [heads] float32, see TreeAttention
 
   int64_t intermediate() const { return gate_up.total_rows() / 2; }
 };

@@ -52,6 +52,19 @@ struct SiluMul {
   }
 };
 
+// out = (up + 1) * gate * sigmoid(alpha * gate) of gate <= limit and -limit <= up <= limit: the gate of gpt-oss.
+struct ClampedSwiglu {
+  TensorView gate_up;  // [M, 2I] float32, gate and up side by side in one row
+  TensorView out;      // [M, I], see check_activation; written
+  float limit;
+  float alpha;
+
+  Device validate() const {
+    if (!(limit > 0)) fail("limit: expected a positive number, got ", limit);
+    return SiluMul{gate_up, out}.validate();
+  }
+};
+
 // Checks positions. Host-readable tensors only; after validate_rows.
 inline void check_depths(const KvCacheView& cache, const TensorView& depths, int64_t positions) {
   const int32_t* row_start = cache.row_start.as<int32_t>();
@@ -112,6 +125,7 @@ struct RopeCache {
 
 SPECENGINE_CPU_OP(RmsNorm)
 SPECENGINE_CPU_OP(SiluMul)
+SPECENGINE_CPU_OP(ClampedSwiglu)
 SPECENGINE_CPU_OP(RopeCache)
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const RmsNorm&);

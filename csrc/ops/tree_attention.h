@@ -41,9 +41,10 @@ struct TreeAttention {
                              // None: every request's rows are a chain (causal mask), of any length
   TensorView out;            // [M, H, D] float32, written; CUDA: or bfloat16 | float16
   float scale;
-  int64_t window;            // a key is visible if query position - key position < window; 0: no window
-  bool strict;               // a row's bits depend on its own path only, as always on the CPU
-  OptionalTensor workspace;  // [n] float32, overwritten, n >= workspace_floats(); None if that is 0
+  int64_t window;             // a key is visible if query position - key position < window; 0: no window
+  bool strict;                // a row's bits depend on its own path only, as always on the CPU
+  OptionalTensor workspace;   // [n] float32, overwritten, n >= workspace_floats(); None if that is 0
+  OptionalTensor sinks = {};  // [H] float32: a score of each head that takes part in the softmax and has no value
 
   Device validate() const {
     Checker check;
@@ -57,6 +58,8 @@ struct TreeAttention {
       fail("q: H=", H.value, " heads are no multiple of K=", cache.heads());
     if (H / cache.heads() > kMaxGroup) fail("q: at most ", kMaxGroup, " query heads per key/value head are supported");
     if (window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", window);
+    check.optional(sinks, "sinks", {DType::kFloat32}, {H});
+    if (sinks.given() && check.for_cuda()) fail("sinks: expected None on cuda, got a tensor");
     return device;
   }
 

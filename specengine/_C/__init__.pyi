@@ -124,6 +124,8 @@ class MoeLayer:
         intermediate: int,
         gate_up: ExpertProjection,
         down: ExpertProjection,
+        swiglu_limit: float,
+        swiglu_alpha: float,
     ) -> None: ...
 
 class LoraModule:
@@ -151,6 +153,7 @@ class DecoderLayer:
         down: Projection,
         window: int,
         moe: Sequence[MoeLayer],
+        sinks: Tensor | None,
     ) -> None: ...
 
 class Decoder:
@@ -366,6 +369,7 @@ def coded_linear_argmax(
 ) -> None: ...
 def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None: ...
 def silu_mul(gate_up: Tensor, out: Tensor) -> None: ...
+def clamped_swiglu(gate_up: Tensor, out: Tensor, limit: float, alpha: float) -> None: ...
 def rope_cache(
     qkv: Tensor,
     cos: Tensor,
@@ -386,6 +390,7 @@ def tree_attention(
     window: int,
     strict: bool,
     workspace: Tensor | None,
+    sinks: Tensor | None,
 ) -> None: ...
 def tree_attention_workspace(
     q: Tensor,
@@ -396,6 +401,7 @@ def tree_attention_workspace(
     window: int,
     strict: bool,
     workspace: Tensor | None,
+    sinks: Tensor | None,
 ) -> int: ...
 def route_rows(
     x: Tensor,

@@ -161,6 +161,8 @@ def layer_tensors(config: ModelConfig, prefix: str, moe: MoeConfig | None = None
         norms["self_attn.k_norm"] = keys if whole else config.head_dim
 
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
+    if config.attention_sinks:
+        shapes[f"{prefix}self_attn.sinks"] = (config.num_heads,)
     for name, (rows, columns, bias) in linears.items():
         shapes[f"{prefix}{name}.weight"] = (rows, columns)
         if bias:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,9 +45,10 @@ class GGUFCheckpoint(Checkpoint):
     def _list(self, stored: str) -> None:
         """Enters the tensors that one stored tensor holds: itself, or the matrices of all experts."""
         info, shape = self._describe(stored), self.file.tensors[stored].shape
-        experts = expert_names(stored, shape[0]) if len(shape) == 3 and shape[0] <= MOST_EXPERTS else []
+        dims = 2 if stored.endswith(".bias") else 3
+        experts = expert_names(stored, shape[0]) if len(shape) == dims and shape[0] <= MOST_EXPERTS else []
         for expert, name in enumerate(experts):
-            self._stored[name], self._first[name] = stored, expert * shape[1]
+            self._stored[name], self._first[name] = stored, expert * math.prod(shape[1:-1])
             self.tensors[name] = replace(info, shape=shape[1:])
         if not experts:
             name = hf_name(stored)
@@ -97,6 +99,9 @@ class GGUFCheckpoint(Checkpoint):
     def _stored_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
         if len(self.file.tensors[self._stored[name]].shape) < len(self._info(name).shape):  # a vector is one row
             return self.file.read_rows(self._stored[name], 0, self._info(name).shape[1])
+        if len(self.file.tensors[self._stored[name]].shape) > len(self._info(name).shape) == 1:  # one of many vectors
+            row = self.file.read_rows(self._stored[name], self._first[name], self._first[name] + 1).ravel()
+            return row.reshape(self._info(name).shape[0], -1)[start:stop]
         rows = stored_rows(self.config, name, start, stop) + self._first[name]
         first = int(rows.min())
         return self.file.read_rows(self._stored[name], first, int(rows.max()) + 1)[rows - first]

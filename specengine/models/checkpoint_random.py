@@ -67,8 +67,8 @@ class RandomCheckpoint(Checkpoint):
 
     def _std(self, name: str, shape: tuple[int, ...]) -> float:
         """Returns a spread for activations near 1 and logits near 2, so that softmax is neither flat nor one-hot."""
-        if name.endswith(".bias"):
-            return 0.05
+        if len(shape) == 1:  # biases, and sinks, which are scores
+            return 0.05 if name.endswith(".bias") else 1.0
         std = 1 / math.sqrt(shape[1])
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             return std / math.sqrt(2 * self.config.num_layers)  # the residual stream sums 2 * num_layers outputs

@@ -8,8 +8,8 @@ from math import isfinite
 from specengine.ops.decoder import PLAIN, Multipliers
 
 ARCHITECTURES = (
-    *("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"),
-    *("olmoe", "granite", "granitemoe"),
+    *("llama", "mistral", "qwen2", "qwen3", "granite"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss"),
 )
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -74,6 +74,7 @@ class MoeConfig:
     intermediate_size: of one expert.  renormalise: weights are a softmax over the logits of the chosen experts;
     otherwise over those of all experts.  shared_size: intermediate size of the shared expert, 0 for none.
     shared_gate: whether a gate scales the shared expert.  dense_layers: layers with an MLP in place of experts.
+    swiglu_limit: 0 for silu(gate) * up; otherwise gate and up are clamped, see ops.layer.clamped_swiglu.
     Raises ValueError for an impossible combination.
     """
 
@@ -86,6 +87,8 @@ class MoeConfig:
     dense_layers: frozenset[int] = frozenset()
     router_bias: bool = False
     expert_bias: bool = False
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.num_experts <= MOST_EXPERTS:
@@ -97,6 +100,9 @@ class MoeConfig:
             raise ValueError(f"the experts' intermediate size must be positive, got {self.intermediate_size}")
         if not 0 <= self.shared_size < _IMPOSSIBLE:
             raise ValueError(f"the shared expert's intermediate size must be 0 or positive, got {self.shared_size}")
+        for name in ("swiglu_limit", "swiglu_alpha"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be 0 or positive, and finite, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class ModelConfig:
     """One LLaMA-shaped transformer: sizes, options and special tokens.
 
     With a sliding window w, a token at position i of a sliding layer sees positions i - w + 1 to i.
+    attention_sinks: each head has a score that takes part in the softmax of attention and has no value.
     Raises ValueError for an impossible combination.
     """
 
@@ -124,6 +131,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     whole_qk_norm: bool = False  # one norm over all heads of a row (OLMoE), not one for each head
+    attention_sinks: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # one flag per layer, or empty when no layer slides
     moe: MoeConfig | None = None

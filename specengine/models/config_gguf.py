@@ -19,8 +19,10 @@ _ARCHITECTURES = {
     "granitemoe": "granitemoe",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss",
 }
-_WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe")  # architectures that have no dense models
+_WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "gpt-oss")  # architectures that have no dense models
+_GPT_OSS_GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # OpenAI's values, which these files do not repeat
 
 
 def config_from_gguf(
@@ -45,8 +47,10 @@ def config_from_gguf(
         if fields.get(f"{arch}.{key}", int, head_dim) != head_dim:
             raise fields.error(f"{arch}.{key}", f"must equal the head dimension {head_dim}")
     window = fields.get(f"{arch}.attention.sliding_window", int, 0) or None
-    if window and arch != "llama":
-        raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architecture llama")
+    if window and arch not in ("llama", "gpt-oss"):
+        raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architectures llama and gpt-oss")
+    if arch == "gpt-oss" and not window:
+        raise fields.error(f"{arch}.attention.sliding_window", "is missing")
     num_layers = fields.build(check_layers, num_layers=fields.get(f"{arch}.block_count", int))
     max_position = fields.get(f"{arch}.context_length", int)
     moe = _gguf_moe(fields, arch, shapes, num_layers)
@@ -73,12 +77,18 @@ def config_from_gguf(
         qk_norm=arch in ("qwen3", "qwen3moe", "olmoe"),
         whole_qk_norm=arch == "olmoe",
         sliding_window=window,
-        sliding_layers=(True,) * num_layers if window else (),
+        attention_sinks=arch == "gpt-oss",
+        sliding_layers=_sliding_layers(arch, num_layers) if window else (),
         moe=moe,
         multipliers=_gguf_multipliers(fields, arch),
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id", int, None),
         eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
     )
+
+
+def _sliding_layers(arch: str, num_layers: int) -> tuple[bool, ...]:
+    """Lists the sliding layers: all, but of gpt-oss every second one from the first on."""
+    return tuple(arch != "gpt-oss" or layer % 2 == 0 for layer in range(num_layers))
 
 
 def _inner_size(fields: Fields, arch: str, moe: MoeConfig | None) -> int:
@@ -96,7 +106,7 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         return None
     if arch not in ("llama", *_WITH_EXPERTS):
         raise fields.error(f"{arch}.expert_count", f"describes a mixture of experts, which {arch} does not have")
-    for key, expected in (("expert_gating_func", 1), ("expert_weights_scale", 1.0)):
+    for key, expected in (("expert_gating_func", 3 if arch == "gpt-oss" else 1), ("expert_weights_scale", 1.0)):
         if fields.get(f"{arch}.{key}", type(expected), expected) not in (expected, 0):
             raise fields.error(f"{arch}.{key}", f"must be {expected} for architecture {arch}")
     with_experts = [layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
@@ -110,10 +120,14 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         num_experts=count,
         experts_per_token=fields.get(f"{arch}.expert_used_count", int),
         intermediate_size=max(fused[-1], single[-1]),
-        renormalise=fields.get(f"{arch}.expert_weights_norm", bool, arch not in ("qwen2moe", "olmoe")),
+        renormalise=arch == "gpt-oss"
+        or fields.get(f"{arch}.expert_weights_norm", bool, arch not in ("qwen2moe", "olmoe")),
         shared_size=shared[-1],
         shared_gate=shared[-1] > 0 and arch != "granitemoe",
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),
+        router_bias=f"{first}.ffn_gate_inp.bias" in shapes,
+        expert_bias=f"{first}.ffn_down_exps.bias" in shapes,
+        **(_GPT_OSS_GATE if arch == "gpt-oss" else {}),
     )
 
 
@@ -158,5 +172,6 @@ def _gguf_rope(fields: Fields, arch: str, max_position: int, freq_divisors: tupl
         original_max_position=fields.get(prefix + "scaling.original_context_length", int, max_position),
         beta_fast=fields.get(prefix + "scaling.yarn_beta_fast", float, RopeConfig.beta_fast),
         beta_slow=fields.get(prefix + "scaling.yarn_beta_slow", float, RopeConfig.beta_slow),
+        truncate=arch != "gpt-oss",  # no key says so; OpenAI's model does not round the bounds of the ramp
         freq_divisors=freq_divisors,
     )

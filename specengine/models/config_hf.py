@@ -25,6 +25,17 @@ _HF_ARCHITECTURES = {
     "GraniteMoeSharedForCausalLM": "granitemoe",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
+}
+# defaults of transformers' GptOssConfig that differ from those of the other families
+_GPT_OSS_DEFAULTS = {"head_dim": 64, "attention_bias": True, "use_sliding_window": True, "rope_theta": 150000.0}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
 }
 # rope key in config.json -> (RopeConfig field, type); unlisted keys are refused, they could change the arithmetic
 _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
@@ -62,6 +73,9 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     """
     fields = Fields(config, where)
     architecture = _hf_architecture(fields)
+    if architecture == "gpt_oss":
+        config = _with_gpt_oss_defaults(config)
+        fields = Fields(config, where)
     check_activation(fields)
 
     hidden_size = fields.get("hidden_size", int)
@@ -73,7 +87,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     max_position = fields.get("max_position_embeddings", int)
     window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
     moe = moe_config(fields, architecture, num_layers)
-    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe", *_GRANITE)
+    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe", "gpt_oss", *_GRANITE)
     attention_bias = biased and fields.get("attention_bias", bool, False)
     dtype = fields.get("dtype", str, None) or fields.get("torch_dtype", str, None)
     bos = fields.ids("bos_token_id")
@@ -96,6 +110,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         mlp_bias=architecture in ("llama", "granite") and fields.get("mlp_bias", bool, False),
         qk_norm=architecture in ("qwen3", "qwen3_moe", "olmoe"),
         whole_qk_norm=architecture == "olmoe",
+        attention_sinks=architecture == "gpt_oss",
         sliding_window=window,
         sliding_layers=sliding_layers,
         moe=moe,
@@ -104,6 +119,11 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         eos_token_ids=fields.ids("eos_token_id"),
         dtype=dtype.removeprefix("torch.") if dtype else None,
     )
+
+
+def _with_gpt_oss_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = {} if config.get("rope_parameters") or config.get("rope_scaling") else {"rope_parameters": _GPT_OSS_ROPE}
+    return {**_GPT_OSS_DEFAULTS, **config, **rope}
 
 
 def _qwen2_moe_bias(fields: Fields, architecture: str) -> bool:
@@ -171,14 +191,17 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
             raise fields.error("layer_types", f"names sliding_attention, which {architecture} does not have")
         return None, ()
     # an explicit null means no window; an absent field means the class default of transformers
-    window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else 4096)
+    default = 128 if architecture == "gpt_oss" else 4096
+    window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else default)
     if architecture in ("mistral", "mixtral"):
         if types and types != [known[window is not None]] * num_layers:
             raise fields.error("layer_types", "must agree with sliding_window for every layer of this family")
         return window, (True,) * num_layers if window is not None else ()
     if not fields.get("use_sliding_window", bool, False):
         window = None
-    if types is None:
+    if types is None and architecture == "gpt_oss":
+        flags = tuple(window is not None and layer % 2 == 0 for layer in range(num_layers))
+    elif types is None:
         first = fields.get("max_window_layers", int, 28)
         flags = tuple(window is not None and layer >= first for layer in range(num_layers))
     else:

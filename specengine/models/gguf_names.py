@@ -28,6 +28,8 @@ _LAYER_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+# of gpt-oss alone, whose ffn_norm has another name; sinks have no suffix in folders
+_GPT_OSS_NAMES = {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
 _OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES).items()}
 
 
@@ -40,15 +42,17 @@ def hf_name(name: str) -> str:
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer and layer[2] in _LAYER_NAMES:
         return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{suffix}"
+    if layer and layer[2] in _GPT_OSS_NAMES:
+        return f"model.layers.{layer[1]}.{_GPT_OSS_NAMES[layer[2]]}.{suffix}".replace(".sinks.weight", ".sinks")
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
 
 
 def expert_names(name: str, experts: int) -> list[str]:
-    """Returns the Hugging Face names of the matrices in a GGUF tensor of all experts; none for another tensor."""
-    fused = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight", name)
+    """Returns the Hugging Face names of the matrices, or biases, in a GGUF tensor of all experts; else none."""
+    fused = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)", name)
     if fused is None:
         return []
-    return [f"model.layers.{fused[1]}.mlp.experts.{expert}.{fused[2]}_proj.weight" for expert in range(experts)]
+    return [f"model.layers.{fused[1]}.mlp.experts.{expert}.{fused[2]}_proj.{fused[3]}" for expert in range(experts)]
 
 
 def gguf_name(name: str) -> str:

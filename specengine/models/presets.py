@@ -227,6 +227,18 @@ PRESETS: dict[str, ModelConfig] = {
         num_layers=3,
         moe=MoeConfig(16, 4, 40, dense_layers=frozenset({0})),
     ),
+    "tiny-gpt-oss": replace(
+        _TINY,
+        architecture="gpt_oss",
+        rope=RopeConfig(150000.0, "yarn", 8.0, 64, truncate=False),
+        num_layers=3,
+        qkv_bias=True,
+        output_bias=True,
+        attention_sinks=True,
+        sliding_window=16,
+        sliding_layers=(True, False, True),
+        moe=MoeConfig(8, 3, 40, router_bias=True, expert_bias=True, swiglu_limit=7.0, swiglu_alpha=1.702),
+    ),
     "tiny-mistral": replace(
         _TINY, architecture="mistral", vocab_size=260, sliding_window=16, sliding_layers=(True, True)
     ),

@@ -103,6 +103,7 @@ class WeightLoader:
             down=None if dense is None else self.linear(f"{dense}.down_proj"),
             window=window,
             moe=None if moe is None else self.experts(mlp, moe),
+            sinks=self.vector_if_any(f"{attention}.sinks"),
         )
 
     def experts(self, prefix: str, moe: MoeConfig) -> Moe:
@@ -120,6 +121,8 @@ class WeightLoader:
             intermediate=moe.intermediate_size,
             gate_up=self._expert_linear(prefix, moe.num_experts, "gate_proj", "up_proj"),
             down=self._expert_linear(prefix, moe.num_experts, "down_proj"),
+            swiglu_limit=moe.swiglu_limit,
+            swiglu_alpha=moe.swiglu_alpha,
         )
 
     def weight_bytes(self) -> int:

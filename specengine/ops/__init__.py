@@ -69,6 +69,7 @@ _native_layer = LayerOps(
         combine_experts=moe.combine_experts,
         rows=linear.rows_for_experts,
         silu_mul=layer.silu_mul,
+        clamped_swiglu=layer.clamped_swiglu,
     ),
     rounds=False,
 )
@@ -109,6 +110,7 @@ _reference_layer = LayerOps(
         combine_experts=moe.combine_experts_reference,
         rows=lambda x, _: x,
         silu_mul=layer.silu_mul_reference,
+        clamped_swiglu=layer.clamped_swiglu_reference,
     ),
     rounds=False,
 )

@@ -96,8 +96,8 @@ Pass = Callable[..., Any]  # a Decoder's call: returns a tensor, or None if only
 class Layer:
     """One decoder layer; q, k, v and gate, up are fused to one projection each. window: 0 for none.
 
-    moe: its experts. Beside them gate_up and down are those of the shared expert, or None. Only the first layer of a
-    model may have no attention_norm.
+    moe: its experts. Beside them gate_up and down are those of the shared expert, or None. sinks: see tree_attention.
+    Only the first layer of a model may have no attention_norm.
     """
 
     attention_norm: torch.Tensor | None
@@ -110,6 +110,7 @@ class Layer:
     down: Projection | None
     window: int
     moe: Moe | None = None
+    sinks: torch.Tensor | None = None
 
     @property
     def projections(self) -> tuple[Projection, ...]:
@@ -220,6 +221,7 @@ def _native_layer(layer: Layer) -> _C.DecoderLayer:
         down=_NOTHING if layer.down is None else native_projection(layer.down),
         window=layer.window,
         moe=() if layer.moe is None else (_native_experts(layer.moe),),
+        sinks=layer.sinks,
     )
 
 
@@ -233,6 +235,8 @@ def _native_experts(moe: Moe) -> _C.MoeLayer:
         intermediate=moe.intermediate,
         gate_up=_native_expert_projection(moe.gate_up),
         down=_native_expert_projection(moe.down),
+        swiglu_limit=moe.swiglu_limit,
+        swiglu_alpha=moe.swiglu_alpha,
     )
 
 

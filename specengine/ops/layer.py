@@ -1,4 +1,4 @@
-"""The row-wise ops of a decoder layer: RMSNorm with residual, SiLU gate, RoPE with cache write.
+"""The row-wise ops of a decoder layer: RMSNorm with residual, the gates of MLPs, RoPE with cache write.
 
 Shapes: M rows, C columns, I intermediate size, H query heads, K key/value heads, D head dim, T positions.
 """
@@ -25,6 +25,14 @@ def silu_mul(gate_up, out) -> None:
     _C.silu_mul(gate_up, out)
 
 
+def clamped_swiglu(gate_up, out, limit: float, alpha: float) -> None:
+    """out[M, I] = (up + 1) * gate * sigmoid(alpha * gate), for gate at most `limit` and up from -limit to limit.
+
+    gate_up, out: as for silu_mul. The CPU alone has it.
+    """
+    _C.clamped_swiglu(gate_up, out, limit, alpha)
+
+
 def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
 
@@ -46,6 +54,12 @@ def rms_norm_reference(residual, delta, weight, out, eps: float) -> None:
 def silu_mul_reference(gate_up, out) -> None:
     gate, up = gate_up.chunk(2, dim=-1)
     out.copy_(F.silu(gate) * up)
+
+
+def clamped_swiglu_reference(gate_up, out, limit: float, alpha: float) -> None:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    out.copy_((up + 1) * gate * (alpha * gate).sigmoid())
 
 
 def rope_cache_reference(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:

@@ -118,7 +118,8 @@ class LayerwiseDecoder:
             if only_cache and number == len(self.layers) - 1:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
-            ops.tree_attention(q, cache, tree.ancestors, attended, factors.attention_scale(c.head_dim), layer.window)
+            scale = factors.attention_scale(c.head_dim)
+            ops.tree_attention(q, cache, tree.ancestors, attended, scale, layer.window, sinks=layer.sinks)
             delta = product(attended.view(rows, -1), layer.attention_out, lora.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up if layer.moe is None else None)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, stream_eps)

@@ -13,7 +13,9 @@ from specengine.ops.layer import rows_of
 from specengine.ops.prefill_attention import causal_attention, masked_attention
 
 
-def tree_attention(q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False) -> None:
+def tree_attention(
+    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None
+) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
     q: float32 [M, H, D].  cache: one layer, float32, bfloat16 or float16.
@@ -22,20 +24,24 @@ def tree_attention(q, cache: KVCacheView, ancestors, out, scale: float, window: 
     Example: the tree 0 -> 1, 0 -> 2, 2 -> 3 has the bits 0b0001, 0b0011, 0b0101, 0b1101.
     strict: a row's bits depend on its own path only, neither on the tree nor on the batch. The CPU and a float32 cache
     are always strict.
+    sinks: float32 [H], a score of each head that takes part in the softmax and has no value; None: none, as on CUDA.
     On CUDA out may also be bfloat16 or float16, and a row without ancestor bits is padding and becomes zeros. CUDA
     raises ValueError for ancestors None and for a head dim above 256 or not a multiple of 8. Its workspace is allocated
     here.
     """
-    workspace = q.new_empty(_C.tree_attention_workspace(q, cache, ancestors, out, scale, window, strict, None))
-    _C.tree_attention(q, cache, ancestors, out, scale, window, strict, workspace)
+    arguments = q, cache, ancestors, out, scale, window, strict
+    workspace = q.new_empty(_C.tree_attention_workspace(*arguments, None, sinks))
+    _C.tree_attention(*arguments, workspace, sinks)
 
 
-def tree_attention_cuda(q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False) -> None:
+def tree_attention_cuda(
+    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None
+) -> None:
     """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict."""
-    if ancestors is None and not strict:
+    if ancestors is None and not strict and sinks is None:
         return tree_attention_reference(q, cache, None, out, scale, window)
     bits = chain_bits(cache.row_start, q.shape[0], cache.first_node) if ancestors is None else ancestors
-    return tree_attention(q, cache, bits, out, scale, window, strict)
+    return tree_attention(q, cache, bits, out, scale, window, strict, sinks)
 
 
 def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch.Tensor:
@@ -46,7 +52,7 @@ def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch
     return torch.where(bits == 32, -1, (1 << bits.clamp(max=31)) - 1).int()
 
 
-def tree_attention_reference(q, cache: KVCacheView, ancestors, out, scale: float, window: int) -> None:
+def tree_attention_reference(q, cache: KVCacheView, ancestors, out, scale: float, window: int, sinks=None) -> None:
     k_cache, v_cache, block_table, lengths, row_start, first_node = cache
     starts = row_start.tolist()
     for b, length in enumerate(lengths.tolist()):
@@ -55,10 +61,10 @@ def tree_attention_reference(q, cache: KVCacheView, ancestors, out, scale: float
             continue
         keys, values = gather_slots(k_cache, v_cache, block_table[b], length + nodes)
         if ancestors is None:
-            out[rows] = causal_attention(q[rows], keys, values, scale, window)
+            out[rows] = causal_attention(q[rows], keys, values, scale, window, sinks)
         else:
             visible = _visible(length, nodes, ancestors[rows], window)
-            out[rows] = masked_attention(q[rows], keys, values, visible, scale)
+            out[rows] = masked_attention(q[rows], keys, values, visible, scale, sinks)
 
 
 def gather_slots(k_cache, v_cache, pages, slots: int) -> tuple[torch.Tensor, torch.Tensor]:

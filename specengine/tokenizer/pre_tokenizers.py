@@ -17,6 +17,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 )
+# o200k, of OpenAI's tiktoken, which takes a word that is an entry before it merges
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 # The cased letters of DeepSeek-LLM: a fixed list, because newer Unicode versions have more letters.
 _CASED = """
@@ -102,5 +107,6 @@ _RULES: dict[str, ByteLevelRules] = {
     "deepseek-r1-qwen": _QWEN,
     "deepseek-coder": ByteLevelRules(_splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, single_digits=True)),
     "deepseek-llm": ByteLevelRules(_deepseek_llm),
+    "gpt-4o": ByteLevelRules(_splits(_GPT_4O), ignore_merges=True),
     "tekken": ByteLevelRules(_splits(_TEKKEN), ignore_merges=True, adds_bos=True),
 }

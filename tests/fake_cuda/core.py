@@ -67,7 +67,7 @@ OPS = {
     ),
     # Keys are split wherever a GPU has room for more blocks than there are rows; then their results are merged.
     "tree_attention": Op(
-        f"q: f32[M,H,D]  {CACHE}  ancestors: i32[M,words]  out: float[M,H,D]  workspace: f32[n]",
+        f"q: f32[M,H,D]  {CACHE}  ancestors: i32[M,words]  out: float[M,H,D]  workspace: f32[n]  sinks?: f32[H]",
         ("tensor_attention", "merge_splits"),
     ),
     "expand_backbone": Op(

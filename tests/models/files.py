@@ -47,7 +47,8 @@ def permuted(name, tensor, config):
 
 def write_gguf(path, config, state, metadata=(), extra=()):
     """Writes the GGUF file of `state`: Hugging Face names to tensors or (bytes, block type)."""
-    writer = gguf.GGUFWriter(path, config.architecture)
+    arch = gguf.MODEL_ARCH[config.architecture.upper()]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
@@ -65,7 +66,7 @@ def write_gguf(path, config, state, metadata=(), extra=()):
     writer.add_eos_token_id(config.eos_token_ids[0])
     for key, value, type_ in metadata:
         writer.add_key_value(key, value, type_)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.architecture.upper()], config.num_layers)
+    names = gguf.get_tensor_name_map(arch, config.num_layers)
     stored = {names.get_name(name, (".weight", ".bias")): (name, value) for name, value in state.items()}
     stored |= {name: (name, value) for name, value in extra}
     for gguf_name, (name, value) in stored.items():

@@ -25,11 +25,12 @@ transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 17, 5, 9, 4], [33, 2, 7, 7, 7, 250, 8], [1]]
 FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe", "tiny-granite-moe")
+ALL_FAMILIES = (*FAMILIES, "tiny-gpt-oss")  # see test_gpt_oss.py for its GGUF files
 NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # others have one name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("preset", FAMILIES)
+@pytest.mark.parametrize("preset", ALL_FAMILIES)
 def test_drafts_change_no_token_and_no_bit_of_a_logit(preset, dtype):
     target = load_transformer(RandomCheckpoint(PRESETS[preset]), dtype, CPU)
     model = LoadedModel("experts", dtype, target, None, frozenset())

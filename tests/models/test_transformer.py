@@ -37,6 +37,13 @@ LLAMA3_ROPE = {
 }
 FEW = {"intermediate_size": 40, "num_local_experts": 9, "num_experts_per_tok": 3}
 EXPERTS = {"moe_intermediate_size": 40, "num_experts": 9, "num_experts_per_tok": 3}  # no whole panels of 16
+GPT_OSS = {
+    "intermediate_size": 40,
+    "num_local_experts": 9,
+    "num_experts_per_tok": 3,
+    "head_dim": 32,
+    "swiglu_limit": 1.0,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 VARIANTS = {
@@ -67,6 +74,7 @@ VARIANTS = {
     "granite-moe-shared": ("GraniteMoeSharedConfig", {**GRANITE, **FEW, "shared_intermediate_size": 56}),
     "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [0]}),
     "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "gpt-oss": ("GptOssConfig", {**GPT_OSS, "sliding_window": 16, "rope_parameters": {**YARN, "truncate": False}}),
     "qwen3-moe-every-second": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "decoder_sparse_step": 2}),
 }
 
@@ -80,7 +88,7 @@ def pair(request, tmp_path_factory):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():  # fresh models have zero biases and unit norms
-            if parameter.ndim == 1:
+            if parameter.ndim == 1 or parameter_name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1 * ("bias" in parameter_name or 1.0))
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)

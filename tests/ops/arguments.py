@@ -109,6 +109,10 @@ def silu_mul_quantised() -> Arguments:
     return {"gate_up": randn(3, 128), "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)}
 
 
+def clamped_swiglu() -> Arguments:
+    return {**silu_mul(), "limit": 7.0, "alpha": 1.702}
+
+
 def route_rows() -> Arguments:
     written = {"logits": torch.zeros(3, 7), "experts": ints(*range(6)).view(3, 2), "weights": torch.zeros(3, 2)}
     shared = {"shared_gate": randn(6, seed=4), "shared_scale": torch.zeros(3)}
@@ -148,7 +152,7 @@ def rope_cache() -> Arguments:
 def tree_attention() -> Arguments:
     cache = make_cache(TREES, LENGTHS, 2, 8, torch.float32).view()._asdict()
     rest = {"ancestors": ancestor_bits(TREES), "out": torch.zeros(8, 4, 8), "scale": 0.3, "window": 0}
-    return {"q": randn(8, 4, 8), **cache, **rest, "strict": False, "workspace": torch.zeros(4)}
+    return {"q": randn(8, 4, 8), **cache, **rest, "strict": False, "workspace": torch.zeros(4), "sinks": randn(4)}
 
 
 def projection(rows: int, columns: int, seed: int) -> _C.Projection:
@@ -168,6 +172,7 @@ def decoder_layer() -> Arguments:
         "down": projection(6, 10, 4),
         "window": 0,
         "moe": (),
+        "sinks": None,
     }
 
 
@@ -472,7 +477,8 @@ OPS: dict[str, Callable[[], Arguments]] = {
         ),
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised, add_lora),
         *(route_rows, group_pairs, expert_linear, combine_experts),
-        *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, rope_cache, tree_attention, decoder_pass),
+        *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, clamped_swiglu, rope_cache, tree_attention),
+        decoder_pass,
         *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),
         *(draft_cascade, draft_cascade_halves, draft_heads, draft_glide),
         *(expand_backbone, verify_tree, verify_tree_sampled, draw_siblings, compact_kv),
@@ -489,7 +495,8 @@ OPTIONAL = {
     ),
     *(("decoder_pass", "experts"), ("decoder_pass fed", "experts")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
-    *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("decoder_pass", "ancestors")),
+    *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("tree_attention", "sinks")),
+    ("decoder_pass", "ancestors"),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
     *((op, "vocabulary") for op in OPS if op.startswith("draft_tree")),
     *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),

@@ -108,7 +108,7 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     **{(op, "packed"): FORMATS for op in ("pack_linear", "pack_coded")},
     **{(op, "weight"): FORMATS for op in ("gather_rows", "linear", "linear_argmax", "expert_linear")},
     ("route_rows", "router"): FLOATS,
-    **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul")},
+    **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul", "clamped_swiglu")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
     **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_tree", "draft_cascade", "draft_glide")},
     **{(op, "embedding"): FORMATS for op in ("draft_tree", "draft_cascade", "draft_glide")},
@@ -445,6 +445,10 @@ LINEAR_CHANGES = [
         ("rms_norm", {"out": torch.zeros(3, 1, 44, dtype=torch.uint8)[:2]}, "out: expected shape"),
         ("rms_norm quantised", {"out": torch.zeros(3, 3, 44, dtype=torch.uint8)}, "out: expected shape"),
         ("silu_mul quantised", {"out": torch.zeros(3, 2, 40, dtype=torch.uint8)}, "out: expected shape"),
+        *(
+            ("clamped_swiglu", {"limit": limit}, "limit: expected a positive number")
+            for limit in (0.0, -1.0, float("nan"))
+        ),
         ("rope_cache", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected D/2=4 columns"),
         ("rope_cache", {"block_table": ints([0], [1])}, "block_table: request 0 needs 2 pages"),
         ("tree_attention", {"window": -1}, "window: "),
@@ -485,7 +489,7 @@ def test_arguments_that_do_not_fit_together_are_refused(op, changes, message):
 def test_trees_too_large_for_their_masks_are_refused(nodes, words, message):
     cache = make_cache([comb(nodes)], [3], 1, 8, torch.float32)
     masks = ancestor_bits([comb(nodes)], 9)[:, :words].contiguous()
-    arguments = OPS["tree_attention"]() | cache.view()._asdict() | {"ancestors": masks}
+    arguments = OPS["tree_attention"]() | cache.view()._asdict() | {"ancestors": masks, "sinks": None}
     refuse("tree_attention", {**arguments, "q": randn(nodes, 1, 8), "out": randn(nodes, 1, 8)}, message)
 
 

@@ -1,4 +1,4 @@
-"""rms_norm, silu_mul and rope_cache against their references."""
+"""rms_norm, silu_mul, clamped_swiglu and rope_cache against their references."""
 
 from functools import partial
 
@@ -7,6 +7,8 @@ import torch
 
 from specengine import _C
 from specengine.ops.layer import (
+    clamped_swiglu,
+    clamped_swiglu_reference,
     rms_norm,
     rms_norm_reference,
     rope_cache,
@@ -84,6 +86,27 @@ def test_silu_mul_matches_its_reference(rows, columns):
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 7, 40])
+@pytest.mark.parametrize("columns", [1, 7, 8, 20])
+def test_clamped_swiglu_matches_its_reference(rows, columns):
+    gate_up, out, expected = 4 * randn(rows, 2 * columns), torch.empty(rows, columns), torch.empty(rows, columns)
+    for limit, alpha in ((7.0, 1.702), (0.5, 1.0)):
+        clamped_swiglu(gate_up, out, limit, alpha)
+        clamped_swiglu_reference(gate_up, expected, limit, alpha)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_clamped_swiglu_limits_gates_above_and_the_other_factor_on_both_sides():
+    gate, up = torch.tensor([8.0, 7.0, -8.0, -3e38, 1.0, 1.0]), torch.tensor([2.0, 2.0, 2.0, 2.0, 9.0, -9.0])
+    out = torch.empty(1, 6)
+    clamped_swiglu(torch.cat([gate, up])[None].contiguous(), out, 7.0, 1.702)
+    sigmoid = (1.702 * torch.tensor([7.0, 7.0, -8.0, -3e38, 1.0, 1.0])).sigmoid()
+    torch.testing.assert_close(out[0], torch.tensor([21.0, 21.0, -24.0, 0.0, 8.0, -6.0]) * sigmoid)
+    broken = torch.full((1, 12), torch.nan)
+    clamped_swiglu(broken, out, 7.0, 1.702)
+    assert out.isnan().all()
+
+
 def test_silu_mul_holds_over_the_whole_range_of_gates():
     gate = torch.cat([torch.linspace(-200, 200, 4001), torch.tensor([0.0, -0.0, 1e-30, -87.3, 88.0, 3e38, -3e38])])
     out, expected = torch.empty(1, len(gate)), torch.empty(1, len(gate))
@@ -102,7 +125,9 @@ def test_rows_for_a_quantised_weight_are_the_quantised_rows_of_the_float_output(
         delta[7, 0], gate_up[7, columns - 1] = torch.nan, torch.inf
     normed, gated = torch.empty(rows, columns), torch.empty(rows, columns)
     rms_norm(residual.clone(), delta, weight, normed, EPS)
+    clamped = torch.empty(rows, columns)
     silu_mul(gate_up, gated)
+    clamped_swiglu(gate_up, clamped, 7.0, 1.702)
     out, again = quantise_rows(normed), residual.clone()
     out.fill_(77)
     rms_norm(again, delta, weight, out, EPS)
@@ -111,6 +136,9 @@ def test_rows_for_a_quantised_weight_are_the_quantised_rows_of_the_float_output(
     out.fill_(77)
     silu_mul(gate_up, out)
     assert torch.equal(out, quantise_rows(gated))
+    out.fill_(77)
+    clamped_swiglu(gate_up, out, 7.0, 1.702)
+    assert torch.equal(out, quantise_rows(clamped))
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)

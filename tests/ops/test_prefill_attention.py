@@ -14,7 +14,7 @@ def tensors(rows, slots, dtype):
     return q, keys, values
 
 
-def plain(q, keys, values, scale, window):
+def plain(q, keys, values, scale, window, sinks=None):
     """Row by row, from the definition, in float64."""
     rows, slots = len(q), len(keys)
     out = torch.empty(q.shape, dtype=torch.float64)
@@ -23,7 +23,9 @@ def plain(q, keys, values, scale, window):
         seen = slice(max(0, last - window + 1) if window else 0, last + 1)
         for h in range(q.shape[1]):
             k, v = keys[seen, h // 2].double(), values[seen, h // 2].double()
-            out[i, h] = (k @ q[i, h].double() * scale).softmax(0) @ v
+            scores = k @ q[i, h].double() * scale
+            scores = scores if sinks is None else torch.cat([scores, sinks[h : h + 1].double()])
+            out[i, h] = scores.softmax(0)[: len(v)] @ v
     return out.float()
 
 
@@ -33,6 +35,17 @@ def test_rows_see_what_came_before_them(rows, slots, window):
     q, keys, values = tensors(rows, slots, torch.float32)
     out = causal_attention(q, keys, values, 0.3, window)
     torch.testing.assert_close(out, plain(q, keys, values, 0.3, window), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [0, 5])
+def test_sinks_take_part_in_the_softmax_and_have_no_value(window, dtype):
+    q, keys, values = tensors(7, 30, dtype)
+    sinks = torch.tensor([-40.0, 0.0, 3.0, 40.0])
+    out = causal_attention(q, keys, values, 0.3, window, sinks)
+    torch.testing.assert_close(out, plain(q, keys, values, 0.3, window, sinks), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out[:, 0], plain(q, keys, values, 0.3, window)[:, 0], rtol=1e-4, atol=1e-5)
+    assert out[:, 3].abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

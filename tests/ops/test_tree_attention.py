@@ -30,10 +30,10 @@ MIXED = ([comb(33), [-1], star(65), random_tree(40, 3), chain(7)], [129, 64, 0, 
 
 
 def attend(
-    cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None, window: int = 0, op=tree_attention
+    cache: Cache, q: torch.Tensor, ancestors: torch.Tensor | None, window: int = 0, op=tree_attention, **more
 ) -> torch.Tensor:
     out = torch.full_like(q, torch.nan)
-    op(q, cache.view(), ancestors, out, q.shape[-1] ** -0.5, window)
+    op(q, cache.view(), ancestors, out, q.shape[-1] ** -0.5, window, **more)
     return out
 
 
@@ -115,7 +115,7 @@ def test_a_chain_longer_than_any_tree_is_prefill(window):
     torch.testing.assert_close(attend(cache, q, None, window), expected, rtol=1e-4, atol=2e-5)
 
 
-def decoded(cache: Cache, trees, lengths, q: torch.Tensor, window: int) -> torch.Tensor:
+def decoded(cache: Cache, trees, lengths, q: torch.Tensor, window: int, **more) -> torch.Tensor:
     """Every node by plain decoding: its own request, its path's rows consecutive behind the prefix, one query."""
     own, rows = [], []
     for b, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
@@ -127,7 +127,7 @@ def decoded(cache: Cache, trees, lengths, q: torch.Tensor, window: int) -> torch
             rows.append((keys[slots], values[slots]))
     _, kv_heads, _, dim = cache.k.shape
     plain = make_cache([[-1]] * len(own), own, kv_heads, dim, cache.k.dtype, seed=8, rows=rows)
-    return attend(plain, q, None, window)
+    return attend(plain, q, None, window, **more)
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
@@ -148,6 +148,36 @@ def test_a_token_has_the_same_bits_in_prefill_and_in_decoding(heads, kv_heads, d
     cache = make_cache(trees, lengths, kv_heads, dim, dtype)
     q = queries(cache, heads)
     assert torch.equal(attend(cache, q, None, window), decoded(cache, trees, lengths, q, window))
+
+
+@pytest.mark.parametrize("window", [0, 3, 64])
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_sinks_are_those_of_the_reference_and_keep_the_bits_of_plain_decoding(heads, kv_heads, window):
+    trees, lengths = MIXED
+    cache, sinks = make_cache(trees, lengths, kv_heads, 16, torch.float32), 3 * randn(heads, seed=5)
+    q, ancestors = queries(cache, heads), ancestor_bits(trees)
+    found = attend(cache, q, ancestors, window, sinks=sinks)
+    expected = attend(cache, q, ancestors, window, tree_attention_reference, sinks=sinks)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    assert torch.equal(found, decoded(cache, trees, lengths, q, window, sinks=sinks))
+    rows = [chain(170), chain(3)]
+    prompts = make_cache(rows, [0, 130], kv_heads, 16, torch.float32)
+    q = queries(prompts, heads)
+    found = attend(prompts, q, None, window, sinks=sinks)
+    expected = attend(prompts, q, None, window, tree_attention_reference, sinks=sinks)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    assert torch.equal(found, decoded(prompts, rows, [0, 130], q, window, sinks=sinks))
+
+
+def test_a_sink_is_a_score_without_a_value():
+    cache = make_cache([comb(9)], [80], 2, 8, torch.float32)
+    q, ancestors = queries(cache, 4), ancestor_bits([comb(9)])
+    without = attend(cache, q, ancestors)
+    found = attend(cache, q, ancestors, sinks=torch.tensor([-torch.inf, -1000.0, 1000.0, 0.0]))
+    assert torch.equal(found[:, :2], without[:, :2]) and not found[:, 2].any()
+    smaller = found[:, 3] / without[:, 3]
+    assert (smaller < 1).all() and (smaller > 0).all()
+    torch.testing.assert_close(smaller, smaller[:, :1].expand_as(smaller), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 16, 17, 33, 100])

@@ -309,6 +309,7 @@ def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, 
     "dim, changes, message",
     [
         (16, {"ancestors": None}, "ancestors: expected the bits of every row on cuda, got None"),
+        (16, {"sinks": torch.zeros(4)}, "sinks: expected None on cuda, got a tensor"),
         (20, {}, "k_cache: expected a head dim that is a multiple of 8, at most 256, on cuda, got D=20"),
         (264, {}, "k_cache: expected a head dim"),
         (16, {"workspace": torch.zeros(100)}, r"workspace: expected at least \d+ floats, got 100"),
@@ -319,7 +320,7 @@ def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, 
 def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, message):
     arguments = problem([comb(9)], [900], dim=dim).arguments(cuda_backend)
     with pytest.raises(ValueError, match=f"^{message}"):
-        module._C.tree_attention(**{**arguments, "workspace": torch.zeros(100_000), **changes})
+        module._C.tree_attention(**{**arguments, "workspace": torch.zeros(100_000), "sinks": None, **changes})
     assert arguments["out"].isnan().all()
 
 

@@ -12,6 +12,7 @@ from specengine.tokenizer.pre_tokenizers import rules_for
         ("smollm", "It|'s|Ġ|2|0|2|4|,|ĠI|'|LL|ĠĠ|Ġgo|Ċ|Ċ|x"),
         ("llama-bpe", "It|'s|Ġ|202|4|,|ĠI|'LL|ĠĠ|Ġgo|ĊĊ|x"),
         ("qwen2", "It|'s|Ġ|2|0|2|4|,|ĠI|'LL|ĠĠ|Ġgo|ĊĊ|x"),
+        ("gpt-4o", "It's|Ġ|202|4|,|ĠI'LL|ĠĠ|Ġgo|ĊĊ|x"),
         ("tekken", "It|'s|Ġ|2|0|2|4|,|ĠI|'LL|ĠĠ|Ġgo|ĊĊ|x"),
         ("deepseek-coder", "It|'|s|Ġ|2|0|2|4|,|ĠI|'|LL|ĠĠ|Ġgo|Ċ|Ċ|x"),
         ("deepseek-llm", "It|'|s|Ġ|2|0|2|4|,|ĠI|'|LL|ĠĠ|Ġgo|Ċ|Ċ|x"),

@@ -154,6 +154,7 @@ void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t 
     check_projection(check, layer.down, "down", hidden, inner, true);
   }
   if (!layer.moe.empty()) validate_experts(check, layer);
+  check.optional(layer.sinks, "sinks", {DType::kFloat32}, {heads});
   if (layer.window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", layer.window);
 }
 
@@ -168,6 +169,7 @@ void Decoder::validate_experts(Checker& check, const DecoderLayer& layer) const 
   const int64_t most = std::min<int64_t>(E, kMostPerToken);
   if (moe.per_token < 1 || moe.per_token > most) fail("per_token: expected 1 to ", most, ", got ", moe.per_token);
   check_size("experts' intermediate", moe.intermediate);
+  if (!(moe.swiglu_limit >= 0)) fail("swiglu_limit: expected 0 or a positive number, got ", moe.swiglu_limit);
   check_projection(check, moe.gate_up, "experts' gate_up", E, 2 * moe.intermediate, hidden);
   check_projection(check, moe.down, "experts' down", E, hidden, moe.intermediate);
 }

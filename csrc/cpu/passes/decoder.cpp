@@ -179,7 +179,11 @@ void run_experts(const DecoderPass& op, size_t number, const Activations& a, boo
   }
   if (e.in.defined()) run_cpu(QuantiseRows{a.normed, e.in});
   project(e.in.defined() ? e.in : a.normed, e.rows, moe.gate_up, e.starts, e.gate_up);
-  run_cpu(SiluMul{e.gate_up, e.down_in});
+  if (moe.swiglu_limit > 0) {
+    run_cpu(ClampedSwiglu{e.gate_up, e.down_in, moe.swiglu_limit, moe.swiglu_alpha});
+  } else {
+    run_cpu(SiluMul{e.gate_up, e.down_in});
+  }
   project(e.down_in, {}, moe.down, e.starts, e.out);
   run_cpu(
       CombineExperts{e.out, e.places, e.weights, shared ? OptionalTensor(a.delta) : OptionalTensor{}, scale, a.delta});
@@ -236,7 +240,8 @@ void run_cpu(const DecoderPass& op) {
     TensorView heads = a.attended;
     heads.ndim = 3, heads.shape[1] = d.heads, heads.shape[2] = d.head_dim, heads.strides[1] = d.head_dim,
     heads.strides[2] = 1;
-    run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, d.multipliers.attention, layer.window, true, {}});
+    run_cpu(
+        TreeAttention{a.q, cache, op.ancestors, heads, d.multipliers.attention, layer.window, true, {}, layer.sinks});
     adapters.project(a.attended, a.out_in, layer.attention_out, &LoraLayer::attention_out, a.delta, a.lora_sums);
     run_mlp(op, i, a, adapters);
     delta = a.delta;

@@ -44,6 +44,17 @@ def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig 
             shared_gate=shared_size > 0,
             dense_layers=_dense_layers(fields, num_layers),
         )
+    if architecture == "gpt_oss":
+        return fields.build(
+            MoeConfig,
+            num_experts=_count(fields, 128),
+            experts_per_token=fields.get("num_experts_per_tok", int, 4),
+            intermediate_size=fields.get("intermediate_size", int),
+            router_bias=True,
+            expert_bias=True,
+            swiglu_limit=_positive(fields, "swiglu_limit", 7.0),
+            swiglu_alpha=_positive(fields, "swiglu_alpha", 1.702),
+        )
     for name in (*_COUNTS, "num_experts_per_tok"):
         if fields.data.get(name):
             raise fields.error(name, f"describes a mixture of experts, which {architecture} does not have")
@@ -54,6 +65,13 @@ def _count(fields: Fields, default: int) -> int:
     """Reads the number of experts; transformers spells it in two ways."""
     name = next((name for name in _COUNTS if fields.data.get(name) is not None), _COUNTS[0])
     return int(fields.get(name, int, default))
+
+
+def _positive(fields: Fields, name: str, default: float) -> float:
+    value: float = fields.get(name, float, default)
+    if not value > 0:
+        raise fields.error(name, f"must be positive, got {value}")
+    return value
 
 
 def _dense_layers(fields: Fields, num_layers: int) -> frozenset[int]:

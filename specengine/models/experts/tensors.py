@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
-from specengine.models.config import ModelConfig
+from specengine.models.experts.gpt_oss import GptOssTensors
 from specengine.ops.coded.rows import CodedRows
 
 # Mixtral's and Granite's names; w1 is the gate, w3 goes up, w2 down; input_linear is gate and up
@@ -106,11 +106,10 @@ class ExpertTensors(Checkpoint):
 
 def named_experts(stored: Checkpoint) -> Checkpoint:
     """Returns a checkpoint whose experts have the names of this module; a dense model's is returned as it is."""
-    return stored if _dense(stored.config) else ExpertTensors(stored)
-
-
-def _dense(config: ModelConfig) -> bool:
-    return config.moe is None
+    config = stored.config
+    if config.moe is None:
+        return stored
+    return GptOssTensors(stored) if config.architecture == "gpt_oss" else ExpertTensors(stored)
 
 
 def _renamed(name: str) -> str:

@@ -47,6 +47,7 @@ class Moe:
 
     router: [E, C] of a float type.  router_bias: float32 [E].  shared_gate: float32 [C], whose product with a row gives
     the shared expert's scale.  renormalise: weights are a softmax over the k logits, otherwise over all.
+    swiglu_limit: 0 for silu(gate) * up; otherwise the gate is clamped_swiglu's.
     """
 
     router: torch.Tensor
@@ -57,6 +58,8 @@ class Moe:
     intermediate: int
     gate_up: ExpertProjection
     down: ExpertProjection
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 1.0
 
     @property
     def experts(self) -> int:
@@ -143,7 +146,7 @@ def combine_experts(
 class ExpertOps:
     """The ops of a layer of experts; each field has the signature of the function of its name here.
 
-    activation: rows [P, 2 N] of gate and up to rows for a product, as silu_mul.  rows: x as a product multiplies it.
+    rows: x as a product multiplies it.
     """
 
     route_rows: Callable[[torch.Tensor, Moe], Routing]
@@ -152,6 +155,7 @@ class ExpertOps:
     combine_experts: Callable[..., torch.Tensor]
     rows: Callable[[torch.Tensor, ExpertProjection], torch.Tensor]
     silu_mul: Callable[[torch.Tensor, torch.Tensor], None]
+    clamped_swiglu: Callable[[torch.Tensor, torch.Tensor, float, float], None]
 
     def __call__(self, x: torch.Tensor, moe: Moe, shared: torch.Tensor | None) -> torch.Tensor:
         """What the experts add to the residual stream for rows x, float32 [M, C]. shared: of the shared expert."""
@@ -159,7 +163,10 @@ class ExpertOps:
         groups = self.group_pairs(routing.experts, moe.experts)
         gate_up = self.expert_linear(self.rows(x, moe.gate_up), moe.gate_up, groups, True)
         gated = torch.empty(len(gate_up), moe.intermediate, device=x.device)
-        self.silu_mul(gate_up, gated)
+        if moe.swiglu_limit > 0:
+            self.clamped_swiglu(gate_up, gated, moe.swiglu_limit, moe.swiglu_alpha)
+        else:
+            self.silu_mul(gate_up, gated)
         y = self.expert_linear(self.rows(gated, moe.down), moe.down, groups, False)
         return self.combine_experts(y, groups, routing, shared)
 
