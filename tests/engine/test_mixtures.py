@@ -14,7 +14,7 @@ from specengine.tensor_parallel.loading import LoadedModel
 from tests.engine.prefixes import SPECS
 from tests.engines import ids
 
-FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe")
+FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe", "tiny-granite-moe", "tiny-gpt-oss")
 PROMPTS = [[3 + i, 9, 27, 81, 3 + i, 9, 27, 40 + i] for i in range(4)]
 
 
