@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import torch
 from safetensors.torch import save
 
 from specengine.models.checkpoint import expected_tensors, open_checkpoint
+from specengine.models.presets import PRESETS
+from specengine.models.rope import rope_tables
 from tests.fuzz import seeds
 from tests.fuzz.contract import Harness
-from tests.fuzz.mutations import damaged_json, damaged_safetensors
+from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_safetensors
+from tests.models.files import random_state
+from tests.models.moe_files import write_gpt_oss_gguf, write_moe_gguf
 
 JSON = 64  # bytes of Python's objects per byte of text
 EXPERTS, SIZE, HIDDEN = 3, 16, seeds.TINY.hidden_size
@@ -68,6 +73,29 @@ def _read(folder: Path) -> None:
         assert checkpoint.read_rows(name, 0, min(2, shape[0])).shape[1:] == shape[1:]
 
 
+_GGUF_WRITERS = {"qwen2-moe": write_moe_gguf, "granite-moe": write_moe_gguf, "gpt-oss": write_gpt_oss_gguf}
+
+
+@lru_cache
+def _gguf_files() -> list[bytes]:
+    return [seeds.written(partial(_write_gguf, preset=preset)) for preset in _GGUF_WRITERS]
+
+
+def _write_gguf(path: Path, preset: str) -> None:
+    config = PRESETS[f"tiny-{preset}"]
+    moe = replace(config.moe, num_experts=EXPERTS, experts_per_token=2, dense_layers=frozenset())
+    sliding = config.sliding_layers[:1]
+    config = replace(config, vocab_size=40, hidden_size=HIDDEN, num_layers=1, moe=moe, sliding_layers=sliding)
+    _GGUF_WRITERS[preset](path, config, random_state(config))
+
+
+def _damaged_gguf(path: Path) -> None:
+    checkpoint = open_checkpoint(path)
+    rope_tables(checkpoint.config, min(16, checkpoint.config.max_position))
+    for name, shape in expected_tensors(checkpoint.config).items():
+        assert checkpoint.read_rows(name, 0, min(2, shape[0])).shape[1:] == shape[1:]
+
+
 def _damaged_tensors(path: Path, family: str) -> None:
     (path.parent / "config.json").write_bytes(_config(family))
     _read(path.parent)
@@ -80,6 +108,7 @@ def _damaged_config(path: Path) -> None:
 
 
 HARNESSES = (
+    Harness("experts' gguf", _gguf_files, _damaged_gguf, ("mixture",), "mixture.gguf", damaged_bytes, JSON),
     *(
         Harness(
             f"{family} weights",

@@ -19,14 +19,14 @@ from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.adapters.files import write_adapter
 from tests.engines import Oracle, ids
-from tests.models.files import permuted, random_state
+from tests.models.files import random_state
+from tests.models.moe_files import write_moe_gguf
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 17, 5, 9, 4], [33, 2, 7, 7, 7, 250, 8], [1]]
 FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe", "tiny-granite-moe")
 ALL_FAMILIES = (*FAMILIES, "tiny-gpt-oss")  # see test_gpt_oss.py for its GGUF files
-NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # others have one name
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
@@ -77,53 +77,6 @@ def logits_of(target, prompt):
     cache = target.new_cache()
     batch = cache.batch([cache.allocate(len(prompt))], [0])
     return target.forward(TreeBatch.chains([prompt], CPU), cache, batch).scores
-
-
-def write_moe_gguf(path, config, state, kind="F32"):
-    """Writes a GGUF file as converters do: a tensor for each part of all experts of a layer."""
-    arch, moe = NAMES.get(config.architecture, config.architecture), config.moe
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.max_position)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_bos_token_id(config.bos_token_id)
-    writer.add_eos_token_id(config.eos_token_ids[0])
-    writer.add_expert_count(moe.num_experts)
-    writer.add_expert_used_count(moe.experts_per_token)
-    if arch == "granitemoe":
-        writer.add_embedding_scale(config.multipliers.embedding)
-        writer.add_attention_scale(config.multipliers.attention)
-        writer.add_residual_scale(config.multipliers.residual)
-        writer.add_logit_scale(config.multipliers.logits_divisor)
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.num_layers)
-    interleaved = arch in ("llama", "granitemoe")
-    merged: dict[str, list[torch.Tensor]] = {}
-    for name, value in state.items():
-        stored = permuted(name, value, replace(config, architecture="llama" if interleaved else "qwen3"))
-        if ".experts." in name:
-            layer, part = name.split(".")[2], name.split(".")[-2].removesuffix("_proj")
-            merged.setdefault(f"blk.{layer}.ffn_{part}_exps.weight", []).append(stored)
-            continue
-        if "shared_expert_gate" in name:
-            stored = stored[0]
-        name = name.replace("mlp.gate.", "block_sparse_moe.gate.") if arch == "llama" else name
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), stored.numpy())
-    for name, matrices in merged.items():
-        data, raw = torch.stack(matrices).numpy(), gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(name, data if kind == "F32" else gguf.quants.quantize(data, raw), raw_dtype=raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize("preset", FAMILIES)

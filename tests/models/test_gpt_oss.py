@@ -17,7 +17,8 @@ from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.engines import ids
-from tests.models.files import random_state, write_gguf
+from tests.models.files import random_state
+from tests.models.moe_files import write_gpt_oss_gguf
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -211,41 +212,6 @@ def test_a_configuration_has_the_defaults_of_transformers():
     ):
         with pytest.raises(ValueError, match=message):
             config_from_hf({"model_type": "gpt_oss", **fields, **changes})
-
-
-def write_gpt_oss_gguf(path, config, state, kind=None, changes=()):
-    """Writes a GGUF file as converters do: gate and up apart, rows as they are used. kind: of experts' matrices."""
-    merged, rest, extra = {}, {}, []
-    for name, value in state.items():
-        layer, part = name.split(".")[2:3], name.split(".")[-2:]
-        if ".experts." in name:
-            merged.setdefault(f"blk.{layer[0]}.ffn_{part[0].removesuffix('_proj')}_exps.{part[1]}", []).append(value)
-        elif name.endswith("sinks"):
-            extra.append((f"blk.{layer[0]}.attn_sinks.weight", value))
-        else:
-            rest[name] = value
-    for name, values in merged.items():
-        value = torch.stack(values)
-        if kind and name.endswith("weight"):
-            value = (
-                gguf.quants.quantize(value.numpy(), gguf.GGMLQuantizationType[kind]),
-                gguf.GGMLQuantizationType[kind],
-            )
-        extra.append((name, value))
-    number, real, text = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32, gguf.GGUFValueType.STRING
-    values = {
-        "attention.value_length": (config.head_dim, number),
-        "attention.sliding_window": (config.sliding_window, number),
-        "expert_count": (config.moe.num_experts, number),
-        "expert_used_count": (config.moe.experts_per_token, number),
-        "expert_feed_forward_length": (config.moe.intermediate_size, number),
-        "rope.scaling.type": ("yarn", text),
-        "rope.scaling.factor": (config.rope.factor, real),
-        "rope.scaling.original_context_length": (config.rope.original_max_position, number),
-        **dict(changes),
-    }
-    metadata = [(f"gpt-oss.{key}", *value) for key, value in values.items()]
-    return write_gguf(path, config, rest, metadata, extra)
 
 
 def test_gguf_files_have_the_tensors_of_their_model(tmp_path):
