@@ -61,10 +61,10 @@ class GptOssTensors(Checkpoint):
             return self._stored.read_coded(self._places[name].name, start, stop)
         place = self._places[name]
         packed = self._rows(place, "_blocks", start, stop).flatten(1)
-        scales = powers(self._rows(place, "_scales", start, stop))
-        if not scales.isfinite().all():
+        exponents = self._rows(place, "_scales", start, stop)
+        if (exponents == 255).any():
             raise ValueError(f"{self.source}: tensor '{name}' has a scale of 255, which stands for no number")
-        return CodedRows(_CODING, unpacked(packed, 4, self.tensors[name].shape[1]), scales)
+        return CodedRows(_CODING, unpacked(packed, 4, self.tensors[name].shape[1]), powers(exponents))
 
     def column_order(self, name: str) -> torch.Tensor | None:
         """See Checkpoint."""
