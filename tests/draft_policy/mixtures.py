@@ -58,9 +58,9 @@ MIXTURES = {
 SIBLINGS = Mixture(128, 8, 1.23e9, 1.81e9, 0.9)  # rows that share few experts
 
 
-def text_of(right: float, tokens: int = 1500) -> Text:
+def text_of(right: float, tokens: int = 1500, seed: int = 0) -> Text:
     """Returns a text. right: the share of its tokens that the drafter guesses, wherever its chain begins."""
-    draw = Random(0)
+    draw = Random(seed)
     text = [draw.randrange(1000) for _ in range(tokens)]
     guesses = [token if draw.random() < right else -1 for token in text]
     drafts = []

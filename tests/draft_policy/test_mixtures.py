@@ -32,6 +32,17 @@ def test_rows_that_share_few_experts_are_verified_where_they_pay():
     assert found[0.9][0] < 0.8 and max(best for _, best in found.values()) <= 1 + 1.5 * REGRET, found
 
 
+def test_a_batch_loses_nothing_to_plain_decoding_either():
+    found, machine = {}, SIBLINGS.machine
+    for right in (0.2, 0.6, 0.9):
+        texts = [text_of(right, 300, seed) for seed in range(8)]
+        seconds = [adaptive(texts, ["eagle3"], machine, 4, costs=costs) for costs in (SIBLINGS.costs, None)]
+        plain = fixed(texts, PLANS[0], machine, 4)
+        found[right] = [each / plain for each in seconds]
+    assert max(mixture for mixture, _ in found.values()) <= LOST, found
+    assert found[0.2][1] > 1.1 and found[0.9][0] < 0.9, found
+
+
 def test_costs_of_a_dense_model_would_lose_to_plain_decoding():
     found = [speeds(MIXTURES["gpt-oss-20b"], right, None)[0] for right in (0.4, 0.6)]
     assert min(found) > 1.1, found
