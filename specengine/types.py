@@ -250,6 +250,8 @@ class GenerationStats:
     tau: mean committed tokens per cycle, bonus token included.
     rule, lossless: the rule's name, and whether it preserves the target's output.
     relaxed: accepted tokens that the exact rule refuses; 0 for a lossless rule.
+    experts_per_layer: how many experts of a mixture a layer read in a cycle's pass, which has the rows of all requests
+      of the batch: the mean of layers and cycles. None for a dense model.
     acceptance_by_depth: entry d is the share of cycles drafting to depth d + 1 or deeper that accepted a node there.
     sources: counts by the parts of `combine`, or by the texts of `suffix` (text, corpus, earlier); `grammar` has the
       tokens that a constraint forces. A node with several sources counts for each. Empty for other drafters.
@@ -263,6 +265,7 @@ class GenerationStats:
     relaxed: int = 0
     cycles: int = 0
     tau: float = 0.0
+    experts_per_layer: float | None = None
     acceptance_by_depth: list[float] = field(default_factory=list)
     sources: dict[str, SourceStats] = field(default_factory=dict)
     deliveries: list[tuple[float, int]] = field(default_factory=list)

@@ -21,6 +21,7 @@ from specengine.bench.presets.side_by_side import side_by_side
 from specengine.bench.quality.agreement import rules_table
 from specengine.bench.quality.perplexity import perplexities, perplexity_table
 from specengine.bench.race.contenders import Contender, split_drafters
+from specengine.bench.race.expert_passes import experts_table
 from specengine.bench.race.latency import latency_table
 from specengine.bench.race.measure import RaceSettings
 from specengine.bench.race.prefill import prefill_table
@@ -121,6 +122,8 @@ def _tables(results: dict[str, Any]) -> Iterator[Table]:
             if any(row["level_acceptance"] for row in runs):
                 yield acceptance_table(runs)
             yield latency_table(runs)
+        if any(row["expert_passes"] for row in runs):
+            yield experts_table(runs)
         if any(row["speedup_over"] for row in runs):
             yield peers_table(runs)
     if results["preset"]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
+
+from specengine.draft_policy.expert_reads import ExpertReads
 
 # Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. The speed sets their scale.
 ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
 BITS = 14  # points of a curve; beyond them it goes on as between the last two
 _BITS = np.arange(BITS)
+AHEAD = (1, 2, 4, 8)  # levels of a mixture of experts; with the first alone a sure drafter loses 6 % in the replay
 USUAL, SPEED = 1 / 16, 1 / 8  # of a deviation: how quickly usual seconds, and the machine's speed, follow
 
 
@@ -21,16 +25,19 @@ def followed(usual: float, seconds: float, share: float = USUAL) -> float:
 class CycleCosts:
     """Gives the seconds of a cycle without its drafting, by its rows.
 
-    rows: seconds before any measurement, of ascending row counts from 1, two at least.
+    rows: seconds before any measurement, of ascending row counts from 1, two at least; what more rows read of experts
+    is added.
+    experts: what a mixture of experts reads; None: a dense model.
     speed: seconds that a usual second takes now; 0: nothing was measured.
     known: what was learned, by batch size (powers of 2) and prefix (powers of 4), then by rows (powers of 2).
     """
 
-    def __init__(self, rows: Mapping[int, float] = ROWS) -> None:
+    def __init__(self, rows: Mapping[int, float] = ROWS, experts: ExpertReads | None = None) -> None:
         places, seconds = [*rows, 1 << BITS], [*rows.values()]
         row = (seconds[-1] - seconds[-2]) / (places[-2] - places[-3])  # as between the last two, so beyond them
         seconds.append(seconds[-1] + row * (places[-1] - places[-2]))
-        self._prior = np.maximum.accumulate(np.interp(1 << _BITS, places, seconds))
+        self._dense = np.maximum.accumulate(np.interp(1 << _BITS, places, seconds))
+        self.experts = experts
         self.known: dict[tuple[int, int], dict[int, float]] = {}
         self.speed = 0.0
 
@@ -39,19 +46,24 @@ class CycleCosts:
 
         Points that no cycle measured have the prior's shape between and beyond those that were.
         """
-        known = sorted(self._nearest(_place(requests, prefix)).items())
+        known, prior = sorted(self._nearest(_place(requests, prefix)).items()), self._prior()
+        ahead = AHEAD if self.experts else (1,)
         if not known:
-            return Curve(requests, self._prior.tolist())
+            return Curve(requests, prior.tolist(), ahead)
         bits = [bit for bit, _ in known]
-        ratios = np.interp(_BITS, bits, [seconds for _, seconds in known] / self._prior[bits])
-        return Curve(requests, np.maximum.accumulate(ratios * self._prior).tolist())
+        ratios = np.interp(_BITS, bits, [seconds for _, seconds in known] / prior[bits])
+        return Curve(requests, np.maximum.accumulate(ratios * prior).tolist(), ahead)
 
-    def observe(self, curve: Curve, prefix: float, nodes: int, seconds: float) -> float:
+    def observe(self, curve: Curve, prefix: float, nodes: int, seconds: float, experts: float | None = None) -> float:
         """Learns from a measured cycle: moves the two points beside its rows.
 
+        experts: that each layer read, in the mean; None: nobody counted.
         Returns how much more than usual everything takes now: the machine may have become slower or faster.
         """
         rows, expected = min(curve.requests + nodes, 1 << (BITS - 1)), curve(nodes)
+        if self.experts and experts:
+            self.experts.observe(rows, experts)
+            self.experts.record(rows, experts, expected * self.speed or seconds, seconds)
         ratio = max(seconds, 1e-9) / expected
         # No cycle is twice as fast as usual, but the first one of a process may be many times slower.
         self.speed = followed(min(self.speed or ratio, 2 * ratio), ratio, SPEED)
@@ -66,6 +78,10 @@ class CycleCosts:
                 self.known[place][bit] = curve.points[bit] * (1 + change * weight / (share**2 + (1 - share) ** 2))
         return self.speed
 
+    def _prior(self) -> npt.NDArray[np.float64]:
+        dense = self._dense
+        return dense if self.experts is None else dense + dense[0] * self.experts.added(1 << _BITS)
+
     def _nearest(self, place: tuple[int, int]) -> Mapping[int, float]:
         def distance(other: tuple[int, int]) -> int:
             return abs(other[0] - place[0]) + abs(other[1] - place[1])
@@ -74,10 +90,13 @@ class CycleCosts:
 
 
 class Curve:
-    """The seconds of a cycle by its nodes. points: those of 1, 2, 4, .. rows, never less for more."""
+    """The seconds of a cycle by its nodes.
 
-    def __init__(self, requests: int, points: Sequence[float]) -> None:
-        self.requests, self.points = requests, points
+    points: those of 1, 2, 4, .. rows, never less for more.  ahead: the levels among which level() looks.
+    """
+
+    def __init__(self, requests: int, points: Sequence[float], ahead: Sequence[int] = (1,)) -> None:
+        self.requests, self.points, self._ahead = requests, points, ahead
 
     def __call__(self, nodes: int) -> float:
         """Returns the seconds of a cycle with this number of nodes, roots excluded."""
@@ -85,6 +104,13 @@ class Curve:
         bit = min(rows.bit_length(), BITS - 1) - 1
         low = self.points[bit]
         return low + (self.points[bit + 1] - low) * (rows / (1 << bit) - 1)
+
+    def level(self, nodes: int, width: int) -> float:
+        """Returns the seconds of a level of `width` nodes behind others: the least of those that may follow.
+
+        Rows that share experts become cheaper. A level that does not pay alone may pay together with the next ones.
+        """
+        return min(self(nodes + count * width) - self(nodes + (count - 1) * width) for count in self._ahead)
 
 
 UNKNOWN = Curve(1, [1.0] * BITS)

@@ -95,6 +95,7 @@ class Draft:
     """The draft of a cycle. trees: cut to the nodes that pay.  nodes: of all trees, roots excluded.
 
     prefix: tokens in the cache, the mean of the requests.  seconds: of the cycle without its drafting, by its nodes.
+    experts: that each layer read for it, in the mean; None: nobody counted.
     """
 
     requests: Sequence[Any]
@@ -103,6 +104,7 @@ class Draft:
     prefix: float = 0.0
     seconds: Curve = UNKNOWN
     nodes: int = 0
+    experts: float | None = None
     steps: list[Step] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
@@ -151,7 +153,7 @@ class DraftPolicy:
                 source.skip(own)
                 continue
             began, gain = self._clock(), self._gain(number, len(requests))
-            row = draft.seconds(draft.nodes + 2 * ready) - draft.seconds(draft.nodes + ready)
+            row = draft.seconds.level(draft.nodes + ready, ready)
             # A level takes its part of the draft, and a row of every request.
             more = source.propose(own, price * (gain.further + row))
             pairs = zip(whole, more, strict=True) if whole else ()
@@ -200,6 +202,11 @@ class DraftPolicy:
         if requests and (draft := self._open.get(id(requests[0]))):
             draft.nodes = nodes
 
+    def reads_experts(self, requests: Sequence[Any], experts: float) -> None:
+        """Notes how many experts each layer read in the cycle's pass, in the mean."""
+        if requests and (draft := self._open.get(id(requests[0]))):
+            draft.experts = experts
+
     def observe(self, requests: Sequence[Any], committed: Sequence[Sequence[int]]) -> None:
         """Learns from the committed tokens of a cycle, at its end."""
         draft = self._open.pop(id(requests[0]), None) if requests else None
@@ -207,7 +214,7 @@ class DraftPolicy:
         if not self._adaptive or draft is None or len(draft.requests) != count or draft.requests[0] is not requests[0]:
             return  # of a cycle that failed, whose request's id has another owner
         seconds, drafting = self._clock() - draft.began, sum(step.seconds for step in draft.steps)
-        speed = self.costs.observe(draft.seconds, draft.prefix, draft.nodes, seconds - drafting)
+        speed = self.costs.observe(draft.seconds, draft.prefix, draft.nodes, seconds - drafting, draft.experts)
         accepted = nodes = 0  # by the steps before
         for number, ready, _, levels, trees, took in draft.steps:
             now = sum(tree.accepted(text) for tree, text in zip(trees, committed, strict=True))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.expert_reads import ExpertReads
 from specengine.draft_policy.policy import DraftPolicy, Source
 from specengine.drafters.base import Drafter
 from specengine.drafters.policy_file import PolicyFile, learned_of, teach
@@ -31,9 +32,18 @@ def policy_of(
     if not adaptive or costs is not None:
         return DraftPolicy(sources, most, adaptive=adaptive, costs=costs)
     file = PolicyFile(target, (drafter, *parts))
-    policy = DraftPolicy(sources, most, save=lambda policy: file.write(learned_of(policy)))
+    costs = CycleCosts(experts=expert_reads(target))
+    policy = DraftPolicy(sources, most, costs=costs, save=lambda policy: file.write(learned_of(policy)))
     teach(policy, file.read())
     return policy
+
+
+def expert_reads(target: Transformer) -> ExpertReads | None:
+    """Returns how many experts the target's passes are expected to read; None for a dense model."""
+    moe = target.config.moe
+    if moe is None:
+        return None
+    return ExpertReads(moe.num_experts, moe.experts_per_token, target.expert_bytes() / target.weight_bytes())
 
 
 @contextmanager

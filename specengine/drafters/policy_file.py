@@ -56,7 +56,8 @@ def learned_of(policy: DraftPolicy) -> dict[str, Any]:
     """Returns what a policy has learned, as plain JSON values."""
     costs = [[*place, [*dict(points).items()]] for place, points in list(policy.costs.known.items())]
     gains = [[*key, *astuple(gain)] for key, gain in list(policy.gains.items())]
-    return {"costs": costs, "gains": gains, "chances": _chances(policy)}
+    reads = {"exponent": policy.costs.experts.exponent} if policy.costs.experts else {}
+    return {"costs": costs, "gains": gains, "chances": _chances(policy), **reads}
 
 
 def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
@@ -67,7 +68,8 @@ def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
         chances = [[float(x) for x in numbers] for numbers in learned["chances"]]
         seconds = [s for points in costs.values() for s in points.values()]
         keys = [n for key in (*gains, *costs, *costs.values()) for n in key]
-        numbers = [*seconds, *chain(*map(astuple, gains.values())), *chain(*chances)]
+        exponent = float(learned["exponent"]) if policy.costs.experts else 0.0
+        numbers = [exponent, *seconds, *chain(*map(astuple, gains.values())), *chain(*chances)]
         bits, sources = [n for points in costs.values() for n in points], [source for source, _ in gains]
         if not all(isinstance(n, int) for n in keys) or not all(map(isfinite, numbers)) or min(seconds, default=1) <= 0:
             return
@@ -77,6 +79,8 @@ def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
         for gain in gains.values():
             gain.uses = min(gain.uses, FIRST)  # texts may have changed since
         policy.costs.known, policy.gains = costs, gains
+        if policy.costs.experts:
+            policy.costs.experts.exponent = exponent
         for own, known in pairs:
             own[:] = known if len(known) == len(own) else own
 

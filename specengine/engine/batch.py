@@ -111,6 +111,11 @@ class Batch:
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the committed tokens, and what else it reads of the target's pass."""
+        if (experts := hidden_states.experts_per_layer) is not None:
+            for request in self.requests:
+                request.stats.count_experts(experts)
+            if drafter.policy:
+                drafter.policy.reads_experts(self.requests, experts)
         if isinstance(drafter, ChoiceReader) and any(len(tree.tokens) > 1 for tree in self._trees):
             chosen = likeliest_tokens(self._scores)
             ends = accumulate(len(tree.tokens) for tree in self._trees)

@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from specengine.cache.prefix_cache import Sharing
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.forced import ForcedPolicy
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
+from specengine.drafters.policies import expert_reads
 from specengine.engine.batch import Batch
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.device_batch import DeviceBatch
@@ -70,7 +72,7 @@ class EngineCore:
             if self._companion:
                 self._companion.attach(self.cache)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
-        self._forced = ForcedPolicy()
+        self._forced = ForcedPolicy(CycleCosts(experts=expert_reads(model.target)))
         self.sharing = Sharing.under(model.target.ops) if options.prefix_cache_mib else None
         self._sharing_by_adapter: dict[Adapter, Sharing] = {}
         self.metrics = Metrics(self.cache, {"model": model.name, "drafter": drafter.name, "rule": rule.name})

@@ -39,6 +39,7 @@ class Counts:
     finished: requests by finish_reason; `cancelled` and `error` are those without an output.
     refused: requests that found the queue full.
     cycles: cycles of the batch.  request_cycles: the same, once for each request in them.
+    expert_reads: experts that a layer read, in the mean, summed over the cycles; 0 for a dense model.
     drafted_by_depth: entry d counts the cycles of ended requests that drafted to depth d + 1 or deeper.
     accepted_by_depth: those of them that accepted a node there.
     seconds_by_phase: of all cycles; `host` is Python's share.
@@ -56,6 +57,7 @@ class Counts:
     generated_tokens: int = 0
     cycles: int = 0
     request_cycles: int = 0
+    expert_reads: float = 0.0
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     seconds_by_phase: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -69,6 +71,11 @@ class Counts:
     def tau(self) -> float:
         """Mean committed tokens per request and cycle."""
         return self.generated_tokens / max(1, self.request_cycles)
+
+    @property
+    def experts_per_layer(self) -> float | None:
+        """Mean of the experts that a layer reads in the pass of a cycle; None for a dense model."""
+        return self.expert_reads / self.cycles if self.expert_reads else None
 
     @property
     def acceptance_by_depth(self) -> list[float]:

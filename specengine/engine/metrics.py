@@ -53,6 +53,7 @@ class Metrics:
             self._count_ends()
             counts = self._counts
             counts.cycles += 1
+            counts.expert_reads += max((request.stats.experts_last for request in requests), default=0.0)
             for phase in PHASES[:-1]:
                 counts.seconds_by_phase[phase] += (took := seconds.get(phase, 0.0))
                 wall -= took

@@ -57,6 +57,8 @@ def families(counts: Counts, info: Labels) -> Iterable[Family]:
     yield "cycles_total", "counter", "Cycles of the batch.", one(counts.cycles)
     yield "request_cycles_total", "counter", "Cycles, once for each request in them.", one(counts.request_cycles)
     yield "tau", "gauge", "Mean committed tokens per request and cycle.", one(counts.tau)
+    if (experts := counts.experts_per_layer) is not None:
+        yield "experts_per_layer", "gauge", "Mean experts that a layer reads in the pass of a cycle.", one(experts)
     deep = "Cycles of ended requests that {} depth, or deeper."
     for verb, column in (("drafted", counts.drafted_by_depth), ("accepted", counts.accepted_by_depth)):
         samples = by("depth", enumerate(column, start=1))

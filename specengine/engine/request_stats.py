@@ -25,12 +25,15 @@ class RequestStats:
     """Counts the cycles of one request. Times are seconds of time.perf_counter().
 
     prefix_hit: prompt tokens that the cache had already.  relaxed: accepted tokens that the exact rule refuses.
+    experts, experts_last: that a layer read, in the mean, in all passes and in the last one; 0 where nobody counted.
     drafted, accepted: entry d counts the cycles that drafted, or accepted, a node of depth d + 1.
     """
 
     prefix_hit: int = 0
     cycles: int = 0
     relaxed: int = 0
+    experts: float = 0.0
+    experts_last: float = 0.0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -71,6 +74,11 @@ class RequestStats:
             self.drafted[depth] += 1
             self.accepted[depth] += depth < accepted
 
+    def count_experts(self, experts: float) -> None:
+        """Counts how many experts a layer read in the pass of a cycle, in the mean."""
+        self.experts_last = experts
+        self.experts += experts
+
     def count_time(self, seconds: Mapping[str, float], *, finished: bool) -> None:
         """Adds the seconds of each phase of a cycle, at its end."""
         if finished:
@@ -88,6 +96,7 @@ class RequestStats:
             relaxed=self.relaxed,
             cycles=self.cycles,
             tau=tokens / max(1, self.cycles),
+            experts_per_layer=self.experts / self.cycles if self.experts else None,
             acceptance_by_depth=[a / d for a, d in zip(self.accepted, self.drafted, strict=True)],
             sources=sources,
             deliveries=self.deliveries,

@@ -28,6 +28,12 @@ class HiddenStates:
         self.at_layers = at_layers
         self.experts = experts
 
+    @property
+    def experts_per_layer(self) -> float | None:
+        """How many experts a layer read in the pass, the mean of the layers that counted; None where none did."""
+        counts = [] if self.experts is None else [count for count in self.experts.tolist() if count]
+        return sum(counts) / len(counts) if counts else None
+
     def rows(self, picked: Sequence[int]) -> HiddenStates:
         """Returns the hidden states of some rows; each tensor is taken on first use, uncopied where it can be."""
         return _PickedRows(self, picked)

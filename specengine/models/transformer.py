@@ -183,9 +183,13 @@ class Transformer:
 
     def weight_bytes(self) -> int:
         """Bytes of weights that a pass of one row reads; of experts those that it is sent to."""
-        moes = [layer.moe for layer in self._layers if layer.moe is not None]
-        experts = sum(moe.nbytes * moe.per_token // moe.experts + moe.router.nbytes for moe in moes)
-        return sum(layer.nbytes for layer in self.projections) + experts
+        routers = sum(layer.moe.router.nbytes for layer in self._layers if layer.moe is not None)
+        return sum(layer.nbytes for layer in self.projections) + routers + self.expert_bytes()
+
+    def expert_bytes(self) -> int:
+        """Bytes of experts that a pass of one row reads."""
+        moes = (layer.moe for layer in self._layers if layer.moe is not None)
+        return sum(moe.nbytes * moe.per_token // moe.experts for moe in moes)
 
     def tune(self, others: Sequence[Projection] = ()) -> None:
         """Measures the fastest kernel for each of its projections and of `others`, where the ops offer several.

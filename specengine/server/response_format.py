@@ -121,6 +121,7 @@ def drafting_stats(
         "tokens": len(output.token_ids),
         "cycles": stats.cycles,
         "tau": stats.tau,
+        "experts_per_layer": stats.experts_per_layer,
         "acceptance_by_depth": stats.acceptance_by_depth,
         "sources": {name: asdict(counts) for name, counts in stats.sources.items()},
         "prefill_seconds": stats.prefill_seconds,

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from specengine.draft_policy.acceptance import Calibration
+from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.policy_file import learned_of, teach
 
 SOURCES = {"suffix": 1, "eagle3": 0}  # columns of the file, the cheaper source first
@@ -30,13 +32,15 @@ PROMPT = 60  # tokens before a text
 class Machine:
     """What things take. rows, drafts: as ROWS, DRAFTS.  slowness: factor on all of it, by the time.
 
-    jitter: mean of the exponential noise on a cycle, as a share.
+    jitter: mean of the exponential noise on a cycle, as a share.  experts: that a layer reads, by rows; None: it has
+    none.
     """
 
     rows: dict[int, float] = field(default_factory=lambda: ROWS)
     drafts: dict[str, tuple[float, float]] = field(default_factory=lambda: DRAFTS)
     slowness: Callable[[float], float] = lambda seconds: 1.0
     jitter: float = 0.05
+    experts: Callable[[int], float] | None = None
 
 
 @dataclass
@@ -148,19 +152,23 @@ def _likeliest(tree: ScoredTree, parent: int) -> int:
 
 @dataclass
 class Plan:
-    """Drafts of a fixed size in every cycle. source: None: none.  levels, width: of eagle3.  nodes: of suffix."""
+    """Drafts of a fixed size in every cycle.
+
+    source: None: none.  levels, width: of eagle3, which drafts `deepest` at most.  nodes: of suffix.
+    """
 
     source: str | None = None
     levels: int = 32
     width: int = 3
     nodes: int = 63
+    deepest: int = 5
 
     def __call__(self, requests: Sequence[Request], clock: Clock, machine: Machine) -> list[ScoredTree]:
         if self.source is None:
             return [ScoredTree.root(request.tokens[-1]) for request in requests]
         trees = [self._cut(request.draft(self.source)) for request in requests]
         first, further = machine.drafts[self.source]
-        levels = min(self.levels, 5) if self.source == "eagle3" else 1
+        levels = min(self.levels, self.deepest) if self.source == "eagle3" else 1
         spent = first * (len(requests) if self.source == "suffix" else 1) + further * (levels - 1)
         clock.seconds += spent * machine.slowness(clock.seconds)
         return trees
@@ -265,13 +273,20 @@ def adaptive(
     machine: Machine = Machine(),
     batch: int = 1,
     memory: Remembered | None = None,
+    costs: CycleCosts | None = None,
 ) -> float:
-    """Returns the seconds of the policy over some sources."""
+    """Returns the seconds of the policy over some sources.  costs: as it begins; None: those of a dense model."""
     clock = Clock()
     sources = [Recorded(name, clock, machine) for name in names]
-    policy = DraftPolicy(sources, 63, save=memory.save if memory else None, clock=clock)
+    policy = DraftPolicy(sources, 63, costs=costs, save=memory.save if memory else None, clock=clock)
     if memory:
         teach(policy, memory.learned)
+
+    def draft(live: Sequence[Request]) -> list[DraftTree]:
+        trees = policy.draft(live).trees
+        if machine.experts:
+            policy.reads_experts(live, machine.experts(sum(len(tree.tokens) for tree in trees)))
+        return trees
 
     def observe(live: Sequence[Request], committed: list[list[int]]) -> None:
         for source in sources:
@@ -279,4 +294,4 @@ def adaptive(
                 source.observe(request, tokens)
         policy.observe(live, committed)
 
-    return run(texts, lambda live: policy.draft(live).trees, clock, machine, batch, observe)
+    return run(texts, draft, clock, machine, batch, observe)

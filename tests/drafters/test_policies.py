@@ -1,16 +1,20 @@
 """What a drafter's policy has learned is found again by the next process, for the same files only."""
 
+import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specengine import Engine
+from specengine.draft_policy.expert_reads import EXPONENT
 from specengine.drafters import load_drafter, policy_file, shipped
 from specengine.tensor_parallel.loading import load_model
 from specengine.utils.measurement_cache import measurement_path
 from tests.drafters.medusa_files import heads_state, write
-from tests.engines import tiny_model
+from tests.engines import GREEDY, tiny_model
 
 LEARNED = {"gains": [1.5]}
 
@@ -62,3 +66,22 @@ def test_another_model_of_the_same_shape_begins_anew():
     other.final_norm = torch.full_like(other.final_norm, 2.0)
     assert file_of(drafter, target=own).read() and not file_of(drafter, target=other).read()
     assert shipped.fingerprint(own) != shipped.fingerprint(other)
+
+
+def test_what_passes_read_of_a_mixture_is_learned_from_them_and_remembered():
+    model = tiny_model("random:tiny-qwen3-moe")
+    engine = Engine(model, drafter="prompt_lookup")
+    engine.generate([[5, 6, 7] * 12, [9] * 30], replace(GREEDY, max_new_tokens=40, ignore_eos=True))
+    policy = engine.drafter.policy
+    reads = policy.costs.experts
+    assert (reads.experts, reads.per_token) == (16, 4) and 0 < reads.share < 1
+    assert max(reads.passes) > 2 and reads.exponent != EXPONENT
+    assert all(4 <= sums.experts / sums.passes <= min(16, 4 * rows) for rows, sums in reads.passes.items())
+    learned = json.loads(json.dumps(policy_file.learned_of(policy)))
+    again = load_drafter("prompt_lookup,nodes=8", model.target).policy  # another file
+    policy_file.teach(again, {**learned, "exponent": "x"})
+    assert again.costs.experts.exponent == EXPONENT and not again.costs.known
+    policy_file.teach(again, learned)
+    assert again.costs.experts.exponent == reads.exponent and again.costs.known
+    dense = load_drafter("prompt_lookup", tiny_model().target).policy
+    assert dense.costs.experts is None and "exponent" not in policy_file.learned_of(dense)

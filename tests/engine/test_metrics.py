@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from specengine import SamplingParams
+from specengine import Engine, SamplingParams
 from specengine.engine.counts import Counts, Histogram
 from specengine.engine.metrics import Metrics
 from specengine.engine.prometheus import exposition
 from tests.engine.exposition import parsed
-from tests.engines import GREEDY, oracle_engine, tiny_engine
+from tests.engines import GREEDY, oracle_engine, tiny_engine, tiny_model
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 90))]
 
@@ -27,6 +27,26 @@ def test_counts_are_those_of_the_outputs():
     firsts = counts.first_token.counts, counts.between_tokens.counts
     assert sum(firsts[0]) == 3 and tokens - counts.request_cycles <= sum(firsts[1]) <= tokens - 3
     assert counts.pages_used == 0 < counts.pages_total
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_mixture_shows_how_many_experts_a_layer_read(batch):
+    """A row of this model takes 4 of 16 experts."""
+    engine = Engine(tiny_model("random:tiny-qwen3-moe"), drafter="none", max_batch_size=batch)
+    stats = [output.stats for output in engine.generate([[5, 9, 13], [7]], GREEDY)]
+    counts = engine.metrics.snapshot()
+    assert f"specengine_experts_per_layer {counts.experts_per_layer}\n" in engine.metrics.prometheus()
+    if batch == 1:
+        assert [each.experts_per_layer for each in stats] == [4.0, 4.0] and counts.experts_per_layer == 4.0
+    else:
+        assert 4 < counts.experts_per_layer < 8
+        assert counts.experts_per_layer == pytest.approx(stats[0].experts_per_layer)
+
+
+def test_a_dense_model_shows_no_experts():
+    engine = tiny_engine("none")
+    assert engine.generate([5, 6], GREEDY).stats.experts_per_layer is None
+    assert engine.metrics.snapshot().experts_per_layer is None and "experts" not in engine.metrics.prometheus()
 
 
 def test_acceptance_by_depth_and_phases_are_those_of_a_single_output():

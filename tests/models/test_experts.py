@@ -172,6 +172,8 @@ def test_a_pass_counts_the_experts_that_its_layers_read():
     cache = target.new_cache()
     for rows in (1, 5, 40):
         batch = cache.batch([cache.allocate(rows)], [0])
-        counts = target.hidden_states(TreeBatch.chains([list(range(rows))], CPU), cache, batch).experts.tolist()
+        states = target.hidden_states(TreeBatch.chains([list(range(rows))], CPU), cache, batch)
+        counts = states.experts.tolist()
         assert counts[0] == 0 and all(4 <= count <= min(16, 4 * rows) for count in counts[1:])
         assert (counts == [0, 4, 4]) == (rows == 1)
+        assert states.experts_per_layer == states.rows([0]).experts_per_layer == sum(counts) / 2  # the first is dense

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from specengine.bench.peers.base import Peer
 from specengine.bench.race.contenders import BASE, Contender, open_contender
+from specengine.bench.race.expert_passes import expert_passes
 from specengine.bench.race.questions import Question
 from specengine.bench.race.race import Race, batches_of
 from specengine.bench.race.run import Run
@@ -88,6 +89,7 @@ def _runs(race: Race, contenders: Sequence[Contender], repetitions: Sequence[lis
                 rule=contender.rule,
                 answers=race.first_answers[position],
                 temperature=race.params.temperature,
+                expert_passes=expert_passes(engine),
             )
         )
     return runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
+from typing import Any
 
 from specengine.bench.race.run_stats import RunStats
 from specengine.types import GenerationOutput
@@ -21,6 +22,7 @@ class Run:
     device_seconds: median seconds of each phase of a cycle, measured in one more repetition; None off the device.
     answers: of the first repetition.
     peak_memory: bytes; None where it was not measured.
+    expert_passes: of a mixture of experts, as expert_passes() returns them.
     """
 
     drafter: str
@@ -33,6 +35,7 @@ class Run:
     answers: dict[AnswerKey, GenerationOutput] = field(default_factory=dict)
     temperature: float = 0.0
     peak_memory: int | None = None
+    expert_passes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def median(self) -> RunStats:

@@ -64,6 +64,7 @@ def run_dicts(
                 "bandwidth_fraction": _bandwidth(stats, floor_seconds, token_seconds),
                 "floor_fraction": 1e3 * floor_seconds / verify if floor_seconds and verify else None,
                 "by_class": _by_class(run, base),
+                "expert_passes": run.expert_passes,
             }
         )
     return rows
