@@ -103,8 +103,6 @@ class WeightLoader:
 
     def experts(self, prefix: str, moe: MoeConfig) -> Moe:
         """Reads the router and the experts whose tensors begin with `prefix`."""
-        if self.ops.layer.experts is None:
-            raise ValueError(f"device: {self.checkpoint.source} is a mixture of experts, which runs on the CPU alone")
         router = self.checkpoint.read(f"{prefix}.gate.weight")
         gate = self.vector(f"{prefix}.shared_expert_gate.weight")[0] if moe.shared_gate else None
         return Moe(

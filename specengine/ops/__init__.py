@@ -69,6 +69,7 @@ _native_layer = LayerOps(
         combine_experts=moe.combine_experts,
         rows=linear.rows_for_experts,
         silu_mul=layer.silu_mul,
+        rounds=False,
     ),
     rounds=False,
 )
@@ -109,6 +110,7 @@ _reference_layer = LayerOps(
         combine_experts=moe.combine_experts_reference,
         rows=lambda x, _: x,
         silu_mul=layer.silu_mul_reference,
+        rounds=False,
     ),
     rounds=False,
 )
@@ -147,7 +149,15 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
         silu_mul=layer.silu_mul,
         add_lora=add_lora.add_lora,
-        experts=None,
+        experts=moe.ExpertOps(
+            route_rows=moe.route_rows,
+            group_pairs=moe.group_pairs,
+            expert_linear=moe.expert_linear_cuda,
+            combine_experts=moe.combine_experts,
+            rows=lambda x, _: x,
+            silu_mul=layer.silu_mul,
+            rounds=True,
+        ),
         rounds=True,
     )
     return Ops(
@@ -156,7 +166,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         prefill_rows=64 if strict else 1024,
         on_device=True,
         strict=strict,
-        expert_unit=1,
+        expert_unit=_C.PANEL,
         empty_weight=coded_weight.empty_weight,
         pack_linear=coded_weight.pack_linear,
         pack_blocks=coded_weight.pack_blocks,
