@@ -16,6 +16,7 @@
 #include "ops/draft_tree.h"
 #include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
+#include "ops/experts/coded_experts.h"
 #include "ops/experts/experts.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
@@ -69,6 +70,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<RouteRows>(m, "route_rows");
   bind_op<GroupPairs>(m, "group_pairs");
   bind_op<ExpertLinear>(m, "expert_linear");
+  bind_op<CodedExpertLinear>(m, "coded_expert_linear");
   bind_op<CombineExperts>(m, "combine_experts");
   bind_class<ExpertProjection>(m, "ExpertProjection");
   bind_class<MoeLayer>(m, "MoeLayer");

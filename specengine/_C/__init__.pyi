@@ -425,6 +425,17 @@ def expert_linear(
     first: int,
     columns: int,
 ) -> None: ...
+def coded_expert_linear(
+    x: Tensor,
+    rows: Tensor | None,
+    weight: Tensor,
+    form: CodedForm,
+    bias: Tensor | None,
+    starts: Tensor,
+    out: Tensor,
+    first: int,
+    columns: int,
+) -> None: ...
 def combine_experts(
     y: Tensor, places: Tensor, weights: Tensor, shared: Tensor | None, shared_scale: Tensor | None, out: Tensor
 ) -> None: ...

@@ -240,7 +240,8 @@ class Transformer:
         shape = (len(tree.tokens), len(self.hidden_state_layers), self.config.hidden_size)
         at_layers = torch.empty(shape, device=self.device) if self.hidden_state_layers else None
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
-        experts = torch.zeros(self.config.num_layers, dtype=torch.int32) if self.config.moe else None
+        counted = self.config.moe is not None and not self.ops.on_device
+        experts = torch.zeros(self.config.num_layers, dtype=torch.int32) if counted else None
         last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, adapters=batch.adapters, experts=experts)
         return HiddenStates(last, at_layers, experts)
 

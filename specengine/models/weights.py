@@ -61,8 +61,12 @@ class WeightLoader:
         self._ends = ("embed_tokens",) if checkpoint.drafts else ("embed_tokens", "lm_head")  # 8 bits of int4
 
     def model(self) -> ModelWeights:
-        """Reads the whole model. Raises ValueError, before it reads, if it is larger than the free memory."""
+        """Reads the whole model.
+
+        Raises ValueError, before it reads, if the device cannot run it or it is larger than the free memory.
+        """
         config = self.checkpoint.config
+        self._check_device()
         self._check_memory()
         embedding = self.linear("model.embed_tokens")
         layers = self.layers()
@@ -108,8 +112,6 @@ class WeightLoader:
 
     def experts(self, prefix: str, moe: MoeConfig) -> Moe:
         """Reads the router and the experts whose tensors begin with `prefix`."""
-        if self.ops.layer.experts is None:
-            raise ValueError(f"device: {self.checkpoint.source} is a mixture of experts, which runs on the CPU alone")
         router = self.checkpoint.read(f"{prefix}.gate.weight")
         gate = self.vector(f"{prefix}.shared_expert_gate.weight")[0] if moe.shared_gate else None
         return Moe(
@@ -136,6 +138,12 @@ class WeightLoader:
     @cache  # noqa: B019 - lives as long as the loader, and shapes are few
     def _packed_bytes(self, rows: int, columns: int, form: str) -> int:
         return self.ops.empty_weight(rows, columns, form, torch.device("meta")).data.nbytes
+
+    def _check_device(self) -> None:
+        config = self.checkpoint.config
+        parts = {"attention sinks": config.attention_sinks, "norms of whole q and k rows": config.whole_qk_norm}
+        if self.ops.on_device and (named := next((name for name, used in parts.items() if used), None)):
+            raise ValueError(f"device: {self.checkpoint.source} has {named}, which run on the CPU alone")
 
     def _check_memory(self) -> None:
         free = free_memory() if is_host(self.device) else None

@@ -70,6 +70,7 @@ _native_layer = LayerOps(
         rows=linear.rows_for_experts,
         silu_mul=layer.silu_mul,
         clamped_swiglu=layer.clamped_swiglu,
+        rounds=False,
     ),
     rounds=False,
 )
@@ -111,6 +112,7 @@ _reference_layer = LayerOps(
         rows=lambda x, _: x,
         silu_mul=layer.silu_mul_reference,
         clamped_swiglu=layer.clamped_swiglu_reference,
+        rounds=False,
     ),
     rounds=False,
 )
@@ -149,7 +151,16 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
         silu_mul=layer.silu_mul,
         add_lora=add_lora.add_lora,
-        experts=None,
+        experts=moe.ExpertOps(
+            route_rows=moe.route_rows,
+            group_pairs=moe.group_pairs,
+            expert_linear=moe.expert_linear_cuda,
+            combine_experts=moe.combine_experts,
+            rows=lambda x, _: x,
+            silu_mul=layer.silu_mul,
+            clamped_swiglu=None,
+            rounds=True,
+        ),
         rounds=True,
     )
     return Ops(
@@ -158,7 +169,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         prefill_rows=64 if strict else 1024,
         on_device=True,
         strict=strict,
-        expert_unit=1,
+        expert_unit=_C.PANEL,
         empty_weight=coded_weight.empty_weight,
         pack_linear=coded_weight.pack_linear,
         pack_blocks=coded_weight.pack_blocks,

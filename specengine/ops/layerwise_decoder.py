@@ -18,8 +18,7 @@ from specengine.ops.weight import Projection, Weight
 class LayerOps:
     """The ops of a layer; each field has the signature of the function of its name in specengine.ops.
 
-    experts: None where the device has no kernels for them.  rounds: rows between two ops have the dtype of the weight
-    that reads them, else float32.
+    rounds: rows between two ops have the dtype of the weight that reads them, else float32.
     """
 
     gather_rows: Callable[..., None]
@@ -29,7 +28,7 @@ class LayerOps:
     tree_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     add_lora: Callable[..., None]
-    experts: ExpertOps | None
+    experts: ExpertOps
     rounds: bool
 
 
@@ -128,7 +127,7 @@ class LayerwiseDecoder:
                 gated = empty(rows, layer.gate_up.rows // 2, reader=layer.down)
                 ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
                 delta = product(gated, layer.down, lora.down)
-            if layer.moe is not None and ops.experts is not None:
+            if layer.moe is not None:
                 delta = ops.experts(normed, layer.moe, delta)
         hidden_states = empty(rows, c.hidden_size)
         ops.rms_norm(residual, delta, self.final_norm, hidden_states, stream_eps)

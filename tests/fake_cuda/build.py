@@ -71,16 +71,16 @@ class FakeMachine:
 
     def __init__(self, device: FakeCuda, patch: pytest.MonkeyPatch) -> None:
         self.device = device
-        for module in pkgutil.iter_modules(op_table.__path__):  # drafters import some of the wrappers late
-            importlib.import_module(f"specengine.ops.{module.name}")
+        for module in pkgutil.walk_packages(op_table.__path__, f"{op_table.__name__}."):
+            importlib.import_module(module.name)  # drafters import some of the wrappers late
         use_core(FakeCore(device), patch)
         patch.setattr(op_table, "LinearChoices", self._choices)
         self._by_library = False
 
-    def target(self, by_library: bool = False) -> Transformer:
+    def target(self, by_library: bool = False, name: str = "tiny-llama") -> Transformer:
         """Returns a tiny model.  by_library: it multiplies every product; else ours, as where nothing was measured."""
         self._by_library = by_library
-        return load_transformer(open_checkpoint("random:tiny-llama"), "bfloat16", CUDA, op_table.cuda_ops(CUDA))
+        return load_transformer(open_checkpoint(f"random:{name}"), "bfloat16", CUDA, op_table.cuda_ops(CUDA))
 
     def _choices(self, device: torch.device, strict: bool) -> LinearChoices:
         choices = LinearChoices(torch.device("cpu"), strict=strict)  # measures nothing

@@ -58,6 +58,24 @@ OPS = {
         "x: float[M,C]  weight: u8[P,S,bytes]  bias?: f32[N]  ids: i32[M]  keys: i64[M]",
         ("forget_keys", "coded_linear", "ids_of_keys"),
     ),
+    "route_rows": Op(
+        "x: f32[M,C]  router: float[E,C]  bias?: f32[E]  shared_gate?: f32[C]  logits: f32[M,E]  experts: i32[M,k]  "
+        "weights: f32[M,k]  shared_scale?: f32[M]",
+        ("router_logits", "choose_experts"),
+    ),
+    "group_pairs": Op("experts: i32[M,k]  starts: i32[E+1]  rows: i32[P]  places: i32[M,k]", ("group_pairs",)),
+    "expert_linear": Op(
+        "x: float[R,C]  rows?: i32[P]  weight: float[W,C]  bias?: f32[E,N]  starts: i32[E+1]  out: f32[P,N]",
+        ("expert_linear",),
+    ),
+    "coded_expert_linear": Op(
+        "x: float[R,C]  rows?: i32[P]  weight: u8[panels,S,bytes]  bias?: f32[E,N]  starts: i32[E+1]  out: f32[P,N]",
+        ("coded_expert_linear",),
+    ),
+    "combine_experts": Op(
+        "y: f32[P,C]  places: i32[M,k]  weights: f32[M,k]  shared?: f32[M,C]  shared_scale?: f32[M]  out: f32[M,C]",
+        ("combine_experts",),
+    ),
     "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
     "silu_mul": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("silu_mul",)),
     "rope_cache": Op(

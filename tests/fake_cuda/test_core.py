@@ -19,6 +19,7 @@ CUDA_LAYOUT = {
     "gather_rows": {"weight": (32, 6)},
     "linear": {"weight": (20, 6)},
     "linear_argmax": {"weight": (20, 6)},
+    "expert_linear": {"weight": (128, 6)},
 }
 EXACT = {"exact_attention"}  # in place of tensor_attention, for float32 caches
 ADAPTERS = {"lora_shrink", "lora_expand"}  # see tests/engine/device/test_adapters.py

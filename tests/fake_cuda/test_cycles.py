@@ -70,6 +70,14 @@ def test_a_planted_launch_is_counted(machine):
     assert more.captured(1).total == engine.captured(1).total + 1
 
 
+def test_a_cycle_can_be_captured_whose_target_is_a_mixture_of_experts(machine):
+    target = machine.target(name="tiny-qwen2-moe")
+    launches = machine.engine(target, DRAFTERS["prompt_lookup"]).captured(8).ours
+    once = ("router_logits", "choose_experts", "group_pairs", "combine_experts")
+    assert [launches[name] for name in once] == [target.config.num_layers] * len(once)
+    assert launches["expert_linear"] == 2 * target.config.num_layers
+
+
 def test_a_cycle_can_be_captured_where_the_library_multiplies(machine, folders):
     engine = machine.engine(machine.target(by_library=True), DRAFTERS["eagle3"].format(**folders))
     launches = engine.captured(8)

@@ -72,12 +72,24 @@ struct GroupPairs {
   int64_t num_experts() const { return starts.shape[0] - 1; }
 };
 
-// Each place's row times its expert's weight. CPU: experts' panels lie one after the other in a packed weight, and
-// each expert begins a panel.
+// Checks what a product of M rows by experts reads and writes beside their weight; of each, columns from `first` on.
+inline void check_places(Checker& check, const OptionalTensor& rows, const OptionalTensor& bias, const TensorView& out,
+                         int64_t experts, int64_t first, int64_t columns, const Dim& M) {
+  Dim P{"P"}, N{"N"};
+  check(out, "out", {DType::kFloat32}, {P, N});
+  if (!rows.given() && P != M) fail("out: expected x's ", M.value, " rows where no rows are given, got ", P.value);
+  check.optional(rows, "rows", {DType::kInt32}, {P});
+  check.optional(bias, "bias", {DType::kFloat32}, {experts, N});
+  if (first < 0 || first > N - columns) {
+    fail("first: ", columns, " columns from ", first, " on are not in out's N=", N.value);
+  }
+}
+
+// Each place's row times its expert's weight. Experts lie one after the other in the weight, and each begins a panel.
 struct ExpertLinear {
   TensorView x;         // [M, ..], see check_product
   OptionalTensor rows;  // [P] int32: the row of x of each place; None: x has the places' order
-  TensorView weight;    // packed: E experts of ceil(columns / 16) panels each; on CUDA [E * columns, C]
+  TensorView weight;    // E experts of ceil(columns / 16) panels each, packed; on CUDA [rows of all panels, C]
   OptionalTensor bias;  // [E, N] float32
   TensorView starts;    // [E + 1] int32, see GroupPairs
   TensorView out;       // [P, N] float32; columns [first, first + columns) are written
@@ -88,19 +100,12 @@ struct ExpertLinear {
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, P{"P"}, N{"N"}, ends{"E+1"};
+    Dim M{"M"}, ends{"E+1"};
     check(starts, "starts", {DType::kInt32}, {ends});
     const int64_t experts = ends - 1;
     if (columns < 1) fail("columns: expected at least 1, got ", columns);
-    const int64_t rows_of_all = experts * (for_cuda(weight.device) ? columns : panels() * kPanel);
-    check_product(check, x, weight, rows_of_all, 0, M);
-    check(out, "out", {DType::kFloat32}, {P, N});
-    if (!rows.given() && P != M) fail("out: expected x's ", M.value, " rows where no rows are given, got ", P.value);
-    check.optional(rows, "rows", {DType::kInt32}, {P});
-    check.optional(bias, "bias", {DType::kFloat32}, {experts, N});
-    if (first < 0 || first > N - columns) {
-      fail("first: ", columns, " columns from ", first, " on are not in out's N=", N.value);
-    }
+    check_product(check, x, weight, experts * panels() * kPanel, 0, M);
+    check_places(check, rows, bias, out, experts, first, columns, M);
     return check.device();
   }
   // Host-readable tensors only.
@@ -142,5 +147,11 @@ SPECENGINE_CPU_OP(RouteRows)
 SPECENGINE_CPU_OP(GroupPairs)
 SPECENGINE_WIDE_CPU_OP(ExpertLinear)
 SPECENGINE_CPU_OP(CombineExperts)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const RouteRows&);
+void run_cuda(const GroupPairs&);
+void run_cuda(const ExpertLinear&);
+void run_cuda(const CombineExperts&);
+#endif
 
 }  // namespace specengine

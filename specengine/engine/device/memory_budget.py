@@ -24,6 +24,7 @@ from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
 from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs, GraphOptions, captured_widths
 from specengine.engine.device.runner import DeviceRunner
+from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants
 from specengine.rules.lossless import Match
@@ -161,12 +162,23 @@ def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options
     return pages_left(free, total, options.gpu_memory_fraction, workspace, page)
 
 
+def _mlp_columns(config: ModelConfig) -> int:
+    """Returns the columns that a row has in the MLP of the widest layer: gate, up, their product; of each expert also
+    its output, and the router's logits.
+    """
+    dense, moe = 3 * config.intermediate_size, config.moe
+    if moe is None:
+        return dense
+    experts = moe.experts_per_token * (3 * moe.intermediate_size + config.hidden_size)
+    return max(dense, 3 * moe.shared_size + experts + moe.num_experts)
+
+
 def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: DeviceOptions) -> int:
     """Returns the bytes that the cycles of an engine take beside its buffers."""
     c, rows = target.config, options.rows(drafter)
     drafted = options.max_batch_size * drafter.device_rows if isinstance(drafter, DeviceStateDrafter) else 0
     most = max(rows, target.ops.prefill_rows, drafted)
-    activations = 4 * most * (4 * c.hidden_size + 3 * c.intermediate_size + 4 * c.num_heads * c.head_dim)
+    activations = 4 * most * (4 * c.hidden_size + _mlp_columns(c) + 4 * c.num_heads * c.head_dim)
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
     # Of one pass: cycles share their memory and keep none of them. A drafter's own have log-probabilities beside them.
     logits = 4 * c.vocab_size * max(rows, 2 * drafted)

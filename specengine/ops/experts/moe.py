@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from specengine import _C
+from specengine.ops.coded.weight import FORMS
 from specengine.ops.weight import Weight
 
 LANES = 32  # chains of a router's sum, csrc/ops/experts/experts.h
@@ -129,6 +130,20 @@ def expert_linear(x: torch.Tensor, layer: ExpertProjection, groups: Groups, gath
     return out
 
 
+def expert_linear_cuda(x: torch.Tensor, layer: ExpertProjection, groups: Groups, gathers: bool) -> torch.Tensor:
+    """As expert_linear, of floats or codes, with x rounded to the type that each weight multiplies."""
+    out, first = torch.empty(len(groups.rows), sum(layer.rows), device=x.device), 0
+    for weight, rows in zip(layer.weights, layer.rows, strict=True):
+        own, places = x.to(weight.row_dtype), groups.rows if gathers else None
+        rest = layer.bias, groups.starts, out, first, rows
+        if weight.format in FORMS:
+            _C.coded_expert_linear(own, places, weight.data, FORMS[weight.format], *rest)
+        else:
+            _C.expert_linear(own, places, weight.data, *rest)
+        first += rows
+    return out
+
+
 def combine_experts(
     y: torch.Tensor, groups: Groups, routing: Routing, shared: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -146,7 +161,7 @@ def combine_experts(
 class ExpertOps:
     """The ops of a layer of experts; each field has the signature of the function of its name here.
 
-    rows: x as a product multiplies it.
+    rows: x as a product multiplies it.  clamped_swiglu: None where no kernel has it.  rounds: as in LayerOps.
     """
 
     route_rows: Callable[[torch.Tensor, Moe], Routing]
@@ -155,15 +170,18 @@ class ExpertOps:
     combine_experts: Callable[..., torch.Tensor]
     rows: Callable[[torch.Tensor, ExpertProjection], torch.Tensor]
     silu_mul: Callable[[torch.Tensor, torch.Tensor], None]
-    clamped_swiglu: Callable[[torch.Tensor, torch.Tensor, float, float], None]
+    clamped_swiglu: Callable[[torch.Tensor, torch.Tensor, float, float], None] | None
+    rounds: bool
 
     def __call__(self, x: torch.Tensor, moe: Moe, shared: torch.Tensor | None) -> torch.Tensor:
         """What the experts add to the residual stream for rows x, float32 [M, C]. shared: of the shared expert."""
         routing = self.route_rows(x, moe)
         groups = self.group_pairs(routing.experts, moe.experts)
         gate_up = self.expert_linear(self.rows(x, moe.gate_up), moe.gate_up, groups, True)
-        gated = torch.empty(len(gate_up), moe.intermediate, device=x.device)
+        dtype = moe.down.weights[0].row_dtype if self.rounds else torch.float32
+        gated = torch.empty(len(gate_up), moe.intermediate, dtype=dtype, device=x.device)
         if moe.swiglu_limit > 0:
+            assert self.clamped_swiglu is not None, "such a model is refused at load"
             self.clamped_swiglu(gate_up, gated, moe.swiglu_limit, moe.swiglu_alpha)
         else:
             self.silu_mul(gate_up, gated)

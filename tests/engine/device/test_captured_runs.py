@@ -132,15 +132,16 @@ def test_a_cycle_that_fails_ends_its_requests_alone(device, monkeypatch):
 
 
 @pytest.mark.sim
-def test_captured_cycles_say_what_the_cpu_says(simulated, monkeypatch):
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2-moe"])
+def test_captured_cycles_say_what_the_cpu_says(simulated, monkeypatch, name):
     """With the kernels of the simulator: every replay works on the memory of its capture."""
     least_seconds = cycle_graphs._least_seconds
     monkeypatch.setattr(cycle_graphs, "_least_seconds", lambda run, device, **_: least_seconds(run, device, repeats=1))
     simulated.set_schedule(0)
     simulated.set_multiprocessors(4)
     prompts = [PROMPTS[0], PROMPTS[3], PROMPTS[1]]
-    expected = [output.token_ids for output in on_the_cpu(SAMPLED, prompts=prompts)]
+    expected = [output.token_ids for output in on_the_cpu(SAMPLED, name, prompts)]
     with standing_in(Device(), monkeypatch, simulated):
-        engine = captured_engine(model_on_the_standin(), SMALL, max_batch_size=2)
+        engine = captured_engine(model_on_the_standin(name), SMALL, max_batch_size=2)
         found = [output.token_ids for output in engine.generate(prompts, SAMPLED)]
     assert found == expected

@@ -28,12 +28,9 @@ def eagle3(tmp_path):
     return eagle_files.write_drafter(tmp_path / "eagle3", config, eagle_files.eagle3_state(config, d2t=False))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "drafter, most, control",
-    [(DRAFTER, 16, True), ("eagle3:{eagle3}", 64, False), ("eagle3:{eagle3},top_k=1", 2, False)],
-)
-def test_the_plan_covers_what_cycles_take_and_keep(device, wide_model, eagle3, monkeypatch, drafter, most, control):
+@pytest.fixture
+def taken_and_planned(device, monkeypatch):
+    """Makes an engine, and returns it with the bytes that its cycles take and those that were planned for them."""
     monkeypatch.setattr(memory_budget, "RESERVE_BYTES", 0)
     caches = {}
 
@@ -43,13 +40,40 @@ def test_the_plan_covers_what_cycles_take_and_keep(device, wide_model, eagle3, m
         return device_cache(model, drafter, rule, options)
 
     monkeypatch.setattr("specengine.engine.core.device_cache", cache)
-    engine = captured_engine(wide_model, drafter.format(eagle3=eagle3), max_batch_size=most)
-    cache = engine.cache.page_bytes + getattr(engine.drafter, "page_bytes", 0)
-    taken = device.allocator.reserved - caches["before"] - cache * engine.cache.k.shape[1]
-    assert taken <= caches["plan"]
+
+    def make(model, drafter, most):
+        engine = captured_engine(model, drafter, max_batch_size=most)
+        page = engine.cache.page_bytes + getattr(engine.drafter, "page_bytes", 0)
+        taken = device.allocator.reserved - caches["before"] - page * engine.cache.k.shape[1]
+        return engine, taken, caches["plan"]
+
+    return make
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    "drafter, most, control",
+    [(DRAFTER, 16, True), ("eagle3:{eagle3}", 64, False), ("eagle3:{eagle3},top_k=1", 2, False)],
+)
+def test_the_plan_covers_what_cycles_take_and_keep(taken_and_planned, wide_model, eagle3, drafter, most, control):
+    engine, taken, planned = taken_and_planned(wide_model, drafter.format(eagle3=eagle3), most)
+    assert taken <= planned
     rows = sum(bucket * width for bucket, width in engine.core.runner.graphs.batches)
     # With logits of every captured cycle it would not be enough.
-    assert not control or rows * VOCAB * 4 > caches["plan"]
+    assert not control or rows * VOCAB * 4 > planned
+
+
+def test_the_plan_covers_the_experts_of_a_mixture(taken_and_planned, monkeypatch):
+    """Of so many experts for each row that their outputs are most of what a pass holds."""
+    tiny = presets.PRESETS["tiny-qwen2-moe"]
+    moe = dataclasses.replace(tiny.moe, num_experts=64, experts_per_token=32, intermediate_size=256)
+    monkeypatch.setitem(presets.PRESETS, "many", dataclasses.replace(tiny, moe=moe))
+    model = model_on_the_standin("many")
+    _, taken, planned = taken_and_planned(model, DRAFTER, 16)
+    assert taken <= planned
+    monkeypatch.setattr(memory_budget, "_mlp_columns", lambda config: 3 * config.intermediate_size)
+    _, taken, planned = taken_and_planned(model, DRAFTER, 16)
+    assert taken > planned  # the control: the plan of a dense model would not be enough
 
 
 @pytest.mark.full
