@@ -177,7 +177,9 @@ def test_all_rows_may_be_sent_to_one_expert_and_experts_may_have_none(cuda_backe
 
 
 def test_several_weights_write_their_columns_of_one_output(cuda_backend):
-    parts = [projection(cuda_backend, randn(3, rows, 64, seed=rows), "float16") for rows in (20, 9)]
+    parts = [
+        projection(cuda_backend, randn(3, rows, 64, seed=rows), format) for rows, format in ((20, "float16"), (9, "q8"))
+    ]
     bias = cuda_backend.put(randn(3, 29))
     weights = tuple(weight for part in parts for weight in part.weights)
     groups, x = groups_of(cuda_backend, 10, 3, 2), cuda_backend.put(randn(10, 64))
