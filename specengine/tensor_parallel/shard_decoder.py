@@ -10,9 +10,10 @@ import torch
 from specengine.models.config import ModelConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
+from specengine.ops.experts.moe import ExpertOps, ExpertProjection, Groups
 from specengine.ops.layerwise_decoder import LayerwiseDecoder
 from specengine.ops.weight import Projection
-from specengine.tensor_parallel.shards import ShardedProjection
+from specengine.tensor_parallel.shards import ShardedExperts, ShardedProjection
 
 Gather = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
@@ -35,4 +36,20 @@ def shard_decoder(
             return ops.layer.linear(x, layer)
         return gather(ops.layer.linear(gather(x, layer.columns_of), layer), layer.rows_of)
 
-    return LayerwiseDecoder(replace(ops.layer, linear=linear), config, None, layers, final_norm, hidden_state_layers)
+    experts = ops.layer.experts
+    assert experts is not None  # the CPU has them
+    layer_ops = replace(ops.layer, linear=linear, experts=_meeting(experts, gather))
+    return LayerwiseDecoder(layer_ops, config, None, layers, final_norm, hidden_state_layers)
+
+
+def _meeting(ops: ExpertOps, gather: Gather) -> ExpertOps:
+    """Experts whose ranks meet before and after the product down."""
+
+    def rows(x: torch.Tensor, layer: ExpertProjection) -> torch.Tensor:
+        return ops.rows(gather(x, layer.columns_of) if isinstance(layer, ShardedExperts) else x, layer)
+
+    def expert_linear(x: torch.Tensor, layer: ExpertProjection, groups: Groups, gathers: bool) -> torch.Tensor:
+        out = ops.expert_linear(x, layer, groups, gathers)
+        return gather(out, layer.rows_of) if isinstance(layer, ShardedExperts) else out
+
+    return replace(ops, rows=rows, expert_linear=expert_linear)

@@ -1,8 +1,9 @@
 """The shard of a model that each rank has, and how a rank reads it.
 
 Attention is divided by key/value heads together with the query heads that read them. The MLP is divided by its
-intermediate size, and both outputs by columns of the residual stream. So every matrix is cut by rows, and no sum
-crosses ranks: each number is computed by one rank exactly as one process computes it.
+intermediate size, and both outputs by columns of the residual stream. Every expert of a mixture is divided as an MLP
+is, and every rank routes all rows. So every matrix is cut by rows, and no sum crosses ranks: each number is computed by
+one rank exactly as one process computes it.
 
 That costs two gathers per block where partial sums would cost one all-reduce. In exchange every bit is that of one
 process. Other rounding would reach the int8 activations of quantised weights, which amplify it: about one in thirty
@@ -19,10 +20,11 @@ import torch
 from specengine._C import PANEL
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import CPU
-from specengine.models.config import ModelConfig
+from specengine.models.config import ModelConfig, MoeConfig
 from specengine.models.weights import WeightLoader
 from specengine.ops import native
 from specengine.ops.decoder import PLAIN
+from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.weight import Projection, Weight
 
 
@@ -38,31 +40,46 @@ class ShardedProjection(Projection):
 
 
 @dataclass(frozen=True)
+class ShardedExperts(ExpertProjection):
+    """A rank's rows of every expert's projection. columns_of, rows_of: as in ShardedProjection."""
+
+    columns_of: tuple[int, ...] = ()
+    rows_of: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ShardBounds:
     """The bounds of all shards: entry r is where rank r's shard begins, the last entry is the end.
 
-    heads: key/value heads.  inner: columns of the intermediate size.  hidden: columns of the residual stream.
-    Where the division is uneven, rank 0 gets the least, because it also computes the head.
+    heads: key/value heads.  inner: columns of the intermediate size; expert, shared: of experts and of the shared one.
+    hidden: columns of the residual stream.  Where the division is uneven, rank 0 gets the least, because it also
+    computes the head.
     """
 
     heads: tuple[int, ...]
     inner: tuple[int, ...]
     hidden: tuple[int, ...]
+    expert: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
 
     @staticmethod
     def of(config: ModelConfig, size: int) -> ShardBounds:
         """Divides a model among `size` ranks. Raises ValueError where a rank would get an empty shard."""
-        if config.moe is not None:
-            raise ValueError("tensor_parallel: expected 1 for a mixture of experts, whose experts are not divided yet")
         if config.multipliers != PLAIN:
             raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, whose multipliers no rank knows")
-        heads, inner, hidden = config.num_kv_heads, config.intermediate_size, config.hidden_size
+        if config.whole_qk_norm:
+            raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, whose norms read all heads")
+        moe, heads, hidden = config.moe, config.num_kv_heads, config.hidden_size
+        dense = moe is None or len(moe.dense_layers) > 0
+        expert, shared = (moe.intermediate_size, moe.shared_size) if moe else (0, 0)
+        inner = min(each for each in (dense * config.intermediate_size, expert, shared) if each)
         if min(heads, inner // PANEL, hidden // PANEL) < size:
             raise ValueError(
                 f"tensor_parallel: {size} processes cannot share {heads} key/value heads, {inner} intermediate and "
                 f"{hidden} hidden columns (at least 1, {PANEL} and {PANEL} for each)"
             )
-        return ShardBounds(_divided(heads, size, 1), _divided(inner, size, PANEL), _divided(hidden, size, PANEL))
+        inners = (_divided(each, size, PANEL) for each in (config.intermediate_size, expert, shared))
+        return ShardBounds(_divided(heads, size, 1), next(inners), _divided(hidden, size, PANEL), *inners)
 
     @property
     def size(self) -> int:
@@ -84,28 +101,49 @@ class ShardLoader(WeightLoader):
         super().__init__(checkpoint, dtype, CPU, native)
         c = checkpoint.config
         keys = tuple(c.head_dim * head for head in bounds.heads)
-        queries = tuple(c.num_heads // c.num_kv_heads * column for column in keys)
-        self._rank = rank
+        group = c.num_heads // c.num_kv_heads
+        queries = tuple(group * column for column in keys)
+        self._bounds, self._rank = bounds, rank
+        self._query_heads = slice(*(group * head for head in bounds.heads[rank : rank + 2]))
         self._row_bounds = {
             "q_proj": queries,
             "k_proj": keys,
             "v_proj": keys,
             "o_proj": bounds.hidden,
-            "gate_proj": bounds.inner,
-            "up_proj": bounds.inner,
             "down_proj": bounds.hidden,
         }
-        self._column_bounds = {"o_proj": queries, "down_proj": bounds.inner}
+        self._column_bounds = {"o_proj": queries}
 
     def linear(self, *names: str) -> Projection:
         projection = super().linear(*names)
-        kind = _kind(names[0])
-        if kind not in self._column_bounds:
+        columns = self._columns_of(names[0])
+        if not columns:
             return projection
-        columns, rows = _sizes(self._column_bounds[kind]), _sizes(self._row_bounds[kind])
+        rows = _sizes(self._row_bounds[_kind(names[0])])
         return ShardedProjection(
             projection.weights, projection.bias, projection.columns, projection.float_rows, columns, rows
         )
+
+    def experts(self, prefix: str, moe: MoeConfig) -> Moe:
+        whole = super().experts(prefix, moe)
+        columns, rows = _sizes(self._bounds.expert), _sizes(self._bounds.hidden)
+        down = whole.down
+        sharded = ShardedExperts(down.weights, down.rows, down.bias, down.float_rows, columns, rows)
+        return replace(whole, intermediate=columns[self._rank], down=sharded)
+
+    def vector_if_any(self, name: str) -> torch.Tensor | None:
+        vector = super().vector_if_any(name)
+        return vector[self._query_heads] if vector is not None and name.endswith(".sinks") else vector
+
+    def _columns_of(self, name: str) -> tuple[int, ...]:
+        """The columns of each rank of a matrix whose input is divided; of any other none."""
+        bounds = self._inner(name) if _kind(name) == "down_proj" else self._column_bounds.get(_kind(name))
+        return () if bounds is None else _sizes(bounds)
+
+    def _inner(self, name: str) -> tuple[int, ...]:
+        if ".mlp.experts." in name:
+            return self._bounds.expert
+        return self._bounds.shared if ".mlp.shared_expert." in name else self._bounds.inner
 
     def _bias(self, name: str) -> torch.Tensor:
         own = self._own_rows(name)
@@ -120,7 +158,8 @@ class ShardLoader(WeightLoader):
 
     def _own_rows(self, name: str) -> range:
         """This rank's rows of a matrix."""
-        bounds = self._row_bounds.get(_kind(name))
+        kind = _kind(name)
+        bounds = self._inner(name) if kind in ("gate_proj", "up_proj") else self._row_bounds.get(kind)
         return range(super()._rows(name)) if bounds is None else range(bounds[self._rank], bounds[self._rank + 1])
 
 

@@ -144,8 +144,11 @@ def test_fields_that_cannot_be_honoured_are_named():
 
 
 def test_what_experts_cannot_do_yet_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="tensor_parallel: expected 1 for a mixture of experts"):
-        load_model("random:tiny-mixtral", device="cpu", tensor_parallel=2)
+    for name, what in (("olmoe", "norms read all heads"), ("granite-moe", "multipliers no rank knows")):
+        with pytest.raises(ValueError, match=f"^tensor_parallel: expected 1 for .*, whose {what}"):
+            load_model(f"random:tiny-{name}", device="cpu", tensor_parallel=2)
+    with pytest.raises(ValueError, match=r"^tensor_parallel: 16 processes cannot share 2 key/value heads, 48 interm"):
+        load_model("random:tiny-qwen2-moe", device="cpu", tensor_parallel=16)
     with pytest.raises(ValueError, match="a mixture of experts cannot be written yet"):
         quantise("random:tiny-mixtral", "int4-g128", tmp_path / "out")
 

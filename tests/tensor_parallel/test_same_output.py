@@ -49,6 +49,14 @@ def test_every_family_has_the_bits_of_one_process(name):
     same(models, "prompt_lookup,nodes=12,adaptive=false")
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("name", ["tiny-qwen2-moe", "tiny-mixtral", "tiny-qwen3-moe", "tiny-gpt-oss"])
+def test_mixtures_of_experts_have_the_bits_of_one_process(name, dtype):
+    models = [load_model(f"random:{name}", device="cpu", dtype=dtype, tensor_parallel=size) for size in (1, 2)]
+    same(models, "prompt_lookup,nodes=12,adaptive=false")
+
+
 @pytest.mark.full
 def test_uneven_parts_and_biases_have_the_bits_of_one_process_and_one_rank_of_three_ends_all(tmp_path):
     odd, others = odd_folder(tmp_path), {child.pid for child in ranks()}
