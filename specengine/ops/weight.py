@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
-from specengine.ops import large_pages
 from specengine.ops.coded.rows import NUMBERS, CodedRows, Coding
+from specengine.utils import large_pages
 from specengine.utils.host_memory import is_host
 
 FLOAT_FORMATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

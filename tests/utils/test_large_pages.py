@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from specengine.ops import large_pages
+from specengine.utils import large_pages
 
 
 @pytest.fixture
