@@ -14,6 +14,8 @@ import torch
 
 from specengine import _C
 from specengine.ops.coded.rows import NUMBERS, CodedRows, Coding
+from specengine.utils import large_pages
+from specengine.utils.host_memory import is_host
 
 FLOAT_FORMATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _BLOCK_COLUMNS = {name: columns for name, (columns, _, _) in _C.BLOCK_FORMATS.items()}
@@ -99,11 +101,11 @@ def empty_weight(rows: int, columns: int, format: str, device: torch.device) -> 
     if format in BLOCK_BYTES:
         # Zeros, because the kernels multiply the rows past N and the padded columns too.
         blocks = -(-columns // _BLOCK_COLUMNS[format])
-        data = torch.zeros(panels, blocks, BLOCK_BYTES[format], dtype=torch.uint8, device=device)
+        shape, dtype = (panels, blocks, BLOCK_BYTES[format]), torch.uint8
     else:
-        data = torch.empty(panels, columns, _C.PANEL, dtype=FLOAT_FORMATS[format], device=device)
-        data[-1:].zero_()
-    return Weight(data, rows, format)
+        shape, dtype = (panels, columns, _C.PANEL), FLOAT_FORMATS[format]
+    zeros = large_pages.zeros(shape, dtype) if is_host(device) else torch.zeros(shape, dtype=dtype, device=device)
+    return Weight(zeros, rows, format)
 
 
 def pack_linear(rows: torch.Tensor, weight: Weight, first: int) -> None:
