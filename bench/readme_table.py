@@ -46,6 +46,7 @@ KINDS = {  # results of other programs, by a key that only they have
     "replicas": "{model}: tokens per second of one and two replicas on Ray Serve",
     "modelled_goals": "cycles on one H200, modelled from counts of the simulator; nothing measured",
     "formats": "{model}: weight formats, their speed and perplexity",
+    "passes": "{model}: passes of a mixture by rows, beside their bytes and what the policy expects",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
 }
 PEERS = "The peers use other arithmetic, so their texts eventually differ from ours."
