@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from specengine.ops.decoder import PLAIN, Multipliers
+from specengine.utils.multipliers import PLAIN, Multipliers
 
 ARCHITECTURES = (
     *("llama", "mistral", "qwen2", "qwen3", "granite"),

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig, check_layers
-from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.utils.json_fields import Fields
+from specengine.utils.multipliers import PLAIN, Multipliers
 
 # general.architecture -> that of ModelConfig
 _ARCHITECTURES = {

@@ -8,9 +8,9 @@ from typing import Any
 
 from specengine.models.config import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
 from specengine.models.experts.hf_config import moe_config
-from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
+from specengine.utils.multipliers import PLAIN, Multipliers
 
 _HF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
-from specengine.ops.decoder import Multipliers
+from specengine.utils.multipliers import Multipliers
 
 _LLAMA3_ENDS = (128001, 128008, 128009)
 _QWEN_ENDS = (151645, 151643)

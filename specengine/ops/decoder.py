@@ -15,6 +15,7 @@ from specengine import _C
 from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.weight import Projection, Weight
+from specengine.utils.multipliers import PLAIN, Multipliers
 
 
 class Rows(Protocol):
@@ -55,38 +56,6 @@ class DecoderSizes(Protocol):
     def rms_norm_eps(self) -> float: ...
 
 
-@dataclass(frozen=True)
-class Multipliers:
-    """Factors of a pass, which Granite's models have; PLAIN are those of all others.
-
-    embedding: of the rows that enter the first layer.  attention: of scores before their softmax; None: 1 /
-    sqrt(head_dim).  residual: of what a block adds to the residual stream.  logits_divisor: of logits.
-    A pass keeps the residual stream divided by `residual`: blocks then add to it what they compute, and its RMSNorm is
-    the same with eps / residual^2.
-    Raises ValueError for a factor that is not a positive number.
-    """
-
-    embedding: float = 1.0
-    attention: float | None = None
-    residual: float = 1.0
-    logits_divisor: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("embedding", "attention", "residual", "logits_divisor"):
-            value = getattr(self, name)
-            if not (name == "attention" and value is None) and not 0 < value < float("inf"):
-                raise ValueError(f"multipliers: {name} must be positive and finite, got {value}")
-
-    def attention_scale(self, head_dim: int) -> float:
-        """Returns the factor of the scores of heads of this size."""
-        return float(head_dim**-0.5) if self.attention is None else self.attention
-
-    def native(self, head_dim: int) -> _C.Multipliers:
-        """Returns the factors as the core takes them."""
-        return _C.Multipliers(self.embedding, self.attention_scale(head_dim), self.residual)
-
-
-PLAIN = Multipliers()
 _NOTHING = _C.Projection((), (), None, None, False)
 
 Pass = Callable[..., Any]  # a Decoder's call: returns a tensor, or None if only the cache is written
@@ -159,7 +128,7 @@ class Decoder:
             first_columns=first_columns,
             hidden_state_layers=tuple(hidden_state_layers),
             lora=tuple(layer.native for layer in lora),
-            multipliers=multipliers.native(config.head_dim),
+            multipliers=_native(multipliers, config.head_dim),
         )
 
     def __call__(
@@ -248,3 +217,7 @@ def native_projection(layer: Projection) -> _C.Projection:
     """The projection as the core takes it; the core borrows the weights and keeps them alive."""
     weights, rows = tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights)
     return _C.Projection(weights, rows, layer.bias, layer.columns, layer.float_rows)
+
+
+def _native(factors: Multipliers, head_dim: int) -> _C.Multipliers:
+    return _C.Multipliers(factors.embedding, factors.attention_scale(head_dim), factors.residual)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from specengine._C import KVCacheView
-from specengine.ops.decoder import PLAIN, DecoderSizes, Layer, Multipliers, Rows
+from specengine.ops.decoder import DecoderSizes, Layer, Rows
 from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.weight import Projection, Weight
+from specengine.utils.multipliers import PLAIN, Multipliers
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from specengine.models.checkpoint import Checkpoint, expected_tensors
-from specengine.ops.decoder import PLAIN
+from specengine.utils.multipliers import PLAIN
 
 _STEP_BYTES = 8 << 20
 _STEP_ROWS = 128  # steps begin at a multiple of it: no block of FP8 is cut

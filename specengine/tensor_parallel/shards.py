@@ -23,9 +23,9 @@ from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig, MoeConfig
 from specengine.models.weights import WeightLoader
 from specengine.ops import native
-from specengine.ops.decoder import PLAIN
 from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.weight import Projection, Weight
+from specengine.utils.multipliers import PLAIN
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from specengine.models.config import MoeConfig
 from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
-from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import LoadedModel, load_model
+from specengine.utils.multipliers import PLAIN, Multipliers
 from tests.adapters.files import write_adapter
 from tests.engines import Oracle, ids
 from tests.models.files import random_state

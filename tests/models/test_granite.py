@@ -12,9 +12,9 @@ from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
 from specengine.ops import native, reference
-from specengine.ops.decoder import PLAIN, Multipliers
 from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import load_model
+from specengine.utils.multipliers import PLAIN, Multipliers
 from tests.models.files import CONFIG_JSON
 
 CPU = torch.device("cpu")

@@ -10,12 +10,13 @@ from specengine._C import KVCacheView
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.models.config import ModelConfig
 from specengine.ops import native, reference
-from specengine.ops.decoder import PLAIN, Decoder, Layer, Multipliers
+from specengine.ops.decoder import Decoder, Layer
 from specengine.ops.layer import rms_norm, rope_cache, silu_mul
 from specengine.ops.layerwise_decoder import LayerwiseDecoder
 from specengine.ops.linear import Projection, linear
 from specengine.ops.tree_attention import tree_attention
 from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows
+from specengine.utils.multipliers import PLAIN, Multipliers
 from tests.ops.cases import CACHE_DTYPES, chain, comb, later_rows, make_cache, path_to, randn, random_tree
 from tests.ops.packing import CPU, FORMATS, QUANTISED, packed, values_of
 

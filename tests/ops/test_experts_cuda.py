@@ -91,7 +91,7 @@ def on_cpu(moe):
 @every_float
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_logits_and_choices_are_those_of_the_cpu_to_the_bit(cuda_backend, format, renormalise):
-    for count, per_token, hidden in ((4, 2, 32), (9, 3, 72), (128, 8, 100), (33, 32, 7)):
+    for count, per_token, hidden in ((4, 2, 32), (9, 3, 72), (128, 8, 100), (33, 32, 7), (300, 32, 8)):
         moe = moe_of(cuda_backend, format, count, per_token, hidden, 8, shared=True, renormalise=renormalise)
         x = randn(11, hidden, seed=count)
         logits, found = routed(cuda_backend, cuda_backend.put(x), moe)
@@ -152,17 +152,17 @@ def test_products_of_experts_are_the_products_and_the_biases(cuda_backend, forma
 @every_format
 def test_a_row_has_the_same_bits_in_any_company(cuda_backend, format):
     """Its product by an expert is the same however many rows that expert has, and whatever they are."""
-    layer, x = projection(cuda_backend, randn(3, 37, 328, seed=3), format), cuda_backend.put(randn(70, 328))
+    layer, x = projection(cuda_backend, randn(3, 37, 328, seed=3), format), cuda_backend.put(randn(256, 328))
 
     def by_pair(x, groups):
         return experts.expert_linear_cuda(x, layer, groups, True)[groups.places.long()]
 
-    everything = by_pair(x, groups_of(cuda_backend, 70, 3, 2))
+    everything = by_pair(x, groups_of(cuda_backend, 256, 3, 2))
     for count in (*EVERY_PLAN, 2, 37):
         assert torch.equal(by_pair(x[:count], groups_of(cuda_backend, count, 3, 2)), everything[:count])
     spoiled = x.clone()
     spoiled[::2] = torch.nan
-    assert torch.equal(by_pair(spoiled, groups_of(cuda_backend, 70, 3, 2))[1::2], everything[1::2])
+    assert torch.equal(by_pair(spoiled, groups_of(cuda_backend, 256, 3, 2))[1::2], everything[1::2])
 
 
 @pytest.mark.parametrize("count", [5, 70, 300])
@@ -177,7 +177,9 @@ def test_all_rows_may_be_sent_to_one_expert_and_experts_may_have_none(cuda_backe
 
 
 def test_several_weights_write_their_columns_of_one_output(cuda_backend):
-    parts = [projection(cuda_backend, randn(3, rows, 64, seed=rows), "float16") for rows in (20, 9)]
+    parts = [
+        projection(cuda_backend, randn(3, rows, 64, seed=rows), format) for rows, format in ((20, "float16"), (9, "q8"))
+    ]
     bias = cuda_backend.put(randn(3, 29))
     weights = tuple(weight for part in parts for weight in part.weights)
     groups, x = groups_of(cuda_backend, 10, 3, 2), cuda_backend.put(randn(10, 64))

@@ -348,11 +348,11 @@ def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_back
     for pages in (2, 4, 32, 96, 224, 3200):
         case.cache.block_table = torch.zeros(1, pages, dtype=torch.int32)
         arguments = case.arguments(cuda_backend, True)
-        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None) // (2 * (8 + 2)))
+        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None, sinks=None) // (2 * (8 + 2)))
     assert splits == [0, 2, 16, 32, 48, 106]
 
 
 def test_the_cpu_needs_no_workspace():
     case = problem([comb(9)], [900])
     arguments = case.arguments(Backend("cpu", torch.device("cpu")))
-    assert _C.tree_attention_workspace(**arguments, workspace=None) == 0
+    assert _C.tree_attention_workspace(**arguments, workspace=None, sinks=None) == 0

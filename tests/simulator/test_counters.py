@@ -90,6 +90,20 @@ def test_a_linear_layer_reads_its_weight_once_and_its_rows_in_every_block(simula
     assert launch["products"] == n * c // 256 and launch["rounds"] == {"x": c // 256}
 
 
+def test_only_the_experts_that_rows_were_sent_to_are_read_and_each_once(simulated):
+    n, c, count = 32, 512, 6
+    starts = torch.tensor([0, 0, 3, 3, 8, 8, 8], dtype=torch.int32)  # experts 1 and 3 have places
+    x, weight = torch.zeros(5, c, dtype=torch.bfloat16), torch.zeros(count * n, c, dtype=torch.bfloat16)
+    rows = torch.tensor([0, 2, 4, 0, 1, 2, 3, 4], dtype=torch.int32)
+    simulated.set_counting(True)
+    simulated.expert_linear(x, rows, weight, None, starts, torch.empty(8, n), 0, n)
+    (launch,) = simulated.counted()
+    simulated.set_counting(False)
+    read = 2 * (2 * n * c)
+    assert launch["tensors"]["weight"] == {"uncached": moved(read // 512, read // 32, None, read, read)}
+    assert launch["blocks"] == count * n // 16  # those past the last tile end at once
+
+
 def test_counting_changes_no_result_and_ends_when_it_is_switched_off(simulated):
     generator = torch.Generator().manual_seed(3)
     x, weight = (torch.randn(n, 512, generator=generator).bfloat16() for n in (8, 64))

@@ -72,7 +72,8 @@ struct GroupPairs {
   int64_t num_experts() const { return starts.shape[0] - 1; }
 };
 
-// Checks what a product of M rows by experts reads and writes beside their weight; of each, columns from `first` on.
+// Checks what a product of M rows by experts reads and writes beside the weight. Of each expert it writes `columns`
+// columns from `first` on.
 inline void check_places(Checker& check, const OptionalTensor& rows, const OptionalTensor& bias, const TensorView& out,
                          int64_t experts, int64_t first, int64_t columns, const Dim& M) {
   Dim P{"P"}, N{"N"};
