@@ -41,7 +41,7 @@ SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("expand_backbone", {"vocabulary": (EAGLE_VOCABULARY,)}),
     ("select_nodes", {"nodes": (CHAIN + 1,)}),
     *((op, {"rows": EXPERT_ROWS}) for op in ("route_rows", "group_pairs", "combine_experts")),
-    ("expert_linear", {"experts": (2, 4), "n": (64, 128), "c": (512, 1024)}),
+    ("expert_linear", {"experts": (2, 4), "n": (64, 128), "c": (2048, 3072)}),
 ]
 SCALED = {
     "linear": ("n", "c"),
