@@ -235,7 +235,7 @@ def test_the_committed_table_is_what_the_model_gives():
 
 
 def test_a_pass_of_a_mixture_reads_the_dense_weights_and_the_experts_that_its_rows_take():
-    """2 bytes a weight, 48 layers of experts with 3 x 768 x 2048 weights each, and the cache of Llama-3.1-8B's heads."""
+    """2 bytes a weight, 48 layers of experts with 3 x 768 x 2048 weights each, and a cache of 8 heads."""
     dense = 48 * 2048 * (5120 + 4096) + 151936 * 2048 + 48 * 128 * 2048
     for experts in (8, 80):
         read = sum(step.count * each.dram_bytes for step in mixture_pass(H200, 16, experts) for each in step.kernels)
