@@ -14,6 +14,7 @@ from specengine.bench.gpu_model.coded import GOAL, SQUARE, coded_linears
 from specengine.bench.gpu_model.constants import Gpu, gpu_of
 from specengine.bench.gpu_model.counts import Launch, Traffic, between, launches
 from specengine.bench.gpu_model.cycles import cycles, goals
+from specengine.bench.gpu_model.mixture import distinct_experts, mixture_pass, mixture_passes
 from specengine.bench.gpu_model.passes import SHAPES, linear
 from specengine.bench.gpu_model.roofline import kernel_time, library_time, occupancy_of
 from tests.structure.source import ROOT
@@ -231,3 +232,21 @@ def test_the_committed_table_is_what_the_model_gives():
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     now = json.loads(json.dumps(report.results(H200)))
     assert {key: recorded[key] for key in now} == now
+
+
+def test_a_pass_of_a_mixture_reads_the_dense_weights_and_the_experts_that_its_rows_take():
+    """2 bytes a weight, 48 layers of experts with 3 x 768 x 2048 weights each, and a cache of 8 heads."""
+    dense = 48 * 2048 * (5120 + 4096) + 151936 * 2048 + 48 * 128 * 2048
+    for experts in (8, 80):
+        read = sum(step.count * each.dram_bytes for step in mixture_pass(H200, 16, experts) for each in step.kernels)
+        cache = 48 * 2 * 2048 * 8 * 128
+        assert read == pytest.approx(2 * (dense + cache + 48 * experts * 3 * 768 * 2048), rel=0.02)
+
+
+def test_passes_of_a_mixture_cost_more_the_more_experts_their_rows_take():
+    assert distinct_experts(1) == (8, 8) and distinct_experts(10**6) == (128, 128)
+    passes = mixture_passes(H200)
+    assert [each["rows"] for each in passes] == [1, 4, 4, 16, 16]
+    assert [each["experts_per_layer"] for each in passes] == [8, 23, 29, 68, 82]
+    times = [each["over_plain"] for each in passes]
+    assert times[0] == 1 and times == sorted(times) and times[-1] > 3

@@ -20,14 +20,15 @@ import torch
 
 from specengine import ops
 from specengine._C import PAGE_SIZE, KVCacheView
-from specengine.bench.gpu_model.counts import CODED, RECORD, SAMPLED
+from specengine.bench.gpu_model.counts import CODED, EXPERTS, EXPERTS_PER_ROW, RECORD, SAMPLED
 from specengine.bench.kernels.case import binary_tree, int_tensor
-from specengine.bench.kernels.shapes import LLAMA_8B
+from specengine.bench.kernels.shapes import LLAMA_8B, QWEN3_30B_A3B
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.coded.weight import FORMS, empty_weight
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup as lookup
 from specengine.ops.expand_backbone import BackboneExpander
+from specengine.ops.experts import moe
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace
@@ -37,7 +38,7 @@ from tests.simulator.load_chains import chains, short
 CPU = torch.device("cpu")
 MULTIPROCESSORS = 132  # kernels choose their splits by them
 PTXAS = Path(__file__).resolve().parents[2] / "bench" / "results" / "ptxas.json"
-SHAPES = LLAMA_8B
+SHAPES, MIXTURE = LLAMA_8B, QWEN3_30B_A3B
 HALF = torch.bfloat16
 
 
@@ -49,6 +50,30 @@ def linear(core: ModuleType, rows: int, n: int, c: int, variant: int) -> None:
 def coded_linear(core: ModuleType, rows: int, n: int, c: int, format: int) -> None:
     x, weight = torch.zeros(rows, c, dtype=HALF), empty_weight(n, c, CODED[format], CPU)
     core.coded_linear(x, weight.data, FORMS[weight.format], None, torch.empty(rows, n), 0, n)
+
+
+def route_rows(core: ModuleType, rows: int) -> None:
+    x, router = torch.zeros(rows, MIXTURE.hidden), torch.zeros(EXPERTS, MIXTURE.hidden, dtype=HALF)
+    chosen, weights = int_tensor([[0] * EXPERTS_PER_ROW] * rows, CPU), torch.empty(rows, EXPERTS_PER_ROW)
+    core.route_rows(x, router, None, None, torch.empty(rows, EXPERTS), chosen, weights, None, True)
+
+
+def group_pairs(core: ModuleType, rows: int) -> None:
+    chosen = torch.arange(rows * EXPERTS_PER_ROW, dtype=torch.int32).view(rows, -1) % EXPERTS
+    moe.group_pairs(chosen, EXPERTS)
+
+
+def expert_linear(core: ModuleType, experts: int, n: int, c: int) -> None:
+    """Of one place for each expert: a weight is read once, whatever places it has."""
+    x, weight = torch.zeros(experts, c, dtype=HALF), torch.zeros(experts * n, c, dtype=HALF)
+    places = torch.arange(experts + 1, dtype=torch.int32)
+    core.expert_linear(x, places[:-1], weight, None, places, torch.empty(experts, n), 0, n)
+
+
+def combine_experts(core: ModuleType, rows: int) -> None:
+    places = torch.arange(rows * EXPERTS_PER_ROW, dtype=torch.int32).view(rows, -1)
+    y, weights = torch.zeros(places.numel(), MIXTURE.hidden), torch.zeros(rows, EXPERTS_PER_ROW)
+    core.combine_experts(y, places, weights, None, None, torch.empty(rows, MIXTURE.hidden))
 
 
 def rms_norm(core: ModuleType, rows: int) -> None:
@@ -168,6 +193,10 @@ def select(core: ModuleType, nodes: int) -> None:
 CASES: dict[str, Callable[..., None]] = {
     "linear": linear,
     "coded_linear": coded_linear,
+    "route_rows": route_rows,
+    "group_pairs": group_pairs,
+    "expert_linear": expert_linear,
+    "combine_experts": combine_experts,
     "rms_norm": rms_norm,
     "silu_mul": silu_mul,
     "gather_rows": gather_rows,

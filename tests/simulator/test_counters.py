@@ -124,6 +124,7 @@ RECORDED_AND_LARGER = [
     ("rms_norm", {"rows": 192}),
     ("silu_mul", {"rows": 192}),
     ("gather_rows", {"rows": 192}),
+    ("expert_linear", {"experts": 6, "n": 192, "c": 1536}),
 ]
 
 

@@ -22,6 +22,8 @@ BATCH = 64
 CHAIN = 7  # levels that EAGLE-3 drafts, of a vocabulary of its own
 EAGLE_VOCABULARY = 32000
 VOCABULARY = LLAMA_8B.vocab
+EXPERTS, EXPERTS_PER_ROW = 128, 8  # of Qwen3-30B-A3B
+EXPERT_ROWS = (1, 4, 16)  # of its passes: plain, a chain of three, a tree of sixteen nodes
 # Sizes that are counted; rows are those of all requests. Along the axes of SCALED, two sizes give all others.
 SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("linear", {"rows": (1, 8, 16, 60, 64), "n": (64, 128), "c": (4096, 5120), "variant": VARIANTS}),
@@ -38,10 +40,13 @@ SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     *(("draft_lookup", {"nodes": (1,), "batch": (batch,)}) for batch in (1, BATCH)),
     ("expand_backbone", {"vocabulary": (EAGLE_VOCABULARY,)}),
     ("select_nodes", {"nodes": (CHAIN + 1,)}),
+    *((op, {"rows": EXPERT_ROWS}) for op in ("route_rows", "group_pairs", "combine_experts")),
+    ("expert_linear", {"experts": (2, 4), "n": (64, 128), "c": (2048, 3072)}),
 ]
 SCALED = {
     "linear": ("n", "c"),
     "coded_linear": ("n", "c"),
+    "expert_linear": ("experts", "n", "c"),
     "rms_norm": ("rows",),
     "silu_mul": ("rows",),
     "gather_rows": ("rows",),

@@ -11,6 +11,7 @@ from specengine.bench.gpu_model.coded import coded_linears
 from specengine.bench.gpu_model.constants import Gpu
 from specengine.bench.gpu_model.counts import RECORD
 from specengine.bench.gpu_model.cycles import Cycle, cycles, goals
+from specengine.bench.gpu_model.mixture import mixture_passes
 from specengine.bench.gpu_model.passes import PREFIX, Step
 from specengine.bench.gpu_model.roofline import KernelTime
 
@@ -36,6 +37,7 @@ def results(gpu: Gpu) -> dict[str, Any]:
         "modelled_goals": [{**asdict(goal), "met": goal.met} for goal in goals(gpu, found)],
         "modelled_cycles": [_cycle(cycle) for cycle in found],
         "modelled_coded_linears": coded_linears(),
+        "modelled_mixture": mixture_passes(gpu),
     }
 
 
@@ -59,6 +61,11 @@ def tables(data: dict[str, Any]) -> list[Table]:
         published = each["published_marlin_share"]
         cells = (*(f"{us:.1f}" for us in each["modelled_us"]), *shares, f"{published:.0%}" if published else "")
         out[-1].add_row(f"{each['format']}, {each['layer']}", f"{each['weight_bytes'] / 1e6:.1f}", *cells)
+    heads = ("rows", "experts per layer", "modelled ms", "over plain", "DRAM GB")
+    out.append(_table("Passes of Qwen3-30B-A3B, bfloat16 (modelled)", "pass", *heads))
+    for each in data["modelled_mixture"]:
+        times = f"{each['modelled_ms']:.2f}", f"{each['over_plain']:.2f}x", f"{each['dram_bytes'] / 1e9:.2f}"
+        out[-1].add_row(each["pass"], str(each["rows"]), str(each["experts_per_layer"]), *times)
     return out
 
 

@@ -65,6 +65,7 @@ class Kernels:
 CUDA = Kernels(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed=False)
 CPU = Kernels(torch.float16, torch.float32, torch.float32, packed=True)
 LLAMA_8B = Shapes()
+QWEN3_30B_A3B = Shapes(kv_heads=4, hidden=2048, intermediate=768, vocab=151936, layers=48)  # intermediate: of an expert
 # The default model, with prefixes and trees of a CPU. Its weights fit no cache.
 SMOLLM2 = Shapes(
     heads=9,
