@@ -72,14 +72,15 @@ class ShardBounds:
         moe, heads, hidden = config.moe, config.num_kv_heads, config.hidden_size
         dense = moe is None or len(moe.dense_layers) > 0
         expert, shared = (moe.intermediate_size, moe.shared_size) if moe else (0, 0)
-        inner = min(each for each in (dense * config.intermediate_size, expert, shared) if each)
-        if min(heads, inner // PANEL, hidden // PANEL) < size:
+        least = min(each for each in (dense * config.intermediate_size, expert, shared) if each)
+        if min(heads, least // PANEL, hidden // PANEL) < size:
             raise ValueError(
-                f"tensor_parallel: {size} processes cannot share {heads} key/value heads, {inner} intermediate and "
+                f"tensor_parallel: {size} processes cannot share {heads} key/value heads, {least} intermediate and "
                 f"{hidden} hidden columns (at least 1, {PANEL} and {PANEL} for each)"
             )
-        inners = (_divided(each, size, PANEL) for each in (config.intermediate_size, expert, shared))
-        return ShardBounds(_divided(heads, size, 1), next(inners), _divided(hidden, size, PANEL), *inners)
+        inner, outer = (_divided(each, size, PANEL) for each in (config.intermediate_size, hidden))
+        of_experts = (_divided(each, size, PANEL) if each else () for each in (expert, shared))
+        return ShardBounds(_divided(heads, size, 1), inner, outer, *of_experts)
 
     @property
     def size(self) -> int:
