@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -129,15 +128,14 @@ class WeightLoader:
 
     def weight_bytes(self) -> int:
         """Returns the bytes that all matrices of the model take when they are packed."""
-        total = 0
+        total, sizes = 0, dict[tuple[int | str, ...], int]()
         for name, shape in expected_tensors(self.checkpoint.config).items():
             if len(shape) == 2:
-                total += self._packed_bytes(*shape, self._formats((name.removesuffix(".weight"),))[0])
+                form = self._formats((name.removesuffix(".weight"),))[0]
+                if (*shape, form) not in sizes:  # experts share theirs
+                    sizes[(*shape, form)] = self.ops.empty_weight(*shape, form, torch.device("meta")).data.nbytes
+                total += sizes[(*shape, form)]
         return total
-
-    @cache  # noqa: B019 - lives as long as the loader, and shapes are few
-    def _packed_bytes(self, rows: int, columns: int, form: str) -> int:
-        return self.ops.empty_weight(rows, columns, form, torch.device("meta")).data.nbytes
 
     def _check_device(self) -> None:
         config = self.checkpoint.config

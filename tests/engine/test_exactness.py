@@ -71,7 +71,7 @@ def check(engines, params, questions, tokens=128):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_speculation_changes_no_token(engines, params):
-    check(engines, params, QUESTIONS[::8], tokens=16)
+    check(engines, params, QUESTIONS[::8], tokens=32)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_the_plan_covers_what_cycles_take_and_keep(taken_and_planned, wide_model
 
 
 def test_the_plan_covers_the_experts_of_a_mixture(taken_and_planned, monkeypatch):
-    """Of so many experts for each row that their outputs are most of what a pass holds."""
+    """Each row takes 32 experts, so their outputs are most of what a pass holds."""
     tiny = presets.PRESETS["tiny-qwen2-moe"]
     moe = dataclasses.replace(tiny.moe, num_experts=64, experts_per_token=32, intermediate_size=256)
     monkeypatch.setitem(presets.PRESETS, "many", dataclasses.replace(tiny, moe=moe))
