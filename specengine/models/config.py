@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
+from specengine.models.gated_delta.config import GatedDeltaConfig
 from specengine.utils.multipliers import PLAIN, Multipliers
 
 ARCHITECTURES = (
     *("llama", "mistral", "qwen2", "qwen3", "granite"),
     *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next"),
 )
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -111,6 +113,8 @@ class ModelConfig:
 
     With a sliding window w, a token at position i of a sliding layer sees positions i - w + 1 to i.
     attention_sinks: each head has a score that takes part in the softmax of attention and has no value.
+    gated_delta: the layers of gated delta rule; all others have attention.  attention_gate: each head of q is followed by
+    a gate, whose sigmoid multiplies the head's output.  rotary_dim: leading components of a head that are rotated.
     Raises ValueError for an impossible combination.
     """
 
@@ -135,6 +139,9 @@ class ModelConfig:
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()  # one flag per layer, or empty when no layer slides
     moe: MoeConfig | None = None
+    gated_delta: GatedDeltaConfig | None = None
+    attention_gate: bool = False
+    rotary_dim: int | None = None  # None: the whole head
     multipliers: Multipliers = PLAIN
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -154,11 +161,19 @@ class ModelConfig:
             raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.rotary_dim is not None and not 0 < self.rotary_dim <= self.head_dim:
+            raise ValueError(f"rotary_dim must be from 2 to head_dim {self.head_dim}, got {self.rotary_dim}")
+        if self.rotated % 2:
+            raise ValueError(f"rotary_dim must be even, got {self.rotary_dim}")
+        if self.gated_delta is not None and not self.gated_delta.layers <= set(range(self.num_layers)):
+            raise ValueError(f"layers of gated delta rule must be below num_layers {self.num_layers}")
+        if not self.attention_layers:
+            raise ValueError("layer_types must name at least one layer with attention")
         if self.rope.kind == "dynamic" and self.head_dim <= 2:
             raise ValueError(f"dynamic rope needs head_dim above 2, got {self.head_dim}")
-        if self.rope.freq_divisors and len(self.rope.freq_divisors) != self.head_dim // 2:
+        if self.rope.freq_divisors and len(self.rope.freq_divisors) != self.rotated // 2:
             raise ValueError(
-                f"rope freq_divisors must have head_dim / 2 = {self.head_dim // 2} entries, "
+                f"rope freq_divisors must have half of the rotated components, {self.rotated // 2} entries, "
                 f"got {len(self.rope.freq_divisors)}"
             )
         if self.sliding_window is not None and self.sliding_window <= 0:
@@ -167,6 +182,20 @@ class ModelConfig:
             raise ValueError("sliding_window and sliding_layers must be given together")
         if self.sliding_layers and len(self.sliding_layers) != self.num_layers:
             raise ValueError(f"sliding_layers must have {self.num_layers} entries, got {len(self.sliding_layers)}")
+
+    @property
+    def rotated(self) -> int:
+        """Leading components of a head that are rotated."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def attention_layers(self) -> int:
+        """How many layers have attention, and with it keys and values in the cache."""
+        return self.num_layers - (0 if self.gated_delta is None else len(self.gated_delta.layers))
+
+    def layer_gated_delta(self, layer: int) -> GatedDeltaConfig | None:
+        """Returns the gated delta rule of one layer; None for a layer of attention."""
+        return self.gated_delta if self.gated_delta is not None and layer in self.gated_delta.layers else None
 
     def layer_moe(self, layer: int) -> MoeConfig | None:
         """Returns the experts of one layer; None for a dense one."""

@@ -14,12 +14,12 @@ from specengine.models.config import ModelConfig, RopeConfig
 
 
 def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes cosines and sines of positions 0 to length - 1, each float32 [length, head_dim / 2].
+    """Computes cosines and sines of positions 0 to length - 1, each float32 [length, rotated / 2].
 
     Both include the attention factor of yarn.
     """
     rope = config.rope
-    dim = config.head_dim
+    dim = config.rotated
     # float32 throughout, as in transformers: models are trained and compared with exactly these rounded angles,
     # and at position 100,000 the rounding exceeds 1e-3
     positions = torch.arange(length, dtype=torch.float32)[:, None]

@@ -13,6 +13,7 @@ import torch
 
 from specengine import _C
 from specengine.ops.experts.moe import ExpertProjection, Moe
+from specengine.ops.gated_delta.matrices import GatedDelta
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.weight import Projection, Weight
 from specengine.utils.multipliers import PLAIN, Multipliers
@@ -65,6 +66,9 @@ Pass = Callable[..., Any]  # a Decoder's call: returns a tensor, or None if only
 class Layer:
     """One decoder layer; q, k, v and gate, up are fused to one projection each. window: 0 for none.
 
+    With an attention gate (Qwen3.5) each head of q in qkv is followed by its gate. gated_delta: in place of attention;
+    qkv then makes q, k, v, z, b and a, and attention_out reads its rows.
+
     moe: its experts. Beside them gate_up and down are those of the shared expert, or None. sinks: see tree_attention.
     Only the first layer of a model may have no attention_norm.
     """
@@ -80,6 +84,7 @@ class Layer:
     window: int
     moe: Moe | None = None
     sinks: torch.Tensor | None = None
+    gated_delta: GatedDelta | None = None
 
     @property
     def projections(self) -> tuple[Projection, ...]:
