@@ -113,8 +113,8 @@ class ModelConfig:
 
     With a sliding window w, a token at position i of a sliding layer sees positions i - w + 1 to i.
     attention_sinks: each head has a score that takes part in the softmax of attention and has no value.
-    gated_delta: the layers of gated delta rule; all others have attention.  attention_gate: each head of q is followed by
-    a gate, whose sigmoid multiplies the head's output.  rotary_dim: leading components of a head that are rotated.
+    gated_delta: the layers of gated delta rule; all others have attention.  rotary_dim: the rotated components of a
+    head, its first ones.  attention_gate: each head of q is followed by a gate, whose sigmoid multiplies its output.
     Raises ValueError for an impossible combination.
     """
 

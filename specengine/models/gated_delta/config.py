@@ -56,6 +56,6 @@ class GatedDeltaConfig:
 
     @property
     def state_floats(self) -> int:
-        """Floats of one layer's state of one request: the matrices of its heads and the last inputs of its convolution."""
+        """Floats of one layer's state: the matrices of its heads, and the last inputs of its convolution."""
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim
         return matrices + (CONV_WIDTH - 1) * self.conv_channels
