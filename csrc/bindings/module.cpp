@@ -37,6 +37,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<Multipliers>(m);
   add_record<RopeTables>(m);
   add_record<PassOutputs>(m);
+  add_record<DeltaStates>(m);
   add_record<SamplingTable>(m);
   add_record<TokenHistory>(m);
   add_record<SampledTrees>(m);
@@ -64,6 +65,9 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<SiluMul>(m, "silu_mul");
   bind_op<ClampedSwiglu>(m, "clamped_swiglu");
   bind_op<RopeCache>(m, "rope_cache");
+  bind_op<GateHeads>(m, "gate_heads");
+  bind_class<GatedDeltaLayer>(m, "GatedDeltaLayer");
+  bind_op<GatedDelta>(m, "gated_delta");
   bind_op<TreeAttention>(m, "tree_attention");
   bind_workspace<TreeAttention>(m, "tree_attention_workspace", "tree_attention");
   bind_class<Projection>(m, "Projection");
@@ -115,6 +119,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   // compact
   bind_op<CompactKv>(m, "compact_kv");
+  bind_op<CompactStates>(m, "compact_states");
 
 #if !defined(SPECENGINE_OPS_ONLY)  // a second module in one process must not register the pools' classes again
   // token pools of drafters without weights, and drafted trees, on the host

@@ -4,19 +4,11 @@
 #include <vector>
 
 #include "cpu/parallel_for.h"
+#include "cpu/row_norm.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
 namespace {
-
-float inverse_rms(const float* x, int64_t columns, float eps) {
-  f32x8 sum = {};
-  int64_t c = 0;
-  for (; c + kLanes <= columns; c += kLanes) sum = fmadd(load8(x + c), load8(x + c), sum);
-  float total = sum8(sum);
-  for (; c < columns; ++c) total = fmadd(x[c], x[c], total);
-  return 1.0f / std::sqrt(total / static_cast<float>(columns) + eps);
-}
 
 int32_t reduce(i32x8 v, i32x8 (*combine)(i32x8, i32x8)) {
   v = combine(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
@@ -102,39 +94,43 @@ class HeadNorm {
   bool whole_;
 };
 
-// Rotates one head: pairs (i, i + D/2), as the Hugging Face layout of these models has them.
+// Rotates the first `rotated` components of a head: pairs (i, i + rotated/2), as the Hugging Face layout of these
+// models has them. The others stay.
 template <typename Out>
-void rotate(const float* head, const float* norm, float scale, const float* cos, const float* sin, int64_t dim,
-            Out* out) {
-  const int64_t half = dim / 2;
+void rotate(const float* head, const float* norm, float scale, const float* cos, const float* sin, int64_t rotated,
+            int64_t dim, Out* out) {
+  const int64_t half = rotated / 2;
   for (int64_t i = 0; i < half; ++i) {
     float a = head[i], b = head[i + half];
     if (norm) a = a * scale * norm[i], b = b * scale * norm[i + half];
     store1(out + i, a * cos[i] - b * sin[i]);
     store1(out + i + half, b * cos[i] + a * sin[i]);
   }
+  for (int64_t i = rotated; i < dim; ++i) store1(out + i, norm ? head[i] * scale * norm[i] : head[i]);
 }
 
 template <typename Cache>
 void rope_cache(const RopeCache& op) {
   const int64_t M = op.q.shape[0], H = op.q.shape[1], K = op.cache.heads(), D = op.cache.dim();
+  const int64_t half = op.cos.shape[1], stride = op.gated() ? 2 * D : D;  // of two heads of q
   const int32_t* row_start = op.cache.row_start.as<int32_t>();
   parallel_for(M, [&](int64_t m) {
     const int64_t b = request_of(row_start, m), length = op.cache.lengths.as<int32_t>()[b];
     const int64_t position = length + op.depths.as<int32_t>()[m],
                   slot = length + op.cache.first_node + m - row_start[b];
-    const float* cos = op.cos.as<float>() + position * (D / 2);
-    const float* sin = op.sin.as<float>() + position * (D / 2);
-    const float* row = op.qkv.as<float>() + m * (H + 2 * K) * D;
-    const HeadNorm q_norm(op.q_norm, row, H, D, op.eps), k_norm(op.k_norm, row + H * D, K, D, op.eps);
+    const float* cos = op.cos.as<float>() + position * half;
+    const float* sin = op.sin.as<float>() + position * half;
+    const float* row = op.qkv.as<float>() + m * op.qkv.shape[1];
+    const float* keys = row + H * stride;
+    const HeadNorm q_norm(op.q_norm, row, H, D, op.eps), k_norm(op.k_norm, keys, K, D, op.eps);
     for (int64_t h = 0; h < H; ++h) {
-      const float* q = row + h * D;
-      rotate(q, q_norm.weight(h), q_norm.scale(q), cos, sin, D, op.q.as<float>() + (m * H + h) * D);
+      const float* q = row + h * stride;
+      rotate(q, q_norm.weight(h), q_norm.scale(q), cos, sin, 2 * half, D, op.q.as<float>() + (m * H + h) * D);
     }
     for (int64_t h = 0; h < K; ++h) {
       const int64_t offset = op.cache.offset(b, slot, h);
-      const float *k = row + (H + h) * D, *v = row + (H + K + h) * D;
-      rotate(k, k_norm.weight(h), k_norm.scale(k), cos, sin, D, op.cache.k_cache.as<Cache>() + offset);
+      const float *k = keys + h * D, *v = keys + (K + h) * D;
+      rotate(k, k_norm.weight(h), k_norm.scale(k), cos, sin, 2 * half, D, op.cache.k_cache.as<Cache>() + offset);
       for (int64_t i = 0; i < D; ++i) store1(op.cache.v_cache.as<Cache>() + offset + i, v[i]);
     }
   });
@@ -171,6 +167,19 @@ void run(const SiluMul& op) {
       }
       for (; i < I; ++i) out[i] = gate[i] / (1.0f + exp1(-gate[i])) * up[i];
     });
+  });
+}
+
+void run(const GateHeads& op) {
+  const int64_t H = op.heads.shape[1], D = op.heads.shape[2];
+  parallel_for(op.heads.shape[0], [&](int64_t m) {
+    for (int64_t h = 0; h < H; ++h) {
+      const float* gate = op.qkv.as<float>() + m * op.qkv.shape[1] + (2 * h + 1) * D;
+      float* head = op.heads.as<float>() + (m * H + h) * D;
+      int64_t i = 0;
+      for (; i + kLanes <= D; i += kLanes) store8(head + i, load8(head + i) / (splat(1.0f) + exp8(-load8(gate + i))));
+      for (; i < D; ++i) head[i] /= 1.0f + exp1(-gate[i]);
+    }
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "ops/experts/experts.h"
+#include "ops/gated_delta/gated_delta.h"
 #include "ops/kv_cache.h"
 #include "ops/linear.h"
 #include "ops/lora.h"
@@ -75,10 +76,12 @@ struct DecoderLayer {
   TensorView mlp_norm;  // [hidden] float32
   Projection gate_up;   // without weights in a layer of experts alone
   Projection down;
-  int64_t window;             // 0: none
-  std::vector<MoeLayer> moe;  // one, or none in a layer without experts
-  OptionalTensor sinks;       // [heads] float32, see TreeAttention
+  int64_t window;                            // 0: none
+  std::vector<MoeLayer> moe;                 // one, or none in a layer without experts
+  OptionalTensor sinks;                      // [heads] float32, see TreeAttention
+  std::vector<GatedDeltaLayer> gated_delta;  // one in place of attention, or none; qkv then makes its rows
 
+  bool has_attention() const { return gated_delta.empty(); }
   int64_t intermediate() const { return gate_up.total_rows() / 2; }
 };
 
@@ -108,12 +111,17 @@ struct Decoder {
   std::vector<int64_t> hidden_state_layers;  // layers whose input is written, rising; layers.size(): the last output
   std::vector<LoraLayer> lora;               // adapters of each layer, all of the same number; empty: none
   Multipliers multipliers;
+  int64_t rotated;  // components of a head that positions rotate, its first ones
 
   void validate() const;
   void validate_lora() const;
+  // Layers with keys and values, and layers with states.
+  int64_t attention_layers() const;
+  int64_t state_layers() const { return static_cast<int64_t>(layers.size()) - attention_layers(); }
   int64_t adapters() const;
   void validate_layer(Checker& check, const DecoderLayer& layer, int64_t qkv_columns) const;
   void validate_experts(Checker& check, const DecoderLayer& layer) const;
+  int64_t attention_rows(const DecoderLayer& layer) const;  // columns that attention_out reads
   // Columns from which a layer makes q, k and v.
   int64_t qkv_columns(size_t layer) const { return layer == 0 && first_columns > 0 ? first_columns : hidden; }
   int64_t workspace_bytes(int64_t rows) const;
@@ -124,8 +132,8 @@ struct Decoder {
 // Rotary tables of T positions.
 struct RopeTables {
   static constexpr char kRecord[] = "RopeTables";
-  TensorView cos;  // [T, head_dim / 2] float32
-  TensorView sin;  // [T, head_dim / 2] float32
+  TensorView cos;  // [T, rotated / 2] float32
+  TensorView sin;  // [T, rotated / 2] float32
 };
 
 // What a pass writes beside the cache.
@@ -144,11 +152,12 @@ struct DecoderPass {
   OptionalTensor first_inputs;  // [M, first_columns] float32: the first layer makes q, k and v from them
   TensorView depths;            // [M] int32, root 0
   OptionalTensor ancestors;     // [M, W] int32 bits; None: chains
-  KvCacheView cache;            // all layers; the nodes' slots are written
+  KvCacheView cache;            // all layers with attention; the nodes' slots are written
   RopeTables rope;
   PassOutputs outputs;
   TensorView workspace;          // uint8 [workspace_bytes(M)]
   OptionalTensor adapters = {};  // [B] int32, the adapter of each request, -1: none; None: of no request
+  DeltaStates states = {};       // of layers of gated delta rule; without tensors where there are none
 
   Device validate() const;
 };

@@ -90,13 +90,13 @@ inline void check_head_norm(Checker& check, const OptionalTensor& norm, const ch
   check.optional(norm, name, {DType::kFloat32}, {whole ? heads * dim : dim});
 }
 
-// Splits the rows of one fused projection, normalises q and k, rotates q and k to the node's position
-// (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
+// Splits the rows of one fused projection, normalises q and k, rotates the first R components of q and k to the node's
+// position (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
 // CUDA: a row of depth -1, or behind the last request's rows, is padding: its q becomes 0, the cache stays as it is.
 struct RopeCache {
-  TensorView qkv;         // [M, (H + 2K) * D] float32
-  TensorView cos;         // [T, D/2] float32, T positions
-  TensorView sin;         // [T, D/2] float32
+  TensorView qkv;         // [M, (H + 2K) * D] float32; on the CPU also [M, (2H + 2K) * D], each head of q with its gate
+  TensorView cos;         // [T, R/2] float32, T positions; on CUDA R = D
+  TensorView sin;         // [T, R/2] float32
   OptionalTensor q_norm;  // [D] or [H * D] float32, see check_head_norm
   OptionalTensor k_norm;  // [D] or [K * D] float32
   TensorView depths;      // [M] int32, root 0
@@ -104,15 +104,26 @@ struct RopeCache {
   TensorView q;           // [M, H, D] float32, written
   float eps;
 
+  // Whether each head of q is followed by a gate, which GateHeads reads.
+  bool gated() const {
+    return qkv.ndim == 2 && q.ndim == 3 && qkv.shape[1] == 2 * (q.shape[1] + cache.heads()) * cache.dim();
+  }
+
   Device validate() const {
     Checker check;
-    Dim M{"M"}, H{"H"}, T{"T"}, half{"D/2"};
+    Dim M{"M"}, H{"H"}, T{"T"}, half{"R/2"};
     const Device device = cache.validate(check);
     check(q, "q", {DType::kFloat32}, {M, H, cache.dim()});
-    check(qkv, "qkv", {DType::kFloat32}, {M, (H + 2 * cache.heads()) * cache.dim()});
+    const bool with_gates = !check.for_cuda() && gated();
+    check(qkv, "qkv", {DType::kFloat32}, {M, ((with_gates ? 2 * H : H) + 2 * cache.heads()) * cache.dim()});
     check(cos, "cos", {DType::kFloat32}, {T, half});
     check(sin, "sin", {DType::kFloat32}, {T, half});
-    if (half * 2 != cache.dim()) fail("cos: expected D/2=", cache.dim() / 2, " columns, got ", half.value);
+    const int64_t most = cache.dim() / 2;
+    if (check.for_cuda() && half != most) fail("cos: expected D/2=", most, " columns, got ", half.value);
+    if (half < 1 || half > most) fail("cos: expected 1 to D/2=", most, " columns, got ", half.value);
+    if (with_gates && q_norm.given() && q_norm.ndim == 1 && q_norm.shape[0] != cache.dim()) {
+      fail("q_norm: expected a norm for each head beside gates");
+    }
     check_head_norm(check, q_norm, "q_norm", H, cache.dim());
     check_head_norm(check, k_norm, "k_norm", cache.heads(), cache.dim());
     check(depths, "depths", {DType::kInt32}, {M});
@@ -126,7 +137,23 @@ struct RopeCache {
 SPECENGINE_CPU_OP(RmsNorm)
 SPECENGINE_CPU_OP(SiluMul)
 SPECENGINE_CPU_OP(ClampedSwiglu)
+// heads *= sigmoid(gate), a gate behind each head of q in qkv (Qwen3.5). The CPU alone has it.
+struct GateHeads {
+  TensorView qkv;    // [M, (2H + 2K) * D] float32
+  TensorView heads;  // [M, H, D] float32, written
+
+  Device validate() const {
+    Checker check;
+    Dim M{"M"}, H{"H"}, D{"D"}, columns{"columns"};
+    check(heads, "heads", {DType::kFloat32}, {M, H, D});
+    check(qkv, "qkv", {DType::kFloat32}, {M, columns});
+    if (columns < 2 * H * D) fail("qkv: expected at least ", 2 * H * D, " columns, got ", columns.value);
+    return check.device();
+  }
+};
+
 SPECENGINE_CPU_OP(RopeCache)
+SPECENGINE_CPU_OP(GateHeads)
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const RmsNorm&);
 void run_cuda(const SiluMul&);

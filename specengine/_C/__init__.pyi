@@ -32,6 +32,13 @@ class PassOutputs(NamedTuple):
     at_layers: Tensor | None
     experts: Tensor | None
 
+class DeltaStates(NamedTuple):
+    states: Tensor | None
+    conv: Tensor | None
+    slots: Tensor | None
+    records: Tensor | None
+    final: bool
+
 class SamplingTable(NamedTuple):
     temperature: Tensor
     top_k: Tensor
@@ -98,6 +105,11 @@ class DraftedTrees(NamedTuple):
     node_counts: Tensor
     levels: Tensor
 
+class GatedDeltaLayer:
+    def __init__(
+        self, conv: Tensor, decay: Tensor, dt_bias: Tensor, norm: Tensor, key_heads: int, tiled: bool
+    ) -> None: ...
+
 class Projection:
     def __init__(
         self,
@@ -154,6 +166,7 @@ class DecoderLayer:
         window: int,
         moe: Sequence[MoeLayer],
         sinks: Tensor | None,
+        gated_delta: Sequence[GatedDeltaLayer],
     ) -> None: ...
 
 class Decoder:
@@ -172,6 +185,7 @@ class Decoder:
         hidden_state_layers: Sequence[int],
         lora: Sequence[LoraLayer],
         multipliers: Multipliers,
+        rotated: int,
     ) -> None: ...
     def workspace_bytes(self, rows: int) -> int: ...
 
@@ -381,6 +395,17 @@ def rope_cache(
     q: Tensor,
     eps: float,
 ) -> None: ...
+def gate_heads(qkv: Tensor, heads: Tensor) -> None: ...
+def gated_delta(
+    rows: Tensor,
+    layer: GatedDeltaLayer,
+    states: DeltaStates,
+    number: int,
+    row_start: Tensor,
+    ancestors: Tensor | None,
+    out: Tensor,
+    eps: float,
+) -> None: ...
 def tree_attention(
     q: Tensor,
     cache: KVCacheView,
@@ -454,6 +479,7 @@ def decoder_pass(
     outputs: PassOutputs,
     workspace: Tensor,
     adapters: Tensor | None,
+    states: DeltaStates,
 ) -> None: ...
 def expand_backbone(
     logits: Tensor,
@@ -565,6 +591,9 @@ def commit_tokens(
 ) -> None: ...
 def compact_kv(
     k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, path: Tensor, path_length: Tensor
+) -> None: ...
+def compact_states(
+    states: DeltaStates, row_start: Tensor, path: Tensor, path_length: Tensor, key_heads: int, tiled: bool
 ) -> None: ...
 def sort_suffixes(tokens: Tensor, order: Tensor) -> None: ...
 def join_trees(

@@ -72,6 +72,9 @@ void Decoder::validate() const {
   const auto dense = [](const DecoderLayer& layer) { return layer.moe.empty(); };
   if (std::any_of(layers.begin(), layers.end(), dense)) check_size("intermediate", intermediate);
   if (head_dim % 2 != 0) fail("head_dim: expected an even number, got ", head_dim);
+  if (rotated < 2 || rotated > head_dim || rotated % 2 != 0) {
+    fail("rotated: expected an even number from 2 to head_dim=", head_dim, ", got ", rotated);
+  }
   if (heads % kv_heads != 0) fail("heads: ", heads, " heads are no multiple of kv_heads=", kv_heads);
   if (heads / kv_heads > TreeAttention::kMaxGroup) {
     fail("heads: at most ", TreeAttention::kMaxGroup, " query heads per key/value head are supported");
@@ -106,6 +109,14 @@ void Decoder::validate() const {
   validate_lora();
 }
 
+int64_t Decoder::attention_layers() const {
+  return std::count_if(layers.begin(), layers.end(), [](const DecoderLayer& layer) { return layer.has_attention(); });
+}
+
+int64_t Decoder::attention_rows(const DecoderLayer& layer) const {
+  return layer.has_attention() ? heads * head_dim : layer.gated_delta[0].values();
+}
+
 int64_t Decoder::adapters() const {
   int64_t count = 0;
   for (const LoraLayer& layer : lora) {
@@ -125,8 +136,8 @@ void Decoder::validate_lora() const {
     if (!layers[i].moe.empty() && !(layer.gate_up.modules.empty() && layer.down.modules.empty())) {
       fail("lora: layer ", i, " has experts, which take no adapters");
     }
-    layer.qkv.check_place("lora: qkv", (heads + 2 * kv_heads) * head_dim, hidden);
-    layer.attention_out.check_place("lora: attention_out", hidden, heads * head_dim);
+    layer.qkv.check_place("lora: qkv", layers[i].qkv.total_rows(), hidden);
+    layer.attention_out.check_place("lora: attention_out", hidden, attention_rows(layers[i]));
     layer.gate_up.check_place("lora: gate_up", 2 * intermediate, hidden);
     layer.down.check_place("lora: down", hidden, intermediate);
     for (const LoraProjection* p : {&layer.qkv, &layer.attention_out, &layer.gate_up, &layer.down}) {
@@ -144,9 +155,20 @@ void Decoder::validate_layer(Checker& check, const DecoderLayer& layer, int64_t 
   check(layer.mlp_norm, "mlp_norm", {DType::kFloat32}, {columns});
   check_head_norm(check, layer.q_norm, "q_norm", heads, head_dim);
   check_head_norm(check, layer.k_norm, "k_norm", kv_heads, head_dim);
-  check_projection(check, layer.qkv, "qkv", (heads + 2 * kv_heads) * head_dim, qkv_columns,
-                   layer.attention_norm.given());
-  check_projection(check, layer.attention_out, "attention_out", hidden, heads * head_dim, true);
+  if (layer.gated_delta.size() > 1) fail("gated_delta: expected at most one, got ", layer.gated_delta.size());
+  int64_t rows = (heads + 2 * kv_heads) * head_dim;
+  if (!layer.has_attention()) {
+    rows = layer.gated_delta[0].row_columns();
+    if (layer.q_norm.given() || layer.k_norm.given() || layer.sinks.given() || layer.window != 0) {
+      fail("gated_delta: expected no q_norm, k_norm, sinks or window beside it");
+    }
+  } else if (layer.qkv.total_rows() == rows + heads * head_dim) {
+    rows += heads * head_dim;  // gates
+    if (layer.q_norm.given() && layer.q_norm.shape[0] != head_dim)
+      fail("q_norm: expected [", head_dim, "] beside gates");
+  }
+  check_projection(check, layer.qkv, "qkv", rows, qkv_columns, layer.attention_norm.given());
+  check_projection(check, layer.attention_out, "attention_out", hidden, attention_rows(layer), true);
   if (layer.moe.size() > 1) fail("moe: expected at most one, got ", layer.moe.size());
   if (layer.moe.empty() || layer.gate_up.given() || layer.down.given()) {
     const int64_t inner = layer.moe.empty() ? intermediate : layer.intermediate();
@@ -187,9 +209,17 @@ Device DecoderPass::validate() const {
   if (tokens.defined() && inputs.defined()) fail("inputs: expected None beside tokens");
   if (tokens.defined() && !d.embedding.defined()) fail("tokens: this decoder has no embedding");
   check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
-  cache.validate(check, layers, d.kv_heads, d.head_dim);
-  check(rope.cos, "cos", {DType::kFloat32}, {T, d.head_dim / 2});
-  check(rope.sin, "sin", {DType::kFloat32}, {T, d.head_dim / 2});
+  cache.validate(check, d.attention_layers(), d.kv_heads, d.head_dim);
+  check(rope.cos, "cos", {DType::kFloat32}, {T, d.rotated / 2});
+  check(rope.sin, "sin", {DType::kFloat32}, {T, d.rotated / 2});
+  if (d.state_layers() == 0 && states.states.given()) fail("states: this decoder has no layers of gated delta rule");
+  if (d.state_layers() > 0) {
+    states.validate(check, cache.requests(), M);
+    if (states.layers() != d.state_layers()) {
+      fail("states: expected ", d.state_layers(), " layers, got ", states.layers());
+    }
+    if (cache.first_node != 0) fail("first_node: expected 0, states begin at the root");
+  }
   if (d.first_columns == 0 && first_inputs.defined()) fail("first_inputs: this decoder's first layer reads its rows");
   if (d.first_columns > 0) check(first_inputs, "first_inputs", {DType::kFloat32}, {M, d.first_columns});
   if (outputs.hidden_states.defined() || outputs.at_layers.defined())

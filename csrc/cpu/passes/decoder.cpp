@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cpu/passes/workspace.h"
+#include "ops/gated_delta/gated_delta.h"
 #include "ops/layer.h"
 #include "ops/tree_attention.h"
 
@@ -45,11 +46,11 @@ struct Activations {
               Workspace& space)
       : residual(space.floats({M, d.hidden})),
         delta(space.floats({M, d.hidden})),
-        qkv(space.floats({M, (d.heads + 2 * d.kv_heads) * d.head_dim})),
-        q(space.floats({M, d.heads, d.head_dim})),
-        attended(space.floats({M, d.heads * d.head_dim})),
+        qkv(space.floats({M, layer.qkv.total_rows()})),
+        q(layer.has_attention() ? space.floats({M, d.heads, d.head_dim}) : TensorView{}),
+        attended(space.floats({M, d.attention_rows(layer)})),
         attention_in(space.rows(M, qkv_columns, layer.qkv)),
-        out_in(layer.attention_out.quantises_rows() ? space.rows(M, d.heads * d.head_dim, layer.attention_out)
+        out_in(layer.attention_out.quantises_rows() ? space.rows(M, d.attention_rows(layer), layer.attention_out)
                                                     : attended) {
     const bool dense = layer.gate_up.given();
     if (dense) {
@@ -111,6 +112,7 @@ class Adapters {
 // Checks values that the ops of every layer check again: at this point nothing is written.
 void check_values(const DecoderPass& op) {
   const KvCacheView cache = op.cache.layer(0);
+  if (op.states.states.defined()) op.states.validate_slots();
   if (op.tokens.defined()) check_ids(op.tokens, "tokens", op.decoder->embedding.shape[0] * kPanel);
   cache.validate_rows(op.depths.shape[0]);
   check_depths(cache, op.depths, op.rope.cos.shape[0]);
@@ -204,6 +206,19 @@ void run_mlp(const DecoderPass& op, size_t number, const Activations& a, const A
   if (a.experts) run_experts(op, number, a, dense);
 }
 
+// Attention of a layer, or its keys and values alone.
+void attend(const DecoderPass& op, const Activations& a, const DecoderLayer& layer, const KvCacheView& cache,
+            bool only_cache) {
+  const Decoder& d = *op.decoder;
+  run_cpu(RopeCache{a.qkv, op.rope.cos, op.rope.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
+  if (only_cache) return;
+  TensorView heads = a.attended;
+  heads.ndim = 3, heads.shape[1] = d.heads, heads.shape[2] = d.head_dim, heads.strides[1] = d.head_dim,
+  heads.strides[2] = 1;
+  run_cpu(TreeAttention{a.q, cache, op.ancestors, heads, d.multipliers.attention, layer.window, true, {}, layer.sinks});
+  if (layer.qkv.total_rows() > (d.heads + 2 * d.kv_heads) * d.head_dim) run_cpu(GateHeads{a.qkv, heads});
+}
+
 void run_cpu(const DecoderPass& op) {
   check_values(op);
   if (op.outputs.experts.defined()) std::fill_n(op.outputs.experts.as<int32_t>(), op.outputs.experts.numel(), 0);
@@ -218,11 +233,12 @@ void run_cpu(const DecoderPass& op) {
     copy_rows(op.inputs, residual);
   }
   multiply(residual, d.multipliers.embedding / d.multipliers.residual);
+  int64_t state_layers = 0;  // so far
   for (size_t i = 0; i < d.layers.size(); ++i) {
     const DecoderLayer& layer = d.layers[i];
     Workspace space(op.workspace.as<uint8_t>());
     const Activations a(d, i, M, space);
-    const KvCacheView cache = op.cache.layer(static_cast<int64_t>(i));
+    const KvCacheView cache = op.cache.layer(static_cast<int64_t>(i) - state_layers);
     const Adapters adapters(op, i);
     const TensorView& attention_in = adapters.rows(a.normed, a.attention_in, layer.qkv);
     if (layer.attention_norm.defined()) {
@@ -235,13 +251,14 @@ void run_cpu(const DecoderPass& op) {
     }
     if (op.outputs.hidden_states.defined()) write_at_layer(op, a.residual, static_cast<int64_t>(i));
     adapters.project(attention_in, a.attention_in, layer.qkv, &LoraLayer::qkv, a.qkv, a.lora_sums);
-    run_cpu(RopeCache{a.qkv, op.rope.cos, op.rope.sin, layer.q_norm, layer.k_norm, op.depths, cache, a.q, d.eps});
-    if (!op.outputs.hidden_states.defined() && i + 1 == d.layers.size()) return;
-    TensorView heads = a.attended;
-    heads.ndim = 3, heads.shape[1] = d.heads, heads.shape[2] = d.head_dim, heads.strides[1] = d.head_dim,
-    heads.strides[2] = 1;
-    run_cpu(
-        TreeAttention{a.q, cache, op.ancestors, heads, d.multipliers.attention, layer.window, true, {}, layer.sinks});
+    const bool last_of_cache = i + 1 == d.layers.size() && !op.outputs.hidden_states.defined();
+    if (!layer.has_attention()) {
+      const GatedDeltaLayer* gated = &layer.gated_delta[0];
+      run_cpu(GatedDelta{a.qkv, gated, op.states, state_layers++, cache.row_start, op.ancestors, a.attended, d.eps});
+    } else {
+      attend(op, a, layer, cache, last_of_cache);
+    }
+    if (last_of_cache) return;
     adapters.project(a.attended, a.out_in, layer.attention_out, &LoraLayer::attention_out, a.delta, a.lora_sums);
     run_mlp(op, i, a, adapters);
     delta = a.delta;
