@@ -7,17 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specengine.cache.state_pool import StateBatch
+
 
 @dataclass
 class CacheBatch:
     """Shows the ops the cache of a batch.  block_table: int32 [B, max_pages].  lengths: int32 [B], cached tokens.
 
     adapters: int32 [B], the adapter with which each request's keys and values are made, -1: none; None: of no request.
+    states: of a hybrid model.
     """
 
     block_table: torch.Tensor
     lengths: torch.Tensor
     adapters: torch.Tensor | None = None
+    states: StateBatch | None = None
 
     def __post_init__(self) -> None:
         self.host: np.ndarray | None = None  # shares memory with lengths on the CPU: numpy adds faster than a tensor

@@ -14,6 +14,7 @@ from specengine._C import PAGE_SIZE
 from specengine.cache.cache_batch import CacheBatch
 from specengine.cache.page_pool import PagePool
 from specengine.cache.prefix_cache import PrefixCounts, PrefixIndex, Sharing
+from specengine.cache.state_pool import StatePool
 from specengine.ops import Ops
 from specengine.ops.verify_tree import Accepted
 from specengine.utils.host_memory import is_host
@@ -37,6 +38,8 @@ class KVCache(PagePool):
 
     pages: the size of a fixed pool, which never moves, for captured graphs. None: a pool that grows with the need. It
     shrinks when it is large and unused, and was mostly unused before.
+
+    states: of a hybrid model's other layers; a prefix is then found as far as the state behind it is kept.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class KVCache(PagePool):
         dtype: torch.dtype,
         device: torch.device,
         pages: int | None = None,
+        states: StatePool | None = None,
     ) -> None:
         super().__init__(layers, kv_heads, head_dim, dtype, device, pages or 0)
+        self.states = states
         self.fixed, self.kept_bytes = pages is not None, 0
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
         self._free_pages: list[int] = [*reversed(range(pages or 0))]
@@ -115,6 +120,8 @@ class KVCache(PagePool):
             shared: list[int] = []
             if sharing is not None:
                 shared = self._known.find(sharing, text, filled)
+                if self.states:
+                    shared = shared[: self.states.reach(shared)]
                 self._known.hold(shared)
                 self._known.counts.looked_up += len(text)
                 self._known.counts.hit += len(shared) * PAGE_SIZE
@@ -123,6 +130,8 @@ class KVCache(PagePool):
             except MemoryError:
                 self._known.drop(shared)
                 raise
+            if self.states:
+                self.states.open(pages, len(shared))
             self._promised += count
             self._peak = max(self._peak, self.k.shape[1] - len(self._free_pages) - self._known.unused)
         return pages, len(shared) * PAGE_SIZE
@@ -159,13 +168,21 @@ class KVCache(PagePool):
         while self._returned:
             pages, text, sharing, filled = self._returned.popleft()
             self._promised -= len(pages)
+            if self.states:
+                self.states.close(pages)
             if sharing is not None:
                 self._add(pages, text, sharing, filled)
             self._free_pages += known.drop(pages)
         if not self.fixed and known.unused:
             most = self.kept_bytes // sum(pool.page_bytes for pool in self._pools)
             while known.unused > most:
-                self._free_pages.append(known.evict())
+                self._free_pages.append(self._evict())
+
+    def _evict(self) -> int:
+        page = self._known.evict()
+        if self.states:
+            self.states.forget(page)
+        return page
 
     def _allocate(self, count: int) -> list[int]:
         missing = count - len(self._free_pages)
@@ -175,7 +192,7 @@ class KVCache(PagePool):
             free = len(self._free_pages) + self._known.unused
             raise MemoryError(f"key/value cache: {count} pages are needed, {free} of {self.k.shape[1]} are free")
         else:
-            self._free_pages += [self._known.evict() for _ in range(missing)]
+            self._free_pages += [self._evict() for _ in range(missing)]
         # The last freed pages first: the system has given them memory already.
         left = len(self._free_pages) - count
         self._free_pages, pages = self._free_pages[:left], self._free_pages[left:]
@@ -198,6 +215,8 @@ class KVCache(PagePool):
             numbers = {page: number for number, page in enumerate(kept)}
             self._resize(new, numbers)
             self._known.renumber(numbers)
+            if self.states:
+                self.states.renumber(numbers)
             self._free_pages = [*reversed(range(len(kept), new))]
 
     def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
@@ -220,10 +239,40 @@ class KVCache(PagePool):
         path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
         ops.compact_kv(self.k, self.v, batch.block_table, batch.lengths, path, count)
 
-    def batch(self, pages: Sequence[Sequence[int]], lengths: Sequence[int], adapters: Sequence[int] = ()) -> CacheBatch:
+    def compact_states(self, batch: CacheBatch, row_start: torch.Tensor, accepted: Accepted, ops: Ops) -> None:
+        """Writes the states behind the accepted paths, unless the pass did so.
+
+        row_start: int32 [B + 1], of the pass.
+        """
+        states = None if batch.states is None else batch.states.last
+        if self.states is None or states is None or states.final:
+            return
+        assert ops.compact_states is not None  # ops without it refuse the model
+        config = self.states.config
+        place = (row_start, accepted.path, accepted.path_length)
+        ops.compact_states(states, *place, config.num_key_heads, config.tiled)
+
+    def keep_state(self, pages: Sequence[int], cached: int) -> None:
+        """Keeps the state of the owner of `pages`, of which `cached` tokens are cached, for the prefix cache.
+
+        Nothing happens unless these end with a page that other requests can find.
+        """
+        if self.states and cached and cached % PAGE_SIZE == 0:
+            with self._lock:
+                if pages[cached // PAGE_SIZE - 1] in self._known:
+                    self.states.keep(pages, cached // PAGE_SIZE)
+
+    def batch(
+        self,
+        pages: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        adapters: Sequence[int] = (),
+        final: bool = True,
+    ) -> CacheBatch:
         """Makes the view of requests that own `pages` and have `lengths` tokens cached.
 
-        adapters: the number of each request's adapter, -1: none; empty: of no request.
+        adapters: the number of each request's adapter, -1: none; empty: of no request.  final: the rows of its passes
+        are chains that are parts of the texts; compact() accepts nothing then.
         """
         width = max((len(own) for own in pages), default=0)
         table = [[*own, *[0] * (width - len(own))] for own in pages]
@@ -236,6 +285,7 @@ class KVCache(PagePool):
             chosen = torch.tensor(adapters, dtype=torch.int32, device=self.device)
         if not is_host(self.device):
             return CacheBatch(block_table.to(self.device), counts.to(self.device), chosen)
-        batch = CacheBatch(block_table, counts, chosen)
+        states = self.states.batch(pages, final) if self.states else None
+        batch = CacheBatch(block_table, counts, chosen, states)
         batch.host = host
         return batch

@@ -94,6 +94,9 @@ class PrefixIndex:
         """Pages that can be evicted."""
         return len(self._unused)
 
+    def __contains__(self, page: int) -> bool:
+        return page in self._nodes
+
     def find(self, sharing: Sharing, text: Sequence[int], filled: bool = True) -> list[int]:
         """Returns the pages of the longest known beginning of a text.  filled: of filled pages alone."""
         found, node = [], self._root

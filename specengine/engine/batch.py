@@ -35,7 +35,7 @@ class Batch:
         self.requests, self._cycle = list(requests), cycle
         self._layout = TreeLayout(cycle.target.device)
         lengths, adapters = [len(r.tokens) - 1 for r in requests], [r.adapter_index for r in requests]
-        self.cache = cycle.cache.batch([r.pages for r in requests], lengths, adapters)
+        self.cache = cycle.cache.batch([r.pages for r in requests], lengths, adapters, final=False)
         self.params = SamplingTable.of([r.params for r in requests], [r.seed for r in requests])
         longest = max((r.prompt_length + r.limit for r in requests), default=1)
         self.history = TokenHistory.of([r.tokens for r in requests], [r.prompt_length for r in requests], longest)

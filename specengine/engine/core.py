@@ -69,6 +69,8 @@ class EngineCore:
         else:
             self.cache = model.target.new_cache()
             self.cache.kept_bytes = options.prefix_cache_mib << 20
+            if self.cache.states:
+                self.cache.states.most_kept = self.cache.kept_bytes // self.cache.states.slot_bytes
             if self._companion:
                 self._companion.attach(self.cache)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)

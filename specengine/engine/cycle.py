@@ -36,6 +36,8 @@ class Cycle:
 
         if tree.ancestors is not None:  # the path of a chain lies in place
             self.cache.compact(batch.cache, accepted, self.target.ops)
+        if batch.cache.states is not None:
+            self.cache.compact_states(batch.cache, tree.row_start, accepted, self.target.ops)
         batch.cache.advance(accepted.path_length)
         batch.mark("compact")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from specengine._C import PAGE_SIZE
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.capabilities import PromptObserver
 from specengine.engine.core import EngineCore
@@ -19,14 +20,29 @@ def prefill(core: EngineCore, request: Request) -> Iterator[int]:
     began = time.perf_counter()
     target, step, prompt = core.target, core.target.ops.prefill_rows, request.tokens[:-1]
     target.ensure_positions(request.prompt_length + request.limit)
-    for start in range(request.stats.prefix_hit, len(prompt), step):
+    hybrid = core.cache.states is not None
+    for start, stop in passes(request.stats.prefix_hit, len(prompt), step, hybrid):
         with core.turn():
-            rows = TreeBatch.chains([prompt[start : start + step]], target.device)
+            rows = TreeBatch.chains([prompt[start:stop]], target.device)
             place = core.cache.batch([request.pages], [start], [request.adapter_index])
             hidden_states = target.hidden_states(rows, core.cache, place)
             if isinstance(core.drafter, PromptObserver):
                 core.drafter.observe_prompt(request, start, hidden_states)
-            request.cached = min(start + step, len(prompt))
+            request.cached = stop
             core.share_pages(request)
+            if hybrid and request.sharing is not None:
+                core.cache.keep_state(request.pages, stop)
         yield len(rows.tokens)
     request.stats.start_decoding(began)
+
+
+def passes(start: int, end: int, step: int, hybrid: bool) -> Iterator[tuple[int, int]]:
+    """Yields first and last + 1 of each pass over tokens [start, end).
+
+    hybrid: one pass ends with the last full page, so that the state behind it can be kept.
+    """
+    border = end // PAGE_SIZE * PAGE_SIZE if hybrid else end
+    while start < end:
+        stop = min(start + step, border if start < border else end)
+        yield start, stop
+        start = stop

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
+from specengine.cache.state_pool import StatePool
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import ENDS, expected_tensors
@@ -170,7 +171,8 @@ class Transformer:
     def new_cache(self, pages: int | None = None) -> KVCache:
         """Makes an empty cache for this model. pages: the fixed size of its pool; None lets the pool grow."""
         c = self.config
-        return KVCache(c.num_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages)
+        states = None if c.gated_delta is None else StatePool(c.gated_delta, self.device)
+        return KVCache(c.attention_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages, states)
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
@@ -242,7 +244,10 @@ class Transformer:
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
         counted = self.config.moe is not None and not self.ops.on_device
         experts = torch.zeros(self.config.num_layers, dtype=torch.int32) if counted else None
-        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, adapters=batch.adapters, experts=experts)
+        others = {"adapters": batch.adapters, "experts": experts}
+        if cache.states and batch.states:
+            others["states"] = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
+        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **others)
         return HiddenStates(last, at_layers, experts)
 
 

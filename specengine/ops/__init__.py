@@ -19,6 +19,7 @@ from specengine.ops.coded import linear as coded_linear
 from specengine.ops.coded import weight as coded_weight
 from specengine.ops.decoder import Pass
 from specengine.ops.experts import moe
+from specengine.ops.gated_delta import gated_delta
 from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
 from specengine.ops.lora import add_lora
 
@@ -52,6 +53,7 @@ class Ops:
     tune: Callable[..., None] | None  # measures the products by a layer; not while a graph is captured
     verify_tree: Callable[..., verify_tree.Accepted]
     compact_kv: Callable[..., None]
+    compact_states: Callable[..., None] | None  # None: it has no layers of gated delta rule
 
 
 _native_layer = LayerOps(
@@ -62,6 +64,8 @@ _native_layer = LayerOps(
     tree_attention=tree_attention.tree_attention,
     silu_mul=layer.silu_mul,
     add_lora=add_lora.add_lora,
+    gate_heads=layer.gate_heads,
+    gated_delta=gated_delta.gated_delta,
     experts=moe.ExpertOps(
         route_rows=moe.route_rows,
         group_pairs=moe.group_pairs,
@@ -94,6 +98,7 @@ native = Ops(
     tune=None,
     verify_tree=verify_tree.verify_tree,
     compact_kv=compact_kv.compact_kv,
+    compact_states=gated_delta.compact_states,
 )
 
 _reference_layer = LayerOps(
@@ -104,6 +109,8 @@ _reference_layer = LayerOps(
     tree_attention=tree_attention.tree_attention_reference,
     silu_mul=layer.silu_mul_reference,
     add_lora=add_lora.add_lora_reference,
+    gate_heads=layer.gate_heads_reference,
+    gated_delta=gated_delta.gated_delta_reference,
     experts=moe.ExpertOps(
         route_rows=moe.route_rows_reference,
         group_pairs=moe.group_pairs_reference,
@@ -136,6 +143,7 @@ reference = Ops(
     tune=None,
     verify_tree=verify_tree.verify_tree_on_host,
     compact_kv=compact_kv.compact_kv_reference,
+    compact_states=gated_delta.compact_states_reference,
 )
 
 
@@ -151,6 +159,8 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
         silu_mul=layer.silu_mul,
         add_lora=add_lora.add_lora,
+        gate_heads=None,
+        gated_delta=None,
         experts=moe.ExpertOps(
             route_rows=moe.route_rows,
             group_pairs=moe.group_pairs,
@@ -182,6 +192,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tune=choices.tune,
         verify_tree=verify_tree.verify_tree,
         compact_kv=compact_kv.compact_kv,
+        compact_states=None,
     )
 
 

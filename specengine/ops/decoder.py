@@ -13,7 +13,7 @@ import torch
 
 from specengine import _C
 from specengine.ops.experts.moe import ExpertProjection, Moe
-from specengine.ops.gated_delta.matrices import GatedDelta
+from specengine.ops.gated_delta.matrices import NO_STATES, GatedDelta
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.weight import Projection, Weight
 from specengine.utils.multipliers import PLAIN, Multipliers
@@ -55,6 +55,9 @@ class DecoderSizes(Protocol):
 
     @property
     def rms_norm_eps(self) -> float: ...
+
+    @property
+    def rotated(self) -> int: ...
 
 
 _NOTHING = _C.Projection((), (), None, None, False)
@@ -134,6 +137,7 @@ class Decoder:
             hidden_state_layers=tuple(hidden_state_layers),
             lora=tuple(layer.native for layer in lora),
             multipliers=_native(multipliers, config.head_dim),
+            rotated=config.rotated,
         )
 
     def __call__(
@@ -152,17 +156,18 @@ class Decoder:
         only_cache: bool = False,
         adapters: torch.Tensor | None = None,
         experts: torch.Tensor | None = None,
+        states: _C.DeltaStates = NO_STATES,
     ) -> torch.Tensor | None:
         """Hidden states float32 [M, hidden] after the final norm; keys and values of a row go to slot length + node
         index.
 
-        k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D].  block_table: int32 [B, max_pages].  lengths: int32 [B].
-        cos, sin: [positions, D/2].  at_layers: float32 [M, hidden_state_layers, hidden], written; None if there are
-        none. inputs: float32 [M, hidden], the rows that enter the first layer in place of the tokens' embeddings.
+        k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D], of layers with attention.  block_table: int32 [B, max_pages].
+        lengths: int32 [B].  cos, sin: [positions, rotated / 2].  at_layers: float32 [M, hidden_state_layers, hidden],
+        written; None if there are none.  inputs: float32 [M, hidden], the rows that enter the first layer in place of the tokens' embeddings.
         first_inputs: float32 [M, first_columns], if the decoder has first_columns.  first_node: the rows are nodes from
         this number on; earlier passes wrote keys and values of the nodes before.  only_cache: writes nothing else.
         adapters: int32 [B], the adapter of each request, -1: none; None: of no request.  experts: int32 [layers],
-        written: how many experts each layer read.
+        written: how many experts each layer read.  states: of layers of gated delta rule, see ops.gated_delta.
         Raises ValueError if a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)
@@ -179,6 +184,7 @@ class Decoder:
             _C.PassOutputs(hidden_states, at_layers, experts),
             torch.empty(self.native.workspace_bytes(rows), dtype=torch.uint8),
             adapters,
+            states,
         )
         return hidden_states
 
@@ -196,6 +202,7 @@ def _native_layer(layer: Layer) -> _C.DecoderLayer:
         window=layer.window,
         moe=() if layer.moe is None else (_native_experts(layer.moe),),
         sinks=layer.sinks,
+        gated_delta=() if layer.gated_delta is None else (layer.gated_delta.native,),
     )
 
 

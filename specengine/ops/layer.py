@@ -36,13 +36,19 @@ def clamped_swiglu(gate_up, out, limit: float, alpha: float) -> None:
 def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
 
-    cos, sin: [T, D/2].  q_norm, k_norm: RMSNorm weights before the rotation, [D], a norm for each head (Qwen3), or on
+    qkv may be [M, (2H + 2K) D] on the CPU: each head of q is followed by its gate, which gate_heads reads.
+    cos, sin: [T, R/2]; the first R components of a head are rotated, on CUDA all of them.  q_norm, k_norm: RMSNorm weights before the rotation, [D], a norm for each head (Qwen3), or on
     the CPU [H D] and [K D], one norm for all heads (OLMoE); None: no norm.  depths: int32 [M].  cache: one layer.
     q: [M, H, D], written.
     Raises ValueError if a slot has no page or a position no row in cos. CUDA does not: there a row of depth -1, or
     behind the last request's rows, is padding; its q becomes 0 and the cache stays as it is.
     """
     _C.rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache, q, eps)
+
+
+def gate_heads(qkv, heads) -> None:
+    """heads[M, H, D] *= sigmoid(gate); qkv [M, (2H + 2K) D] has a gate behind each head of q. The CPU alone has it."""
+    _C.gate_heads(qkv, heads)
 
 
 def rms_norm_reference(residual, delta, weight, out, eps: float) -> None:
@@ -71,12 +77,19 @@ def rope_cache_reference(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheVi
     request, node, depths = request[real], node[real], depths[real]
     position = (lengths[request] + depths).long()
     slot = (lengths[request] + first_node + node).long()
-    query, key, value = qkv.view(rows, -1, dim)[real].split([heads, kv_heads, kv_heads], dim=1)
+    qkv = qkv.view(rows, -1, dim)[real]
+    query = qkv[:, : -2 * kv_heads]
+    query, (key, value) = query[:, :: query.shape[1] // heads], qkv[:, -2 * kv_heads :].split(kv_heads, dim=1)
     q.zero_()
     q[real] = _rotate(query, q_norm, cos[position], sin[position], eps)
     page = block_table[request, slot // PAGE_SIZE].long()
     k_cache[page, :, slot % PAGE_SIZE] = _rotate(key, k_norm, cos[position], sin[position], eps).to(k_cache.dtype)
     v_cache[page, :, slot % PAGE_SIZE] = value.to(v_cache.dtype)
+
+
+def gate_heads_reference(qkv, heads) -> None:
+    rows, count, dim = heads.shape
+    heads.mul_(qkv.view(rows, -1, dim)[:, 1 : 2 * count : 2].sigmoid())
 
 
 def rows_of(row_start: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +110,8 @@ def _rotate(x: torch.Tensor, norm, cos: torch.Tensor, sin: torch.Tensor, eps: fl
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates heads x [M, H, D] to the positions of cos and sin [M, D/2]; component j is paired with j + D/2."""
-    a, b = x.chunk(2, dim=-1)
+    """Rotates heads x [M, H, D] to the positions of cos and sin [M, R/2]; component j < R/2 is paired with j + R/2."""
+    half = cos.shape[1]
+    a, b, rest = x.split([half, half, x.shape[2] - 2 * half], dim=-1)
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)

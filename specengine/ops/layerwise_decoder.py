@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
-from specengine._C import KVCacheView
+from specengine._C import DeltaStates, KVCacheView
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
 from specengine.ops.experts.moe import ExpertOps
+from specengine.ops.gated_delta.matrices import NO_STATES, GatedDelta
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.weight import Projection, Weight
 from specengine.utils.multipliers import PLAIN, Multipliers
@@ -29,6 +31,8 @@ class LayerOps:
     tree_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     add_lora: Callable[..., None]
+    gate_heads: Callable[..., None] | None  # None: it has no such layers
+    gated_delta: Callable[..., None] | None
     experts: ExpertOps
     rounds: bool
 
@@ -56,6 +60,14 @@ class LayerwiseDecoder:
         self.final_norm = final_norm
         self.lora = tuple(lora)
         self.multipliers = multipliers
+        linear = any(layer.gated_delta is not None for layer in layers)
+        gates = any(map(self._gated, layers))
+        if (gates and ops.gate_heads is None) or (linear and ops.gated_delta is None):
+            raise ValueError("layers: gates of attention and layers of gated delta rule run on the CPU alone")
+
+    def _gated(self, layer: Layer) -> bool:
+        c = self.config
+        return layer.gated_delta is None and layer.qkv.rows == 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
 
     def __call__(
         self,
@@ -73,6 +85,7 @@ class LayerwiseDecoder:
         only_cache: bool = False,
         adapters: torch.Tensor | None = None,
         experts: torch.Tensor | None = None,
+        states: DeltaStates = NO_STATES,
     ) -> torch.Tensor | None:
         """As Decoder; the caller answers for slots and positions. experts: stays as it is."""
         c, ops, rows = self.config, self.ops, len(tree.tokens)
@@ -103,7 +116,27 @@ class LayerwiseDecoder:
                 ops.add_lora(x, added, tree.row_start, adapters, out)
             return out
 
-        for number, (layer, keys, values) in enumerate(zip(self.layers, k_cache, v_cache, strict=True)):
+        def attention(layer: Layer, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
+            cache = KVCacheView(keys, values, block_table, lengths, tree.row_start, first_node)
+            ops.rope_cache(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths, cache, q, c.rms_norm_eps)
+            if only_cache and layer is self.layers[-1]:
+                return None
+            attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
+            scale = factors.attention_scale(c.head_dim)
+            ops.tree_attention(q, cache, tree.ancestors, attended, scale, layer.window, sinks=layer.sinks)
+            if ops.gate_heads is not None and self._gated(layer):
+                ops.gate_heads(qkv, attended)
+            return attended.view(rows, -1)
+
+        def recurrence(layer: GatedDelta, qkv: torch.Tensor, number: int) -> torch.Tensor:
+            assert ops.gated_delta is not None  # checked by the constructor
+            out = empty(rows, layer.value_heads * len(layer.norm))
+            ops.gated_delta(qkv, layer, states, number, tree.row_start, tree.ancestors, out, c.rms_norm_eps)
+            return out
+
+        places = zip(k_cache, v_cache, strict=True)  # of layers with attention
+        recurrent = count()
+        for number, layer in enumerate(self.layers):
             if layer.attention_norm is None:
                 normed = residual if first_inputs is None else first_inputs
             else:
@@ -113,14 +146,13 @@ class LayerwiseDecoder:
                 write_at_layer(number)
             lora = bare if adapters is None else self.lora[number]
             qkv = product(normed, layer.qkv, lora.qkv)
-            cache = KVCacheView(keys, values, block_table, lengths, tree.row_start, first_node)
-            ops.rope_cache(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths, cache, q, c.rms_norm_eps)
-            if only_cache and number == len(self.layers) - 1:
+            if layer.gated_delta is None:
+                attended = attention(layer, qkv, *next(places))
+            else:
+                attended = recurrence(layer.gated_delta, qkv, next(recurrent))
+            if attended is None:
                 return None
-            attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
-            scale = factors.attention_scale(c.head_dim)
-            ops.tree_attention(q, cache, tree.ancestors, attended, scale, layer.window, sinks=layer.sinks)
-            delta = product(attended.view(rows, -1), layer.attention_out, lora.attention_out)
+            delta = product(attended, layer.attention_out, lora.attention_out)
             normed = empty(rows, c.hidden_size, reader=layer.gate_up if layer.moe is None else None)
             ops.rms_norm(residual, delta, layer.mlp_norm, normed, stream_eps)
             delta = None

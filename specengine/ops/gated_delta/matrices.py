@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from specengine import _C
+
+NO_STATES = _C.DeltaStates(None, None, None, None, True)  # of a model without such layers
+
 
 @dataclass(frozen=True)
 class GatedDelta:
@@ -23,3 +27,8 @@ class GatedDelta:
     key_heads: int
     value_heads: int
     tiled: bool = False
+
+    @property
+    def native(self) -> _C.GatedDeltaLayer:
+        """The tensors as the core takes them; it borrows them and keeps them alive."""
+        return _C.GatedDeltaLayer(self.conv, self.decay, self.dt_bias, self.norm, self.key_heads, self.tiled)

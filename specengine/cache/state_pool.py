@@ -1,0 +1,137 @@
+"""Memory for the recurrent states of hybrid models: a slot for each request, and copies for the prefix cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specengine._C import DeltaStates
+from specengine.models.gated_delta.config import CONV_WIDTH, GatedDeltaConfig
+
+
+@dataclass
+class StateBatch:
+    """The slots of a batch.  slots: int32 [B].  final: whether the rows of its passes are parts of their texts.
+
+    last: the states as the last pass got them, with its records.
+    """
+
+    slots: torch.Tensor
+    final: bool
+    last: DeltaStates | None = None
+
+
+class StatePool:
+    """Holds the states of all layers of gated delta rule, float32, in slots.
+
+    A running request owns a slot; its last page, which no other request has, is the key. The prefix cache owns copies
+    of states at the ends of pages, least recently used first to go.
+
+    most_kept: copies, at most.
+    """
+
+    def __init__(self, config: GatedDeltaConfig, device: torch.device) -> None:
+        self.config, self.device, self.most_kept = config, device, 0
+        layers, c = len(config.layers), config
+        self._shapes = (
+            (layers, c.num_value_heads, c.key_head_dim, c.value_head_dim),
+            (layers, CONV_WIDTH - 1, c.conv_channels),
+        )
+        self._states, self._conv = (torch.empty(0, *shape, device=device) for shape in self._shapes)
+        self._record_floats = 2 * c.conv_channels + 2 * c.num_value_heads
+        self._records = torch.empty(0, device=device)
+        self._free: list[int] = []
+        self._of_request: dict[int, int] = {}  # last page -> slot
+        self._kept: OrderedDict[int, int] = OrderedDict()  # page -> slot of the state behind it
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one request's states."""
+        return 4 * len(self.config.layers) * self.config.state_floats
+
+    @property
+    def in_use(self) -> int:
+        """Slots of running requests."""
+        return len(self._of_request)
+
+    @property
+    def kept(self) -> int:
+        """Copies in the prefix cache."""
+        return len(self._kept)
+
+    def reach(self, pages: Sequence[int]) -> int:
+        """Returns how many of these pages, from the first on, end with a state that is kept."""
+        return max((count for count, page in enumerate(pages, start=1) if page in self._kept), default=0)
+
+    def open(self, pages: Sequence[int], shared: int) -> None:
+        """Gives the owner of `pages` a slot: the state behind its first `shared` pages, or the empty text's."""
+        slot = self._of_request[pages[-1]] = self._take()
+        if shared:
+            self._copy(self._kept[pages[shared - 1]], slot)
+            self._kept.move_to_end(pages[shared - 1])
+        else:
+            self._states[slot] = 0
+            self._conv[slot] = 0
+
+    def close(self, pages: Sequence[int]) -> None:
+        """Takes back the slot of the owner of `pages`, if it has one."""
+        slot = self._of_request.pop(pages[-1], None) if pages else None
+        if slot is not None:
+            self._free.append(slot)
+
+    def keep(self, pages: Sequence[int], count: int) -> None:
+        """Copies the state of the owner of `pages`, whose text ends with its page `count` now."""
+        page = pages[count - 1]
+        if page in self._kept or not self.most_kept:
+            return
+        while len(self._kept) >= self.most_kept:
+            self._free.append(self._kept.popitem(last=False)[1])
+        slot = self._take()
+        self._copy(self._of_request[pages[-1]], slot)
+        self._kept[page] = slot
+
+    def forget(self, page: int) -> None:
+        """Drops the copy behind an evicted page."""
+        if (slot := self._kept.pop(page, None)) is not None:
+            self._free.append(slot)
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Gives the pages of kept states other numbers."""
+        self._kept = OrderedDict((numbers[page], slot) for page, slot in self._kept.items())
+
+    def batch(self, pages: Sequence[Sequence[int]], final: bool) -> StateBatch:
+        """Makes the view of the requests that own `pages`."""
+        slots = [self._of_request[own[-1]] for own in pages]
+        return StateBatch(torch.tensor(slots, dtype=torch.int32, device=self.device), final)
+
+    def of_pass(self, batch: StateBatch, rows: int, trees: bool) -> DeltaStates:
+        """Returns what a pass of `rows` rows reads and writes.  trees: whether a row has several children.
+
+        A request's first row is always part of its text, so a pass of one row each is final.
+        """
+        final = batch.final or (rows == len(batch.slots) and not trees)
+        layers = 1 if final else len(self.config.layers)
+        floats = layers * rows * self._record_floats
+        if len(self._records) < floats:
+            self._records = torch.empty(floats, device=self.device)
+        records = self._records[:floats].view(layers, rows, self._record_floats)
+        batch.last = DeltaStates(self._states, self._conv, batch.slots, records, final)
+        return batch.last
+
+    def _take(self) -> int:
+        if not self._free:
+            old = len(self._states)
+            new = max(2 * old, 2)
+            for name, shape in zip(("_states", "_conv"), self._shapes, strict=True):
+                grown = torch.empty(new, *shape, device=self.device)
+                grown[:old] = getattr(self, name)
+                setattr(self, name, grown)
+            self._free = [*reversed(range(old, new))]
+        return self._free.pop()
+
+    def _copy(self, slot: int, to: int) -> None:
+        self._states[to] = self._states[slot]
+        self._conv[to] = self._conv[slot]
