@@ -21,6 +21,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
+from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.row_tools import divided
 from specengine.ops.weight import Projection, Weight, dtype_of
@@ -94,9 +95,11 @@ class Transformer:
     def first_layers(self, count: int) -> Transformer:
         """Returns the model that skips from layer `count` to the final norm and the head; both share all memory.
 
-        Raises ValueError where the model has fewer layers.
+        Raises ValueError where the model has fewer layers, and for a hybrid, whose states a draft would change.
         """
         check_range("layers", count, 1, self.config.num_layers)
+        if self.config.gated_delta is not None:
+            raise ValueError("layers: a hybrid model cannot draft with its first layers")
         sliding = self.config.sliding_layers[:count]
         config = replace(
             self.config,
@@ -244,10 +247,11 @@ class Transformer:
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
         counted = self.config.moe is not None and not self.ops.on_device
         experts = torch.zeros(self.config.num_layers, dtype=torch.int32) if counted else None
-        others = {"adapters": batch.adapters, "experts": experts}
-        if cache.states and batch.states:
-            others["states"] = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
-        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **others)
+        states = NO_STATES
+        if cache.states is not None and batch.states is not None:
+            states = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
+        chosen = {"adapters": batch.adapters, "experts": experts}
+        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **chosen, states=states)
         return HiddenStates(last, at_layers, experts)
 
 

@@ -161,13 +161,14 @@ class Decoder:
         """Hidden states float32 [M, hidden] after the final norm; keys and values of a row go to slot length + node
         index.
 
-        k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D], of layers with attention.  block_table: int32 [B, max_pages].
+        k_cache, v_cache: [layers, pages, K, PAGE_SIZE, D], of those with attention.  block_table: int32 [B, max_pages].
         lengths: int32 [B].  cos, sin: [positions, rotated / 2].  at_layers: float32 [M, hidden_state_layers, hidden],
-        written; None if there are none.  inputs: float32 [M, hidden], the rows that enter the first layer in place of the tokens' embeddings.
-        first_inputs: float32 [M, first_columns], if the decoder has first_columns.  first_node: the rows are nodes from
-        this number on; earlier passes wrote keys and values of the nodes before.  only_cache: writes nothing else.
-        adapters: int32 [B], the adapter of each request, -1: none; None: of no request.  experts: int32 [layers],
-        written: how many experts each layer read.  states: of layers of gated delta rule, see ops.gated_delta.
+        written; None if there are none.  inputs: float32 [M, hidden], the rows that enter the first layer in place of
+        the tokens' embeddings.  first_inputs: float32 [M, first_columns], if the decoder has first_columns.
+        first_node: the rows are nodes from this number on; earlier passes wrote keys and values of the nodes before.
+        only_cache: writes nothing else.  adapters: int32 [B], the adapter of each request, -1: none; None: of no
+        request.  experts: int32 [layers], written: how many experts each layer read.  states: of layers of gated delta
+        rule, see ops.gated_delta.
         Raises ValueError if a slot has no page or a position no row in cos.
         """
         rows = len(tree.tokens)

@@ -21,8 +21,8 @@ NORM_EPS = 1e-6  # of q and k, fixed by the architecture
 def gated_delta(rows, layer: GatedDelta, states: DeltaStates, number: int, row_start, ancestors, out, eps) -> None:
     """Runs one layer: out[M, Hv Dv] = norm(S^T q) * silu(z) of rows [M, C + Hv Dv + 2 Hv] = [q | k | v | z | b | a].
 
-    number: of the layer among those with states.  row_start: int32 [B + 1].  ancestors: int32 [M, W] bits; None: chains.
-    Each node's state S follows from its parent's, the root's from the committed one.
+    number: of the layer among those with states.  row_start: int32 [B + 1].  ancestors: int32 [M, W] bits; None:
+    chains. Each node's state S follows from its parent's, the root's from the committed one.
     Raises ValueError for tensors that do not fit, for two requests with one slot, and for trees where states are final.
     """
     _C.gated_delta(rows, layer.native, states, number, row_start, ancestors, out, eps)
@@ -36,7 +36,7 @@ def compact_states(states: DeltaStates, row_start, path, path_length, key_heads:
     _C.compact_states(states, row_start, path, path_length, key_heads, tiled)
 
 
-def gated_delta_reference(rows, layer: GatedDelta, states: DeltaStates, number, row_start, ancestors, out, eps) -> None:
+def gated_delta_reference(rows, layer: GatedDelta, states, number, row_start, ancestors, out, eps) -> None:
     for b, slot in enumerate(states.slots.tolist()):
         first, last = row_start[b].item(), row_start[b + 1].item()
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -49,7 +49,7 @@ def gated_delta_reference(rows, layer: GatedDelta, states: DeltaStates, number, 
             states.states[slot, number], states.conv[slot, number] = made[-1]
 
 
-def compact_states_reference(states: DeltaStates, row_start, path, path_length, key_heads: int, tiled: bool) -> None:
+def compact_states_reference(states, row_start, path, path_length, key_heads: int, tiled: bool) -> None:
     layers, heads, dim = states.states.shape[1:4]
     channels = states.conv.shape[3]
     keys = key_heads * dim
@@ -59,10 +59,8 @@ def compact_states_reference(states: DeltaStates, row_start, path, path_length, 
                 record = states.records[number, row_start[b] + node]
                 _, k, v = record[channels : 2 * channels].split([keys, keys, channels - 2 * keys])
                 decay, rate = record[2 * channels :].chunk(2)
-                state = states.states[slot, number]
-                state.copy_(
-                    _step(state, _of_heads(k.view(key_heads, dim), heads, tiled), v.view(heads, -1), decay, rate)
-                )
+                state, k = states.states[slot, number], _of_heads(k.view(key_heads, dim), heads, tiled)
+                state.copy_(_step(state, k, v.view(heads, -1), decay, rate))
                 states.conv[slot, number] = torch.cat([states.conv[slot, number, 1:], record[None, :channels]])
 
 
@@ -73,7 +71,7 @@ def _parent(node: int, bits) -> int:
     return max((n for n in range(node) if words[n // 32] >> (n % 32) & 1), default=-1)
 
 
-def _record(states: DeltaStates, number: int, row: int) -> torch.Tensor:
+def _record(states, number: int, row: int) -> torch.Tensor:
     return states.records[0 if states.final else number, row]
 
 
