@@ -147,7 +147,10 @@ struct GateHeads {
     Dim M{"M"}, H{"H"}, D{"D"}, columns{"columns"};
     check(heads, "heads", {DType::kFloat32}, {M, H, D});
     check(qkv, "qkv", {DType::kFloat32}, {M, columns});
-    if (columns < 2 * H * D) fail("qkv: expected at least ", 2 * H * D, " columns, got ", columns.value);
+    const int64_t rest = columns - 2 * H * D;  // k and v
+    if (D < 1 || rest < 2 * D || rest % (2 * D) != 0) {
+      fail("qkv: expected (2H + 2K) * D columns with H=", H.value, " and D=", D.value, ", got ", columns.value);
+    }
     return check.device();
   }
 };

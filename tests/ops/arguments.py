@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from specengine import _C
+from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.weight import BLOCK_BYTES
 from tests.ops.cases import ancestor_bits, comb, depths_of, make_cache, randn
 from tests.ops.verifying import PARAMS, make_batch
@@ -155,6 +156,41 @@ def tree_attention() -> Arguments:
     return {"q": randn(8, 4, 8), **cache, **rest, "strict": False, "workspace": torch.zeros(4), "sinks": randn(4)}
 
 
+def gate_heads() -> Arguments:
+    return {"qkv": randn(8, 96), "heads": randn(8, 4, 8, seed=2)}
+
+
+def gated_delta_layer() -> Arguments:
+    """Two key heads of 3 components, four value heads of 5: 32 channels, rows of 60 columns."""
+    weights = {"conv": randn(4, 32), "decay": -randn(4, seed=2).abs(), "dt_bias": randn(4, seed=3), "norm": randn(5)}
+    return {**weights, "key_heads": 2, "tiled": False}
+
+
+def delta_states() -> Arguments:
+    """The states of two layers and the records of 8 rows of two requests."""
+    pool = {"states": randn(3, 2, 4, 3, 5), "conv": randn(3, 2, 3, 32, seed=2), "slots": ints(2, 0)}
+    return {**pool, "records": torch.zeros(2, 8, 72), "final": False}
+
+
+def gated_delta() -> Arguments:
+    layer = _C.GatedDeltaLayer(**gated_delta_layer())
+    trees = {"row_start": ints(0, 5, 8), "ancestors": ancestor_bits(TREES)}
+    rest = {"number": 1, "out": torch.zeros(8, 20), "eps": 1e-6}
+    return {"rows": randn(8, 60), "layer": layer, **delta_states(), **trees, **rest}
+
+
+def compact_states() -> Arguments:
+    path = {"path": ints([0, 2, 4], [0, 1, -1]), "path_length": ints(3, 2)}
+    return {
+        **delta_states(),
+        "records": randn(2, 8, 72),
+        "row_start": ints(0, 5, 8),
+        **path,
+        "key_heads": 2,
+        "tiled": False,
+    }
+
+
 def projection(rows: int, columns: int, seed: int) -> _C.Projection:
     return _C.Projection((randn(-(-rows // 16), columns, 16, seed=seed),), (rows,), randn(rows, seed=seed), None, False)
 
@@ -173,6 +209,7 @@ def decoder_layer() -> Arguments:
         "window": 0,
         "moe": (),
         "sinks": None,
+        "gated_delta": (),
     }
 
 
@@ -199,6 +236,7 @@ def decoder() -> Arguments:
     layers = [_C.DecoderLayer(**decoder_layer()) for _ in range(2)]
     rest = {"first_columns": 0, "hidden_state_layers": (0, 2), "lora": ()}
     rest["multipliers"] = _C.Multipliers(embedding=1.0, attention=8**-0.5, residual=1.0)
+    rest["rotated"] = 8
     return {"embedding": randn(2, 6, 16), "layers": layers, "final_norm": randn(6), **sizes, **rest}
 
 
@@ -221,6 +259,7 @@ def decoder_pass() -> Arguments:
         "experts": torch.zeros(2, dtype=torch.int32),
         "workspace": torch.zeros(native.workspace_bytes(8), dtype=torch.uint8),
         "adapters": ints(1, 0),
+        "states": NO_STATES,
     }
 
 
@@ -478,6 +517,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(linear, linear_quantised, linear_argmax, linear_argmax_quantised, add_lora),
         *(route_rows, group_pairs, expert_linear, combine_experts),
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, clamped_swiglu, rope_cache, tree_attention),
+        *(gate_heads, gated_delta, compact_states),
         decoder_pass,
         *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),
         *(draft_cascade, draft_cascade_halves, draft_heads, draft_glide),
@@ -496,7 +536,7 @@ OPTIONAL = {
     *(("decoder_pass", "experts"), ("decoder_pass fed", "experts")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
     *(("tree_attention", "ancestors"), ("tree_attention", "workspace"), ("tree_attention", "sinks")),
-    ("decoder_pass", "ancestors"),
+    *(("decoder_pass", "ancestors"), ("gated_delta", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
     *((op, "vocabulary") for op in OPS if op.startswith("draft_tree")),
     *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
@@ -541,6 +581,7 @@ def _target_cache(arguments: Arguments) -> _C.KVCacheView:
 
 
 CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
+STATES = {"states": _record(_C.DeltaStates, _C.DeltaStates._fields)}
 RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's arguments
     "rope_cache": CACHE,
     "tree_attention": CACHE,
@@ -549,6 +590,8 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
         "rope": _record(_C.RopeTables, _C.RopeTables._fields),
         "outputs": _record(_C.PassOutputs, _C.PassOutputs._fields),
     },
+    "gated_delta": STATES,
+    "compact_states": STATES,
     "add_lora": {"projection": _lora},
     "draft_tree": {
         **CACHE,

@@ -29,10 +29,10 @@ from tests.ops.arguments import (
 from tests.selection import looped
 
 CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
-CLASSES |= {"ExpertProjection", "MoeLayer"}
+CLASSES |= {"ExpertProjection", "MoeLayer", "GatedDeltaLayer"}
 CLASSES |= {"GlideNetwork", "LoraModule", "LoraProjection", "LoraLayer"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
-RECORDS |= {"PassOutputs", "Multipliers"}
+RECORDS |= {"PassOutputs", "Multipliers", "DeltaStates"}
 RECORDS |= {"CodedForm", "RopeTables", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
@@ -71,6 +71,9 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     outputs |= {"ancestors", "node_counts", "top_tokens", "top_scores", "path", "path_length", "bonus"}
     outputs |= {"keys", "hidden_states", "workspace"}
     only = {
+        "gate_heads": {"heads"},
+        "gated_delta": {"out", "records"},
+        "compact_states": {"states", "conv"},
         "tree_attention": {"out"},
         "verify_tree": {"path", "path_length", "bonus", "scores"},
         "verify_tree sampled": {"path", "path_length", "bonus", "relaxed", "scores", "weights"},
@@ -161,7 +164,8 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 1) for op in ("verify_tree", "verify_tree sampled") for name in ("history", "path")),
     *(("verify_tree sampled", "draft_logits", 0), ("verify_tree sampled", "draft_logits", 1)),
     *(("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
-    *(("tree_attention", "ancestors", 1), ("compact_kv", "path", 1)),
+    *(("tree_attention", "ancestors", 1), ("compact_kv", "path", 1), ("compact_states", "path", 1)),
+    *(("gate_heads", "heads", 1), ("gated_delta", "ancestors", 1)),
     *(("expand_backbone", "logits", 2), ("add_lora", "out", 1), ("add_lora", "workspace", 0)),
 }
 
@@ -323,6 +327,12 @@ VALUES = [
         ("select_nodes", "depths", (0, 4), value, f"depths: candidate 4 of request 0 has depth {value}, expected 2")
         for value in (0, 1, 3, -2, -(2**31), 2**31 - 1)
     ],
+    *[(op, "slots", 1, value, "slots: ") for op in ("gated_delta", "compact_states") for value in (-1, 3, 2)],
+    *[("gated_delta", "row_start", at, value, "row_start: ") for at, value in ((0, 1), (1, 9), (2, 7), (1, -1))],
+    *[("compact_states", "row_start", at, value, "row_start: ") for at, value in ((0, 1), (2, 7), (2, 9))],
+    *(("gated_delta", *case) for case in ANCESTOR_VALUES),
+    *[("compact_states", "path", at, value, "path: entry") for at, value in (((0, 1), 0), ((0, 2), 5), ((1, 0), -1))],
+    *[("compact_states", "path_length", 1, value, "path_length: entry 1") for value in (-1, 4)],
     ("compact_kv", "path", (0, 1), 0, "path: entry"),
     ("compact_kv", "path", (0, 0), -1, "path: entry"),
     ("compact_kv", "path", (0, 2), 1, "path: entry"),
@@ -450,7 +460,20 @@ LINEAR_CHANGES = [
             ("clamped_swiglu", {"limit": limit}, "limit: expected a positive number")
             for limit in (0.0, -1.0, float("nan"))
         ),
-        ("rope_cache", {"cos": randn(90, 3), "sin": randn(90, 3)}, "cos: expected D/2=4 columns"),
+        ("rope_cache", {"cos": randn(90, 5), "sin": randn(90, 5)}, "cos: expected 1 to D/2=4 columns"),
+        (
+            "rope_cache",
+            {"qkv": randn(8, 96), "q_norm": randn(32)},
+            "q_norm: expected a norm for each head beside gates",
+        ),
+        ("gated_delta", {"number": 2}, "number: expected 0 to 1, got 2"),
+        ("gated_delta", {"final": True, "records": torch.zeros(1, 8, 72)}, "ancestors: expected None where all rows"),
+        (
+            "compact_states",
+            {"final": True, "records": torch.zeros(1, 8, 72)},
+            "states: expected records of every layer",
+        ),
+        ("compact_states", {"key_heads": 3}, "key_heads: 3 heads of 3 do not match 12 channels of q and k"),
         ("rope_cache", {"block_table": ints([0], [1])}, "block_table: request 0 needs 2 pages"),
         ("tree_attention", {"window": -1}, "window: "),
         ("tree_attention", {"q": randn(8, 3, 8), "out": torch.zeros(8, 3, 8)}, "q: H=3 heads are no multiple of K=2"),

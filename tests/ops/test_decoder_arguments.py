@@ -179,7 +179,7 @@ def test_adapters_are_those_of_the_decoder():
             call("decoder_pass", {**arguments, "adapters": torch.tensor(adapters, dtype=torch.int32)})
     for changes, message in (
         ({"lora": lora_layers()[:1]}, "lora: expected 2 layers, got 1"),
-        ({"lora": lora_layers(), "hidden": 6, "heads": 2, "kv_heads": 2}, "layers: layer 0: qkv"),
+        ({"lora": lora_layers(), "hidden": 6, "heads": 2, "kv_heads": 1}, "layers: layer 0: qkv"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.Decoder(**{**decoder(), **changes})

@@ -62,7 +62,17 @@ def build(csrc: Path, folder: Path) -> Path:
         run(compiler, *options, "-c", str(source), "-o", str(folder / f"{source.stem}.o"))
         return str(folder / f"{source.stem}.o")
 
-    parts = ("bindings", "base", "cpu", "cpu/experts", "cpu/gated_delta", "cpu/linear", "cpu/lora", "cpu/passes", "drafting")
+    parts = (
+        "bindings",
+        "base",
+        "cpu",
+        "cpu/experts",
+        "cpu/gated_delta",
+        "cpu/linear",
+        "cpu/lora",
+        "cpu/passes",
+        "drafting",
+    )
     pools = {"pools", "trees", "ngram_index", "phrase_pool", "scored_tree", "suffix_automaton", "text_corpus"}
     pools |= {"text_drafts", "tree_rows"}  # not among the ops
     sources = [path for part in parts for path in sorted((csrc / part).glob("*.cpp")) if path.stem not in pools]
