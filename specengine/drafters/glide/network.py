@@ -171,7 +171,7 @@ class GlideNetwork:
     def _read_target(self, x: torch.Tensor, layer: int, cross: list[Projection], seen: SeenTarget) -> torch.Tensor:
         """Returns what attention to the target's cache adds to x [M, hidden]; queries have the heads of the target."""
         t = self._target
-        which = t.num_layers - self.config.num_layers + layer
+        which = t.attention_layers - self.config.num_layers + layer
         query, out = cross
         q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), seen.cos, seen.sin)
         read = torch.empty_like(q)
@@ -193,7 +193,7 @@ def _check(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig
     for name, value in asked.items():
         if fields.get(name, int, value) != value:
             raise fields.error(name, f"is {checkpoint.json[name]}, the target has {value}")
-    if config.num_layers > target.num_layers:
+    if config.num_layers > target.attention_layers:
         raise fields.error("num_hidden_layers", f"is {config.num_layers}, the target has {target.num_layers}")
     if fields.get("block_size", int, BLOCK) < 1:
         raise fields.error("block_size", "must be positive")
