@@ -8,6 +8,7 @@ from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_t
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.experts.tensors import named_experts
+from specengine.models.gated_delta.tensors import named_hybrid
 from specengine.models.presets import PRESETS
 from specengine.models.quantised.checkpoint import QuantisedCheckpoint
 from specengine.models.quantised.settings import read_settings
@@ -55,10 +56,15 @@ def _open(path: str | Path) -> Checkpoint:
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):
         if any((path / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):
             if settings is None:
-                return named_experts(kind(path))
+                return _named(kind(path))
             if kind is TorchBinCheckpoint:
                 raise ValueError(f"{path}: quantised weights must be in model.safetensors, not in {kind.filename}")
-            return named_experts(QuantisedCheckpoint(path, settings))
+            return _named(QuantisedCheckpoint(path, settings))
     raise FileNotFoundError(
         f"{path}: holds neither model.safetensors nor pytorch_model.bin, nor the .index.json of either"
     )
+
+
+def _named(stored: Checkpoint) -> Checkpoint:
+    """Gives a folder's tensors the names and layouts that all families share."""
+    return named_experts(named_hybrid(stored))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specengine.models.config import ModelConfig, MoeConfig
+from specengine.models.gated_delta.config import GatedDeltaConfig
 from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
 
@@ -127,23 +128,33 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
-        shapes |= layer_tensors(config, f"model.layers.{layer}.", config.layer_moe(layer))
+        shapes |= layer_tensors(
+            config, f"model.layers.{layer}.", config.layer_moe(layer), config.layer_gated_delta(layer)
+        )
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     return shapes
 
 
-def layer_tensors(config: ModelConfig, prefix: str, moe: MoeConfig | None = None) -> dict[str, tuple[int, ...]]:
-    """Lists names and shapes of one decoder layer's tensors. moe: its experts, in place of the MLP."""
+def layer_tensors(
+    config: ModelConfig, prefix: str, moe: MoeConfig | None = None, delta: GatedDeltaConfig | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Lists names and shapes of one decoder layer's tensors.
+
+    moe: its experts, in place of the MLP.  delta: its gated delta rule, in place of attention.
+    """
     hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    gated = 2 if config.attention_gate else 1
     linears = {
-        "self_attn.q_proj": (queries, hidden, config.qkv_bias),
+        "self_attn.q_proj": (gated * queries, hidden, config.qkv_bias),
         "self_attn.k_proj": (keys, hidden, config.qkv_bias),
         "self_attn.v_proj": (keys, hidden, config.qkv_bias),
         "self_attn.o_proj": (hidden, queries, config.output_bias),
     }
+    if delta is not None:
+        linears = {f"linear_attn.{name}": (*shape, False) for name, shape in delta.matrices(hidden).items()}
     if moe is None:
         linears |= _mlp("mlp", hidden, config.intermediate_size, config.mlp_bias)
     else:
@@ -155,12 +166,14 @@ def layer_tensors(config: ModelConfig, prefix: str, moe: MoeConfig | None = None
         if moe.shared_gate:
             linears["mlp.shared_expert_gate"] = (1, hidden, False)
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config.qk_norm:
+    if config.qk_norm and delta is None:
         whole = config.whole_qk_norm
         norms["self_attn.q_norm"] = queries if whole else config.head_dim
         norms["self_attn.k_norm"] = keys if whole else config.head_dim
 
     shapes: dict[str, tuple[int, ...]] = {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
+    if delta is not None:
+        shapes |= {f"{prefix}linear_attn.{name}": shape for name, shape in delta.tensors().items()}
     if config.attention_sinks:
         shapes[f"{prefix}self_attn.sinks"] = (config.num_heads,)
     for name, (rows, columns, bias) in linears.items():

@@ -55,6 +55,9 @@ class RandomCheckpoint(Checkpoint):
         if "norm" in name or not out.is_floating_point():
             out.fill_(1 if "norm" in name else 0)
             return
+        if name.endswith("dt_bias"):
+            out.fill_(1)
+            return
         std = self._std(name, shape)
         # a block is always drawn whole: its values must not depend on which rows are read
         rows = max(1, _BLOCK_ELEMENTS // math.prod(shape[1:]))
@@ -62,6 +65,8 @@ class RandomCheckpoint(Checkpoint):
             first, last = block * rows, min((block + 1) * rows, shape[0])
             generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self.seed}/{name}/{block}".encode()))
             values = torch.empty((last - first, *shape[1:]), device=out.device).normal_(0.0, std, generator=generator)
+            if name.endswith("linear_attn.decay"):
+                values = _decay(values)
             begin, end = max(first, start), min(last, stop)
             out[begin - start : end - start] = values[begin - first : end - first]
 
@@ -69,7 +74,16 @@ class RandomCheckpoint(Checkpoint):
         """Returns a spread for activations near 1 and logits near 2, so that softmax is neither flat nor one-hot."""
         if len(shape) == 1:  # biases, and sinks, which are scores
             return 0.05 if name.endswith(".bias") else 1.0
+        if name.endswith("conv1d.weight"):
+            return 1 / math.sqrt(shape[-1])
         std = 1 / math.sqrt(shape[1])
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "linear_attn.out_proj.weight", "down_proj.weight")):
             return std / math.sqrt(2 * self.config.num_layers)  # the residual stream sums 2 * num_layers outputs
         return 2 * std if name.startswith(("model.embed_tokens", "lm_head")) else std
+
+
+def _decay(normal: torch.Tensor) -> torch.Tensor:
+    """Makes factors of decay from normal numbers: exp(A_log) from 0.01 to 16, the range of trained models."""
+    low, high = math.log(0.01), math.log(16.0)
+    uniform = torch.special.ndtr(normal)
+    return -torch.exp(low + (high - low) * uniform)

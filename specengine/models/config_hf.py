@@ -8,6 +8,14 @@ from typing import Any
 
 from specengine.models.config import ARCHITECTURES, ROPE_KINDS, ModelConfig, RopeConfig, check_layers
 from specengine.models.experts.hf_config import moe_config
+from specengine.models.gated_delta.hf_config import (
+    HF_HYBRIDS,
+    HYBRIDS,
+    MROPE,
+    gated_delta_config,
+    hybrid_fields,
+    rotary_dim,
+)
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 from specengine.utils.multipliers import PLAIN, Multipliers
@@ -26,6 +34,7 @@ _HF_ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GptOssForCausalLM": "gpt_oss",
+    **HF_HYBRIDS,
 }
 # defaults of transformers' GptOssConfig that differ from those of the other families
 _GPT_OSS_DEFAULTS = {"head_dim": 64, "attention_bias": True, "use_sliding_window": True, "rope_theta": 150000.0}
@@ -76,6 +85,10 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     if architecture == "gpt_oss":
         config = _with_gpt_oss_defaults(config)
         fields = Fields(config, where)
+    hybrid = architecture in HYBRIDS
+    if hybrid:
+        fields = hybrid_fields(fields, architecture)
+        config = fields.data
     check_activation(fields)
 
     hidden_size = fields.get("hidden_size", int)
@@ -85,9 +98,9 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         raise fields.error("num_key_value_heads", "is missing")
     num_layers = fields.build(check_layers, num_layers=fields.get("num_hidden_layers", int))
     max_position = fields.get("max_position_embeddings", int)
-    window, sliding_layers = _hf_sliding(fields, architecture, num_layers)
+    window, sliding_layers = (None, ()) if hybrid else _hf_sliding(fields, architecture, num_layers)
     moe = moe_config(fields, architecture, num_layers)
-    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe", "gpt_oss", *_GRANITE)
+    biased = architecture in ("llama", "qwen3", "qwen3_moe", "olmoe", "gpt_oss", *_GRANITE, *HYBRIDS)
     attention_bias = biased and fields.get("attention_bias", bool, False)
     dtype = fields.get("dtype", str, None) or fields.get("torch_dtype", str, None)
     bos = fields.ids("bos_token_id")
@@ -103,17 +116,20 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
         head_dim=head_dim,
         rms_norm_eps=fields.get("rms_norm_eps", float),
         max_position=max_position,
-        rope=rope_config(fields, max_position),
+        rope=rope_config(fields, max_position, partial=hybrid),
         tie_embeddings=fields.get("tie_word_embeddings", bool, False),
         qkv_bias=attention_bias or architecture == "qwen2" or _qwen2_moe_bias(fields, architecture),
         output_bias=attention_bias,
         mlp_bias=architecture in ("llama", "granite") and fields.get("mlp_bias", bool, False),
-        qk_norm=architecture in ("qwen3", "qwen3_moe", "olmoe"),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "olmoe", *HYBRIDS),
         whole_qk_norm=architecture == "olmoe",
         attention_sinks=architecture == "gpt_oss",
         sliding_window=window,
         sliding_layers=sliding_layers,
         moe=moe,
+        gated_delta=gated_delta_config(fields, num_layers) if hybrid else None,
+        attention_gate=hybrid,
+        rotary_dim=rotary_dim(fields, head_dim) if hybrid else None,
         multipliers=_multipliers(fields) if architecture in _GRANITE else PLAIN,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=fields.ids("eos_token_id"),
@@ -176,6 +192,7 @@ def _hf_architecture(fields: Fields) -> str:
             raise fields.error("architectures", f"must be one of {expected}, got {names[0]!r}")
         return _HF_ARCHITECTURES[names[0]]
     model_type = fields.get("model_type", str)
+    model_type = model_type.removesuffix("_text") if model_type.startswith("qwen3_5") else model_type
     if model_type not in ARCHITECTURES:
         raise fields.error("model_type", f"must be one of {', '.join(ARCHITECTURES)}, got {model_type!r}")
     return model_type
@@ -211,14 +228,17 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     return (window, flags) if any(flags) else (None, ())
 
 
-def rope_config(fields: Fields, max_position: int) -> RopeConfig:
-    """Reads the rotary settings in either spelling of config.json; a missing base is 10000."""
+def rope_config(fields: Fields, max_position: int, partial: bool = False) -> RopeConfig:
+    """Reads the rotary settings in either spelling of config.json; a missing base is 10000.
+
+    partial: the model may rotate a part of each head, see `rotary_dim`.
+    """
     name = "rope_parameters" if fields.data.get("rope_parameters") else "rope_scaling"
     rope = Fields(fields.data.get(name) or {}, f"{fields.where}: {name}")
-    unknown = set(rope.data) - set(_HF_ROPE_FIELDS) - _HF_ROPE_IGNORED
+    unknown = set(rope.data) - set(_HF_ROPE_FIELDS) - _HF_ROPE_IGNORED - (MROPE if partial else set())
     if unknown:
         raise rope.error(min(unknown), "is not supported")
-    for source in (rope, fields):
+    for source in () if partial else (rope, fields):
         if source.get("partial_rotary_factor", float, 1.0) != 1.0:
             raise source.error("partial_rotary_factor", "must be 1, partial rotation is not supported")
     kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")

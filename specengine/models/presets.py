@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
+from specengine.models.gated_delta.config import GatedDeltaConfig
 from specengine.utils.multipliers import Multipliers
 
 _LLAMA3_ENDS = (128001, 128008, 128009)
@@ -49,6 +50,46 @@ _QWEN3_MOE = ModelConfig(
     eos_token_ids=_QWEN_ENDS,
     dtype="bfloat16",
 )
+
+
+def _delta_layers(num_layers: int) -> frozenset[int]:
+    """Three of four layers, as in all published hybrids."""
+    return frozenset(layer for layer in range(num_layers) if (layer + 1) % 4)
+
+
+_QWEN35 = ModelConfig(
+    architecture="qwen3_5",
+    vocab_size=248320,
+    hidden_size=5120,
+    intermediate_size=17408,
+    num_layers=64,
+    num_heads=24,
+    num_kv_heads=4,
+    head_dim=256,
+    rms_norm_eps=1e-6,
+    max_position=262144,
+    rope=RopeConfig(10000000.0),
+    qk_norm=True,
+    gated_delta=GatedDeltaConfig(_delta_layers(64), 16, 48, 128, 128),
+    attention_gate=True,
+    rotary_dim=64,
+    bos_token_id=None,
+    eos_token_ids=(248046, 248044),
+    dtype="bfloat16",
+)
+
+_TINY_QWEN35 = replace(
+    _TINY,
+    architecture="qwen3_5",
+    num_layers=8,
+    head_dim=32,
+    rms_norm_eps=1e-6,
+    qk_norm=True,
+    gated_delta=GatedDeltaConfig(_delta_layers(8), 2, 4, 16, 24),
+    attention_gate=True,
+    rotary_dim=8,
+)
+_TINY_EXPERTS = MoeConfig(6, 3, 32, shared_size=40, shared_gate=True)
 
 PRESETS: dict[str, ModelConfig] = {
     "llama-3.1-8b": ModelConfig(
@@ -239,6 +280,31 @@ PRESETS: dict[str, ModelConfig] = {
         sliding_layers=(True, False, True),
         moe=MoeConfig(8, 3, 40, router_bias=True, expert_bias=True, swiglu_limit=7.0, swiglu_alpha=1.702),
     ),
+    "qwen3.5-0.8b": replace(
+        _QWEN35,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_layers=24,
+        num_heads=8,
+        num_kv_heads=2,
+        tie_embeddings=True,
+        gated_delta=GatedDeltaConfig(_delta_layers(24), 16, 16, 128, 128),
+    ),
+    "qwen3.6-27b": _QWEN35,
+    "qwen3.6-35b-a3b": replace(
+        _QWEN35,
+        architecture="qwen3_5_moe",
+        hidden_size=2048,
+        intermediate_size=512,
+        num_layers=40,
+        num_heads=16,
+        num_kv_heads=2,
+        gated_delta=GatedDeltaConfig(_delta_layers(40), 16, 32, 128, 128),
+        moe=MoeConfig(256, 8, 512, shared_size=512, shared_gate=True),
+    ),
+    "tiny-qwen3.5": _TINY_QWEN35,
+    "tiny-qwen3.5-moe": replace(_TINY_QWEN35, architecture="qwen3_5_moe", intermediate_size=32, moe=_TINY_EXPERTS),
+    "tiny-qwen3-next": replace(_TINY_QWEN35, architecture="qwen3_next", moe=_TINY_EXPERTS),
     "tiny-mistral": replace(
         _TINY, architecture="mistral", vocab_size=260, sliding_window=16, sliding_layers=(True, True)
     ),

@@ -9,6 +9,8 @@ import torch
 
 from specengine.models.checkpoint import Checkpoint, expected_tensors
 from specengine.models.config import ModelConfig, MoeConfig
+from specengine.models.gated_delta.config import GatedDeltaConfig
+from specengine.models.gated_delta.weights import GATES, IN_PROJECTIONS, gated_delta
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertProjection, Moe
@@ -86,27 +88,32 @@ class WeightLoader:
     def layer(self, index: int) -> Layer:
         """Reads one decoder layer."""
         config = self.checkpoint.config
-        return self.layer_at(f"model.layers.{index}", config.layer_window(index) or 0, config.layer_moe(index))
+        window, moe, delta = config.layer_window(index) or 0, config.layer_moe(index), config.layer_gated_delta(index)
+        return self.layer_at(f"model.layers.{index}", window, moe, delta)
 
-    def layer_at(self, prefix: str, window: int = 0, moe: MoeConfig | None = None) -> Layer:
+    def layer_at(
+        self, prefix: str, window: int = 0, moe: MoeConfig | None = None, delta: GatedDeltaConfig | None = None
+    ) -> Layer:
         """Reads the layer whose tensors begin with `prefix`; norms without a tensor are None. window: 0 for none.
 
-        moe: its experts; None: it has a dense MLP.
+        moe: its experts; None: it has a dense MLP.  delta: its gated delta rule; None: it has attention.
         """
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attention, mlp = f"{prefix}.self_attn" if delta is None else f"{prefix}.linear_attn", f"{prefix}.mlp"
+        inputs, output = (("q_proj", "k_proj", "v_proj"), "o_proj") if delta is None else (IN_PROJECTIONS, "out_proj")
         dense = mlp if moe is None else f"{mlp}.shared_expert" if moe.shared_size else None
         return Layer(
             attention_norm=self.vector_if_any(f"{prefix}.input_layernorm.weight"),
-            qkv=self.linear(*(f"{attention}.{x}_proj" for x in "qkv")),
+            qkv=self.linear(*(f"{attention}.{name}" for name in inputs)),
             q_norm=self.vector_if_any(f"{attention}.q_norm.weight"),
             k_norm=self.vector_if_any(f"{attention}.k_norm.weight"),
-            attention_out=self.linear(f"{attention}.o_proj"),
+            attention_out=self.linear(f"{attention}.{output}"),
             mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
             gate_up=None if dense is None else self.linear(f"{dense}.gate_proj", f"{dense}.up_proj"),
             down=None if dense is None else self.linear(f"{dense}.down_proj"),
             window=window,
             moe=None if moe is None else self.experts(mlp, moe),
             sinks=self.vector_if_any(f"{attention}.sinks"),
+            gated_delta=None if delta is None else gated_delta(self.vector, attention, delta),
         )
 
     def experts(self, prefix: str, moe: MoeConfig) -> Moe:
@@ -139,7 +146,12 @@ class WeightLoader:
 
     def _check_device(self) -> None:
         config = self.checkpoint.config
-        parts = {"attention sinks": config.attention_sinks, "norms of whole q and k rows": config.whole_qk_norm}
+        parts = {
+            "attention sinks": config.attention_sinks,
+            "norms of whole q and k rows": config.whole_qk_norm,
+            "layers of gated delta rule": config.gated_delta is not None,
+            "gated attention": config.attention_gate,
+        }
         if self.ops.on_device and (named := next((name for name, used in parts.items() if used), None)):
             raise ValueError(f"device: {self.checkpoint.source} has {named}, which run on the CPU alone")
 
@@ -234,6 +246,10 @@ class WeightLoader:
         Several float types become one: float16 overflows earlier than the others, and bfloat16 rounds more.
         """
         formats = [self._format(name) for name in names]
+        wide = [form for name, form in zip(names, formats, strict=True) if not name.endswith(GATES)]
+        if self.dtype == "auto" and wide and all(map(quantises_rows, wide)):
+            # a float row for each head would make floats of thousands of quantised rows
+            formats = ["q8" if form in FLOAT_FORMATS else form for form in formats]
         orders = [self._column_order(name) for name in names]
         kinds = {order if order is None else tuple(order.tolist()) for order in orders}
         if len(kinds) > 1 or (self.float_rows and kinds != {None}):  # rows of floats stay in their order

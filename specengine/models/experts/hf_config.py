@@ -44,6 +44,18 @@ def moe_config(fields: Fields, architecture: str, num_layers: int) -> MoeConfig 
             shared_gate=shared_size > 0,
             dense_layers=_dense_layers(fields, num_layers),
         )
+    if architecture in ("qwen3_5_moe", "qwen3_next"):
+        shared_size = fields.get("shared_expert_intermediate_size", int)
+        return fields.build(
+            MoeConfig,
+            num_experts=_count(fields, 0),
+            experts_per_token=fields.get("num_experts_per_tok", int),
+            intermediate_size=fields.get("moe_intermediate_size", int),
+            renormalise=architecture == "qwen3_5_moe" or fields.get("norm_topk_prob", bool),
+            shared_size=shared_size,
+            shared_gate=shared_size > 0,
+            dense_layers=_dense_layers(fields, num_layers) if architecture == "qwen3_next" else frozenset(),
+        )
     if architecture == "gpt_oss":
         return fields.build(
             MoeConfig,

@@ -59,3 +59,22 @@ class GatedDeltaConfig:
         """Floats of one layer's state: the matrices of its heads, and the last inputs of its convolution."""
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim
         return matrices + (CONV_WIDTH - 1) * self.conv_channels
+
+    def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """Names and shapes of a layer's projections; all but the last make the columns of its rows, in this order."""
+        return {
+            "in_proj_qkv": (self.conv_channels, hidden),
+            "in_proj_z": (self.value_size, hidden),
+            "in_proj_b": (self.num_value_heads, hidden),
+            "in_proj_a": (self.num_value_heads, hidden),
+            "out_proj": (hidden, self.value_size),
+        }
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of a layer's other tensors; decay is -exp(A_log)."""
+        return {
+            "conv1d.weight": (self.conv_channels, 1, CONV_WIDTH),
+            "decay": (self.num_value_heads,),
+            "dt_bias": (self.num_value_heads,),
+            "norm.weight": (self.value_head_dim,),
+        }
