@@ -20,6 +20,7 @@ from specengine.ops.coded.rows import CodedRows
 from specengine.ops.weight import FLOAT_FORMATS
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MOST_DRAFTER_BLOCKS = 8  # published files have one; a damaged count must not cost time
 _ROPE_FREQS = "rope_freqs.weight"
 
 
@@ -41,6 +42,8 @@ class GGUFCheckpoint(Checkpoint):
             self._list(stored)
         shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
         self.config = config_from_gguf(self.file.metadata, shapes, self._rope_freqs(), self.source)
+        if self.config.gated_delta is not None:
+            self._leave_drafter()
 
     def _list(self, stored: str) -> None:
         """Enters the tensors that one stored tensor holds: itself, or the matrices of all experts."""
@@ -55,6 +58,15 @@ class GGUFCheckpoint(Checkpoint):
             self._stored[name], self._first[name] = stored, 0
             gate = name.endswith("shared_expert_gate.weight") and len(shape) == 1
             self.tensors[name] = replace(info, shape=(1, *shape)) if gate else info
+            if name.endswith("linear_attn.conv1d.weight") and len(shape) == 2:
+                self.tensors[name] = replace(info, shape=(shape[0], 1, shape[1]))
+
+    def _leave_drafter(self) -> None:
+        """Leaves aside the blocks of the drafter in the file, which follow those of the text model."""
+        blocks = self.file.metadata[f"{self.file.metadata['general.architecture']}.block_count"]
+        for block in range(self.config.num_layers, min(blocks, self.config.num_layers + _MOST_DRAFTER_BLOCKS)):
+            for name in [each for each, stored in self._stored.items() if stored.startswith(f"blk.{block}.")]:
+                del self.tensors[name], self._stored[name]
 
     def _describe(self, stored: str) -> TensorInfo:
         tensor = self.file.tensors[stored]
@@ -97,7 +109,7 @@ class GGUFCheckpoint(Checkpoint):
             raise ValueError(f"{self.source}: tensor '{stored}': {error}") from None
 
     def _stored_bytes(self, name: str, start: int, stop: int) -> np.ndarray:
-        if len(self.file.tensors[self._stored[name]].shape) < len(self._info(name).shape):  # a vector is one row
+        if len(self.file.tensors[self._stored[name]].shape) == 1 < len(self._info(name).shape):  # a vector is one row
             return self.file.read_rows(self._stored[name], 0, self._info(name).shape[1])
         if len(self.file.tensors[self._stored[name]].shape) > len(self._info(name).shape) == 1:  # one of many vectors
             row = self.file.read_rows(self._stored[name], self._first[name], self._first[name] + 1).ravel()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig, check_layers
+from specengine.models.gated_delta.gguf_config import gguf_gated_delta, gguf_rotary_dim
 from specengine.utils.json_fields import Fields
 from specengine.utils.multipliers import PLAIN, Multipliers
 
@@ -20,8 +21,19 @@ _ARCHITECTURES = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
     "gpt-oss": "gpt_oss",
+    "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
 }
-_WITH_EXPERTS = ("qwen2moe", "qwen3moe", "olmoe", "granitemoe", "gpt-oss")  # architectures that have no dense models
+_HYBRIDS = ("qwen35", "qwen35moe")
+# architectures that have no dense models
+_WITH_EXPERTS = (
+    "qwen2moe",
+    "qwen3moe",
+    "olmoe",
+    "granitemoe",
+    "gpt-oss",
+    "qwen35moe",
+)  # architectures that have no dense models
 _GPT_OSS_GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # OpenAI's values, which these files do not repeat
 
 
@@ -43,7 +55,8 @@ def config_from_gguf(
     hidden_size = fields.get(f"{arch}.embedding_length", int)
     num_heads = fields.get(f"{arch}.attention.head_count", int)
     head_dim = fields.get(f"{arch}.attention.key_length", int, hidden_size // max(num_heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
+    hybrid = arch in _HYBRIDS
+    for key in ("attention.value_length",) if hybrid else ("attention.value_length", "rope.dimension_count"):
         if fields.get(f"{arch}.{key}", int, head_dim) != head_dim:
             raise fields.error(f"{arch}.{key}", f"must equal the head dimension {head_dim}")
     window = fields.get(f"{arch}.attention.sliding_window", int, 0) or None
@@ -51,7 +64,7 @@ def config_from_gguf(
         raise fields.error(f"{arch}.attention.sliding_window", "is only supported for architectures llama and gpt-oss")
     if arch == "gpt-oss" and not window:
         raise fields.error(f"{arch}.attention.sliding_window", "is missing")
-    num_layers = fields.build(check_layers, num_layers=fields.get(f"{arch}.block_count", int))
+    num_layers = fields.build(check_layers, num_layers=_blocks(fields, arch))
     max_position = fields.get(f"{arch}.context_length", int)
     moe = _gguf_moe(fields, arch, shapes, num_layers)
     embedding = shapes.get("token_embd.weight", (0,))
@@ -74,16 +87,25 @@ def config_from_gguf(
         qkv_bias=arch in ("qwen2", "qwen2moe") or "blk.0.attn_q.bias" in shapes,
         output_bias="blk.0.attn_output.bias" in shapes,
         mlp_bias="blk.0.ffn_gate.bias" in shapes,
-        qk_norm=arch in ("qwen3", "qwen3moe", "olmoe"),
+        qk_norm=arch in ("qwen3", "qwen3moe", "olmoe", *_HYBRIDS),
         whole_qk_norm=arch == "olmoe",
         sliding_window=window,
         attention_sinks=arch == "gpt-oss",
         sliding_layers=_sliding_layers(arch, num_layers) if window else (),
         moe=moe,
+        gated_delta=gguf_gated_delta(fields, arch, num_layers) if hybrid else None,
+        attention_gate=hybrid,
+        rotary_dim=gguf_rotary_dim(fields, arch, head_dim) if hybrid else None,
         multipliers=_gguf_multipliers(fields, arch),
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id", int, None),
         eos_token_ids=tuple(dict.fromkeys(token for token in eos if token is not None)),
     )
+
+
+def _blocks(fields: Fields, arch: str) -> int:
+    """Reads the layers of the text model: the last blocks of a hybrid's file may be those of its drafter."""
+    blocks = fields.get(f"{arch}.block_count", int)
+    return blocks - fields.get(f"{arch}.nextn_predict_layers", int, 0) if arch in _HYBRIDS else blocks
 
 
 def _sliding_layers(arch: str, num_layers: int) -> tuple[bool, ...]:

@@ -29,6 +29,16 @@ _LAYER_NAMES = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
 # of gpt-oss alone, whose ffn_norm has another name; sinks have no suffix in folders
+# of layers of gated delta rule
+_DELTA_NAMES = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _GPT_OSS_NAMES = {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
 _OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES).items()}
 
@@ -39,7 +49,11 @@ def hf_name(name: str) -> str:
     expert = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)", stem)  # files of 2023
     if expert:
         return f"model.layers.{expert[1]}.mlp.experts.{expert[3]}.{expert[2]}_proj.{suffix}"
+    if vector := re.fullmatch(r"blk\.(\d+)\.(ssm_a|ssm_dt\.bias)", name):
+        return f"model.layers.{vector[1]}.linear_attn.{'decay' if vector[2] == 'ssm_a' else 'dt_bias'}"
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if layer and layer[2] in _DELTA_NAMES:
+        return f"model.layers.{layer[1]}.{_DELTA_NAMES[layer[2]]}.{suffix}"
     if layer and layer[2] in _LAYER_NAMES:
         return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{suffix}"
     if layer and layer[2] in _GPT_OSS_NAMES:

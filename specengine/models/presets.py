@@ -89,7 +89,7 @@ _TINY_QWEN35 = replace(
     attention_gate=True,
     rotary_dim=8,
 )
-_TINY_EXPERTS = MoeConfig(6, 3, 32, shared_size=40, shared_gate=True)
+_TINY_EXPERTS = MoeConfig(4, 2, 24, shared_size=24, shared_gate=True)
 
 PRESETS: dict[str, ModelConfig] = {
     "llama-3.1-8b": ModelConfig(
@@ -303,7 +303,7 @@ PRESETS: dict[str, ModelConfig] = {
         moe=MoeConfig(256, 8, 512, shared_size=512, shared_gate=True),
     ),
     "tiny-qwen3.5": _TINY_QWEN35,
-    "tiny-qwen3.5-moe": replace(_TINY_QWEN35, architecture="qwen3_5_moe", intermediate_size=32, moe=_TINY_EXPERTS),
+    "tiny-qwen3.5-moe": replace(_TINY_QWEN35, architecture="qwen3_5_moe", intermediate_size=24, moe=_TINY_EXPERTS),
     "tiny-qwen3-next": replace(_TINY_QWEN35, architecture="qwen3_next", moe=_TINY_EXPERTS),
     "tiny-mistral": replace(
         _TINY, architecture="mistral", vocab_size=260, sliding_window=16, sliding_layers=(True, True)

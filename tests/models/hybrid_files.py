@@ -1,5 +1,6 @@
 """Writes tiny hybrids with transformers, as folders of the Hugging Face layout."""
 
+import gguf
 import torch
 from transformers import (
     Qwen3_5ForCausalLM,
@@ -53,3 +54,55 @@ def write_hybrid(folder, family, **changes):
                 parameter.mul_(4)
     model.save_pretrained(folder)
     return model
+
+
+def tiled(tensor, dim, delta, size):
+    """Puts value heads of `size` entries in the order of llama.cpp's converter: key heads vary fastest."""
+    ratio = delta.num_value_heads // delta.num_key_heads
+    heads = tensor.unflatten(dim, (delta.num_key_heads, ratio, size))
+    return heads.transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def write_hybrid_gguf(path, checkpoint, extra=()):
+    """Writes a dense hybrid as llama.cpp's converter does. checkpoint: grouped heads.  extra: names and tensors."""
+    config, delta = checkpoint.config, checkpoint.config.gated_delta
+    writer = gguf.GGUFWriter(path, "qwen35")
+    writer.add_block_count(config.num_layers + bool(extra))
+    if extra:
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+    writer.add_context_length(config.max_position)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_rope_dimension_count(config.rotated)
+    writer.add_array("qwen35.rope.dimension_sections", [2, 1, 1, 0])
+    writer.add_uint32("qwen35.full_attention_interval", 4)
+    writer.add_uint32("qwen35.ssm.conv_kernel", 4)
+    writer.add_uint32("qwen35.ssm.state_size", delta.key_head_dim)
+    writer.add_uint32("qwen35.ssm.group_count", delta.num_key_heads)
+    writer.add_uint32("qwen35.ssm.time_step_rank", delta.num_value_heads)
+    writer.add_uint32("qwen35.ssm.inner_size", delta.value_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN35, config.num_layers)
+    for name in checkpoint.tensors:
+        value, own = checkpoint.read(name).float(), name.replace("decay", "A_log").replace("dt_bias", "dt_proj.bias")
+        part, size = name.rpartition("linear_attn.")[2], delta.value_head_dim
+        if part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "decay", "dt_bias"):
+            value = tiled(value, 0, delta, size if "z" in part else 1)
+        elif part in ("in_proj_qkv.weight", "conv1d.weight"):
+            keys, values = value.split((2 * delta.key_size, delta.value_size))
+            value = torch.cat((keys, tiled(values, 0, delta, size))).squeeze(1)
+        elif part == "out_proj.weight":
+            value = tiled(value, 1, delta, size)
+        writer.add_tensor(names.get_name(own, (".weight", ".bias")), value.contiguous().numpy())
+    for name, value in extra:
+        writer.add_tensor(name, value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

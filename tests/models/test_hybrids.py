@@ -1,6 +1,7 @@
 """Hybrids of gated delta rule and attention: their configurations, and that readers give transformers' logits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.weights import WeightLoader
 from specengine.ops import native
-from tests.models.hybrid_files import FAMILIES, write_hybrid
+from tests.models.hybrid_files import FAMILIES, write_hybrid, write_hybrid_gguf
 from tests.models.hybrid_reference import HybridReference
 
 CPU = torch.device("cpu")
@@ -164,3 +165,18 @@ def _write(folder: Path, source: Path, tensors):
     config = json.loads((source / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def test_a_gguf_file_of_tiled_heads_gives_the_same_logits(tmp_path):
+    folder = tmp_path / "folder"
+    model = write_hybrid(folder, "qwen3_5")
+    stored = open_checkpoint(folder)
+    path = write_hybrid_gguf(tmp_path / "plain.gguf", stored)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.config.gated_delta.tiled and checkpoint.config.rotary_dim == 8
+    assert _agrees(checkpoint, model, 70)
+    checkpoint.config = replace(checkpoint.config, gated_delta=replace(checkpoint.config.gated_delta, tiled=False))
+    assert not _agrees(checkpoint, model, 70)
+    extra = [("blk.8.nextn.eh_proj.weight", torch.ones(64, 128)), ("blk.8.attn_q.weight", torch.ones(256, 64))]
+    drafted = open_checkpoint(write_hybrid_gguf(tmp_path / "drafted.gguf", stored, extra))
+    assert drafted.tensors == checkpoint.tensors

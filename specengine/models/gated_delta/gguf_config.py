@@ -1,0 +1,37 @@
+"""The layers of gated delta rule of a GGUF file's metadata, architectures qwen35 and qwen35moe."""
+
+from __future__ import annotations
+
+from specengine.models.gated_delta.config import CONV_WIDTH, GatedDeltaConfig
+from specengine.utils.json_fields import Fields
+
+
+def gguf_gated_delta(fields: Fields, arch: str, num_layers: int) -> GatedDeltaConfig | None:
+    """Reads the sizes; llama.cpp's converter tiles the value heads. Raises ValueError naming the wrong field."""
+    width = fields.get(f"{arch}.ssm.conv_kernel", int)
+    if width != CONV_WIDTH:
+        raise fields.error(f"{arch}.ssm.conv_kernel", f"must be {CONV_WIDTH}, got {width}")
+    interval = fields.get(f"{arch}.full_attention_interval", int, 4)  # llama.cpp's default
+    if interval < 1:
+        raise fields.error(f"{arch}.full_attention_interval", f"must be positive, got {interval}")
+    heads, values = fields.get(f"{arch}.ssm.time_step_rank", int), fields.get(f"{arch}.ssm.inner_size", int)
+    if heads < 1 or values % heads:
+        raise fields.error(f"{arch}.ssm.inner_size", f"must be a multiple of ssm.time_step_rank {heads}, got {values}")
+    layers = frozenset(layer for layer in range(num_layers) if (layer + 1) % interval)
+    if not layers:
+        return None
+    return fields.build(
+        GatedDeltaConfig,
+        layers=layers,
+        num_key_heads=fields.get(f"{arch}.ssm.group_count", int),
+        num_value_heads=heads,
+        key_head_dim=fields.get(f"{arch}.ssm.state_size", int),
+        value_head_dim=values // heads,
+        tiled=True,
+    )
+
+
+def gguf_rotary_dim(fields: Fields, arch: str, head_dim: int) -> int | None:
+    """Reads how many components of a head are rotated; None for all of them."""
+    dim = fields.get(f"{arch}.rope.dimension_count", int, head_dim)
+    return None if dim == head_dim else dim
