@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from specengine.draft_trees.tree import TreeBatch
-from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint import RandomCheckpoint, open_checkpoint
 from specengine.models.transformer import load_transformer
+from specengine.quantise.gguf_tensors import StreamedTensor, gguf_tensors
 from specengine.quantise.quantise import TARGETS, quantise
-from specengine.quantise.source import is_expert_gate, is_linear
+from specengine.quantise.source import Source, is_expert_gate, is_linear
 from tests.models.files import random_state
 from tests.models.moe_files import write_moe_gguf
 from tests.quantise.mixtures import EXPERTS, config_of, float_folder
@@ -67,6 +68,27 @@ def test_a_gguf_file_has_the_tensors_types_and_keys_of_converters(tmp_path):
     assert found["blk.0.ffn_gate_inp_shexp.weight"] == ("F32", [192])
     keys = ("count", "used_count", "feed_forward_length", "shared_feed_forward_length")
     assert [reader.fields[f"qwen2moe.expert_{key}"].contents() for key in keys] == [4, 2, 96, 128]
+
+
+def test_experts_are_in_memory_one_matrix_at_a_time():
+    events = []
+
+    class Recorded(Source):
+        def steps(self, name):
+            events.append(name)
+            return super().steps(name)
+
+    class File:
+        def write(self, data):
+            events.append(memoryview(data).nbytes)
+
+    source = Recorded(RandomCheckpoint(config_of("mixtral")), None)
+    tensor = next(each for each in gguf_tensors(source, "q8_0") if each.name == "blk.1.ffn_up_exps.weight")
+    StreamedTensor(source, tensor).tofile(File())
+    size = 96 * 192 // 32 * 34
+    assert tensor.nbytes == 4 * size
+    names = [f"model.layers.1.mlp.experts.{expert}.up_proj.weight" for expert in range(4)]
+    assert events == [event for name in names for event in (name, size)]
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
