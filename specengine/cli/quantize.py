@@ -18,7 +18,7 @@ def quantize(
 ) -> None:
     """Write a model in a quantised format that the engine and others read.
 
-    At most one tensor is in memory. OUT appears when it is complete.
+    At most one tensor is in memory, of experts one matrix. OUT appears when it is complete.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

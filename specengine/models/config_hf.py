@@ -208,7 +208,7 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
             raise fields.error("layer_types", f"names sliding_attention, which {architecture} does not have")
         return None, ()
     # an explicit null means no window; an absent field means the class default of transformers
-    default = 128 if architecture == "gpt_oss" else 4096
+    default = {"gpt_oss": 128, "mixtral": None}.get(architecture, 4096)
     window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else default)
     if architecture in ("mistral", "mixtral"):
         if types and types != [known[window is not None]] * num_layers:

@@ -70,8 +70,11 @@ def expert_names(name: str, experts: int) -> list[str]:
 
 
 def gguf_name(name: str) -> str:
-    """Returns the GGUF name of a tensor of expected_tensors: the inverse of `hf_name`."""
+    """Returns the GGUF name of a tensor of expected_tensors: the inverse of `hf_name` and of `expert_names`."""
     stem, _, suffix = name.rpartition(".")
+    expert = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(\w+)_proj", stem)
+    if expert:
+        return f"blk.{expert[1]}.ffn_{expert[2]}_exps.{suffix}"
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     return f"blk.{layer[1]}.{_OF_HF[layer[2]]}.{suffix}" if layer else f"{_OF_HF[stem]}.{suffix}"
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from specengine.models.config import ModelConfig, RopeConfig
 from specengine.models.config_gguf import config_from_gguf
-from specengine.models.gguf_names import gguf_name
 from specengine.quantise.rope_divisors import divisors_of
 from specengine.quantise.same_config import check_same
 from specengine.quantise.source import Source
@@ -16,15 +15,19 @@ from specengine.tokenizer.folder_vocab import has_vocabulary
 from specengine.tokenizer.gguf_vocab import NAME_KEYS
 from specengine.tokenizer.to_gguf import gguf_metadata
 
+# names of architectures that are others in GGUF files
+_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+
 
 def architecture_of(config: ModelConfig) -> str:
     """Returns the name of the architecture in a GGUF file."""
-    return "llama" if config.architecture == "mistral" else config.architecture
+    return _ARCHITECTURES.get(config.architecture, config.architecture)
 
 
-def model_metadata(source: Source) -> dict[str, Any]:
+def model_metadata(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Returns GGUF keys, without general.architecture, that describe the model and its tokenizer.
 
+    shapes: of the tensors to write, by GGUF name.
     Raises ValueError naming a field or a tokenizer that a GGUF file cannot hold.
     """
     config, arch = source.checkpoint.config, architecture_of(source.checkpoint.config)
@@ -43,14 +46,35 @@ def model_metadata(source: Source) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.dimension_count": config.head_dim,
         **{f"rope.{key}": value for key, value in _rope_keys(rope).items()},
+        **_expert_keys(config, source.checkpoint.source),
     }
     if config.sliding_window:
         values["attention.sliding_window"] = config.sliding_window
     metadata = {f"{arch}.{key}": value for key, value in values.items()}
-    shapes = {gguf_name(name): shape for name, shape in source.shapes.items()}
     written = config_from_gguf({"general.architecture": arch, **metadata}, shapes, divisors, source.checkpoint.source)
     check_same(config, written, source.checkpoint.source, "a GGUF file")
     return metadata | _tokenizer(source)
+
+
+def _expert_keys(config: ModelConfig, source: str) -> dict[str, Any]:
+    """Returns the keys of a mixture. No key says whether weights are normalised: llama.cpp decides by architecture.
+
+    Raises ValueError for layers without experts, which llama.cpp does not read in these architectures.
+    """
+    moe = config.moe
+    if moe is None:
+        return {}
+    if moe.dense_layers:
+        first = min(moe.dense_layers)
+        raise ValueError(
+            f"{source}: a GGUF file of {config.architecture} has experts in every layer, and layer {first} has none"
+        )
+    keys = {"expert_count": moe.num_experts, "expert_used_count": moe.experts_per_token}
+    if config.architecture in ("qwen2_moe", "qwen3_moe"):
+        keys["expert_feed_forward_length"] = moe.intermediate_size
+    if moe.shared_size:
+        keys["expert_shared_feed_forward_length"] = moe.shared_size
+    return keys
 
 
 def _rope_keys(rope: RopeConfig) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specengine.models.config import ModelConfig, RopeConfig
+from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
 from specengine.models.config_hf import config_from_hf, hf_sizes
 from specengine.quantise.rope_divisors import llama3_of
 from specengine.quantise.same_config import check_same
@@ -14,6 +14,10 @@ _CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
 }
 _ROPE_KEYS = {
     "linear": ("factor",),
@@ -45,13 +49,32 @@ def config_json(config: ModelConfig, source: str) -> dict[str, Any]:
         "bos_token_id": config.bos_token_id,
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
     }
-    if architecture in ("llama", "qwen3"):
+    if config.moe is not None:
+        values |= _expert_values(config.moe, architecture)
+    if architecture in ("llama", "qwen3", "qwen3_moe", "olmoe"):
         values["attention_bias"] = config.output_bias
+    if architecture == "qwen2_moe":
+        values["qkv_bias"] = config.qkv_bias
     if architecture == "llama":
         values["mlp_bias"] = config.mlp_bias
-    if architecture == "mistral":
+    if architecture in ("mistral", "mixtral"):
         values["sliding_window"] = config.sliding_window
     check_same(config, config_from_hf(values, source), source, "config.json")
+    return values
+
+
+def _expert_values(moe: MoeConfig, architecture: str) -> dict[str, Any]:
+    """Returns the fields of a family's experts: what models/experts/hf_config.py reads."""
+    values: dict[str, Any] = {"num_experts_per_tok": moe.experts_per_token}
+    if architecture == "mixtral":
+        return values | {"num_local_experts": moe.num_experts}
+    values |= {"num_experts": moe.num_experts, "norm_topk_prob": moe.renormalise}
+    if architecture == "olmoe":
+        return values
+    values |= {"moe_intermediate_size": moe.intermediate_size, "decoder_sparse_step": 1}
+    values["mlp_only_layers"] = sorted(moe.dense_layers)
+    if architecture == "qwen2_moe":
+        values["shared_expert_intermediate_size"] = moe.shared_size
     return values
 
 

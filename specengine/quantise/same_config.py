@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specengine.models.config import ModelConfig
+from specengine.models.config import ModelConfig, MoeConfig
 from specengine.models.rope import rope_tables, static_frequencies
 
 # Names of the architecture; rotary settings, which have several spellings; tokens, which the tokenizer has too.
@@ -17,12 +17,19 @@ _APART = {"architecture", "rope", "bos_token_id", "eos_token_ids", "dtype"}
 
 def check_same(wanted: ModelConfig, written: ModelConfig, source: str, target: str) -> None:
     """Raises ValueError naming the first field that `target`, a kind of file, cannot hold."""
-    for field in fields(ModelConfig):
-        ours, theirs = getattr(wanted, field.name), getattr(written, field.name)
-        if field.name not in _APART and _as_stored(ours) != _as_stored(theirs):
-            raise ValueError(f"{source}: {target} cannot say that {field.name} is {ours!r} in this architecture")
+    theirs = _named_values(written)
+    for name, ours in _named_values(wanted).items():
+        if _as_stored(ours) != _as_stored(theirs[name]):
+            raise ValueError(f"{source}: {target} cannot say that {name} is {ours!r} in this architecture")
     if not _same_angles(wanted, written):
         raise ValueError(f"{source}: {target} cannot say the rotary settings {wanted.rope}")
+
+
+def _named_values(config: ModelConfig) -> dict[str, Any]:
+    """Lists the fields to compare by name, those of the experts one by one; None for those of a dense model."""
+    values = {field.name: getattr(config, field.name) for field in fields(ModelConfig) if field.name not in _APART}
+    moe = values.pop("moe")
+    return values | {f"moe.{field.name}": getattr(moe, field.name, None) for field in fields(MoeConfig)}
 
 
 def _as_stored(value: Any) -> Any:

@@ -12,6 +12,13 @@ from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 
 Type = gguf.GGMLQuantizationType
+# architectures whose names in gguf are not their own in capitals
+_GGUF_ARCHS = {
+    "mixtral": "LLAMA",
+    "qwen2_moe": "QWEN2MOE",
+    "qwen3_moe": "QWEN3MOE",
+    "granitemoe": "GRANITE_MOE",
+}
 
 CONFIG_JSON = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,16 +45,25 @@ def random_state(config, dtype=torch.float32):
 
 def permuted(name, tensor, config):
     """Interleaves the two rotary halves of each head of q and k, as the llama.cpp converter does."""
-    if config.architecture != "llama" or not re.search(r"\.[qk]_proj\.", name):
+    interleaved = config.architecture in ("llama", "mixtral", "granitemoe")
+    if not interleaved or not re.search(r"\.[qk]_proj\.", name):
         return tensor
     heads = config.num_heads if ".q_proj." in name else config.num_kv_heads
     halves = tensor.reshape(heads, 2, config.head_dim // 2, *tensor.shape[1:])
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 
 
+def gguf_arch(config):
+    """Returns the number of a model's architecture in gguf."""
+    return gguf.MODEL_ARCH[_GGUF_ARCHS.get(config.architecture, config.architecture.upper())]
+
+
 def write_gguf(path, config, state, metadata=(), extra=()):
-    """Writes the GGUF file of `state`: Hugging Face names to tensors or (bytes, block type)."""
-    arch = gguf.MODEL_ARCH[config.architecture.upper()]
+    """Writes the GGUF file of `state`: Hugging Face names to tensors or (bytes, block type).
+
+    metadata: further keys, values and types.  extra: tensors under their names in the file.
+    """
+    arch = gguf_arch(config)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position)

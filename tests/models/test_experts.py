@@ -14,7 +14,6 @@ from specengine.models.config import MoeConfig
 from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
-from specengine.quantise.quantise import quantise
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.utils.multipliers import PLAIN, Multipliers
 from tests.adapters.files import write_adapter
@@ -143,14 +142,19 @@ def test_fields_that_cannot_be_honoured_are_named():
             config_from_hf({**base, **changes})
 
 
-def test_what_experts_cannot_do_yet_is_refused_by_name(tmp_path):
+def test_a_window_that_mixtral_does_not_name_is_that_of_transformers():
+    values = transformers.MixtralConfig(num_hidden_layers=2).to_dict() | {"architectures": ["MixtralForCausalLM"]}
+    whole, silent = (dict(values), {name: value for name, value in values.items() if name != "sliding_window"})
+    assert config_from_hf(silent) == config_from_hf(whole)
+    assert config_from_hf({**silent, "sliding_window": 64}).sliding_layers == (True, True)
+
+
+def test_what_experts_cannot_do_yet_is_refused_by_name():
     for name, what in (("olmoe", "norms read all heads"), ("granite-moe", "multipliers no rank knows")):
         with pytest.raises(ValueError, match=f"^tensor_parallel: expected 1 for .*, whose {what}"):
             load_model(f"random:tiny-{name}", device="cpu", tensor_parallel=2)
     with pytest.raises(ValueError, match=r"^tensor_parallel: 16 processes cannot share 2 key/value heads, 48 interm"):
         load_model("random:tiny-qwen2-moe", device="cpu", tensor_parallel=16)
-    with pytest.raises(ValueError, match="a mixture of experts cannot be written yet"):
-        quantise("random:tiny-mixtral", "int4-g128", tmp_path / "out")
 
 
 def test_adapters_of_attention_serve_a_mixture_and_those_of_experts_are_refused(tmp_path):

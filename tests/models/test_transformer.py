@@ -108,7 +108,7 @@ def test_logits_are_those_of_transformers(pair):
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0]
     error = (our_logits(folder, ids) - expected).abs().max() / expected.abs().max()
-    assert error < 2e-3
+    assert error < 1e-4
     assert expected.std() > 0.1  # equal logits would prove nothing
 
 
@@ -116,15 +116,11 @@ def test_greedy_tokens_are_those_of_transformers(pair):
     model, folder = pair
     prompt = torch.randint(0, 320, (12,), generator=torch.Generator().manual_seed(2)).tolist()
     output = Engine(folder, drafter="prompt_lookup,min_ngram=1", device="cpu", dtype="float32").generate(
-        prompt, SamplingParams(max_new_tokens=48, ignore_eos=True)
+        prompt, SamplingParams(max_new_tokens=64, ignore_eos=True)
     )
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + output.token_ids])).logits[0, len(prompt) - 1 : -1]
-    top = logits.topk(2)
-    for token, ids, values in zip(output.token_ids, top.indices, top.values, strict=True):
-        if token != ids[0]:
-            assert values[0] - values[1] < 1e-3  # a near-tie may go either way; after it the texts differ
-            break
+    assert output.token_ids == logits.argmax(-1).tolist()
 
 
 def peak_of_loading(path, dtype: str) -> int:

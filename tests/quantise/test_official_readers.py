@@ -1,4 +1,4 @@
-"""What the libraries of the formats make of written folders: compressed-tensors and transformers."""
+"""What the libraries of the formats make of what is written: compressed-tensors and transformers."""
 
 import json
 from dataclasses import replace
@@ -13,6 +13,9 @@ from specengine.quantise.int4_groups import pack, quantise_rows
 from specengine.quantise.quantise import quantise
 from specengine.quantise.source import is_linear
 from tests.models.files import random_state
+from tests.quantise.mixtures import config_of, float_folder
+from tests.quantise.written import gguf_values, written_values
+from tests.selection import wide
 
 CONFIG = replace(
     PRESETS["tiny-llama"], hidden_size=128, head_dim=64, num_heads=2, num_kv_heads=1, intermediate_size=192
@@ -62,3 +65,39 @@ def test_transformers_reads_the_weights_of_both_group_sizes(folder):
         unquantised = plain(tokens).logits
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert (unquantised - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", wide(("mixtral", "qwen2_moe", "qwen3_moe")))
+def test_transformers_reads_the_experts_of_a_folder(tmp_path, family):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    config, out = config_of(family), tmp_path / "out"
+    quantise(float_folder(tmp_path / "hf", config, random_state(config)), "int4-g128", out)
+    written = written_values(out, "int4-g128", config)
+    state = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).state_dict()
+    prefix = "model.layers.1.mlp"
+    for part, sides in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        for expert, matrix in enumerate(state[f"{prefix}.experts.{part}"]):
+            expected = torch.cat([written[f"{prefix}.experts.{expert}.{side}.weight"] for side in sides])
+            assert torch.equal(matrix, expected.bfloat16()), (expert, part)
+    assert torch.equal(state[f"{prefix}.gate.weight"], written[f"{prefix}.gate.weight"])
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    # sizes of published models, which transformers takes for every file of the family
+    [("qwen3_moe", {"intermediate_size": 768}), ("qwen2_moe", {"intermediate_size": 1408, "shared_size": 5632})],
+)
+def test_transformers_reads_a_gguf_file_of_experts(tmp_path, family, sizes):
+    transformers = pytest.importorskip("transformers")
+    config = config_of(family)
+    config = replace(config, moe=replace(config.moe, **sizes))
+    quantise(float_folder(tmp_path / "hf", config, random_state(config)), "q8_0", tmp_path / "m.gguf")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    read = load(tmp_path, gguf_file="m.gguf", dtype=torch.float32)
+    same = load(float_folder(tmp_path / "values", config, gguf_values(tmp_path / "m.gguf", config)))
+    tokens = torch.tensor([[1, 9, 33, 250, 4, 17, 80]])
+    with torch.inference_mode():
+        logits, expected = read(tokens).logits, same(tokens).logits
+    assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert expected.std() > 0.1

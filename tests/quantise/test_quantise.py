@@ -9,14 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specengine.models.checkpoint import expected_tensors, open_checkpoint
+from specengine.models.checkpoint import open_checkpoint
 from specengine.models.presets import PRESETS
 from specengine.quantise import folder_writer
 from specengine.quantise.hf_config import config_json
 from specengine.quantise.quantise import TARGETS, quantise
 from specengine.quantise.source import Source, is_linear
 from specengine.tokenizer.tokenizer import Tokenizer
-from tests.models.files import CHAT_TEMPLATE, permuted, random_state, write_gguf
+from tests.models.files import CHAT_TEMPLATE, random_state, write_gguf
+from tests.quantise.written import ERRORS, place, written_values
 from tests.tokenizer.vocabularies import write_folder
 
 SIZES = {"hidden_size": 192, "intermediate_size": 384, "num_layers": 2}  # groups of 64 and of 128
@@ -44,49 +45,6 @@ def source_of(kind, folder, config):
         if kind == "gguf"
         else hf_folder(folder / "hf", config)
     )
-
-
-def place(tmp_path, to):
-    return tmp_path / ("out.gguf" if to in ("q4_1", "q8_0") else "out")
-
-
-def written_values(out, to, config):
-    """The written tensors by Hugging Face name, float32, by this test's own arithmetic."""
-    if out.is_file():
-        return gguf_values(out, config)
-    tensors = load_file(out / "model.safetensors")
-    return {name: value_of(tensors, name, to) for name in expected_tensors(config)}
-
-
-def gguf_values(path, config):
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.architecture.upper()], config.num_layers)
-    stored = {names.get_name(name, (".weight", ".bias")): name for name in expected_tensors(config)}
-    values = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        name = stored[tensor.name]
-        value = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        order = permuted(name, torch.arange(value.shape[0])[:, None], config).ravel()
-        values[name] = torch.empty_like(value)
-        values[name][order] = value
-    return values
-
-
-def value_of(tensors, name, to):
-    if not is_linear(name):
-        return tensors[name].float()
-    stem = name.removesuffix(".weight")
-    if to == "fp8-block":
-        scale = tensors[f"{stem}.weight_scale_inv"].float().repeat_interleave(128, 0).repeat_interleave(128, 1)
-        value = tensors[name].float()
-        return value * scale[: value.shape[0], : value.shape[1]]
-    words, scale = tensors[f"{stem}.weight_packed"], tensors[f"{stem}.weight_scale"].float()
-    shape = tensors[f"{stem}.weight_shape"].tolist()
-    codes = torch.stack([(words >> 4 * place & 15) - 8 for place in range(8)], -1).reshape(shape)
-    return codes * scale.repeat_interleave(shape[1] // scale.shape[1], 1)
-
-
-# relative error of a random matrix: of a rounding to 16 steps between extremes, to 255, to 15, to 3 bits of mantissa
-ERRORS = {"q4_1": (0.05, 0.11), "q8_0": (0.001, 0.01), "int4-g128": (0.05, 0.12), "fp8-block": (0.01, 0.04)}
 
 
 @pytest.mark.parametrize("to", TARGETS)

@@ -29,6 +29,13 @@ _RENAMED = (
     (re.compile(r"\.shared_mlp\.input_linear\."), ".mlp.shared_expert.gate_up_proj."),
     (re.compile(r"\.shared_mlp\.output_linear\."), ".mlp.shared_expert.down_proj."),
 )
+# the way back, of Mixtral alone: Granite's files have one tensor for all experts
+_MIXTRAL_NAMES = (
+    (re.compile(r"\.mlp\.gate\."), ".block_sparse_moe.gate."),
+    (re.compile(r"\.mlp\.experts\.(\d+)\.gate_proj\."), r".block_sparse_moe.experts.\1.w1."),
+    (re.compile(r"\.mlp\.experts\.(\d+)\.up_proj\."), r".block_sparse_moe.experts.\1.w3."),
+    (re.compile(r"\.mlp\.experts\.(\d+)\.down_proj\."), r".block_sparse_moe.experts.\1.w2."),
+)
 _FUSED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
 _SHARED = re.compile(r"(.*\.mlp\.shared_expert)\.gate_up_proj\.weight")
 
@@ -110,6 +117,15 @@ def named_experts(stored: Checkpoint) -> Checkpoint:
     if config.moe is None:
         return stored
     return GptOssTensors(stored) if config.architecture == "gpt_oss" else ExpertTensors(stored)
+
+
+def published_name(name: str, architecture: str) -> str:
+    """Returns the name that a family's own files have for a tensor of a matrix for each expert."""
+    if architecture != "mixtral":
+        return name
+    for pattern, own in _MIXTRAL_NAMES:
+        name = pattern.sub(own, name)
+    return name
 
 
 def _renamed(name: str) -> str:
