@@ -31,7 +31,6 @@ _WITH_EXPERTS = (
     "olmoe",
     "granitemoe",
     "gpt-oss",
-    "qwen35moe",
 )  # architectures that have no dense models
 _GPT_OSS_GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # OpenAI's values, which these files do not repeat
 
