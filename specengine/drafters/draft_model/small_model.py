@@ -53,7 +53,9 @@ class SmallModel:
     def __init__(self, drafter: str, layers: int, dtype: str, path: str | None, target: Transformer) -> None:
         self.model, self.tokenizer = _open(drafter, layers, dtype, path, target)
         if self.model.config.gated_delta is not None:
-            raise ValueError(f"drafter: {path} is a hybrid model, whose states cannot go back; expected attention alone")
+            raise ValueError(
+                f"drafter: {path} is a hybrid model, whose states cannot go back; expected attention alone"
+            )
         ours, theirs = self.model.config.vocab_size, target.config.vocab_size
         if ours != theirs:
             raise ValueError(f"drafter: {path} has a vocabulary of {ours} tokens, the target has {theirs}")
