@@ -53,6 +53,11 @@ class StatePool:
         return 4 * len(self.config.layers) * self.config.state_floats
 
     @property
+    def slots(self) -> int:
+        """Slots that there is memory for."""
+        return len(self._states)
+
+    @property
     def in_use(self) -> int:
         """Slots of running requests."""
         return len(self._of_request)

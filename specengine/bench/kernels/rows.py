@@ -41,7 +41,7 @@ def time_rows(target: Transformer, counts: Sequence[int], prefix: int = PREFIX) 
         target.hidden(rows, cache, cache.batch([pages], [start]))
     # As in cycles: cycles on the device serve all sampling parameters, so they store the logits.
     on_device = target.ops.on_device
-    batch = cache.batch([pages], [prefix])
+    batch = cache.batch([pages], [prefix], final=False)
     trees = [TreeBatch.of([chain], target.device, masked=on_device) for chain in chains]
     timer = timer_for(target.device)
     timers = [timer([partial(target.forward, tree, cache, batch, greedy=not on_device)]) for tree in trees]

@@ -73,6 +73,8 @@ def load_adapters(folders: Mapping[str, str | Path], target: Transformer) -> Ada
     check_folders(folders)
     if target.tensor_parallel > 1:
         raise ValueError(f"adapters: a target under tensor_parallel={target.tensor_parallel} cannot have any")
+    if target.config.gated_delta is not None:
+        raise ValueError(f"adapters: {target.config.architecture} is a hybrid, which cannot have any")
     read: list[dict[str, LoraMatrices]] = []
     for name, folder in folders.items():
         try:
