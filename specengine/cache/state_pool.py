@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from specengine._C import DeltaStates
-from specengine.models.gated_delta.config import CONV_WIDTH, GatedDeltaConfig
+from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 
 
 @dataclass

@@ -33,11 +33,9 @@ class Cycle:
         accepted = self.accept(tree, output.scores, batch)
         batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
-
         if tree.ancestors is not None:  # the path of a chain lies in place
             self.cache.compact(batch.cache, accepted, self.target.ops)
-        if batch.cache.states is not None:
-            self.cache.compact_states(batch.cache, tree.row_start, accepted, self.target.ops)
+        self.cache.compact_states(batch.cache, tree.row_start, accepted, self.target.ops)
         batch.cache.advance(accepted.path_length)
         batch.mark("compact")
 

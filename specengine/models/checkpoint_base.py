@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from specengine.models.config import ModelConfig, MoeConfig
-from specengine.models.gated_delta.config import GatedDeltaConfig
 from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import FLOAT_FORMATS
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 
 CPU = torch.device("cpu")
 ENDS = ("model.embed_tokens.weight", "lm_head.weight")  # tensors that drafters may share with their target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from specengine.models.gated_delta.config import GatedDeltaConfig
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 from specengine.utils.multipliers import PLAIN, Multipliers
 
 ARCHITECTURES = (

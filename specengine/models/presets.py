@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
-from specengine.models.gated_delta.config import GatedDeltaConfig
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 from specengine.utils.multipliers import Multipliers
 
 _LLAMA3_ENDS = (128001, 128008, 128009)

@@ -9,7 +9,6 @@ import torch
 
 from specengine.models.checkpoint import Checkpoint, expected_tensors
 from specengine.models.config import ModelConfig, MoeConfig
-from specengine.models.gated_delta.config import GatedDeltaConfig
 from specengine.models.gated_delta.weights import GATES, IN_PROJECTIONS, gated_delta
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
@@ -23,6 +22,7 @@ from specengine.ops.weight import (
     quantises_rows,
 )
 from specengine.utils.free_memory import free_memory
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 from specengine.utils.host_memory import is_host
 
 # `auto` keeps the format of the checkpoint; `auto-float32` does so, and its codes multiply rows of floats on the CPU.

@@ -6,7 +6,7 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.state_pool import StatePool
-from specengine.models.gated_delta.config import GatedDeltaConfig
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 from tests.cache.small_caches import EVERYBODY, begin, text_of
 
 CONFIG = GatedDeltaConfig(frozenset({0, 2}), 1, 2, 3, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specengine.models.gated_delta.config import CONV_WIDTH, GatedDeltaConfig
+from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 from specengine.utils.json_fields import Fields
 
 

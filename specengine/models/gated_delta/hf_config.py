@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specengine.models.gated_delta.config import CONV_WIDTH, GatedDeltaConfig
+from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 from specengine.utils.json_fields import Fields
 
 HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
-from specengine.models.gated_delta.config import GatedDeltaConfig
 from specengine.models.gated_delta.hf_config import HYBRIDS
 from specengine.ops.coded.rows import CodedRows
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 
 _ASIDE = ("mtp.", "model.visual.", "visual.")  # of the drafter in the file, and of vision
 _FOLDED = re.compile(r"(?!.*linear_attn\.norm).*norm\.weight")

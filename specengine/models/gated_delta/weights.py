@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from specengine.models.gated_delta.config import GatedDeltaConfig
 from specengine.ops.gated_delta.matrices import GatedDelta
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 
 IN_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # the order of GatedDelta's rows
 GATES = (".in_proj_b", ".in_proj_a")  # one row for each value head
