@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
+from specengine.drafters.mtp.checkpoint import has_mtp
 from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants
 from specengine.utils.spec_string import Spec
@@ -29,6 +30,7 @@ DRAFTERS = {
     "glide": "glide.drafter:Glide",
     "lookahead": "lookahead.drafter:Lookahead",
     "medusa": "medusa.drafter:Medusa",
+    "mtp": "mtp.drafter:Mtp",
     "none": "none:NoneDrafter",
     "ouroboros": "ouroboros.drafter:Ouroboros",
     "prompt_lookup": "prompt_lookup.drafter:PromptLookup",
@@ -72,9 +74,12 @@ def load_drafter(text: str, target: Transformer) -> Drafter:
 
 
 def best_drafter(target: Transformer) -> Spec:
-    """Returns what `auto` stands for: copies of the text or of a shipped corpus, and a shipped trained drafter."""
+    """Returns what `auto` stands for: copies of the text or of a shipped corpus, and a trained drafter.
+
+    The drafter is the one in the target's own checkpoint, else one that comes with the package.
+    """
     copies = "suffix" if shipped_folder("suffix", target) and not target.ops.on_device else "prompt_lookup"
-    name = next((name for name in TRAINED if shipped_folder(name, target)), None)
+    name = "mtp" if has_mtp(target) else next((name for name in TRAINED if shipped_folder(name, target)), None)
     if name is None:
         return Spec(copies, None, {})
     if target.ops.on_device:  # a combination would draft on the host between two captured cycles
@@ -97,8 +102,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
     if rule.chains_only and not drafter.drafts_chains:
         raise ValueError(
             f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
-            "drafted by draft-model without tree, fasteagle, eagle and eagle3 with top_k=1 and glide with cape=false; "
-            "rule traversal takes trees"
+            "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1 and glide with "
+            "cape=false; rule traversal takes trees"
         )
 
 

@@ -38,7 +38,8 @@ _STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size
 class ModelWeights:
     """Packed weights of one model.
 
-    final_norm: float32 [hidden].  formats: the formats of its matrices, names of ops.weight.
+    final_norm: float32 [hidden].  formats: the formats of its matrices, names of ops.weight.  source: the path or name
+    of its checkpoint.
     """
 
     config: ModelConfig
@@ -47,6 +48,7 @@ class ModelWeights:
     final_norm: torch.Tensor
     head: Projection
     formats: frozenset[str]
+    source: str
 
 
 class WeightLoader:
@@ -73,13 +75,15 @@ class WeightLoader:
         layers = self.layers()
         final_norm = self.vector("model.norm.weight")
         head = embedding if config.tie_embeddings else self.linear("lm_head")
-        return ModelWeights(config, embedding, layers, final_norm, head, frozenset(self.formats))
+        parts = embedding, layers, final_norm, head, frozenset(self.formats)
+        return ModelWeights(config, *parts, self.checkpoint.source)
 
     def between(self, embedding: Projection, head: Projection) -> ModelWeights:
         """Reads layers and final norm of a model whose embedding and head are another model's."""
         layers = self.layers()
         final_norm = self.vector("model.norm.weight")
-        return ModelWeights(self.checkpoint.config, embedding, layers, final_norm, head, frozenset(self.formats))
+        parts = embedding, layers, final_norm, head, frozenset(self.formats)
+        return ModelWeights(self.checkpoint.config, *parts, self.checkpoint.source)
 
     def layers(self) -> tuple[Layer, ...]:
         """Reads all decoder layers."""

@@ -17,8 +17,8 @@ OPTIONS = "nodes=24,levels=4,top_k=4,adaptive=false"
 class Bench:
     """A drafter driven by hand beside a target: what the engine would show it of every token."""
 
-    def __init__(self, spec, prompts, options=OPTIONS):
-        model = tiny_model().target
+    def __init__(self, spec, prompts, options=OPTIONS, model=None):
+        model = model or tiny_model().target
         self.drafter = load_drafter(f"{spec},{options}", model)
         self.target = model.with_hidden_state_layers(tuple(range(model.config.num_layers + 1)))
         self.cache = model.new_cache()

@@ -269,6 +269,7 @@ def test_auto_takes_no_path():
 
 def test_auto_on_a_device_is_what_drafts_inside_the_captured_cycle(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
-    target = SimpleNamespace(ops=SimpleNamespace(on_device=True), final_norm=tiny_model().target.final_norm)
+    known = tiny_model().target
+    target = SimpleNamespace(ops=SimpleNamespace(on_device=True), final_norm=known.final_norm, weights=known.weights)
     random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=shipped.fingerprint(target))
     assert best_drafter(target).name == "fasteagle"

@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+import torch
 
 from specengine.models.presets import PRESETS
 from tests.drafters.eagle_files import layouts, write_drafter
+from tests.drafters.mtp_files import mtp_state, write_mtp
 from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED, on_the_cpu
 from tests.engines import ids
 
@@ -31,6 +33,19 @@ def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tm
     traced = dataclasses.replace(params, max_new_tokens=6, trace=True)
     expected = on_the_cpu(traced, drafter=spec)
     outputs = device_engine(spec, max_batch_size=3).generate(PROMPTS, traced)
+    assert ids(outputs) == ids(expected)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_so_does_the_network_of_the_target_s_own_checkpoint(device_engine, tmp_path, params):
+    torch.manual_seed(4)
+    folder = write_mtp(tmp_path / "mtp", mtp_state(PRESETS["tiny-qwen3"]))
+    spec = f"mtp:{folder},top_k=6,levels=3,nodes=20,adaptive=false"
+    traced = dataclasses.replace(params, max_new_tokens=6, trace=True)
+    expected = on_the_cpu(traced, "tiny-qwen3", drafter=spec)
+    outputs = device_engine(spec, name="tiny-qwen3", max_batch_size=3).generate(PROMPTS, traced)
     assert ids(outputs) == ids(expected)
     for ours, theirs in zip(outputs, expected, strict=True):
         assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]

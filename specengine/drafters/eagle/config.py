@@ -1,4 +1,4 @@
-"""The options of the drafters eagle and eagle3."""
+"""The options of the drafters eagle, eagle3 and mtp."""
 
 from __future__ import annotations
 

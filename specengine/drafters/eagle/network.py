@@ -78,9 +78,8 @@ class EagleNetwork(ABC):
 
         vocabulary: of the head.
         """
-        if not isinstance(self._decoder, Decoder):
-            return None
-        return TreeDraft(self._weights(self._decoder, vocabulary), top_k, beam, nodes)
+        weights = self._weights(self._decoder, vocabulary) if isinstance(self._decoder, Decoder) else None
+        return None if weights is None else TreeDraft(weights, top_k, beam, nodes)
 
     def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
         """Returns rows of picked hidden states as that draft takes them: float32 [R, ..] and rows of these."""
@@ -114,8 +113,8 @@ class EagleNetwork(ABC):
         return self.ops.linear(read, self.head)
 
     @abstractmethod
-    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights:
-        """Returns the weights as the core takes them."""
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights | None:
+        """Returns the weights as the core takes them; None where it has no draft by such a network."""
 
     @abstractmethod
     def _out_norm(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The capabilities that a drafter has by its PairReader and its CalibratedTrees: eagle, eagle3, fasteagle."""
+"""The capabilities that a drafter has by its PairReader and its CalibratedTrees: eagle, eagle3, fasteagle, mtp."""
 
 from __future__ import annotations
 

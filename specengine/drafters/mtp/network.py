@@ -1,0 +1,47 @@
+"""The network of multi-token prediction in Qwen's checkpoints: EAGLE-1's, with a norm on each half and one behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
+from specengine.ops.decoder import Decoder
+from specengine.ops.draft_tree import EagleWeights
+from specengine.ops.row_tools import join_columns
+from specengine.ops.weight import Projection
+
+
+@dataclass(frozen=True)
+class MtpNorms:
+    """The norms, float32 [hidden] each. embedding, hidden_state: before fc.  out: behind the layer."""
+
+    embedding: torch.Tensor
+    hidden_state: torch.Tensor
+    out: torch.Tensor
+
+
+class MtpNetwork(EagleNetwork):
+    """Fuses normed embedding and normed hidden state by one product; the target's head reads the normed output.
+
+    The normed output is fed back too: it stands for the target's hidden state, which is normed as well.
+    fc: [hidden, 2 hidden].
+    """
+
+    def __init__(self, norms: MtpNorms, fc: Projection, parts: EagleParts) -> None:
+        self.norms = norms
+        super().__init__(fc, parts)
+
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights | None:
+        return None  # the core's draft has norms before the layer or a product, not both
+
+    def _out_norm(self) -> torch.Tensor:
+        return self.norms.out
+
+    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        halves = [self._normed(embedded, self.norms.embedding), self._normed(hidden_states, self.norms.hidden_state)]
+        return self.ops.linear(join_columns(halves), self.fc), None
+
+    def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
+        return Outputs(normed, normed)
