@@ -18,7 +18,10 @@ class FunctionModel:
     head = None
 
     def __init__(self, function, vocab, max_position=10_000):
-        self.function, self.config = function, SimpleNamespace(vocab_size=vocab, max_position=max_position)
+        self.function, self.config = (
+            function,
+            SimpleNamespace(vocab_size=vocab, max_position=max_position, gated_delta=None),
+        )
         argmax = SimpleNamespace(linear_argmax=lambda hidden_states, head: hidden_states[:, 0].int())
         self.ops = SimpleNamespace(compact_kv=native.compact_kv, prefill_rows=8, on_device=False, **vars(argmax))
 

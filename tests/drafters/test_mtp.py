@@ -17,7 +17,7 @@ from tests.engines import ids, tiny_model
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.95, seed=3)
-TARGETS = ("tiny-qwen3", "tiny-qwen2-moe", "tiny-qwen3-moe")
+TARGETS = ("tiny-qwen3", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-qwen3-next")
 COMMITTED = ([[1, 2, 3], [8], [9, 9], [30, 31]], [[6], [2, 8, 5], [7], [1]], [[5, 4, 3, 2], [1], [2], [3]])
 
 
@@ -124,12 +124,12 @@ TREES = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("options", TREES.values(), ids=TREES)
-def test_no_token_changes(tmp_path, options, params, batch):
-    preset = "tiny-qwen3"
+@pytest.mark.parametrize("preset", ["tiny-qwen3", "tiny-qwen3.5", "tiny-qwen3-next"])
+def test_no_token_changes(tmp_path, preset, options, params, batch):
     spec = f"mtp:{write_mtp(tmp_path / 'mtp', state_of(preset))},{options}"
     engine = Engine(model_of(preset), drafter=spec, max_batch_size=batch)
     outputs = engine.generate(PROMPTS, params)
@@ -137,7 +137,7 @@ def test_no_token_changes(tmp_path, options, params, batch):
     assert engine.cache.pages_in_use == 0
     if "adaptive=false" in options:
         assert all(output.stats.acceptance_by_depth for output in outputs)
-    if "top_k=40" in options:
+    if "top_k=40" in options and preset == "tiny-qwen3":
         assert max(output.stats.tau for output in outputs) > 1
         assert max(output.stats.acceptance_by_depth[0] for output in outputs) > 0
 

@@ -12,7 +12,7 @@ from specengine.draft_trees.tree import DraftTree, TreeLayout
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
-from specengine.tensor_parallel.loading import LoadedModel
+from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.engine.prefixes import SPECS
 from tests.engines import Oracle, ids
 
@@ -183,3 +183,17 @@ def test_states_do_not_leak():
     states = engine.cache.states
     assert engine.cache.pages_in_use == states.in_use == 0
     assert states.slots <= 8  # four requests of a batch, doubled
+
+
+def test_what_needs_a_state_to_go_back_is_refused_by_name(tmp_path):
+    model = exact_hybrid(FAMILIES[0])
+    for spec, message in (
+        ("draft-model:self,layers=1", "layers: a hybrid model cannot draft with its first layers"),
+        ("draft-model:random:tiny-qwen3.5", "drafter: random:tiny-qwen3.5 is a hybrid model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Engine(model, drafter=spec)
+    with pytest.raises(ValueError, match="adapters: qwen3_5 is a hybrid, which cannot have any"):
+        Engine(model, adapters={"a": str(tmp_path)})
+    with pytest.raises(ValueError, match="tensor_parallel: expected 1 for qwen3_5"):
+        load_model("random:tiny-qwen3.5", device="cpu", tensor_parallel=2)

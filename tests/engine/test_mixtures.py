@@ -15,6 +15,7 @@ from tests.engine.prefixes import SPECS
 from tests.engines import ids
 
 FAMILIES = ("tiny-mixtral", "tiny-qwen2-moe", "tiny-qwen3-moe", "tiny-olmoe", "tiny-granite-moe", "tiny-gpt-oss")
+# mtp has the layer of its own target, see tests/drafters/test_mtp.py
 PROMPTS = [[3 + i, 9, 27, 81, 3 + i, 9, 27, 40 + i] for i in range(4)]
 
 
@@ -29,7 +30,7 @@ def mixture(family):
 @pytest.mark.quick(6)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", [name for name in SPECS if name != "none"])
+@pytest.mark.parametrize("name", [name for name in SPECS if name not in ("none", "mtp")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_drafter_changes_a_token_or_a_logit_of_a_mixture(folders, family, name, temperature, batch):
     model = mixture(family)
@@ -45,7 +46,7 @@ def test_no_drafter_changes_a_token_or_a_logit_of_a_mixture(folders, family, nam
 def test_the_drafts_of_these_engines_are_verified(folders):
     """The comparison above would hold as well if nothing were drafted."""
     model, params = mixture(FAMILIES[-1]), SamplingParams(max_new_tokens=24, trace=True)
-    for name in SPECS:
+    for name in SPECS.keys() - {"mtp"}:
         engine = Engine(model, drafter=SPECS[name].format(**folders))
         outputs = [output for _ in range(2) for output in engine.generate(PROMPTS, params)]
         widest = max(len(cycle.tokens) for output in outputs for cycle in output.trace)
