@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,9 +49,10 @@ class GGUFCheckpoint(Checkpoint):
         info, shape = self._describe(stored), self.file.tensors[stored].shape
         dims = 2 if stored.endswith(".bias") else 3
         experts = expert_names(stored, shape[0]) if len(shape) == dims and shape[0] <= MOST_EXPERTS else []
-        for expert, name in enumerate(experts):
-            self._stored[name], self._first[name] = stored, expert * math.prod(shape[1:-1])
-            self.tensors[name] = replace(info, shape=shape[1:])
+        for number, name in enumerate(experts):
+            rows = shape[1] * shape[0] // len(experts)  # of one matrix: gate and up may lie in one tensor
+            self._stored[name], self._first[name] = stored, number * (rows if dims == 3 else 1)
+            self.tensors[name] = replace(info, shape=(rows, *shape[2:]))
         if not experts:
             name = hf_name(stored)
             self._stored[name], self._first[name] = stored, 0

@@ -22,8 +22,9 @@ _ARCHITECTURES = {
     "qwen3moe": "qwen3_moe",
     "gpt-oss": "gpt_oss",
     "qwen35": "qwen3_5",
+    "qwen35moe": "qwen3_5_moe",
 }
-_HYBRIDS = ("qwen35",)
+_HYBRIDS = ("qwen35", "qwen35moe")
 # architectures that have no dense models
 _WITH_EXPERTS = (
     "qwen2moe",
@@ -31,7 +32,8 @@ _WITH_EXPERTS = (
     "olmoe",
     "granitemoe",
     "gpt-oss",
-)  # architectures that have no dense models
+    "qwen35moe",
+)
 _GPT_OSS_GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # OpenAI's values, which these files do not repeat
 
 

@@ -62,11 +62,12 @@ def hf_name(name: str) -> str:
 
 
 def expert_names(name: str, experts: int) -> list[str]:
-    """Returns the Hugging Face names of the matrices, or biases, in a GGUF tensor of all experts; else none."""
-    fused = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)", name)
+    """Lists the Hugging Face names of the matrices, or biases, in a GGUF tensor of all experts, in order; else none."""
+    fused = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)", name)
     if fused is None:
         return []
-    return [f"model.layers.{fused[1]}.mlp.experts.{expert}.{fused[2]}_proj.{fused[3]}" for expert in range(experts)]
+    prefix, parts = f"model.layers.{fused[1]}.mlp.experts", fused[2].split("_")
+    return [f"{prefix}.{expert}.{part}_proj.{fused[3]}" for expert in range(experts) for part in parts]
 
 
 def gguf_name(name: str) -> str:

@@ -1,5 +1,12 @@
 """All of them."""
 
-from tests.fuzz import mixtures, models, ops, quantised, texts
+from tests.fuzz import hybrids, mixtures, models, ops, quantised, texts
 
-HARNESSES = (*models.HARNESSES, *quantised.HARNESSES, *mixtures.HARNESSES, *ops.HARNESSES, *texts.HARNESSES)
+HARNESSES = (
+    *models.HARNESSES,
+    *quantised.HARNESSES,
+    *mixtures.HARNESSES,
+    *hybrids.HARNESSES,
+    *ops.HARNESSES,
+    *texts.HARNESSES,
+)

@@ -33,6 +33,7 @@ EXPERTS = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
 }
+PARTS = ("gate", "up", "down")
 FAMILIES = {
     "qwen3_5": (Qwen3_5TextConfig, Qwen3_5ForCausalLM, {}),
     "qwen3_5_moe": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM, EXPERTS),
@@ -63,16 +64,24 @@ def tiled(tensor, dim, delta, size):
     return heads.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
-def write_hybrid_gguf(path, checkpoint, extra=()):
-    """Writes a dense hybrid as llama.cpp's converter does. checkpoint: grouped heads.  extra: names and tensors."""
-    config, delta = checkpoint.config, checkpoint.config.gated_delta
-    writer = gguf.GGUFWriter(path, "qwen35")
+def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
+    """Writes a Qwen3.5 as llama.cpp's converter does. checkpoint: grouped heads.  extra: names and tensors.
+
+    fused: gate and up of all experts lie in one tensor.
+    """
+    config, delta, moe = checkpoint.config, checkpoint.config.gated_delta, checkpoint.config.moe
+    kind = gguf.MODEL_ARCH.QWEN35 if moe is None else gguf.MODEL_ARCH.QWEN35MOE
+    arch = gguf.MODEL_ARCH_NAMES[kind]
+    writer = gguf.GGUFWriter(path, arch)
+    if moe is not None:
+        writer.add_expert_count(moe.num_experts)
+        writer.add_expert_used_count(moe.experts_per_token)
     writer.add_block_count(config.num_layers + bool(extra))
     if extra:
-        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(config.intermediate_size if moe is None else moe.intermediate_size)
     writer.add_head_count(config.num_heads)
     writer.add_head_count_kv(config.num_kv_heads)
     writer.add_key_length(config.head_dim)
@@ -80,15 +89,24 @@ def write_hybrid_gguf(path, checkpoint, extra=()):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.rotated)
-    writer.add_array("qwen35.rope.dimension_sections", [2, 1, 1, 0])
-    writer.add_uint32("qwen35.full_attention_interval", 4)
-    writer.add_uint32("qwen35.ssm.conv_kernel", 4)
-    writer.add_uint32("qwen35.ssm.state_size", delta.key_head_dim)
-    writer.add_uint32("qwen35.ssm.group_count", delta.num_key_heads)
-    writer.add_uint32("qwen35.ssm.time_step_rank", delta.num_value_heads)
-    writer.add_uint32("qwen35.ssm.inner_size", delta.value_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN35, config.num_layers)
-    for name in checkpoint.tensors:
+    writer.add_array(f"{arch}.rope.dimension_sections", [2, 1, 1, 0])
+    writer.add_uint32(f"{arch}.full_attention_interval", 4)
+    writer.add_uint32(f"{arch}.ssm.conv_kernel", 4)
+    writer.add_uint32(f"{arch}.ssm.state_size", delta.key_head_dim)
+    writer.add_uint32(f"{arch}.ssm.group_count", delta.num_key_heads)
+    writer.add_uint32(f"{arch}.ssm.time_step_rank", delta.num_value_heads)
+    writer.add_uint32(f"{arch}.ssm.inner_size", delta.value_size)
+    names = gguf.get_tensor_name_map(kind, config.num_layers)
+    for layer in range(config.num_layers if moe else 0):
+        own = [f"model.layers.{layer}.mlp.experts.{expert}" for expert in range(moe.num_experts)]
+        parts = {
+            part: torch.stack([checkpoint.read(f"{name}.{part}_proj.weight").float() for name in own]) for part in PARTS
+        }
+        if fused:
+            parts = {"gate_up": torch.cat([parts["gate"], parts["up"]], 1), "down": parts["down"]}
+        for part, value in parts.items():
+            writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", value.contiguous().numpy())
+    for name in (name for name in checkpoint.tensors if ".experts." not in name):
         value, own = checkpoint.read(name).float(), name.replace("decay", "A_log").replace("dt_bias", "dt_proj.bias")
         part, size = name.rpartition("linear_attn.")[2], delta.value_head_dim
         if part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "decay", "dt_bias"):
@@ -96,6 +114,8 @@ def write_hybrid_gguf(path, checkpoint, extra=()):
         elif part in ("in_proj_qkv.weight", "conv1d.weight"):
             keys, values = value.split((2 * delta.key_size, delta.value_size))
             value = torch.cat((keys, tiled(values, 0, delta, size))).squeeze(1)
+        elif name.endswith("shared_expert_gate.weight"):
+            value = value[0]
         elif part == "out_proj.weight":
             value = tiled(value, 1, delta, size)
         writer.add_tensor(names.get_name(own, (".weight", ".bias")), value.contiguous().numpy())

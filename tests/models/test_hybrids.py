@@ -198,6 +198,15 @@ def _write(folder: Path, source: Path, tensors):
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gguf_file_of_a_mixture_gives_the_same_logits(tmp_path, fused):
+    model = write_hybrid(tmp_path / "folder", "qwen3_5_moe")
+    path = write_hybrid_gguf(tmp_path / "mixture.gguf", open_checkpoint(tmp_path / "folder"), fused=fused)
+    checkpoint = open_checkpoint(path)
+    assert (checkpoint.config.moe.num_experts, checkpoint.config.moe.shared_size) == (8, 80)
+    assert _agrees(checkpoint, model, 70)
+
+
 def test_a_gguf_file_of_tiled_heads_gives_the_same_logits(tmp_path):
     folder = tmp_path / "folder"
     model = write_hybrid(folder, "qwen3_5")

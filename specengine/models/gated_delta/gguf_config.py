@@ -1,4 +1,4 @@
-"""The layers of gated delta rule of a GGUF file's metadata, architecture qwen35."""
+"""The layers of gated delta rule of a GGUF file's metadata, architectures qwen35 and qwen35moe."""
 
 from __future__ import annotations
 

@@ -1,0 +1,107 @@
+"""Harnesses: folders of hybrids of gated delta rule and attention."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint_base import expected_tensors
+from specengine.models.config_hf import config_from_hf
+from tests.fuzz.contract import Harness
+from tests.fuzz.mutations import damaged_json, damaged_safetensors
+
+JSON = 64  # bytes of Python's objects per byte of text
+_SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+_CONFIGS = {
+    "qwen3_5": {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": _SIZES},
+    "qwen3_next": {
+        **_SIZES,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+}
+
+
+def _config(family: str) -> bytes:
+    return json.dumps(_CONFIGS[family]).encode()
+
+
+@lru_cache
+def _tensors(family: str) -> bytes:
+    """The tensors under this project's names, but those that Qwen3-Next's files join."""
+    shapes = expected_tensors(config_from_hf(_CONFIGS[family]))
+    state = {name.replace("decay", "A_log"): torch.ones(shape) for name, shape in shapes.items()}
+    if family == "qwen3_next":
+        for name in [name for name in state if "in_proj_qkv" in name or "in_proj_b" in name]:
+            first, second, joined = ("qkv", "z", "qkvz") if "qkv" in name else ("b", "a", "ba")
+            other = name.replace(f"in_proj_{first}.", f"in_proj_{second}.")
+            rows = torch.cat([state.pop(name), state.pop(other)])
+            state[name.replace(f"in_proj_{first}.", f"in_proj_{joined}.")] = rows
+    return save(state)
+
+
+def _read(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    for name, shape in expected_tensors(checkpoint.config).items():
+        assert checkpoint.read_rows(name, 0, min(2, shape[0])).shape[1:] == shape[1:]
+
+
+def _damaged_tensors(path: Path, family: str) -> None:
+    (path.parent / "config.json").write_bytes(_config(family))
+    _read(path.parent)
+
+
+def _damaged_config(path: Path) -> None:
+    family = "qwen3_next" if b"Next" in path.read_bytes() else "qwen3_5"
+    (path.parent / "model.safetensors").write_bytes(_tensors(family))
+    _read(path.parent)
+
+
+HARNESSES = (
+    *(
+        Harness(
+            f"{family} weights",
+            lambda family=family: [_tensors(family)],
+            partial(_damaged_tensors, family=family),
+            ("hybrid",),
+            f"hybrid-{family}/model.safetensors",
+            damaged_safetensors,
+            JSON,
+        )
+        for family in _CONFIGS
+    ),
+    Harness(
+        "hybrids' config",
+        lambda: [_config(family) for family in _CONFIGS],
+        _damaged_config,
+        ("hybrid",),
+        "hybrid-config/config.json",
+        damaged_json,
+        JSON,
+    ),
+)
