@@ -1,4 +1,4 @@
-"""specengine: lossless speculative decoding for LLaMA, Vicuna and Qwen models."""
+"""specengine: lossless speculative decoding for LLaMA, Vicuna, Mistral and Qwen models."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Group(TyperGroup):
 
 app = typer.Typer(
     cls=_Group,
-    help="Lossless speculative decoding for LLaMA, Vicuna and Qwen models.",
+    help="Lossless speculative decoding for LLaMA, Vicuna, Mistral and Qwen models.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,

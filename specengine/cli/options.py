@@ -11,7 +11,7 @@ Model = Annotated[str, typer.Option(help="Embedded name, checkpoint folder, GGUF
 Drafter = Annotated[str, typer.Option(help="NAME[:PATH][,option=value...]: auto, none, prompt_lookup, ...")]
 Rule = Annotated[str, typer.Option(help="Verification rule, NAME[:option=value,...]; lossless by default.")]
 Device = Annotated[str, typer.Option(help="auto (CUDA if there is a GPU), cpu or cuda.")]
-DType = Annotated[str, typer.Option(help="auto (as stored), float32, float16, bfloat16, int8 or int4.")]
+DType = Annotated[str, typer.Option(help="auto (as stored), auto-float32, float32, float16, bfloat16, int8 or int4.")]
 System = Annotated[str | None, typer.Option(help="System message of the chat.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Maximum number of tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.")]

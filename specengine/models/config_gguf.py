@@ -131,6 +131,9 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
     for key, expected in (("expert_gating_func", 3 if arch == "gpt-oss" else 1), ("expert_weights_scale", 1.0)):
         if fields.get(f"{arch}.{key}", type(expected), expected) not in (expected, 0):
             raise fields.error(f"{arch}.{key}", f"must be {expected} for architecture {arch}")
+    for key in ("expert_group_count", "expert_group_used_count"):
+        if fields.get(f"{arch}.{key}", int, 0) > 1:
+            raise fields.error(f"{arch}.{key}", "must be at most 1, routing by groups of experts is not supported")
     with_experts = [layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
     if not with_experts:
         raise fields.error(f"{arch}.expert_count", "describes experts, but no layer has a router")

@@ -36,8 +36,11 @@ _HF_ARCHITECTURES = {
     "GptOssForCausalLM": "gpt_oss",
     **HF_HYBRIDS,
 }
-# defaults of transformers' GptOssConfig that differ from those of the other families
-_GPT_OSS_DEFAULTS = {"head_dim": 64, "attention_bias": True, "use_sliding_window": True, "rope_theta": 150000.0}
+# defaults of transformers that differ from those of the other families
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"head_dim": 64, "attention_bias": True, "rope_theta": 150000.0},
+    "mixtral": {"rope_theta": 1e6},
+}
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -82,8 +85,8 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     """
     fields = Fields(config, where)
     architecture = _hf_architecture(fields)
-    if architecture == "gpt_oss":
-        config = _with_gpt_oss_defaults(config)
+    if architecture in _DEFAULTS:
+        config = _with_defaults(config, architecture)
         fields = Fields(config, where)
     hybrid = architecture in HYBRIDS
     if hybrid:
@@ -93,7 +96,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
 
     hidden_size = fields.get("hidden_size", int)
     num_heads = fields.get("num_attention_heads", int)
-    head_dim = head_size(fields, 128 if architecture in ("qwen3", "qwen3_moe") else None)
+    head_dim = head_size(fields, 128 if architecture == "qwen3" else None)
     if architecture != "llama" and "num_key_value_heads" not in config:
         raise fields.error("num_key_value_heads", "is missing")
     num_layers = fields.build(check_layers, num_layers=fields.get("num_hidden_layers", int))
@@ -137,9 +140,10 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     )
 
 
-def _with_gpt_oss_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    rope = {} if config.get("rope_parameters") or config.get("rope_scaling") else {"rope_parameters": _GPT_OSS_ROPE}
-    return {**_GPT_OSS_DEFAULTS, **config, **rope}
+def _with_defaults(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    scaled = config.get("rope_parameters") or config.get("rope_scaling") or architecture != "gpt_oss"
+    rope = {} if scaled else {"rope_parameters": _GPT_OSS_ROPE}
+    return {**_DEFAULTS[architecture], **config, **rope}
 
 
 def _qwen2_moe_bias(fields: Fields, architecture: str) -> bool:
@@ -210,14 +214,15 @@ def _hf_sliding(fields: Fields, architecture: str, num_layers: int) -> tuple[int
     # an explicit null means no window; an absent field means the class default of transformers
     default = {"gpt_oss": 128, "mixtral": None}.get(architecture, 4096)
     window: int | None = fields.get("sliding_window", int, None if "sliding_window" in fields.data else default)
-    if architecture in ("mistral", "mixtral"):
-        if types and types != [known[window is not None]] * num_layers:
+    if architecture.startswith("qwen") and not fields.get("use_sliding_window", bool, False):
+        window = None
+    if architecture in ("mistral", "mixtral", "qwen3_moe"):  # transformers' Qwen3-MoE reads no list of layers
+        if types and architecture != "qwen3_moe" and types != [known[window is not None]] * num_layers:
             raise fields.error("layer_types", "must agree with sliding_window for every layer of this family")
         return window, (True,) * num_layers if window is not None else ()
-    if not fields.get("use_sliding_window", bool, False):
-        window = None
-    if types is None and architecture == "gpt_oss":
-        flags = tuple(window is not None and layer % 2 == 0 for layer in range(num_layers))
+    if types is None and architecture in ("gpt_oss", "qwen2_moe"):  # every second layer
+        end = num_layers if architecture == "gpt_oss" else fields.get("max_window_layers", int, 28)
+        flags = tuple(window is not None and layer % 2 == 0 and layer < end for layer in range(num_layers))
     elif types is None:
         first = fields.get("max_window_layers", int, 28)
         flags = tuple(window is not None and layer >= first for layer in range(num_layers))

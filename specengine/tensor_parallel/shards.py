@@ -66,9 +66,9 @@ class ShardBounds:
     def of(config: ModelConfig, size: int) -> ShardBounds:
         """Divides a model among `size` ranks. Raises ValueError where a rank would get an empty shard."""
         if config.multipliers != PLAIN:
-            raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, whose multipliers no rank knows")
+            raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, multipliers are not supported")
         if config.gated_delta is not None:
-            raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, whose states no rank divides")
+            raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, its states are not supported")
         if config.whole_qk_norm:
             raise ValueError(f"tensor_parallel: expected 1 for {config.architecture}, whose norms read all heads")
         moe, heads, hidden = config.moe, config.num_kv_heads, config.hidden_size

@@ -1,6 +1,6 @@
 """Memory in large pages for the weights that every pass reads.
 
-The processor translates addresses page by page. With pages of 2 MiB in place of 4 KiB it reads weights about a fifth
+The processor translates addresses page by page. With pages of 2 MiB in place of 4 KiB it reads weights about a tenth
 faster (docs/design/cpu-kernels.md). Linux gives them to memory that asks for them.
 """
 

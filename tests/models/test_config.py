@@ -326,6 +326,7 @@ def test_gguf_rope_frequency_divisors_are_kept():
         ({"llama.block_count": None}, "llama.block_count"),
         ({"llama.feed_forward_length": [160, 160]}, "llama.feed_forward_length"),
         ({"llama.expert_count": 8}, "llama.expert_count"),
+        ({"llama.expert_count": 8, "llama.expert_group_count": 4}, "llama.expert_group_count"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type"),
         ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.factor"),

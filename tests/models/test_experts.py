@@ -150,7 +150,7 @@ def test_a_window_that_mixtral_does_not_name_is_that_of_transformers():
 
 
 def test_what_experts_cannot_do_yet_is_refused_by_name():
-    for name, what in (("olmoe", "norms read all heads"), ("granite-moe", "multipliers no rank knows")):
+    for name, what in (("olmoe", "norms read all heads"), ("granite-moe", "multipliers are not supported")):
         with pytest.raises(ValueError, match=f"^tensor_parallel: expected 1 for .*, whose {what}"):
             load_model(f"random:tiny-{name}", device="cpu", tensor_parallel=2)
     with pytest.raises(ValueError, match=r"^tensor_parallel: 16 processes cannot share 2 key/value heads, 48 interm"):
@@ -184,3 +184,17 @@ def test_a_pass_counts_the_experts_that_its_layers_read():
         assert counts[0] == 0 and all(4 <= count <= min(16, 4 * rows) for count in counts[1:])
         assert (counts == [0, 4, 4]) == (rows == 1)
         assert states.experts_per_layer == states.rows([0]).experts_per_layer == sum(counts) / 2  # the first is dense
+
+
+def test_an_expert_in_two_forms_is_refused(tmp_path):
+    config = transformers.MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=24, num_local_experts=2, num_experts_per_tok=1,
+        num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    transformers.MixtralForCausalLM(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    twice = {"model.layers.0.mlp.experts.down_proj": torch.ones(2, 32, 24)}
+    twice["model.layers.0.block_sparse_moe.experts.1.w2.weight"] = torch.ones(32, 24)
+    save_file(tensors | twice, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"and another one both have 'model.layers.0.mlp.experts.1.down_proj.weight'"):
+        open_checkpoint(tmp_path)

@@ -5,6 +5,7 @@ import torch
 
 from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
+from specengine.models.config_hf import config_from_hf
 from specengine.tensor_parallel.loading import load_model
 
 transformers = pytest.importorskip("transformers")
@@ -46,6 +47,8 @@ GPT_OSS = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
+SLIDING = {"use_sliding_window": True, "sliding_window": 8}
+
 VARIANTS = {
     "llama": ("LlamaConfig", {}),
     "llama-mha": ("LlamaConfig", {"num_key_value_heads": 4}),
@@ -74,6 +77,8 @@ VARIANTS = {
     "granite-moe-shared": ("GraniteMoeSharedConfig", {**GRANITE, **FEW, "shared_intermediate_size": 56}),
     "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 80, "mlp_only_layers": [0]}),
     "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "qwen2-moe-sliding": ("Qwen2MoeConfig", {**EXPERTS, **SLIDING, "max_window_layers": 2}),
+    "qwen3-moe-sliding": ("Qwen3MoeConfig", {**EXPERTS, **SLIDING, "max_window_layers": 2}),
     "gpt-oss": ("GptOssConfig", {**GPT_OSS, "sliding_window": 16, "rope_parameters": {**YARN, "truncate": False}}),
     "qwen3-moe-every-second": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 32, "decoder_sparse_step": 2}),
 }
@@ -110,6 +115,18 @@ def test_logits_are_those_of_transformers(pair):
     error = (our_logits(folder, ids) - expected).abs().max() / expected.abs().max()
     assert error < 1e-4
     assert expected.std() > 0.1  # equal logits would prove nothing
+
+
+def test_defaults_of_mixtures_are_those_of_transformers():
+    for name in ("MixtralConfig", "Qwen2MoeConfig", "Qwen3MoeConfig", "GptOssConfig"):
+        theirs = getattr(transformers, name)(use_sliding_window=True, sliding_window=8, num_hidden_layers=6)
+        told = {"architectures": [name.replace("Config", "ForCausalLM")], "num_hidden_layers": 6, "sliding_window": 8}
+        told |= {"use_sliding_window": True, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "vocab_size": 320}
+        told |= {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+        ours = config_from_hf(told)  # without layer_types, as files of transformers 4 are
+        types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 6
+        assert ours.rope.theta == theirs.rope_parameters["rope_theta"], name
+        assert [ours.layer_window(layer) == 8 for layer in range(6)] == [each == "sliding_attention" for each in types]
 
 
 def test_greedy_tokens_are_those_of_transformers(pair):

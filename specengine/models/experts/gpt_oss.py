@@ -116,5 +116,7 @@ class GptOssTensors(Checkpoint):
         for expert in range(moe.num_experts):
             for each, first in parts.items():
                 full = f"{prefix}.{expert}.{each}.{end}"
+                if full in self._places:
+                    raise ValueError(f"{self.source}: tensor '{name}' and another one both have '{full}'")
                 self._places[full] = _Place(f"{prefix}.{part}", kind, expert, first, len(parts))
                 self.tensors[full] = own

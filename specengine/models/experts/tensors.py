@@ -59,6 +59,8 @@ class ExpertTensors(Checkpoint):
         self.tensors = {}
         for name, info in stored.tensors.items():
             for own, place, shape in self._parts(name, info):
+                if own in self._places:
+                    raise ValueError(f"{self.source}: tensor '{name}' and another one both have '{own}'")
                 self._places[own], self.tensors[own] = place, replace(info, shape=shape)
 
     def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
