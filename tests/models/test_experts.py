@@ -151,7 +151,7 @@ def test_a_window_that_mixtral_does_not_name_is_that_of_transformers():
 
 def test_what_experts_cannot_do_yet_is_refused_by_name():
     for name, what in (("olmoe", "norms read all heads"), ("granite-moe", "multipliers are not supported")):
-        with pytest.raises(ValueError, match=f"^tensor_parallel: expected 1 for .*, whose {what}"):
+        with pytest.raises(ValueError, match=f"^tensor_parallel: expected 1 for .*{what}"):
             load_model(f"random:tiny-{name}", device="cpu", tensor_parallel=2)
     with pytest.raises(ValueError, match=r"^tensor_parallel: 16 processes cannot share 2 key/value heads, 48 interm"):
         load_model("random:tiny-qwen2-moe", device="cpu", tensor_parallel=16)
@@ -196,5 +196,5 @@ def test_an_expert_in_two_forms_is_refused(tmp_path):
     twice = {"model.layers.0.mlp.experts.down_proj": torch.ones(2, 32, 24)}
     twice["model.layers.0.block_sparse_moe.experts.1.w2.weight"] = torch.ones(32, 24)
     save_file(tensors | twice, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"and another one both have 'model.layers.0.mlp.experts.1.down_proj.weight'"):
+    with pytest.raises(ValueError, match=r"and another one both have 'model.layers.0.mlp.experts.0.down_proj.weight'"):
         open_checkpoint(tmp_path)
