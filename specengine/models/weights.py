@@ -187,7 +187,7 @@ class WeightLoader:
             weights=tuple(self._expert_weight(run, form) for run, form in zip(runs, forms, strict=False)),
             rows=tuple(sum(map(self._rows, run[0])) for run in runs),
             bias=bias,
-            float_rows=self.float_rows and forms[0] in BLOCK_BYTES,
+            float_rows=self.float_rows and any(form in BLOCK_BYTES for form in forms),
         )
 
     def _expert_weight(self, experts: list[tuple[str, ...]], form: str) -> Weight:
@@ -224,8 +224,8 @@ class WeightLoader:
         biased = any(f"{name}.bias" in self.checkpoint.tensors for name in names)
         bias = torch.cat([self._bias(name) for name in names]) if biased else None
         columns = self._column_order(names[0]) if formats[0] in BLOCK_BYTES and self._keeps_codes(names[0]) else None
-        coded = self.float_rows and formats[0] in BLOCK_BYTES
-        return Projection(tuple(self._weight(run, form) for form, run in runs), bias, columns, coded)
+        coded = self.float_rows and any(form in BLOCK_BYTES for form in formats)
+        return Projection(tuple(self._weight(run, form, columns) for form, run in runs), bias, columns, coded)
 
     def _bias(self, name: str) -> torch.Tensor:
         bias = self.vector(f"{name}.bias")
@@ -245,26 +245,31 @@ class WeightLoader:
         return Projection((weight,), None)
 
     def _formats(self, names: tuple[str, ...]) -> list[str]:
-        """Chooses the format of each tensor of a projection: all multiply rows of int8 in one order, or all floats.
+        """Chooses the format of each tensor of a projection: all multiply rows of int8 in one order, or rows of floats.
 
         Several float types become one: float16 overflows earlier than the others, and bfloat16 rounds more.
         """
         formats = [self._format(name) for name in names]
         wide = [form for name, form in zip(names, formats, strict=True) if not name.endswith(GATES)]
-        if self.dtype == "auto" and wide and all(map(quantises_rows, wide)):
+        ordered = names
+        if self.dtype == "auto" and not self.float_rows and wide and all(map(quantises_rows, wide)):
             # a float row for each head would make floats of thousands of quantised rows
+            ordered = tuple(name for name, form in zip(names, formats, strict=True) if form not in FLOAT_FORMATS)
             formats = ["q8" if form in FLOAT_FORMATS else form for form in formats]
-        orders = [self._column_order(name) for name in names]
+        orders = [self._column_order(name) for name in ordered]
         kinds = {order if order is None else tuple(order.tolist()) for order in orders}
         if len(kinds) > 1 or (self.float_rows and kinds != {None}):  # rows of floats stay in their order
             formats = [self.ops.dequantised] * len(names)
         if all(map(quantises_rows, formats)):
             return formats
         floats = {form for form in formats if form in FLOAT_FORMATS}
-        if any(quantises_rows(form) and self._keeps_codes(name) for name, form in zip(names, formats, strict=True)):
+        stay = {form for form in formats if form in BLOCK_BYTES and (self.float_rows or not quantises_rows(form))}
+        if any(
+            form not in floats | stay and self._keeps_codes(name) for name, form in zip(names, formats, strict=True)
+        ):
             floats.add(self.ops.dequantised)
         common = floats.pop() if len(floats) == 1 else "float32"
-        return [form if form == "e4m3" else common for form in formats]
+        return [form if form in stay else common for form in formats]
 
     def _format(self, name: str) -> str:
         stored = self.checkpoint.tensors[f"{name}.weight"].dtype
@@ -297,21 +302,24 @@ class WeightLoader:
     def _rows(self, name: str) -> int:
         return self.checkpoint.tensors[f"{name}.weight"].shape[0]
 
-    def _weight(self, names: list[str], form: str) -> Weight:
+    def _weight(self, names: list[str], form: str, order: torch.Tensor | None) -> Weight:
         columns = self.checkpoint.tensors[f"{names[0]}.weight"].shape[1]
         weight = self.ops.empty_weight(sum(map(self._rows, names)), columns, form, self.device)
         self.formats.add(form)
-        self._pack_all(names, weight, 0)
+        self._pack_all(names, weight, 0, order)
         return weight
 
-    def _pack_all(self, names: Sequence[str], weight: Weight, first: int) -> None:
-        """Packs matrices one after the other, from row `first` on."""
+    def _pack_all(self, names: Sequence[str], weight: Weight, first: int, order: torch.Tensor | None = None) -> None:
+        """Packs matrices one after the other, from row `first` on.
+
+        order: of columns, int32 [C], that codes have already and floats get; None: as they are.
+        """
         for name in names:
             for start, stop in _steps(self._rows(name), self.checkpoint.tensors[f"{name}.weight"].shape[1]):
-                self._pack(f"{name}.weight", start, stop, weight, first + start)
+                self._pack(f"{name}.weight", start, stop, weight, first + start, order)
             first += self._rows(name)
 
-    def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
+    def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int, order: torch.Tensor | None) -> None:
         kind = self.checkpoint.tensors[name].dtype
         if self._keeps_codes(name.removesuffix(".weight")) and weight.format in BLOCK_BYTES:
             coded = self.checkpoint.read_coded(name, start, stop)
@@ -322,7 +330,8 @@ class WeightLoader:
         elif self.ops.pack_blocks is not None and PACKED_BLOCKS.get(kind) == weight.format:
             self.ops.pack_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
         else:
-            self.ops.pack_linear(self.checkpoint.read_rows(name, start, stop, self.device), weight, first)
+            rows = self.checkpoint.read_rows(name, start, stop, self.device)
+            self.ops.pack_linear(rows if order is None else rows[:, order], weight, first)
 
 
 def check_dtype(dtype: object, ops: Ops) -> None:

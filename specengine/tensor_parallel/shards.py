@@ -155,9 +155,9 @@ class ShardLoader(WeightLoader):
     def _rows(self, name: str) -> int:
         return len(self._own_rows(name))
 
-    def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
+    def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int, order: torch.Tensor | None) -> None:
         begin = self._own_rows(name.removesuffix(".weight")).start
-        super()._pack(name, begin + start, begin + stop, weight, first)
+        super()._pack(name, begin + start, begin + stop, weight, first, order)
 
     def _own_rows(self, name: str) -> range:
         """This rank's rows of a matrix."""

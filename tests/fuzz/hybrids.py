@@ -1,19 +1,24 @@
-"""Harnesses: folders of hybrids of gated delta rule and attention."""
+"""Harnesses: folders and GGUF files of hybrids of gated delta rule and attention."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 
-from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint import RandomCheckpoint, open_checkpoint
 from specengine.models.checkpoint_base import expected_tensors
+from specengine.models.config import MoeConfig
 from specengine.models.config_hf import config_from_hf
+from specengine.models.rope import rope_tables
+from tests.fuzz import seeds
 from tests.fuzz.contract import Harness
-from tests.fuzz.mutations import damaged_json, damaged_safetensors
+from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_safetensors
+from tests.models.hybrid_files import write_hybrid_gguf
 
 JSON = 64  # bytes of Python's objects per byte of text
 _SIZES = {
@@ -65,8 +70,25 @@ def _tensors(family: str) -> bytes:
     return save(state)
 
 
+def _write_gguf(path: Path, moe: MoeConfig | None, drafted: bool) -> None:
+    """drafted: with a block of a drafter."""
+    config = config_from_hf(_CONFIGS["qwen3_5"])
+    if moe is not None:
+        config = replace(config, architecture="qwen3_5_moe", intermediate_size=moe.intermediate_size, moe=moe)
+    extra = [(f"blk.{config.num_layers}.nextn.eh_proj.weight", torch.ones(32, 64))] if drafted else []
+    write_hybrid_gguf(path, RandomCheckpoint(config), extra, fused=drafted)
+
+
+@lru_cache
+def _gguf_files() -> list[bytes]:
+    moe = MoeConfig(3, 2, 16, shared_size=16, shared_gate=True)
+    kinds = ((None, False), (None, True), (moe, False), (moe, True))
+    return [seeds.written(partial(_write_gguf, moe=each, drafted=drafted)) for each, drafted in kinds]
+
+
 def _read(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
+    rope_tables(checkpoint.config, min(16, checkpoint.config.max_position))
     for name, shape in expected_tensors(checkpoint.config).items():
         assert checkpoint.read_rows(name, 0, min(2, shape[0])).shape[1:] == shape[1:]
 
@@ -83,6 +105,7 @@ def _damaged_config(path: Path) -> None:
 
 
 HARNESSES = (
+    Harness("hybrids' gguf", _gguf_files, _read, ("hybrid",), "hybrid.gguf", damaged_bytes, JSON),
     *(
         Harness(
             f"{family} weights",

@@ -46,7 +46,7 @@ def write_hybrid(folder, family, **changes):
     config_class, model_class, experts = FAMILIES[family]
     torch.manual_seed(0)
     sizes = {name: value for name, value in SIZES.items() if not (experts and name == "intermediate_size")}
-    model = model_class(config_class(**sizes, **experts, **changes)).eval()
+    model = model_class(config_class(**{**sizes, **experts, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # transformers initialises norms with their neutral value
             if "norm" in name or "dt_bias" in name:
@@ -90,7 +90,8 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_rope_dimension_count(config.rotated)
     writer.add_array(f"{arch}.rope.dimension_sections", [2, 1, 1, 0])
-    writer.add_uint32(f"{arch}.full_attention_interval", 4)
+    first = next(layer for layer in range(config.num_layers) if layer not in delta.layers)  # with attention
+    writer.add_uint32(f"{arch}.full_attention_interval", first + 1)
     writer.add_uint32(f"{arch}.ssm.conv_kernel", 4)
     writer.add_uint32(f"{arch}.ssm.state_size", delta.key_head_dim)
     writer.add_uint32(f"{arch}.ssm.group_count", delta.num_key_heads)

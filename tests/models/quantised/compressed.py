@@ -35,12 +35,13 @@ def group(format=None, targets=("Linear",), **args):
     return QuantizationScheme(targets=list(targets), weights=QuantizationArgs(**args), format=format)
 
 
-def write_compressed(folder, groups, ignore=("lm_head",)):
-    """Quantises, packs and saves a random LLaMA. Returns the model after the library has unpacked it."""
+def write_compressed(folder, groups, ignore=("lm_head",), model=None):
+    """Quantises, packs and saves a model. Returns it after the library has unpacked it. None: a random LLaMA."""
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.LlamaConfig(**SIZES), attn_implementation="eager"
-    )
+    if model is None:
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.LlamaConfig(**SIZES), attn_implementation="eager"
+        )
     model = model.float().eval()
     config = QuantizationConfig(config_groups={f"group_{i}": each for i, each in enumerate(groups)}, ignore=[*ignore])
     apply_quantization_config(model, config)
