@@ -126,6 +126,8 @@ class KVCache(PagePool):
                 self._known.counts.looked_up += len(text)
                 self._known.counts.hit += len(shared) * PAGE_SIZE
             try:
+                if self.states:
+                    self.states.reserve()
                 pages = shared + self._allocate(count - len(shared))
             except MemoryError:
                 self._known.drop(shared)

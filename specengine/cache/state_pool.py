@@ -71,6 +71,11 @@ class StatePool:
         """Returns how many of these pages, from the first on, end with a state that is kept."""
         return max((count for count, page in enumerate(pages, start=1) if page in self._kept), default=0)
 
+    def reserve(self) -> None:
+        """Makes sure that a slot is free for the next open(). Raises MemoryError where there is no room."""
+        if not self._free:
+            self._grow()
+
     def open(self, pages: Sequence[int], shared: int) -> None:
         """Gives the owner of `pages` a slot: the state behind its first `shared` pages, or the empty text's."""
         slot = self._of_request[pages[-1]] = self._take()
@@ -127,15 +132,21 @@ class StatePool:
         return batch.last
 
     def _take(self) -> int:
-        if not self._free:
-            old = len(self._states)
-            new = max(2 * old, 2)
-            for name, shape in zip(("_states", "_conv"), self._shapes, strict=True):
-                grown = torch.empty(new, *shape, device=self.device)
-                grown[:old] = getattr(self, name)
-                setattr(self, name, grown)
-            self._free = [*reversed(range(old, new))]
+        self.reserve()
         return self._free.pop()
+
+    def _grow(self) -> None:
+        """Doubles both tensors, or neither."""
+        old = len(self._states)
+        new = max(2 * old, 2)
+        try:
+            states, conv = (torch.empty(new, *shape, device=self.device) for shape in self._shapes)
+        except RuntimeError as error:
+            size = new * self.slot_bytes / 2**20
+            raise MemoryError(f"recurrent states: no room for {new} slots ({size:.0f} MiB)") from error
+        states[:old], conv[:old] = self._states, self._conv
+        self._states, self._conv = states, conv
+        self._free += reversed(range(old, new))
 
     def _copy(self, slot: int, to: int) -> None:
         self._states[to] = self._states[slot]

@@ -39,9 +39,9 @@ def prefill(core: EngineCore, request: Request) -> Iterator[int]:
 def passes(start: int, end: int, step: int, hybrid: bool) -> Iterator[tuple[int, int]]:
     """Yields first and last + 1 of each pass over tokens [start, end).
 
-    hybrid: one pass ends with the last full page, so that the state behind it can be kept.
+    hybrid: one pass ends with the last page that the same prompt can find, so that the state behind it can be kept.
     """
-    border = end // PAGE_SIZE * PAGE_SIZE if hybrid else end
+    border = (end - 1) // PAGE_SIZE * PAGE_SIZE if hybrid else end
     while start < end:
         stop = min(start + step, border if start < border else end)
         yield start, stop

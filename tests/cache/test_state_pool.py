@@ -54,6 +54,30 @@ def test_slots_grow_and_keep_what_they_hold():
     assert len(set(slots)) == 18
 
 
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_states_without_room_leave_pages_and_slots_as_they_were(monkeypatch, fails_at):
+    cache = hybrid_cache()
+    owners = [cache.allocate(10) for _ in range(2)]
+    state_of(cache, owners[1]).fill_(5)
+    pool, empty, calls = cache.states, torch.empty, []
+
+    def full(*shape, **options):
+        calls.append(shape)
+        if len(calls) > fails_at:  # of the state, or of the convolution alone
+            raise RuntimeError("no memory")
+        return empty(*shape, **options)
+
+    free = cache.k.shape[1] - cache.pages_in_use
+    monkeypatch.setattr("specengine.cache.state_pool.torch.empty", full)
+    with pytest.raises(MemoryError, match="recurrent states: no room for 4 slots"):
+        cache.allocate(10)
+    monkeypatch.undo()
+    assert (pool.in_use, pool.slots, cache.k.shape[1] - cache.pages_in_use) == (2, 2, free)
+    assert state_of(cache, owners[1]).unique().tolist() == [5.0]
+    cache.allocate(10)
+    assert (pool.in_use, pool.slots) == (3, 4)
+
+
 def test_a_prefix_is_found_as_far_as_a_state_is_kept():
     cache = hybrid_cache()
     prefilled(cache, text_of(1, 2, tail=3), 5.0)

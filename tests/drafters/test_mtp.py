@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams
+from specengine._C import PAGE_SIZE
 from specengine.drafters import best_drafter, load_drafter
 from specengine.models.transformer import Transformer
 from tests.drafters.eagle_bench import PROMPTS, Bench
@@ -140,6 +141,18 @@ def test_no_token_changes(tmp_path, preset, options, params, batch):
     if "top_k=40" in options and preset == "tiny-qwen3":
         assert max(output.stats.tau for output in outputs) > 1
         assert max(output.stats.acceptance_by_depth[0] for output in outputs) > 0
+
+
+@pytest.mark.parametrize("preset", ["tiny-qwen3", "tiny-qwen3.5"])
+def test_a_prompt_that_begins_like_an_earlier_one_is_found_as_far_without_a_drafter(tmp_path, preset):
+    shared = [(7 * i) % 90 for i in range(2 * PAGE_SIZE + 9)]
+    prompts = [[*shared, i] for i in range(3)]
+    own = f"mtp:{write_mtp(tmp_path / 'mtp', state_of(preset))}"
+    for drafter in (f"{own},levels=2,top_k=3,adaptive=false", f"combine:prompt_lookup+{own};levels=2,adaptive=false"):
+        engine, plain = Engine(model_of(preset), drafter=drafter), Engine(model_of(preset), drafter="none")
+        for prompt in prompts:
+            assert ids(engine.generate([prompt], GREEDY)) == ids(plain.generate([prompt], GREEDY))
+        assert engine.cache.prefixes.hit == plain.cache.prefixes.hit == 2 * 2 * PAGE_SIZE
 
 
 def test_without_a_path_it_is_the_one_in_the_target_s_own_checkpoint(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams
+from specengine._C import PAGE_SIZE
 from specengine.draft_trees.tree import DraftTree, TreeLayout
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
@@ -153,6 +154,15 @@ def test_a_prefix_hit_changes_nothing(drafter):
     assert ids(outputs) == ids(expected)
     assert logprobs(outputs) == logprobs(expected)
     assert engine.cache.prefixes.hit == 3 * 256
+
+
+@pytest.mark.parametrize("tokens", [2 * PAGE_SIZE, 2 * PAGE_SIZE + 1, 2 * PAGE_SIZE + 2])
+def test_a_prompt_that_is_asked_again_is_found_whatever_its_length(tokens):
+    engine, params = Engine(exact_hybrid(FAMILIES[0])), SamplingParams(max_new_tokens=4, logprobs=1)
+    prompt = [(7 * i) % 90 for i in range(tokens)]
+    first, again = (engine.generate([prompt], params)[0] for _ in range(2))
+    assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
+    assert engine.cache.prefixes.hit == (2 if tokens > 2 * PAGE_SIZE + 1 else 1) * PAGE_SIZE
 
 
 def test_a_cancelled_request_leaves_no_state_and_its_text_can_be_resumed():

@@ -84,12 +84,15 @@ class PairReader:
         return [self.state(request).pairs for request in requests]
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
-        """Reads a chunk of a prompt from position `start` on."""
+        """Reads a chunk of a prompt from position `start` on; of the last chunk one pair waits for the draft."""
         if request.drafter_state is None:
             request.drafter_state = PairState(Pairs(start))
         pairs = request.drafter_state.pairs
         pairs.add(self.network.pick(hidden_states))
-        if pairs.count > 1:
+        if pairs.first + pairs.count < len(request.tokens) - 1:
+            # the pages of this chunk are then filled to their end, so that they can be shared at once
+            self.network.cache_pairs(*self.take_all([request]), self.pool)
+        elif pairs.count > 1:
             self.cache_all_but_last([request])
 
     def observe(
