@@ -71,8 +71,11 @@ def _tensors(family: str) -> bytes:
 
 
 def _write_gguf(path: Path, moe: MoeConfig | None, drafted: bool) -> None:
-    """drafted: with a block of a drafter."""
+    """drafted: with a block of a drafter, and flags of the layers that have states."""
     config = config_from_hf(_CONFIGS["qwen3_5"])
+    if drafted:
+        assert config.gated_delta is not None
+        config = replace(config, gated_delta=replace(config.gated_delta, layers=frozenset({1})))
     if moe is not None:
         config = replace(config, architecture="qwen3_5_moe", intermediate_size=moe.intermediate_size, moe=moe)
     extra = [(f"blk.{config.num_layers}.nextn.eh_proj.weight", torch.ones(32, 64))] if drafted else []

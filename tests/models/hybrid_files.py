@@ -92,6 +92,9 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
     writer.add_array(f"{arch}.rope.dimension_sections", [2, 1, 1, 0])
     first = next(layer for layer in range(config.num_layers) if layer not in delta.layers)  # with attention
     writer.add_uint32(f"{arch}.full_attention_interval", first + 1)
+    if delta.layers != {layer for layer in range(config.num_layers) if (layer + 1) % (first + 1)}:
+        flags = [layer in delta.layers for layer in range(config.num_layers + bool(extra))]
+        writer.add_array(f"{arch}.attention.recurrent_layers", flags)
     writer.add_uint32(f"{arch}.ssm.conv_kernel", 4)
     writer.add_uint32(f"{arch}.ssm.state_size", delta.key_head_dim)
     writer.add_uint32(f"{arch}.ssm.group_count", delta.num_key_heads)

@@ -12,10 +12,12 @@ from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import RandomCheckpoint, expected_tensors, open_checkpoint
 from specengine.models.config_hf import config_from_hf
+from specengine.models.gated_delta.gguf_config import gguf_gated_delta
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops import native
+from specengine.utils.json_fields import Fields
 from tests.models.hybrid_files import FAMILIES, write_hybrid, write_hybrid_gguf
 
 CPU = torch.device("cpu")
@@ -220,3 +222,17 @@ def test_a_gguf_file_of_tiled_heads_gives_the_same_logits(tmp_path):
     extra = [("blk.8.nextn.eh_proj.weight", torch.ones(64, 128)), ("blk.8.attn_q.weight", torch.ones(256, 64))]
     drafted = open_checkpoint(write_hybrid_gguf(tmp_path / "drafted.gguf", stored, extra))
     assert drafted.tensors == checkpoint.tensors
+
+
+def test_a_gguf_file_may_say_which_layers_have_states(tmp_path):
+    types = [f"{kind}_attention" for kind in ("linear", "full", "full", "linear")]
+    model = write_hybrid(tmp_path / "folder", "qwen3_5", num_hidden_layers=4, layer_types=types)
+    extra = [("blk.4.nextn.eh_proj.weight", torch.ones(64, 128))]
+    checkpoint = open_checkpoint(write_hybrid_gguf(tmp_path / "m.gguf", open_checkpoint(tmp_path / "folder"), extra))
+    assert checkpoint.config.gated_delta.layers == {0, 3}
+    assert _agrees(checkpoint, model, 9)
+    for flags in ([True] * 3, [0.5] * 4):
+        with pytest.raises(ValueError, match=r"'qwen35.attention.recurrent_layers' must have a flag for each of 4"):
+            gguf_gated_delta(
+                Fields({**checkpoint.metadata, "qwen35.attention.recurrent_layers": flags}, "m"), "qwen35", 4
+            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 from specengine.utils.json_fields import Fields
 
@@ -11,13 +13,10 @@ def gguf_gated_delta(fields: Fields, arch: str, num_layers: int) -> GatedDeltaCo
     width = fields.get(f"{arch}.ssm.conv_kernel", int)
     if width != CONV_WIDTH:
         raise fields.error(f"{arch}.ssm.conv_kernel", f"must be {CONV_WIDTH}, got {width}")
-    interval = fields.get(f"{arch}.full_attention_interval", int, 4)  # llama.cpp's default
-    if interval < 1:
-        raise fields.error(f"{arch}.full_attention_interval", f"must be positive, got {interval}")
     heads, values = fields.get(f"{arch}.ssm.time_step_rank", int), fields.get(f"{arch}.ssm.inner_size", int)
     if heads < 1 or values % heads:
         raise fields.error(f"{arch}.ssm.inner_size", f"must be a multiple of ssm.time_step_rank {heads}, got {values}")
-    layers = frozenset(layer for layer in range(num_layers) if (layer + 1) % interval)
+    layers = _linear_layers(fields, arch, num_layers)
     if not layers:
         return None
     return fields.build(
@@ -29,6 +28,20 @@ def gguf_gated_delta(fields: Fields, arch: str, num_layers: int) -> GatedDeltaCo
         value_head_dim=values // heads,
         tiled=True,
     )
+
+
+def _linear_layers(fields: Fields, arch: str, num_layers: int) -> frozenset[int]:
+    """Reads a flag for each block, those of a drafter too; files without flags have attention at an interval."""
+    key = f"{arch}.attention.recurrent_layers"
+    flags: list[Any] | None = fields.get(key, list, None)
+    if flags is not None:
+        if len(flags) < num_layers or any(type(flag) not in (bool, int) for flag in flags):
+            raise fields.error(key, f"must have a flag for each of {num_layers} layers")
+        return frozenset(layer for layer in range(num_layers) if flags[layer])
+    interval = fields.get(f"{arch}.full_attention_interval", int, 4)  # llama.cpp's default
+    if interval < 1:
+        raise fields.error(f"{arch}.full_attention_interval", f"must be positive, got {interval}")
+    return frozenset(layer for layer in range(num_layers) if (layer + 1) % interval)
 
 
 def gguf_rotary_dim(fields: Fields, arch: str, head_dim: int) -> int | None:
