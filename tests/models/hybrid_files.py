@@ -46,7 +46,7 @@ def write_hybrid(folder, family, **changes):
     config_class, model_class, experts = FAMILIES[family]
     torch.manual_seed(0)
     sizes = {name: value for name, value in SIZES.items() if not (experts and name == "intermediate_size")}
-    model = model_class(config_class(**sizes, **experts, **changes)).eval()
+    model = model_class(config_class(**{**sizes, **experts, **changes})).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # transformers initialises norms with their neutral value
             if "norm" in name or "dt_bias" in name:
