@@ -151,6 +151,15 @@ def _interleaved(config: GatedDeltaConfig, kind: str) -> dict[str, _Pieces]:
     return {"qkv": qkv, "z": _Pieces(heads, block, ((2 * key + value, value),))}
 
 
+def interleaved_rows(config: GatedDeltaConfig, kind: str) -> dict[str, torch.Tensor]:
+    """Returns the rows of each part of in_proj_qkvz or in_proj_ba, int64, in the order of the part."""
+    found = {}
+    for part, pieces in _interleaved(config, kind).items():
+        ranges = pieces.rows(0, pieces.heads * sum(size for _, size in pieces.parts))
+        found[part] = torch.cat([torch.arange(first, stop) for first, stop in ranges])
+    return found
+
+
 def _joined(parts: list[CodedRows]) -> CodedRows:
     def joined(name: str) -> torch.Tensor | None:
         values = [getattr(part, name) for part in parts]
