@@ -41,7 +41,7 @@ class StatePool:
             (layers, CONV_WIDTH - 1, c.conv_channels),
         )
         self._states, self._conv = (torch.empty(0, *shape, device=device) for shape in self._shapes)
-        self._record_floats = 2 * c.conv_channels + 2 * c.num_value_heads
+        self._record_floats = c.record_floats
         self._records = torch.empty(0, device=device)
         self._free: list[int] = []
         self._of_request: dict[int, int] = {}  # last page -> slot
