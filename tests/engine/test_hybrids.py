@@ -191,7 +191,7 @@ def test_what_needs_a_state_to_go_back_is_refused_by_name():
     model = exact_hybrid(FAMILIES[0])
     for spec, message in (
         ("draft-model:self,layers=1", "layers: a hybrid model cannot draft with its first layers"),
-        ("draft-model:random:tiny-qwen3.5", "drafter: random:tiny-qwen3.5 is a hybrid model"),
+        ("ouroboros:random:tiny-qwen3.5", "drafter: random:tiny-qwen3.5 is a hybrid model, whose states ouroboros"),
     ):
         with pytest.raises(ValueError, match=message):
             Engine(model, drafter=spec)
