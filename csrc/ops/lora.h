@@ -57,7 +57,7 @@ struct LoraModule {
   }
 };
 
-constexpr size_t kMostLoraModules = 3;  // q, k and v
+constexpr size_t kMostLoraModules = 4;  // the inputs of a gated delta rule; attention has three
 
 // The adapted matrices of one projection; none where no adapter has any.
 struct LoraProjection {

@@ -270,11 +270,12 @@ class KVCache(PagePool):
         lengths: Sequence[int],
         adapters: Sequence[int] = (),
         final: bool = True,
+        rooted: bool = True,
     ) -> CacheBatch:
         """Makes the view of requests that own `pages` and have `lengths` tokens cached.
 
         adapters: the number of each request's adapter, -1: none; empty: of no request.  final: the rows of its passes
-        are chains that are parts of the texts; compact() accepts nothing then.
+        are chains that are parts of the texts; compact() accepts nothing then.  rooted: see StateBatch.
         """
         width = max((len(own) for own in pages), default=0)
         table = [[*own, *[0] * (width - len(own))] for own in pages]
@@ -287,7 +288,7 @@ class KVCache(PagePool):
             chosen = torch.tensor(adapters, dtype=torch.int32, device=self.device)
         if not is_host(self.device):
             return CacheBatch(block_table.to(self.device), counts.to(self.device), chosen)
-        states = self.states.batch(pages, final) if self.states else None
+        states = self.states.batch(pages, final, rooted) if self.states else None
         batch = CacheBatch(block_table, counts, chosen, states)
         batch.host = host
         return batch

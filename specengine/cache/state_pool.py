@@ -16,11 +16,13 @@ from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 class StateBatch:
     """The slots of a batch.  slots: int32 [B].  final: whether the rows of its passes are parts of their texts.
 
-    last: the states as the last pass got them, with its records.
+    rooted: whether at least the first row of each request is, as in a pass of the target.  last: the states as the last
+    pass got them, with its records.
     """
 
     slots: torch.Tensor
     final: bool
+    rooted: bool = True
     last: DeltaStates | None = None
 
 
@@ -41,7 +43,7 @@ class StatePool:
             (layers, CONV_WIDTH - 1, c.conv_channels),
         )
         self._states, self._conv = (torch.empty(0, *shape, device=device) for shape in self._shapes)
-        self._record_floats = 2 * c.conv_channels + 2 * c.num_value_heads
+        self._record_floats = c.record_floats
         self._records = torch.empty(0, device=device)
         self._free: list[int] = []
         self._of_request: dict[int, int] = {}  # last page -> slot
@@ -112,17 +114,17 @@ class StatePool:
         """Gives the pages of kept states other numbers."""
         self._kept = OrderedDict((numbers[page], slot) for page, slot in self._kept.items())
 
-    def batch(self, pages: Sequence[Sequence[int]], final: bool) -> StateBatch:
-        """Makes the view of the requests that own `pages`."""
+    def batch(self, pages: Sequence[Sequence[int]], final: bool, rooted: bool = True) -> StateBatch:
+        """Makes the view of the requests that own `pages`; see StateBatch."""
         slots = [self._of_request[own[-1]] for own in pages]
-        return StateBatch(torch.tensor(slots, dtype=torch.int32, device=self.device), final)
+        return StateBatch(torch.tensor(slots, dtype=torch.int32, device=self.device), final, rooted)
 
     def of_pass(self, batch: StateBatch, rows: int, trees: bool) -> DeltaStates:
         """Returns what a pass of `rows` rows reads and writes.  trees: whether a row has several children.
 
-        A request's first row is always part of its text, so a pass of one row each is final.
+        Where a request's first row is part of its text, a pass of one row each is final.
         """
-        final = batch.final or (rows == len(batch.slots) and not trees)
+        final = batch.final or (batch.rooted and rows == len(batch.slots) and not trees)
         layers = 1 if final else len(self.config.layers)
         floats = layers * rows * self._record_floats
         if len(self._records) < floats:

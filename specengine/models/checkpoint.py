@@ -8,7 +8,7 @@ from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_t
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.experts.tensors import named_experts
-from specengine.models.gated_delta.tensors import named_hybrid
+from specengine.models.gated_delta.tensors import HybridTensors, named_hybrid
 from specengine.models.presets import PRESETS
 from specengine.models.quantised.checkpoint import QuantisedCheckpoint
 from specengine.models.quantised.settings import read_settings
@@ -22,6 +22,7 @@ __all__ = [
     "TorchBinCheckpoint",
     "expected_tensors",
     "open_checkpoint",
+    "open_published",
     "validate_tensors",
 ]
 
@@ -34,6 +35,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     checkpoint = _open(path)
     validate_tensors(checkpoint)
     return checkpoint
+
+
+def open_published(folder: str | Path) -> Checkpoint:
+    """Opens a folder of a hybrid under the names, and with the values, of its family's files: a matrix per expert.
+
+    The drafter's tensors are among them. Raises FileNotFoundError and ValueError.
+    """
+    return named_experts(HybridTensors(_open_folder(Path(folder)), published=True))
 
 
 def _open(path: str | Path) -> Checkpoint:
@@ -52,19 +61,19 @@ def _open(path: str | Path) -> Checkpoint:
         from specengine.models.checkpoint_gguf import GGUFCheckpoint  # only GGUF files need the gguf package
 
         return GGUFCheckpoint(path)
+    return named_experts(named_hybrid(_open_folder(path)))
+
+
+def _open_folder(path: Path) -> Checkpoint:
+    """Opens a folder, its tensors as they are stored."""
     settings = read_settings(path)
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint):
         if any((path / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):
             if settings is None:
-                return _named(kind(path))
+                return kind(path)
             if kind is TorchBinCheckpoint:
                 raise ValueError(f"{path}: quantised weights must be in model.safetensors, not in {kind.filename}")
-            return _named(QuantisedCheckpoint(path, settings))
+            return QuantisedCheckpoint(path, settings)
     raise FileNotFoundError(
         f"{path}: holds neither model.safetensors nor pytorch_model.bin, nor the .index.json of either"
     )
-
-
-def _named(stored: Checkpoint) -> Checkpoint:
-    """Gives a folder's tensors the names and layouts that all families share."""
-    return named_experts(named_hybrid(stored))

@@ -28,7 +28,6 @@ _LAYER_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-# of gpt-oss alone, whose ffn_norm has another name; sinks have no suffix in folders
 # of layers of gated delta rule
 _DELTA_NAMES = {
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -39,8 +38,11 @@ _DELTA_NAMES = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-_GPT_OSS_NAMES = {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
-_OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES).items()}
+_DELTA_VECTORS = {"ssm_a": "linear_attn.decay", "ssm_dt.bias": "linear_attn.dt_bias"}
+# of gpt-oss and hybrids, whose ffn_norm has another name; sinks have no suffix in folders
+_POST_NORM_NAMES = {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
+_OF_HF = {name: stem for stem, name in (_NAMES | _LAYER_NAMES | _DELTA_NAMES).items()}
+_VECTORS_OF_HF = {name: stem for stem, name in _DELTA_VECTORS.items()}
 
 
 def hf_name(name: str) -> str:
@@ -50,14 +52,14 @@ def hf_name(name: str) -> str:
     if expert:
         return f"model.layers.{expert[1]}.mlp.experts.{expert[3]}.{expert[2]}_proj.{suffix}"
     if vector := re.fullmatch(r"blk\.(\d+)\.(ssm_a|ssm_dt\.bias)", name):
-        return f"model.layers.{vector[1]}.linear_attn.{'decay' if vector[2] == 'ssm_a' else 'dt_bias'}"
+        return f"model.layers.{vector[1]}.{_DELTA_VECTORS[vector[2]]}"
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer and layer[2] in _DELTA_NAMES:
         return f"model.layers.{layer[1]}.{_DELTA_NAMES[layer[2]]}.{suffix}"
     if layer and layer[2] in _LAYER_NAMES:
         return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{suffix}"
-    if layer and layer[2] in _GPT_OSS_NAMES:
-        return f"model.layers.{layer[1]}.{_GPT_OSS_NAMES[layer[2]]}.{suffix}".replace(".sinks.weight", ".sinks")
+    if layer and layer[2] in _POST_NORM_NAMES:
+        return f"model.layers.{layer[1]}.{_POST_NORM_NAMES[layer[2]]}.{suffix}".replace(".sinks.weight", ".sinks")
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
 
 
@@ -70,13 +72,18 @@ def expert_names(name: str, experts: int) -> list[str]:
     return [f"{prefix}.{expert}.{part}_proj.{fused[3]}" for expert in range(experts) for part in parts]
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, config: ModelConfig) -> str:
     """Returns the GGUF name of a tensor of expected_tensors: the inverse of `hf_name` and of `expert_names`."""
     stem, _, suffix = name.rpartition(".")
     expert = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(\w+)_proj", stem)
     if expert:
         return f"blk.{expert[1]}.ffn_{expert[2]}_exps.{suffix}"
+    vector = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+    if vector and vector[2] in _VECTORS_OF_HF:
+        return f"blk.{vector[1]}.{_VECTORS_OF_HF[vector[2]]}"
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    if layer and layer[2] == "post_attention_layernorm" and config.gated_delta is not None:
+        return f"blk.{layer[1]}.post_attention_norm.{suffix}"
     return f"blk.{layer[1]}.{_OF_HF[layer[2]]}.{suffix}" if layer else f"{_OF_HF[stem]}.{suffix}"
 
 

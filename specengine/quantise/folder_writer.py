@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -12,11 +13,13 @@ from typing import Any
 import torch
 
 from specengine.models.experts.tensors import published_name
+from specengine.models.gated_delta.hf_config import text_config
+from specengine.models.gated_delta.tensors import DRAFTER
 from specengine.quantise import fp8_blocks, int4_groups
 from specengine.quantise.folder_tokenizer import write_tokenizer
 from specengine.quantise.hf_config import config_json
 from specengine.quantise.sharded_file import SHARD_BYTES, Entry, write_shards
-from specengine.quantise.source import Source, is_expert_gate, is_linear
+from specengine.quantise.source import Source, is_gate, is_linear
 from specengine.tokenizer.folder_vocab import model_name
 from specengine.tokenizer.gguf_vocab import NAME_KEYS
 from specengine.utils.atomic_file import atomic_folder
@@ -76,9 +79,9 @@ def _stored_name(source: Source, name: str) -> str:
 
 
 def _float_dtype(source: Source, name: str) -> torch.dtype:
-    """Types of 16 bits stay, as do vectors and gates of experts; other matrices become bfloat16."""
+    """Types of 16 bits stay, as do vectors, convolutions and gates; other matrices become bfloat16."""
     stored = getattr(torch, source.checkpoint.tensors[name].dtype, torch.float32)
-    keeps = len(source.shapes[name]) == 1 or is_expert_gate(name)
+    keeps = len(source.shapes[name]) != 2 or is_gate(name)
     return torch.bfloat16 if stored == torch.float32 and not keeps else stored
 
 
@@ -117,6 +120,8 @@ def _config(source: Source) -> dict[str, Any]:
     """Returns config.json with the model's name, which selects a chat format where there is no template."""
     if source.folder is not None:
         config = dict(read_json_object(source.folder / "config.json"))
+        if source.published:
+            config = text_config(config, source.checkpoint.config.architecture)
         name = model_name(source.folder)
     else:
         config = config_json(source.checkpoint.config, source.checkpoint.source)
@@ -128,8 +133,9 @@ def _config(source: Source) -> dict[str, Any]:
 
 def _left_out(source: Source) -> list[str]:
     """Lists the modules that stay floats."""
-    gates = [_stored_name(source, name).removesuffix(".weight") for name in source.shapes if is_expert_gate(name)]
-    return [*_ENDS, *gates]
+    gates = [_stored_name(source, name).removesuffix(".weight") for name in source.shapes if is_gate(name)]
+    drafter = [f"re:^{re.escape(DRAFTER)}.*"] if any(name.startswith(DRAFTER) for name in source.shapes) else []
+    return [*_ENDS, *gates, *drafter]
 
 
 def _fp8_config(source: Source) -> dict[str, Any]:

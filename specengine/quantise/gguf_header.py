@@ -8,6 +8,7 @@ from typing import Any
 
 from specengine.models.config import ModelConfig, RopeConfig
 from specengine.models.config_gguf import config_from_gguf
+from specengine.models.gated_delta.gguf_config import delta_keys
 from specengine.quantise.rope_divisors import divisors_of
 from specengine.quantise.same_config import check_same
 from specengine.quantise.source import Source
@@ -16,7 +17,14 @@ from specengine.tokenizer.gguf_vocab import NAME_KEYS
 from specengine.tokenizer.to_gguf import gguf_metadata
 
 # names of architectures that are others in GGUF files
-_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+_ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+}
 
 
 def architecture_of(config: ModelConfig) -> str:
@@ -31,7 +39,7 @@ def model_metadata(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dic
     Raises ValueError naming a field or a tokenizer that a GGUF file cannot hold.
     """
     config, arch = source.checkpoint.config, architecture_of(source.checkpoint.config)
-    divisors = divisors_of(config.rope, config.head_dim)
+    divisors = divisors_of(config.rope, config.rotated)
     rope = replace(config.rope, kind="default", factor=1.0) if config.rope.kind == "llama3" else config.rope
     values = {
         "vocab_size": config.vocab_size,
@@ -44,9 +52,10 @@ def model_metadata(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> dic
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": config.rotated,
         **{f"rope.{key}": value for key, value in _rope_keys(rope).items()},
         **_expert_keys(config, source.checkpoint.source),
+        **delta_keys(config),
     }
     if config.sliding_window:
         values["attention.sliding_window"] = config.sliding_window
@@ -70,7 +79,7 @@ def _expert_keys(config: ModelConfig, source: str) -> dict[str, Any]:
             f"{source}: a GGUF file of {config.architecture} has experts in every layer, and layer {first} has none"
         )
     keys = {"expert_count": moe.num_experts, "expert_used_count": moe.experts_per_token}
-    if config.architecture in ("qwen2_moe", "qwen3_moe"):
+    if config.architecture in ("qwen2_moe", "qwen3_moe", "qwen3_5_moe"):
         keys["expert_feed_forward_length"] = moe.intermediate_size
     if moe.shared_size:
         keys["expert_shared_feed_forward_length"] = moe.shared_size

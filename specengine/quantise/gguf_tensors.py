@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from specengine.models.gguf_names import gguf_name, stored_rows
-from specengine.quantise.source import Source, is_expert_gate, is_linear
+from specengine.quantise.source import Source, is_gate, is_linear
 
 _SCALE_BYTES = {GGMLQuantizationType.Q8_0: 2, GGMLQuantizationType.Q4_1: 4}  # float16 numbers that a block begins with
 
@@ -61,7 +61,7 @@ def gguf_tensors(source: Source, to: str) -> list[GgufTensor]:
     """
     parts: dict[str, list[str]] = {}
     for name in source.shapes:
-        parts.setdefault(gguf_name(name), []).append(name)
+        parts.setdefault(gguf_name(name, source.checkpoint.config), []).append(name)
     return [_tensor(source, stored, tuple(names), to) for stored, names in parts.items()]
 
 
@@ -72,12 +72,14 @@ def _tensor(source: Source, stored: str, parts: tuple[str, ...], to: str) -> Ggu
         shape = (len(parts), *shape)
     elif "_inp_shexp." in stored:  # the gate of a shared expert is a vector in these files
         shape = shape[1:]
+    elif len(shape) == 3:  # a convolution has one filter per channel
+        shape = (shape[0], shape[2])
     return GgufTensor(stored, parts, shape, kind)
 
 
 def _kind(source: Source, name: str, to: str) -> GGMLQuantizationType:
     shape = source.shapes[name]
-    if len(shape) == 1 or is_expert_gate(name):
+    if len(shape) != 2 or is_gate(name):
         return GGMLQuantizationType.F32
     kind = GGMLQuantizationType[to.upper()] if is_linear(name) else GGMLQuantizationType.Q8_0
     size = GGML_QUANT_SIZES[kind][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from specengine.quantise.gguf_header import architecture_of, model_metadata
 from specengine.quantise.gguf_tensors import StreamedTensor, gguf_tensors
 from specengine.quantise.rope_divisors import divisors_of
 from specengine.quantise.source import Source
+from specengine.quantise.tiled_heads import with_tiled_heads
 from specengine.utils.atomic_file import atomic_file
 
 _FILE_TYPES = {"q4_1": LlamaFileType.MOSTLY_Q4_1, "q8_0": LlamaFileType.MOSTLY_Q8_0}
@@ -23,10 +25,11 @@ def write_gguf(source: Source, to: str, out: Path) -> None:
     Embedding and head keep 8 bits in either: every token passes through both, and the engine reads int4 models so.
     Raises ValueError for columns that fill no blocks, and for a model or tokenizer that a GGUF file cannot describe.
     """
-    checkpoint = source.checkpoint
+    checkpoint = with_tiled_heads(source.checkpoint)
+    source = replace(source, checkpoint=checkpoint)
     tensors = {tensor.name: tensor for tensor in gguf_tensors(source, to)}
     metadata = model_metadata(source, {name: tensor.shape for name, tensor in tensors.items()})
-    divisors = np.array(divisors_of(checkpoint.config.rope, checkpoint.config.head_dim), np.float32)
+    divisors = np.array(divisors_of(checkpoint.config.rope, checkpoint.config.rotated), np.float32)
     with atomic_file(out) as part:
         writer = GGUFWriter(part, architecture_of(checkpoint.config))
         try:

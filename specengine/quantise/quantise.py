@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 from specengine.hub.huggingface import resolve_model
-from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint import Checkpoint, open_checkpoint, open_published
+from specengine.models.gated_delta.hf_config import HYBRIDS
 from specengine.quantise.folder_writer import write_folder
 from specengine.quantise.source import Progress, Source
 
@@ -40,7 +41,14 @@ def quantise(
     _check_place(out, to, Path(path), overwrite)
     checkpoint = open_checkpoint(path)
     folder = Path(path) if Path(path).is_dir() else None
-    source = Source(checkpoint, folder, progress) if progress else Source(checkpoint, folder)
+    hybrid = checkpoint.config.architecture in HYBRIDS
+    if hybrid:
+        _check_hybrid(checkpoint, to, folder)
+    source = Source(checkpoint, folder)
+    if hybrid and folder is not None and to in FOLDER_TARGETS:
+        source = Source(open_published(folder), folder, published=True)
+    if progress:
+        source = replace(source, progress=progress)
     if to in GGUF_TARGETS:
         from specengine.quantise.gguf_writer import write_gguf  # only GGUF files need the gguf package
 
@@ -49,6 +57,16 @@ def quantise(
         write_folder(source, to, out)
     files = [out] if out.is_file() else list(out.iterdir())
     return Outcome(len(source.shapes), sum(file.stat().st_size for file in files), perf_counter() - started)
+
+
+def _check_hybrid(checkpoint: Checkpoint, to: str, folder: Path | None) -> None:
+    where, architecture = checkpoint.source, checkpoint.config.architecture
+    if to in FOLDER_TARGETS and folder is None:
+        raise ValueError(f"{where}: {to} of {architecture}, a hybrid, is written from a checkpoint folder alone")
+    if to in GGUF_TARGETS and architecture == "qwen3_next":
+        raise ValueError(
+            f"{where}: GGUF files of qwen3_next cannot be written yet, expected --to int4-g128 or fp8-block"
+        )
 
 
 def _check_place(out: Path, to: str, model: Path, overwrite: bool) -> None:

@@ -60,6 +60,11 @@ class GatedDeltaConfig:
         matrices = self.num_value_heads * self.key_head_dim * self.value_head_dim
         return matrices + (CONV_WIDTH - 1) * self.conv_channels
 
+    @property
+    def record_floats(self) -> int:
+        """Floats that a row of a pass leaves for the replay of one layer."""
+        return 2 * self.conv_channels + 2 * self.num_value_heads
+
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Names and shapes of a layer's projections; all but the last make the columns of its rows, in this order."""
         return {

@@ -14,6 +14,7 @@ from specengine.bench.gpu_model.coded import GOAL, SQUARE, coded_linears
 from specengine.bench.gpu_model.constants import Gpu, gpu_of
 from specengine.bench.gpu_model.counts import Launch, Traffic, between, launches
 from specengine.bench.gpu_model.cycles import cycles, goals
+from specengine.bench.gpu_model.hybrid import MODELS, hybrid_pass, hybrid_passes, state_bytes
 from specengine.bench.gpu_model.mixture import distinct_experts, mixture_pass, mixture_passes
 from specengine.bench.gpu_model.passes import SHAPES, linear
 from specengine.bench.gpu_model.roofline import kernel_time, library_time, occupancy_of
@@ -250,3 +251,32 @@ def test_passes_of_a_mixture_cost_more_the_more_experts_their_rows_take():
     assert [each["experts_per_layer"] for each in passes] == [8, 23, 29, 68, 82]
     times = [each["over_plain"] for each in passes]
     assert times[0] == 1 and times == sorted(times) and times[-1] > 3
+
+
+def test_a_pass_of_a_hybrid_reads_its_weights_keys_and_states_and_a_replay_comes_on_top():
+    """Qwen3.6-27B: 2 bytes a weight, 48 layers of gated delta rule, 16 of attention, 64 MLPs; states are float32."""
+    config = MODELS["Qwen3.6-27B"]
+    delta_weights = 5120 * (10240 + 6144 + 48 + 48) + 6144 * 5120
+    attention_weights = 5120 * (2 * 6144 + 2 * 1024) + 6144 * 5120
+    weights = 48 * delta_weights + 16 * attention_weights + 64 * 3 * 5120 * 17408 + 248320 * 5120
+    states = 4 * 48 * (48 * 128 * 128 + 3 * 10240)
+    keys = 16 * 2 * 2048 * 4 * 256
+    for rows, moved in ((1, 2 * states), (16, 3 * states + 2 * 16 * 4 * 48 * (2 * 10240 + 2 * 48))):
+        read = sum(step.count * each.dram_bytes for step in hybrid_pass(H200, config, rows) for each in step.kernels)
+        assert read == pytest.approx(2 * (weights + keys) + moved, rel=0.005)
+    assert states == 48 * 4 * config.gated_delta.state_floats == state_bytes(config.gated_delta, 16).pass_reads
+
+
+def test_passes_of_hybrids_name_their_bytes_of_states_records_and_replays():
+    passes = hybrid_passes(H200)
+    found = {name: [each for each in passes if each["model"] == name] for name in MODELS}
+    assert [len(each) for each in found.values()] == [3, 5]
+    for plain, *others in found.values():
+        assert plain["over_plain"] == 1 and plain["record_bytes"] == plain["replay_bytes"] == 0
+        for each in others:
+            assert each["state_bytes"] == plain["state_bytes"] // 2  # nothing is written by the pass
+            assert each["replay_bytes"] == plain["state_bytes"] + each["record_bytes"] > each["record_bytes"] > 0
+            assert each["launches"] == plain["launches"] + 1
+        times = [each["over_plain"] for each in (plain, *others)]
+        assert times == sorted(times)
+    assert found["Qwen3.6-27B"][-1]["over_plain"] < 1.1 < 2 < found["Qwen3.6-35B-A3B"][-1]["over_plain"]

@@ -197,15 +197,13 @@ def test_states_do_not_leak():
     assert states.slots <= 8  # four requests of a batch, doubled
 
 
-def test_what_needs_a_state_to_go_back_is_refused_by_name(tmp_path):
+def test_what_needs_a_state_to_go_back_is_refused_by_name():
     model = exact_hybrid(FAMILIES[0])
     for spec, message in (
         ("draft-model:self,layers=1", "layers: a hybrid model cannot draft with its first layers"),
-        ("draft-model:random:tiny-qwen3.5", "drafter: random:tiny-qwen3.5 is a hybrid model"),
+        ("ouroboros:random:tiny-qwen3.5", "drafter: random:tiny-qwen3.5 is a hybrid model, whose states ouroboros"),
     ):
         with pytest.raises(ValueError, match=message):
             Engine(model, drafter=spec)
-    with pytest.raises(ValueError, match="adapters: qwen3_5 is a hybrid, which cannot have any"):
-        Engine(model, adapters={"a": str(tmp_path)})
     with pytest.raises(ValueError, match="tensor_parallel: expected 1 for qwen3_5"):
         load_model("random:tiny-qwen3.5", device="cpu", tensor_parallel=2)

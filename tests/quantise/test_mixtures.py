@@ -14,7 +14,7 @@ from specengine.models.checkpoint import RandomCheckpoint, open_checkpoint
 from specengine.models.transformer import load_transformer
 from specengine.quantise.gguf_tensors import StreamedTensor, gguf_tensors
 from specengine.quantise.quantise import TARGETS, quantise
-from specengine.quantise.source import Source, is_expert_gate, is_linear
+from specengine.quantise.source import Source, is_gate, is_linear
 from tests.models.files import random_state
 from tests.models.moe_files import write_moe_gguf
 from tests.quantise.mixtures import EXPERTS, config_of, float_folder
@@ -46,7 +46,7 @@ def test_a_mixture_comes_back_within_the_error_of_its_format_and_runs(tmp_path, 
         error = ((written[name] - expected).norm() / expected.norm()).item()
         if is_linear(name):
             assert ERRORS[to][0] < error < ERRORS[to][1], (name, error)
-        elif expected.ndim == 1 or is_expert_gate(name):
+        elif expected.ndim == 1 or is_gate(name):
             assert torch.equal(written[name], expected), name
         else:
             assert 0 < error < 0.01, (name, error)

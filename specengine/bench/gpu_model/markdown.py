@@ -33,6 +33,14 @@ def model_lines(data: dict[str, Any], name: str) -> list[str]:
         "| pass | rows | experts per layer | modelled ms | over plain | DRAM, GB |",
         "|---|---|---|---|---|---|",
         *(_mixture_row(each) for each in data["modelled_mixture"]),
+        "",
+        "Passes of hybrids, bfloat16, on the same GPU, with the replay of states where rows may be rejected. CUDA has",
+        "no kernels of the gated delta rule yet: bytes give their times, which are lower bounds. States are what the",
+        "pass reads, and writes where it has one row. The replay reads its records, and reads and writes states.",
+        "",
+        "| model, pass | rows | experts | modelled ms | over plain | DRAM, GB | states, records, replay: MB |",
+        "|---|---|---|---|---|---|---|",
+        *(_hybrid_row(each) for each in data["modelled_hybrids"]),
     ]
 
 
@@ -58,3 +66,10 @@ def _cycle_row(cycle: dict[str, Any]) -> str:
 def _mixture_row(each: dict[str, Any]) -> str:
     times = f"{each['modelled_ms']:.2f} | {each['over_plain']:.2f}x | {each['dram_bytes'] / 1e9:.1f}"
     return f"| {each['pass']} | {each['rows']} | {each['experts_per_layer']} | {times} |"
+
+
+def _hybrid_row(each: dict[str, Any]) -> str:
+    times = f"{each['modelled_ms']:.2f} | {each['over_plain']:.2f}x | {each['dram_bytes'] / 1e9:.1f}"
+    states = ", ".join(f"{each[key] / 1e6:.0f}" for key in ("state_bytes", "record_bytes", "replay_bytes"))
+    name, experts = f"{each['model']}, {each['pass']}", each["experts_per_layer"] or ""
+    return f"| {name} | {each['rows']} | {experts} | {times} | {states} |"

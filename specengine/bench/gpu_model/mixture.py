@@ -19,11 +19,14 @@ NAMES = dict(zip(EXPERT_ROWS, ("plain", "chain of 3", "tree of 16"), strict=True
 COUNTED = 8  # rows from which on attention and norms are counted
 
 
-def distinct_experts(rows: int) -> tuple[int, int]:
-    """Returns how many experts of a layer the rows take, as measured of chains and if they were independent."""
-    share = EXPERTS_PER_ROW / EXPERTS
-    chained = min(EXPERTS, EXPERTS_PER_ROW * rows**EXPONENT)
-    return round(chained), round(EXPERTS * (1 - (1 - share) ** rows))
+def distinct_experts(rows: int, experts: int = EXPERTS) -> tuple[int, int]:
+    """Returns how many experts of a layer the rows take, as measured of chains and if they were independent.
+
+    experts: that a layer has.
+    """
+    share = EXPERTS_PER_ROW / experts
+    chained = min(experts, EXPERTS_PER_ROW * rows**EXPONENT)
+    return round(chained), round(experts * (1 - (1 - share) ** rows))
 
 
 def mixture_pass(gpu: Gpu, rows: int, experts: int) -> list[Step]:

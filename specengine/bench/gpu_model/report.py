@@ -11,12 +11,14 @@ from specengine.bench.gpu_model.coded import coded_linears
 from specengine.bench.gpu_model.constants import Gpu
 from specengine.bench.gpu_model.counts import RECORD
 from specengine.bench.gpu_model.cycles import Cycle, cycles, goals
+from specengine.bench.gpu_model.hybrid import hybrid_passes
 from specengine.bench.gpu_model.mixture import mixture_passes
 from specengine.bench.gpu_model.passes import PREFIX, Step
 from specengine.bench.gpu_model.roofline import KernelTime
 
 NOT_COUNTED = (
     "kernels of PyTorch and cuBLAS: the former cost a constant each, the latter follow from bytes and operations",
+    "kernels of the gated delta rule, which CUDA lacks: their times follow from bytes",
     "arithmetic outside tensor cores, instructions, and waits at barriers",
     "the launch's parameters, constants and stacks",
     "loads that nvcc joins, splits, repeats or drops: the simulator sees the source's accesses",
@@ -38,6 +40,7 @@ def results(gpu: Gpu) -> dict[str, Any]:
         "modelled_cycles": [_cycle(cycle) for cycle in found],
         "modelled_coded_linears": coded_linears(),
         "modelled_mixture": mixture_passes(gpu),
+        "modelled_hybrids": hybrid_passes(gpu),
     }
 
 
@@ -66,6 +69,13 @@ def tables(data: dict[str, Any]) -> list[Table]:
     for each in data["modelled_mixture"]:
         times = f"{each['modelled_ms']:.2f}", f"{each['over_plain']:.2f}x", f"{each['dram_bytes'] / 1e9:.2f}"
         out[-1].add_row(each["pass"], str(each["rows"]), str(each["experts_per_layer"]), *times)
+    heads = (*heads, "states MB", "records MB", "replay MB")
+    out.append(_table("Passes of hybrids, bfloat16 (modelled, lower bounds)", "model, pass", *heads))
+    for each in data["modelled_hybrids"]:
+        times = f"{each['modelled_ms']:.2f}", f"{each['over_plain']:.2f}x", f"{each['dram_bytes'] / 1e9:.2f}"
+        bytes_moved = [f"{each[key] / 1e6:.0f}" for key in ("state_bytes", "record_bytes", "replay_bytes")]
+        experts = str(each["experts_per_layer"] or "")
+        out[-1].add_row(f"{each['model']}, {each['pass']}", str(each["rows"]), experts, *times, *bytes_moved)
     return out
 
 

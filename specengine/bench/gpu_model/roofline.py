@@ -92,6 +92,12 @@ def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
     return KernelTime(launch.kernel, us, terms, from_dram, from_l2, occupancy, waves, launch)
 
 
+def bytes_time(nbytes: float, gpu: Gpu) -> KernelTime:
+    """Models a kernel that does not exist yet by the bytes that it moves between DRAM and the multiprocessors."""
+    terms = {"dram": nbytes / gpu.dram, "l2": nbytes / gpu.l2}
+    return KernelTime("planned", gpu.start + gpu.dram_latency + max(terms.values()), terms, nbytes, nbytes)
+
+
 def library_time(rows: int, n: int, c: int, gpu: Gpu) -> KernelTime:
     """Models cuBLAS, which the simulator cannot count: bytes and operations follow from the shape."""
     weight, others = 2 * n * c, (2 * rows * c, 4 * rows * n)

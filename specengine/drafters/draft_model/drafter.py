@@ -2,6 +2,9 @@
 
 Its cache keeps the committed tokens. A chain goes on row by row, and the keys of accepted tokens stay. A tree is passed
 again for every level, as its rows are nearly free; it leaves nothing that would have to be moved.
+
+The states of a hybrid stay behind the token before the root. Every pass of its drafts, chains too, begins at the root
+and never writes them.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
-        self.small = SmallModel(self.name, config.layers, config.dtype, path, target)
+        self.small = SmallModel(self.name, config.layers, config.dtype, path, target, hybrids=True)
         self.model = self.small.model
         self.policy = policy_of(self, target, costs, [])
         check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
@@ -139,6 +142,7 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
         """Runs one pass; returns logits [R, V] of all open nodes."""
         model, device, masked = self.model, self.model.device, self.model.ops.on_device
         states = [self._state(growth.request) for growth in growing]
+        moves_on = self._chain and not self.small.hybrid
         if level == 0:  # the tokens committed since the last draft; the last of them is the root
             cycle = len(self.config.widths) + 1  # what a cycle commits always fits
             most = max(cycle, model.ops.prefill_rows // len(growing))
@@ -147,7 +151,7 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
             rows = TreeBatch.chains(runs, device, masked=masked)
             open_rows = [[len(run) - 1] for run in runs]
             starts = [state.cached for state in states]
-        elif self._chain:
+        elif moves_on:
             runs = [growth.tokens[-1:] for growth in growing]
             rows = TreeBatch.chains(runs, device, masked=masked)
             open_rows = [[0]] * len(runs)
@@ -156,13 +160,16 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
             runs = [growth.tokens for growth in growing]
             rows = TreeBatch.of([growth.tree for growth in growing], device, masked=masked)
             open_rows = [growth.open for growth in growing]
-            starts = [state.cached - 1 for state in states]  # from the root on
+            starts = [len(growth.request.tokens) - 1 for growth in growing]  # from the root on
         cache = self.small.cache
-        hidden_states = model.hidden(rows, cache, cache.batch([state.pages for state in states], starts))
+        place = cache.batch([state.pages for state in states], starts, final=False, rooted=False)
+        hidden_states = model.hidden(rows, cache, place)
+        if level == 0 and self.small.hybrid:
+            self.small.replay(rows, place, [len(run) - 1 for run in runs])
         for growth, state in zip(growing, states, strict=True):
             if level == 0:
-                state.cached = len(growth.request.tokens)
-            elif self._chain:
+                state.cached = len(growth.request.tokens) - self.small.hybrid
+            elif moves_on:
                 state.ahead.append(growth.tokens[-1])
         first = accumulate((len(run) for run in runs), initial=0)
         picked = [start + row for start, own in zip(first, open_rows, strict=False) for row in own]

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
+from specengine.cache.cache_batch import CacheBatch
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.engine_views import DraftRequest
@@ -47,14 +50,18 @@ class SmallModel:
 
     drafter: its name, for errors.  path: of a model with the target's vocabulary, or `self`: the target.
     layers: the number of the model's first layers to use; 0: all.  dtype: of a model that is loaded.
+    hybrids: whether the drafter can use a hybrid, whose states it must advance by `replay`.
     Raises ValueError for a model that does not fit the target.
     """
 
-    def __init__(self, drafter: str, layers: int, dtype: str, path: str | None, target: Transformer) -> None:
+    def __init__(
+        self, drafter: str, layers: int, dtype: str, path: str | None, target: Transformer, hybrids: bool = False
+    ) -> None:
         self.model, self.tokenizer = _open(drafter, layers, dtype, path, target)
-        if self.model.config.gated_delta is not None:
+        self.hybrid = self.model.config.gated_delta is not None
+        if self.hybrid and not hybrids:
             raise ValueError(
-                f"drafter: {path} is a hybrid model, whose states cannot go back; expected attention alone"
+                f"drafter: {path} is a hybrid model, whose states {drafter} cannot take back; expected attention alone"
             )
         ours, theirs = self.model.config.vocab_size, target.config.vocab_size
         if ours != theirs:
@@ -94,6 +101,17 @@ class SmallModel:
         state, request.drafter_state = request.drafter_state, None
         if state is not None:
             self.cache.free(state.pages, request.shareable_tokens(state.cached), request.sharing)
+
+    def replay(self, rows: TreeBatch, place: CacheBatch, lengths: Sequence[int]) -> None:
+        """Writes a hybrid's states behind the first rows of each request in the last pass, as many as `lengths`."""
+        ops = self.model.ops
+        assert self.cache.states is not None and place.states is not None and ops.compact_states is not None
+        if not any(lengths):
+            return
+        config, device = self.cache.states.config, self.model.device
+        path = torch.arange(max(lengths), dtype=torch.int32, device=device).repeat(len(lengths), 1)
+        counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+        ops.compact_states(place.states.last, rows.row_start, path, counts, config.num_key_heads, config.tiled)
 
     def depth(self, request: DraftRequest) -> int:
         """Returns the levels worth drafting, as far as the model's own context goes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specengine.models.config import ModelConfig
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 from specengine.utils.json_fields import Fields
 
@@ -42,6 +43,24 @@ def _linear_layers(fields: Fields, arch: str, num_layers: int) -> frozenset[int]
     if interval < 1:
         raise fields.error(f"{arch}.full_attention_interval", f"must be positive, got {interval}")
     return frozenset(layer for layer in range(num_layers) if (layer + 1) % interval)
+
+
+def delta_keys(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of a hybrid, without its architecture: what `gguf_gated_delta` reads."""
+    delta = config.gated_delta
+    if delta is None:
+        return {}
+    half = config.rotated // 2
+    width = half // 3  # of height and width in a picture; a text's three positions are equal
+    return {
+        "full_attention_interval": min(set(range(config.num_layers)) - delta.layers) + 1,
+        "rope.dimension_sections": [half - 2 * width, width, width, 0],
+        "ssm.conv_kernel": CONV_WIDTH,
+        "ssm.state_size": delta.key_head_dim,
+        "ssm.group_count": delta.num_key_heads,
+        "ssm.time_step_rank": delta.num_value_heads,
+        "ssm.inner_size": delta.value_size,
+    }
 
 
 def gguf_rotary_dim(fields: Fields, arch: str, head_dim: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
@@ -67,20 +68,34 @@ def hybrid_fields(fields: Fields, architecture: str) -> Fields:
 
     Files of text and vision have them in text_config. Raises ValueError naming the wrong field.
     """
-    outer, data, where = fields.data, fields.data, fields.where
-    if outer.get("text_config") is not None:
-        where = f"{where}: text_config"
-        inner = Fields(outer["text_config"], where)
-        shared = {name: outer[name] for name in _OF_BOTH if inner.data.get(name) is None and name in outer}
-        ends = dict.fromkeys(inner.ids("eos_token_id") + fields.ids("eos_token_id"))
-        # transformers ties the weights of the whole model by the outer field
-        tied = fields.get("tie_word_embeddings", bool, False)
-        data = {**inner.data, **shared, "eos_token_id": list(ends), "tie_word_embeddings": tied}
-    given = {name: value for name, value in data.items() if value is not None}
+    text = _text_fields(fields)
+    given = {name: value for name, value in text.data.items() if value is not None}
     experts = {} if architecture == "qwen3_5" else _EXPERTS
     known = {**_COMMON, **_DEFAULTS[architecture], **experts, **given}
     known.setdefault("intermediate_size", known["moe_intermediate_size"] if experts else None)
-    return Fields(known, where)
+    return Fields(known, text.where)
+
+
+def text_config(values: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """Returns the values of config.json for the text model alone, from those of a model of text, or text and vision."""
+    if values.get("text_config") is None:
+        return dict(values)
+    name = next(name for name, own in HF_HYBRIDS.items() if own == architecture)
+    about = {"architectures": [name], "model_type": f"{architecture}_text"}
+    return {**_text_fields(Fields(values, "config.json")).data, **about}
+
+
+def _text_fields(fields: Fields) -> Fields:
+    """Returns the fields of the text model, which a model of text and vision has in text_config."""
+    outer = fields.data
+    if outer.get("text_config") is None:
+        return fields
+    inner = Fields(outer["text_config"], f"{fields.where}: text_config")
+    shared = {name: outer[name] for name in _OF_BOTH if inner.data.get(name) is None and name in outer}
+    ends = dict.fromkeys(inner.ids("eos_token_id") + fields.ids("eos_token_id"))
+    # transformers ties the weights of the whole model by the outer field
+    tied = fields.get("tie_word_embeddings", bool, False)
+    return Fields({**inner.data, **shared, "eos_token_id": list(ends), "tie_word_embeddings": tied}, inner.where)
 
 
 def gated_delta_config(fields: Fields, num_layers: int) -> GatedDeltaConfig | None:

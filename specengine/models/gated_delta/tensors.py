@@ -19,7 +19,9 @@ from specengine.models.gated_delta.hf_config import HYBRIDS
 from specengine.ops.coded.rows import CodedRows
 from specengine.utils.gated_delta_config import GatedDeltaConfig
 
-_ASIDE = ("mtp.", "model.visual.", "visual.")  # of the drafter in the file, and of vision
+DRAFTER = "mtp."  # how tensors of the drafter in the file begin
+_VISION = ("model.visual.", "visual.")
+_ASIDE = (DRAFTER, *_VISION)
 _FOLDED = re.compile(r"(?!.*linear_attn\.norm).*norm\.weight")
 _INTERLEAVED = re.compile(r"(.*\.linear_attn)\.in_proj_(qkvz|ba)\.weight")
 _A_LOG = ".linear_attn.A_log"
@@ -49,16 +51,21 @@ class _Pieces:
 
 
 class HybridTensors(Checkpoint):
-    """A checkpoint of a hybrid with the tensors of its text model alone."""
+    """A checkpoint of a hybrid with the tensors of its text model alone.
 
-    def __init__(self, stored: Checkpoint) -> None:
+    published: tensors have the values and layouts of the files, and the drafter's are among them.
+    """
+
+    def __init__(self, stored: Checkpoint, published: bool = False) -> None:
         self.source, self.config, self.metadata = stored.source, stored.config, stored.metadata
-        self._stored = stored
+        self._stored, self._published = stored, published
         self._names: dict[str, str] = {}
         self._pieces: dict[str, _Pieces] = {}
         self.tensors: dict[str, TensorInfo] = {}
         for name, info in stored.tensors.items():
-            if not name.startswith(_ASIDE):
+            if published and not name.startswith(_VISION):
+                self._enter(_of_text(name), name, info)
+            elif not published and not name.startswith(_ASIDE):
                 self._list(name, info)
 
     def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
@@ -76,6 +83,9 @@ class HybridTensors(Checkpoint):
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         ranges = self._ranges(name, start, stop)
         rows = torch.cat([self._stored.read_rows(self._names[name], *each) for each in ranges])
+        if self._published:
+            out.copy_(rows)
+            return
         if _FOLDED.fullmatch(name):
             rows = rows.float() + 1
         elif self._names[name].endswith(_A_LOG):
@@ -88,7 +98,7 @@ class HybridTensors(Checkpoint):
 
     def _list(self, name: str, info: TensorInfo) -> None:
         """Enters the tensors that one stored tensor holds."""
-        own = name.replace("model.language_model.", "model.", 1)
+        own = _of_text(name)
         delta, found = self.config.gated_delta, _INTERLEAVED.fullmatch(own)
         if found is None or delta is None:
             if own.endswith(_A_LOG):
@@ -125,6 +135,11 @@ def named_hybrid(stored: Checkpoint) -> Checkpoint:
     return HybridTensors(stored) if stored.config.architecture in HYBRIDS else stored
 
 
+def _of_text(name: str) -> str:
+    """Returns the name that a tensor of a model of text and vision has in one of text alone."""
+    return name.replace("model.language_model.", "model.", 1)
+
+
 def _interleaved(config: GatedDeltaConfig, kind: str) -> dict[str, _Pieces]:
     """Returns where the parts of in_proj_qkvz or in_proj_ba lie."""
     heads, ratio = config.num_key_heads, config.num_value_heads // config.num_key_heads
@@ -134,6 +149,15 @@ def _interleaved(config: GatedDeltaConfig, kind: str) -> dict[str, _Pieces]:
     block = 2 * (key + value)
     qkv = _Pieces(heads, block, ((0, key), (key, key), (2 * key, value)))
     return {"qkv": qkv, "z": _Pieces(heads, block, ((2 * key + value, value),))}
+
+
+def interleaved_rows(config: GatedDeltaConfig, kind: str) -> dict[str, torch.Tensor]:
+    """Returns the rows of each part of in_proj_qkvz or in_proj_ba, int64, in the order of the part."""
+    found = {}
+    for part, pieces in _interleaved(config, kind).items():
+        ranges = pieces.rows(0, pieces.heads * sum(size for _, size in pieces.parts))
+        found[part] = torch.cat([torch.arange(first, stop) for first, stop in ranges])
+    return found
 
 
 def _joined(parts: list[CodedRows]) -> CodedRows:

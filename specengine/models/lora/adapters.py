@@ -9,17 +9,11 @@ from pathlib import Path
 import torch
 
 from specengine.models.config import ModelConfig
-from specengine.models.lora.folder import LoraMatrices, read_lora
+from specengine.models.lora.folder import read_lora
+from specengine.models.lora.hybrids import places
+from specengine.models.lora.matrices import LoraMatrices
 from specengine.models.transformer import Transformer
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection, stack_lora
-
-# The matrices of each projection in the order of its rows.
-_PROJECTIONS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention_out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +67,6 @@ def load_adapters(folders: Mapping[str, str | Path], target: Transformer) -> Ada
     check_folders(folders)
     if target.tensor_parallel > 1:
         raise ValueError(f"adapters: a target under tensor_parallel={target.tensor_parallel} cannot have any")
-    if target.config.gated_delta is not None:
-        raise ValueError(f"adapters: {target.config.architecture} is a hybrid, which cannot have any")
     read: list[dict[str, LoraMatrices]] = []
     for name, folder in folders.items():
         try:
@@ -89,9 +81,9 @@ def load_adapters(folders: Mapping[str, str | Path], target: Transformer) -> Ada
     return Adapters(names, layers, target)
 
 
-def _sizes(config: ModelConfig) -> tuple[int, ...]:
+def _sizes(config: ModelConfig) -> tuple[object, ...]:
     heads = config.num_heads, config.num_kv_heads, config.head_dim
-    return config.num_layers, config.hidden_size, config.intermediate_size, *heads
+    return config.num_layers, config.hidden_size, config.intermediate_size, *heads, config.gated_delta
 
 
 def check_folders(folders: object) -> None:
@@ -113,20 +105,31 @@ def _layer(
     form: str,
     device: torch.device,
 ) -> LoraLayer:
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    first = {"self_attn.k_proj": queries, "self_attn.v_proj": queries + keys, "mlp.up_proj": config.intermediate_size}
-
-    def projection(modules: Sequence[str]) -> LoraProjection:
+    def projection(modules: Mapping[str, int]) -> LoraProjection:
         stacked = []
-        for module in modules:
+        for module, first in modules.items():
             key = f"model.layers.{number}.{module}"
             found = [adapter.get(key) for adapter in adapters]
             if any(found):
                 matrices = [None if each is None else (each.a, each.b, each.scale) for each in found]
                 try:
-                    stacked.append(stack_lora(matrices, form, first.get(module, 0), device))
+                    stacked.append(stack_lora(matrices, form, first, device))
                 except ValueError as error:
                     raise ValueError(f"adapters: {', '.join(names)}: {key}: {error}") from None
         return LoraProjection(tuple(stacked))
 
-    return LoraLayer(**{name: projection(modules) for name, modules in _PROJECTIONS.items()})
+    return LoraLayer(**{name: projection(modules) for name, modules in _places(config, number).items()})
+
+
+def _places(config: ModelConfig, number: int) -> dict[str, dict[str, int]]:
+    """Returns the matrices of each projection of a layer, and the row of the projection where each begins."""
+    mlp = {
+        "gate_up": {"mlp.gate_proj": 0, "mlp.up_proj": config.intermediate_size},
+        "down": {"mlp.down_proj": 0},
+    }
+    if (delta := config.layer_gated_delta(number)) is not None:
+        return places(delta, config.hidden_size) | mlp
+    keys = config.num_kv_heads * config.head_dim
+    queries = config.num_heads * config.head_dim * (2 if config.attention_gate else 1)
+    firsts = {"self_attn.q_proj": 0, "self_attn.k_proj": queries, "self_attn.v_proj": queries + keys}
+    return {"qkv": firsts, "attention_out": {"self_attn.o_proj": 0}} | mlp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,11 +11,14 @@ from specengine.models.checkpoint_base import Checkpoint, expected_tensors
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.config import ModelConfig
 from specengine.models.lora.config import LoraConfig
+from specengine.models.lora.hybrids import in_layout, module_shapes
+from specengine.models.lora.matrices import LoraMatrices
 from specengine.ops.weight import FLOAT_FORMATS
 
 CONFIG = "adapter_config.json"
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _PREFIX = "base_model.model."
+_OF_TEXT = "model.language_model."  # how names begin where peft wrapped a model of text and vision
 
 
 class _SafetensorsFile(SafetensorsCheckpoint):
@@ -27,28 +29,23 @@ class _TorchFile(TorchBinCheckpoint):
     filename = "adapter_model.bin"
 
 
-@dataclass(frozen=True)
-class LoraMatrices:
-    """One adapted matrix: y += scale * B (A x).  a: [r, K].  b: [N, r], both as the file has them."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
-
-
 def read_lora(folder: str | Path, config: ModelConfig) -> dict[str, LoraMatrices]:
     """Reads an adapter of a model of this configuration; by module, such as `model.layers.0.mlp.up_proj`.
 
     Raises FileNotFoundError for a missing file, and ValueError for settings or modules that are not plain LoRA of
-    attention and MLP matrices. Tensors that are missing, have no place, another shape or no finite values raise it too.
+    matrices of attention, gated delta rule and MLP. Tensors that are missing, have no place, another shape or no finite
+    values raise it too.
     """
     folder = Path(folder)
     lora = LoraConfig.read(folder / CONFIG)
     tensors = _open(folder)
-    shapes = _matrix_shapes(config)
+    wrapped = any(name.startswith(f"{_PREFIX}{_OF_TEXT}") for name in tensors.tensors)
+    stem = _OF_TEXT if wrapped else "model."
+    shapes = {module.replace("model.", stem, 1): shape for module, shape in _matrix_shapes(config).items()}
     modules = [module for module in shapes if lora.targets(module)]
-    _check_names(tensors, lora, modules)
-    return {module: _read_module(tensors, module, shapes[module], lora) for module in modules}
+    _check_names(tensors, lora, modules, config)
+    read = {module: _read_module(tensors, module, shapes[module], lora) for module in modules}
+    return in_layout({module.replace(stem, "model.", 1): matrices for module, matrices in read.items()}, config)
 
 
 def _open(folder: Path) -> Checkpoint:
@@ -61,14 +58,26 @@ def _open(folder: Path) -> Checkpoint:
 def _matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Lists the matrices that adapters may change; experts, the shared one among them, take none."""
     named = ((name.removesuffix(".weight"), shape) for name, shape in expected_tensors(config).items())
-    return {name: shape for name, shape in named if name.endswith(MODULES) and "expert" not in name}
+    shapes = {name: shape for name, shape in named if name.endswith(MODULES) and "expert" not in name}
+    for layer in range(config.num_layers):
+        if (delta := config.layer_gated_delta(layer)) is not None:
+            shapes = {name: shape for name, shape in shapes.items() if f".{layer}.linear_attn." not in name}
+            own = module_shapes(config, delta)
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in own.items()}
+    return shapes
 
 
-def _check_names(tensors: Checkpoint, lora: LoraConfig, modules: list[str]) -> None:
-    for end in ("model.embed_tokens", "lm_head"):
+def _check_names(tensors: Checkpoint, lora: LoraConfig, modules: list[str], config: ModelConfig) -> None:
+    delta = config.gated_delta
+    convolutions = [f"layers.{layer}.linear_attn.conv1d" for layer in sorted(delta.layers)] if delta else []
+    for end in ("model.embed_tokens", "lm_head", *convolutions):
         named = lora.target_modules != "all-linear" and lora.targets(end)
         if named or any(f".{end}.lora_" in name for name in tensors.tensors):
-            raise ValueError(f"{tensors.source}: it adapts {end}; supported are {', '.join(MODULES)}")
+            supported = [
+                *MODULES,
+                *(name.rpartition(".")[2] for name in (module_shapes(config, delta) if delta else ())),
+            ]
+            raise ValueError(f"{tensors.source}: it adapts {end}; supported are {', '.join(supported)}")
     if not modules:
         raise ValueError(f"{tensors.source}: its target_modules name no matrix of this model")
     expected = {_tensor_name(module, part) for module in modules for part in "AB"}
