@@ -13,6 +13,7 @@ from specengine.draft_policy.expert_reads import ExpertReads
 ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
 BITS = 14  # points of a curve; beyond them it goes on as between the last two
 _BITS = np.arange(BITS)
+_ROWS = np.arange(1, 129)  # where a mixture's seconds bend: 128 rows read nearly all experts
 AHEAD = (1, 2, 4, 8)  # levels of a mixture of experts; with the first alone a sure drafter loses 6 % in the replay
 USUAL, SPEED = 1 / 16, 1 / 8  # of a deviation: how quickly usual seconds, and the machine's speed, follow
 
@@ -47,12 +48,14 @@ class CycleCosts:
         Points that no cycle measured have the prior's shape between and beyond those that were.
         """
         known, prior = sorted(self._nearest(_place(requests, prefix)).items()), self._prior()
-        ahead = AHEAD if self.experts else (1,)
-        if not known:
-            return Curve(requests, prior.tolist(), ahead)
-        bits = [bit for bit, _ in known]
-        ratios = np.interp(_BITS, bits, [seconds for _, seconds in known] / prior[bits])
-        return Curve(requests, np.maximum.accumulate(ratios * prior).tolist(), ahead)
+        bits = [bit for bit, _ in known] or [0]
+        ratios = np.interp(_BITS, bits, [seconds for _, seconds in known] / prior[bits] if known else [1.0])
+        points = np.maximum.accumulate(ratios * prior)
+        if not self.experts:
+            return Curve(requests, points.tolist())
+        bends = self._dense[0] * self.experts.added(_ROWS)
+        bends -= np.interp(_ROWS, 1 << _BITS, bends[0] + self._dense[0] * self.experts.added(1 << _BITS))
+        return Curve(requests, points.tolist(), (bends * np.interp(np.log2(_ROWS), _BITS, ratios)).tolist())
 
     def observe(self, curve: Curve, prefix: float, nodes: int, seconds: float, experts: float | None = None) -> float:
         """Learns from a measured cycle: moves the two points beside its rows.
@@ -92,25 +95,33 @@ class CycleCosts:
 class Curve:
     """The seconds of a cycle by its nodes.
 
-    points: those of 1, 2, 4, .. rows, never less for more.  ahead: the levels among which level() looks.
+    points: those of 1, 2, 4, .. rows, never less for more.
+    bends: of a mixture of experts, by rows from 1: seconds above the line through the points beside.
     """
 
-    def __init__(self, requests: int, points: Sequence[float], ahead: Sequence[int] = (1,)) -> None:
-        self.requests, self.points, self._ahead = requests, points, ahead
+    def __init__(self, requests: int, points: Sequence[float], bends: Sequence[float] = ()) -> None:
+        self.requests, self.points, self._bends = requests, points, bends
+
+    @property
+    def mixture(self) -> bool:
+        """Whether rows share experts, so that further rows become cheaper."""
+        return bool(self._bends)
 
     def __call__(self, nodes: int) -> float:
         """Returns the seconds of a cycle with this number of nodes, roots excluded."""
         rows = self.requests + nodes
         bit = min(rows.bit_length(), BITS - 1) - 1
         low = self.points[bit]
-        return low + (self.points[bit + 1] - low) * (rows / (1 << bit) - 1)
+        bend = self._bends[rows - 1] if rows <= len(self._bends) else 0.0
+        return low + (self.points[bit + 1] - low) * (rows / (1 << bit) - 1) + bend
 
     def level(self, nodes: int, width: int) -> float:
         """Returns the seconds of a level of `width` nodes behind others: the least of those that may follow.
 
         Rows that share experts become cheaper. A level that does not pay alone may pay together with the next ones.
         """
-        return min(self(nodes + count * width) - self(nodes + (count - 1) * width) for count in self._ahead)
+        ahead = AHEAD if self.mixture else (1,)
+        return min(self(nodes + count * width) - self(nodes + (count - 1) * width) for count in ahead)
 
 
 UNKNOWN = Curve(1, [1.0] * BITS)

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from specengine.draft_policy.cost_model import UNKNOWN, USUAL, Curve, CycleCosts, followed
-from specengine.draft_trees.cut import cut_trees
+from specengine.draft_trees.cut import cut_trees, expected_tokens
 from specengine.draft_trees.join import join_trees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
@@ -46,11 +46,12 @@ class Source(Protocol):
 class Gain:
     """What recent drafts of a source added to the tree before it, per request, and what they took: means.
 
-    first, further: seconds of a draft's first level, and of each further one.
+    rows: seconds of the nodes.  first, further: seconds of a draft's first level, and of each further one.
     """
 
     tokens: float = 0.0
     nodes: float = 0.0
+    rows: float = 0.0
     levels: float = 0.0
     uses: float = 0.0
     first: float = 0.0
@@ -61,11 +62,12 @@ class Gain:
         """The seconds of a draft."""
         return self.first + self.further * max(0.0, self.levels - 1)
 
-    def record(self, tokens: float, nodes: float, levels: int, seconds: float) -> None:
+    def record(self, tokens: float, nodes: float, rows: float, levels: int, seconds: float) -> None:
         """Records one draft."""
         self.uses = min(self.uses + 1, MEMORY)
         self.tokens += (tokens - self.tokens) / self.uses
         self.nodes += (nodes - self.nodes) / self.uses
+        self.rows += (rows - self.rows) / self.uses
         self.levels += (levels - self.levels) / self.uses
         more = max(0, levels - 1)
         if not self.first:
@@ -80,6 +82,7 @@ class Step(NamedTuple):
     """What a source did in a cycle.
 
     ready: requests that it drafted for.  drafted: its own trees.  trees: of all sources so far, cut.
+    expected: tokens of the trees by their chances; None: what is accepted counts.
     """
 
     source: int
@@ -88,6 +91,7 @@ class Step(NamedTuple):
     levels: int
     trees: list[DraftTree]
     seconds: float
+    expected: float | None = None
 
 
 @dataclass
@@ -159,7 +163,11 @@ class DraftPolicy:
             pairs = zip(whole, more, strict=True) if whole else ()
             whole = [join_trees(one, other, pooled=True) for one, other in pairs] or more
             trees = cut_trees(whole, price, draft.seconds, self._most)
-            draft.add(Step(number, ready, more, source.drafted_levels(more), trees, self._clock() - began))
+            levels, seconds = source.drafted_levels(more), self._clock() - began
+            # All of a mixture's levels may pay or none: the luck of some drafts must not decide. Chances joined of two
+            # sources are not calibrated.
+            expected = expected_tokens(whole, trees) if draft.seconds.mixture and not draft.steps else None
+            draft.add(Step(number, ready, more, levels, trees, seconds, expected))
         if not plain and not draft.steps:
             self._begin_rest(draft)
         return draft
@@ -215,14 +223,17 @@ class DraftPolicy:
             return  # of a cycle that failed, whose request's id has another owner
         seconds, drafting = self._clock() - draft.began, sum(step.seconds for step in draft.steps)
         speed = self.costs.observe(draft.seconds, draft.prefix, draft.nodes, seconds - drafting, draft.experts)
-        accepted = nodes = 0  # by the steps before
-        for number, ready, _, levels, trees, took in draft.steps:
+        accepted, nodes, tokens = 0, 0, float(sum(map(len, committed)))  # of the steps before; of the cycle, less luck
+        for number, ready, _, levels, trees, took, expected in draft.steps:
             now = sum(tree.accepted(text) for tree, text in zip(trees, committed, strict=True))
             size = sum(len(tree.tokens) - 1 for tree in trees)
-            gained, added = (now - accepted) / ready, (size - nodes) / ready
-            self._gain(number, count).record(gained, added, levels, took / speed)
+            gained = now - accepted if expected is None else expected
+            tokens += gained - (now - accepted)
+            rows = draft.seconds(size) - draft.seconds(nodes)
+            gain = self._gain(number, count)
+            gain.record(gained / ready, (size - nodes) / ready, rows / ready, levels, took / speed)
             accepted, nodes = now, size
-        tokens, seconds = float(sum(map(len, committed))), seconds / speed
+        seconds /= speed
         usual = self._rates.get(count.bit_length(), (count, draft.seconds(0)))
         mean = (usual[0] + (tokens - usual[0]) / CYCLES, usual[1] + (seconds - usual[1]) / CYCLES)
         self._rates[count.bit_length()] = mean
@@ -273,7 +284,8 @@ class DraftPolicy:
 
     def _loss(self, gain: Gain, ready: int, nodes: int, curve: Curve, price: float) -> float:
         """Returns the seconds that a draft is expected to lose. nodes: of the trees before it."""
-        rows = curve(max(0, round(nodes + ready * gain.nodes))) - curve(nodes)
+        of_mean = curve(max(0, round(nodes + ready * gain.nodes))) - curve(nodes)
+        rows = ready * gain.rows if curve.mixture else of_mean  # unequal drafts take less than their mean
         worth = 1.0 if curve.requests == 1 else TOGETHER
         return rows + gain.seconds - worth * ready * gain.tokens / price
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from itertools import chain
 from math import isfinite
 from os.path import expanduser
@@ -64,7 +64,7 @@ def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
     """Gives a policy what another process has learned, all of it or nothing."""
     with suppress(KeyError, TypeError, ValueError, OverflowError):
         costs = {(size, prefix): {n: float(s) for n, s in points} for size, prefix, points in learned["costs"]}
-        gains = {(source, size): Gain(*map(float, own)) for source, size, *own in learned["gains"]}
+        gains = {(source, size): _gain(own) for source, size, *own in learned["gains"]}
         chances = [[float(x) for x in numbers] for numbers in learned["chances"]]
         seconds = [s for points in costs.values() for s in points.values()]
         keys = [n for key in (*gains, *costs, *costs.values()) for n in key]
@@ -83,6 +83,11 @@ def teach(policy: DraftPolicy, learned: dict[str, Any]) -> None:
             policy.costs.experts.exponent = exponent
         for own, known in pairs:
             own[:] = known if len(known) == len(own) else own
+
+
+def _gain(numbers: Sequence[Any]) -> Gain:
+    names = [field.name for field in fields(Gain)]
+    return Gain(**dict(zip(names, map(float, numbers), strict=True)))
 
 
 def _chances(policy: DraftPolicy) -> list[list[float]]:

@@ -54,8 +54,10 @@ MIXTURES = {
     "qwen3-30b-a3b": Mixture(128, 8, 1.23e9, 1.81e9, 0.7),
     "qwen3.6-35b-a3b": Mixture(256, 8, 1.94e9, 1.01e9, 0.8),
     "gpt-oss-20b": Mixture(32, 4, 0.9e9, 2.7e9, 0.77),
+    "mixtral-8x7b": Mixture(8, 2, 3.3e9, 22.5e9, 0.77),  # seven rows read all experts: all levels pay, or none
+    "siblings": Mixture(128, 8, 1.23e9, 1.81e9, 0.9),  # rows that share few experts
 }
-SIBLINGS = Mixture(128, 8, 1.23e9, 1.81e9, 0.9)  # rows that share few experts
+SIBLINGS = MIXTURES["siblings"]
 
 
 def text_of(right: float, tokens: int = 1500, seed: int = 0) -> Text:
