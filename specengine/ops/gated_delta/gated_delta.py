@@ -16,6 +16,7 @@ from specengine._C import DeltaStates
 from specengine.ops.gated_delta.matrices import GatedDelta
 
 NORM_EPS = 1e-6  # of q and k, fixed by the architecture
+MAX_CUDA_DIM = 128  # components of a head; kMaxDeltaDim of csrc/ops/gated_delta/gated_delta.h
 
 
 def gated_delta(rows, layer: GatedDelta, states: DeltaStates, number: int, row_start, ancestors, out, eps) -> None:
