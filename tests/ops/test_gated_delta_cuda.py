@@ -193,3 +193,20 @@ def test_gates_are_those_of_the_reference(cuda_backend, heads, kv_heads, dim, dt
     gate_heads(cuda_backend.put(qkv), found)
     gate_heads_reference(qkv.double(), expected)
     assert_close(found.cpu(), expected, PRECISION[dtype])
+
+
+def test_open_gates_keep_heads_and_shut_ones_clear_them(cuda_backend):
+    gates, heads = torch.tensor([100.0, -200.0, 0.0]), randn(2, 3, 4)
+    qkv = torch.cat([randn(2, 3, 4), gates[:, None].expand(2, 3, 4)], dim=2).flatten(1)
+    found = cuda_backend.put(heads.clone())
+    gate_heads(cuda_backend.put(torch.cat([qkv, randn(2, 8)], dim=1)), found)
+    assert torch.equal(found.cpu(), heads * torch.tensor([1.0, 0.0, 0.5])[:, None])
+
+
+def test_an_empty_path_leaves_its_state_alone(cuda_backend):
+    layer = small_layer(1, 2, 16, 12)
+    states = new_states(layer, 4, [2, 0])
+    _, recorded = passed(cuda_backend, layer, randn(4, columns_of(layer)), states, 0, [chain(2), chain(2)])
+    after = compacted(cuda_backend, layer, recorded, [2, 2], [[], [0, 1]])
+    assert torch.equal(after.states[1:], states.states[1:]) and torch.equal(after.conv[1:], states.conv[1:])
+    assert not torch.equal(after.states[0], states.states[0])
