@@ -23,6 +23,7 @@ AT_ONCE = 6  # processes; each takes a CUDA context and some seconds of a core t
 # A small test for every source with kernels, without the simulator's or the GPU's parameter.
 SMALL = {
     "attention/compact_kv": "compact_kv::test_the_example_of_the_documentation",
+    "attention/gate_heads": "gated_delta_cuda::test_open_gates_keep_heads_and_shut_ones_clear_them",
     "attention/rope_cache": "layer_cuda::test_rope_cache_finds_the_request_of_every_row_among_many",
     "attention/tree_attention": "tree_attention_cuda::test_a_long_prefix_is_split",
     "attention/tree_attention_exact": "tree_attention_cuda::test_large_scores_do_not_overflow",
@@ -32,6 +33,8 @@ SMALL = {
     "experts/expert_linear": "experts_cuda::test_several_weights_write_their_columns_of_one_output",
     "experts/group_pairs": "experts_cuda::test_pairs_are_grouped_as_by_the_reference",
     "experts/route_rows": "experts_cuda::test_a_row_is_routed_as_it_is_alone",
+    "gated_delta/compact_states": "gated_delta_cuda::test_an_empty_path_leaves_its_state_alone",
+    "gated_delta/gated_delta": "gated_delta_cuda::test_padding_rows_become_zeros_and_touch_no_state",
     "layer/coded_linear": "coded_linear_cuda::test_other_columns_of_the_output_stay",
     "layer/gather_rows": "linear_cuda::test_gather_rows_gives_the_rows_and_zeros_for_padding",
     "layer/linear": "linear_cuda::test_several_weights_write_their_columns_of_one_output",

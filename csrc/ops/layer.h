@@ -94,8 +94,8 @@ inline void check_head_norm(Checker& check, const OptionalTensor& norm, const ch
 // position (prefix length + depth), writes k and v to the node's cache slot (prefix length + node index).
 // CUDA: a row of depth -1, or behind the last request's rows, is padding: its q becomes 0, the cache stays as it is.
 struct RopeCache {
-  TensorView qkv;         // [M, (H + 2K) * D] float32; on the CPU also [M, (2H + 2K) * D], each head of q with its gate
-  TensorView cos;         // [T, R/2] float32, T positions; on CUDA R = D
+  TensorView qkv;         // [M, (H + 2K) * D] float32; or [M, (2H + 2K) * D], each head of q with its gate
+  TensorView cos;         // [T, R/2] float32, T positions
   TensorView sin;         // [T, R/2] float32
   OptionalTensor q_norm;  // [D] or [H * D] float32, see check_head_norm
   OptionalTensor k_norm;  // [D] or [K * D] float32
@@ -114,12 +114,11 @@ struct RopeCache {
     Dim M{"M"}, H{"H"}, T{"T"}, half{"R/2"};
     const Device device = cache.validate(check);
     check(q, "q", {DType::kFloat32}, {M, H, cache.dim()});
-    const bool with_gates = !check.for_cuda() && gated();
+    const bool with_gates = gated();
     check(qkv, "qkv", {DType::kFloat32}, {M, ((with_gates ? 2 * H : H) + 2 * cache.heads()) * cache.dim()});
     check(cos, "cos", {DType::kFloat32}, {T, half});
     check(sin, "sin", {DType::kFloat32}, {T, half});
     const int64_t most = cache.dim() / 2;
-    if (check.for_cuda() && half != most) fail("cos: expected D/2=", most, " columns, got ", half.value);
     if (half < 1 || half > most) fail("cos: expected 1 to D/2=", most, " columns, got ", half.value);
     if (with_gates && q_norm.given() && q_norm.ndim == 1 && q_norm.shape[0] != cache.dim()) {
       fail("q_norm: expected a norm for each head beside gates");
@@ -137,15 +136,19 @@ struct RopeCache {
 SPECENGINE_CPU_OP(RmsNorm)
 SPECENGINE_CPU_OP(SiluMul)
 SPECENGINE_CPU_OP(ClampedSwiglu)
-// heads *= sigmoid(gate), a gate behind each head of q in qkv (Qwen3.5). The CPU alone has it.
+// heads *= sigmoid(gate), a gate behind each head of q in qkv (Qwen3.5).
 struct GateHeads {
   TensorView qkv;    // [M, (2H + 2K) * D] float32
-  TensorView heads;  // [M, H, D] float32, written
+  TensorView heads;  // [M, H, D] float32, written; CUDA: or bfloat16 | float16
 
   Device validate() const {
     Checker check;
     Dim M{"M"}, H{"H"}, D{"D"}, columns{"columns"};
-    check(heads, "heads", {DType::kFloat32}, {M, H, D});
+    if (check.for_cuda()) {
+      check(heads, "heads", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, H, D});
+    } else {
+      check(heads, "heads", {DType::kFloat32}, {M, H, D});
+    }
     check(qkv, "qkv", {DType::kFloat32}, {M, columns});
     const int64_t rest = columns - 2 * H * D;  // k and v
     if (D < 1 || rest < 2 * D || rest % (2 * D) != 0) {
@@ -161,6 +164,7 @@ SPECENGINE_CPU_OP(GateHeads)
 void run_cuda(const RmsNorm&);
 void run_cuda(const SiluMul&);
 void run_cuda(const RopeCache&);
+void run_cuda(const GateHeads&);
 #endif
 
 }  // namespace specengine

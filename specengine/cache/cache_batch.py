@@ -26,6 +26,12 @@ class CacheBatch:
     def __post_init__(self) -> None:
         self.host: np.ndarray | None = None  # shares memory with lengths on the CPU: numpy adds faster than a tensor
 
+    def first(self, size: int) -> CacheBatch:
+        """Returns the view of the first `size` requests of a batch on a device."""
+        adapters = None if self.adapters is None else self.adapters[:size]
+        states = None if self.states is None else self.states.first(size)
+        return CacheBatch(self.block_table[:size], self.lengths[:size], adapters, states)
+
     def advance(self, counts: torch.Tensor) -> None:
         """Adds newly cached tokens.  counts: int32 [B]."""
         if self.host is None:

@@ -94,12 +94,14 @@ class KVCache(PagePool):
             )
 
     def has_room(self, slots: int) -> bool:
-        """Returns whether pages for `slots` tokens are free now, or can be made.
+        """Returns whether pages for `slots` tokens and a request's state are free now, or can be made.
 
         Counts prefix hits as if they were misses: a drafter's own cache of as many pages may share less.
         """
         with self._lock:
             self._take_back()
+            if self.states and not self.states.has_room:
+                return False
             return not self.fixed or -(-slots // PAGE_SIZE) <= self.k.shape[1] - self._promised
 
     def allocate(self, slots: int) -> list[int]:
@@ -249,9 +251,8 @@ class KVCache(PagePool):
         states = None if batch.states is None else batch.states.last
         if self.states is None or states is None or states.final:
             return
-        assert ops.compact_states is not None  # ops without it refuse the model
         config = self.states.config
-        place = (row_start, accepted.path, accepted.path_length)
+        place = (row_start, accepted.path.to(self.device), accepted.path_length.to(self.device))
         ops.compact_states(states, *place, config.num_key_heads, config.tiled)
 
     def keep_state(self, pages: Sequence[int], cached: int) -> None:
@@ -286,9 +287,9 @@ class KVCache(PagePool):
         chosen = None
         if any(adapter >= 0 for adapter in adapters):  # otherwise the pass is that of an engine without adapters
             chosen = torch.tensor(adapters, dtype=torch.int32, device=self.device)
-        if not is_host(self.device):
-            return CacheBatch(block_table.to(self.device), counts.to(self.device), chosen)
         states = self.states.batch(pages, final, rooted) if self.states else None
+        if not is_host(self.device):
+            return CacheBatch(block_table.to(self.device), counts.to(self.device), chosen, states)
         batch = CacheBatch(block_table, counts, chosen, states)
         batch.host = host
         return batch

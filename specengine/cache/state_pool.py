@@ -12,6 +12,11 @@ from specengine._C import DeltaStates
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 
 
+def fixed_slots(requests: int) -> int:
+    """Returns the slots of a fixed pool: each request may leave a copy for the next one with its beginning."""
+    return 2 * requests
+
+
 @dataclass
 class StateBatch:
     """The slots of a batch.  slots: int32 [B].  final: whether the rows of its passes are parts of their texts.
@@ -25,6 +30,10 @@ class StateBatch:
     rooted: bool = True
     last: DeltaStates | None = None
 
+    def first(self, size: int) -> StateBatch:
+        """Returns the view of the first `size` requests."""
+        return StateBatch(self.slots[:size], self.final, self.rooted)
+
 
 class StatePool:
     """Holds the states of all layers of gated delta rule, float32, in slots.
@@ -33,19 +42,22 @@ class StatePool:
     of states at the ends of pages, least recently used first to go.
 
     most_kept: copies, at most.
+    requests: that a fixed pool has slots for, beside as many copies. It never moves, for captured graphs. None: a pool
+    that grows with the need.
     """
 
-    def __init__(self, config: GatedDeltaConfig, device: torch.device) -> None:
-        self.config, self.device, self.most_kept = config, device, 0
+    def __init__(self, config: GatedDeltaConfig, device: torch.device, requests: int | None = None) -> None:
+        self.config, self.device, self.requests, self.most_kept = config, device, requests, requests or 0
         layers, c = len(config.layers), config
         self._shapes = (
             (layers, c.num_value_heads, c.key_head_dim, c.value_head_dim),
             (layers, CONV_WIDTH - 1, c.conv_channels),
         )
-        self._states, self._conv = (torch.empty(0, *shape, device=device) for shape in self._shapes)
+        slots = fixed_slots(requests or 0)
+        self._states, self._conv = (torch.empty(slots, *shape, device=device) for shape in self._shapes)
         self._record_floats = c.record_floats
         self._records = torch.empty(0, device=device)
-        self._free: list[int] = []
+        self._free: list[int] = [*reversed(range(slots))]
         self._of_request: dict[int, int] = {}  # last page -> slot
         self._kept: OrderedDict[int, int] = OrderedDict()  # page -> slot of the state behind it
 
@@ -68,6 +80,19 @@ class StatePool:
     def kept(self) -> int:
         """Copies in the prefix cache."""
         return len(self._kept)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request can have a slot."""
+        return self.requests is None or self.in_use < self.requests
+
+    def slot_of(self, pages: Sequence[int]) -> int:
+        """Returns the slot of the owner of `pages`."""
+        return self._of_request[pages[-1]]
+
+    def record_bytes(self, rows: int) -> int:
+        """Returns the bytes of the records of `rows` rows, in every layer."""
+        return 4 * len(self.config.layers) * rows * self._record_floats
 
     def reach(self, pages: Sequence[int]) -> int:
         """Returns how many of these pages, from the first on, end with a state that is kept."""
@@ -116,7 +141,7 @@ class StatePool:
 
     def batch(self, pages: Sequence[Sequence[int]], final: bool, rooted: bool = True) -> StateBatch:
         """Makes the view of the requests that own `pages`; see StateBatch."""
-        slots = [self._of_request[own[-1]] for own in pages]
+        slots = [self.slot_of(own) for own in pages]
         return StateBatch(torch.tensor(slots, dtype=torch.int32, device=self.device), final, rooted)
 
     def of_pass(self, batch: StateBatch, rows: int, trees: bool) -> DeltaStates:
@@ -139,6 +164,8 @@ class StatePool:
 
     def _grow(self) -> None:
         """Doubles both tensors, or neither."""
+        if self.requests is not None:
+            raise MemoryError(f"recurrent states: all slots of {self.requests} requests are in use")
         old = len(self._states)
         new = max(2 * old, 2)
         try:

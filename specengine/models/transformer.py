@@ -171,10 +171,13 @@ class Transformer:
             return torch.float32
         return torch.bfloat16 if "bfloat16" in self.formats else torch.float16
 
-    def new_cache(self, pages: int | None = None) -> KVCache:
-        """Makes an empty cache for this model. pages: the fixed size of its pool; None lets the pool grow."""
+    def new_cache(self, pages: int | None = None, requests: int | None = None) -> KVCache:
+        """Makes an empty cache for this model. pages: the fixed size of its pool; None lets the pool grow.
+
+        requests: that a hybrid's fixed pool of states has slots for; None lets it grow.
+        """
         c = self.config
-        states = None if c.gated_delta is None else StatePool(c.gated_delta, self.device)
+        states = None if c.gated_delta is None else StatePool(c.gated_delta, self.device, requests)
         return KVCache(c.attention_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages, states)
 
     def ensure_positions(self, count: int) -> None:

@@ -13,6 +13,7 @@ from specengine.models.gated_delta.weights import GATES, IN_PROJECTIONS, gated_d
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertProjection, Moe
+from specengine.ops.gated_delta.gated_delta import MAX_CUDA_DIM
 from specengine.ops.weight import (
     BLOCK_BYTES,
     FLOAT_FORMATS,
@@ -150,11 +151,12 @@ class WeightLoader:
 
     def _check_device(self) -> None:
         config = self.checkpoint.config
+        delta = config.gated_delta
+        wide = delta is not None and max(delta.key_head_dim, delta.value_head_dim) > MAX_CUDA_DIM
         parts = {
             "attention sinks": config.attention_sinks,
             "norms of whole q and k rows": config.whole_qk_norm,
-            "layers of gated delta rule": config.gated_delta is not None,
-            "gated attention": config.attention_gate,
+            f"recurrent states of heads wider than {MAX_CUDA_DIM}": wide,
         }
         if self.ops.on_device and (named := next((name for name, used in parts.items() if used), None)):
             raise ValueError(f"device: {self.checkpoint.source} has {named}, which run on the CPU alone")

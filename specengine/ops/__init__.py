@@ -53,7 +53,7 @@ class Ops:
     tune: Callable[..., None] | None  # measures the products by a layer; not while a graph is captured
     verify_tree: Callable[..., verify_tree.Accepted]
     compact_kv: Callable[..., None]
-    compact_states: Callable[..., None] | None  # None: it has no layers of gated delta rule
+    compact_states: Callable[..., None]
 
 
 _native_layer = LayerOps(
@@ -159,8 +159,8 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict),
         silu_mul=layer.silu_mul,
         add_lora=add_lora.add_lora,
-        gate_heads=None,
-        gated_delta=None,
+        gate_heads=layer.gate_heads,
+        gated_delta=gated_delta.gated_delta,
         experts=moe.ExpertOps(
             route_rows=moe.route_rows,
             group_pairs=moe.group_pairs,
@@ -192,7 +192,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tune=choices.tune,
         verify_tree=verify_tree.verify_tree,
         compact_kv=compact_kv.compact_kv,
-        compact_states=None,
+        compact_states=gated_delta.compact_states,
     )
 
 

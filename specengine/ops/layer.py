@@ -36,8 +36,8 @@ def clamped_swiglu(gate_up, out, limit: float, alpha: float) -> None:
 def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
 
-    qkv may be [M, (2H + 2K) D] on the CPU: each head of q is followed by its gate, which gate_heads reads.
-    cos, sin: [T, R/2]; the first R components of a head are rotated, on CUDA all of them.  q_norm, k_norm: RMSNorm
+    qkv may be [M, (2H + 2K) D]: each head of q is followed by its gate, which gate_heads reads.
+    cos, sin: [T, R/2]; the first R components of a head are rotated.  q_norm, k_norm: RMSNorm
     weights before the rotation, [D], a norm for each head (Qwen3), or on the CPU [H D] and [K D], one norm for all
     heads (OLMoE); None: no norm.  depths: int32 [M].  cache: one layer.
     q: [M, H, D], written.
@@ -48,7 +48,10 @@ def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps
 
 
 def gate_heads(qkv, heads) -> None:
-    """heads[M, H, D] *= sigmoid(gate); qkv [M, (2H + 2K) D] has a gate behind each head of q. The CPU alone has it."""
+    """heads[M, H, D] *= sigmoid(gate); qkv [M, (2H + 2K) D] has a gate behind each head of q.
+
+    heads: float32, on CUDA also bfloat16 or float16.
+    """
     _C.gate_heads(qkv, heads)
 
 

@@ -31,8 +31,8 @@ class LayerOps:
     tree_attention: Callable[..., None]
     silu_mul: Callable[..., None]
     add_lora: Callable[..., None]
-    gate_heads: Callable[..., None] | None  # None: it has no such layers
-    gated_delta: Callable[..., None] | None
+    gate_heads: Callable[..., None]
+    gated_delta: Callable[..., None]
     experts: ExpertOps
     rounds: bool
 
@@ -60,10 +60,6 @@ class LayerwiseDecoder:
         self.final_norm = final_norm
         self.lora = tuple(lora)
         self.multipliers = multipliers
-        linear = any(layer.gated_delta is not None for layer in layers)
-        gates = any(map(self._gated, layers))
-        if (gates and ops.gate_heads is None) or (linear and ops.gated_delta is None):
-            raise ValueError("layers: gates of attention and layers of gated delta rule run on the CPU alone")
 
     def _gated(self, layer: Layer) -> bool:
         c = self.config
@@ -124,13 +120,12 @@ class LayerwiseDecoder:
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
             scale = factors.attention_scale(c.head_dim)
             ops.tree_attention(q, cache, tree.ancestors, attended, scale, layer.window, sinks=layer.sinks)
-            if ops.gate_heads is not None and self._gated(layer):
+            if self._gated(layer):
                 ops.gate_heads(qkv, attended)
             return attended.view(rows, -1)
 
-        def recurrence(layer: GatedDelta, qkv: torch.Tensor, number: int) -> torch.Tensor:
-            assert ops.gated_delta is not None  # checked by the constructor
-            out = empty(rows, layer.value_heads * len(layer.norm))
+        def recurrence(layer: GatedDelta, reader: Projection, qkv: torch.Tensor, number: int) -> torch.Tensor:
+            out = empty(rows, layer.value_heads * len(layer.norm), reader=reader)
             ops.gated_delta(qkv, layer, states, number, tree.row_start, tree.ancestors, out, c.rms_norm_eps)
             return out
 
@@ -149,7 +144,7 @@ class LayerwiseDecoder:
             if layer.gated_delta is None:
                 attended = attention(layer, qkv, *next(places))
             else:
-                attended = recurrence(layer.gated_delta, qkv, next(recurrent))
+                attended = recurrence(layer.gated_delta, layer.attention_out, qkv, next(recurrent))
             if attended is None:
                 return None
             delta = product(attended, layer.attention_out, lora.attention_out)

@@ -68,7 +68,7 @@ class ParallelTransformer(Transformer):
         """Raises ValueError: this process has no whole layer to draft with."""
         raise ValueError("drafter: a target under tensor_parallel has no layers of its own to draft with")
 
-    def new_cache(self, pages: int | None = None) -> KVCache:
+    def new_cache(self, pages: int | None = None, requests: int | None = None) -> KVCache:
         if pages is not None:
             raise ValueError("pages: under tensor_parallel caches grow on demand, got a fixed number")
         return ParallelCache(self._group, self.config, self._bounds.config(0, self.config), self.cache_dtype)

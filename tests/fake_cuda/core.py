@@ -37,6 +37,7 @@ CACHE = (
     "k_cache: float[P,K,64,D]  v_cache: float[P,K,64,D]  "
     "block_table: i32[B,pages]  lengths: i32[B]  row_start: i32[B+1]"
 )
+STATES = "states: f32[pool,layers,Hv,Dk,Dv]  conv: f32[pool,layers,3,C]  slots: i32[B]  records: f32[kept,M,floats]"
 SAMPLED = (
     "tokens: i32[M]  parents: i32[M]  row_start: i32[B+1]  temperature: f32[B]  top_k: i32[B]  top_p: f32[B]  "
     "min_p: f32[B]  repetition_penalty: f32[B]  presence_penalty: f32[B]  frequency_penalty: f32[B]  seed: i64[B]  "
@@ -83,6 +84,11 @@ OPS = {
         f"{CACHE}  q: f32[M,H,D]",
         ("rope_cache",),
     ),
+    "gate_heads": Op("qkv: f32[M,Q]  heads: float[M,H,D]", ("gate_heads",)),
+    "gated_delta": Op(
+        f"rows: f32[M,R]  {STATES}  row_start: i32[B+1]  ancestors?: i32[M,words]  out: float[M,values]",
+        ("record", "tree"),
+    ),
     # Keys are split wherever a GPU has room for more blocks than there are rows; then their results are merged.
     "tree_attention": Op(
         f"q: f32[M,H,D]  {CACHE}  ancestors: i32[M,words]  out: float[M,H,D]  workspace: f32[n]  sinks?: f32[H]",
@@ -126,6 +132,7 @@ OPS = {
         "lengths: i32[B]  path: i32[B,N]  path_length: i32[B]",
         ("compact_kv",),
     ),
+    "compact_states": Op(f"{STATES}  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]", ("compact_states",)),
 }
 OTHER_RULES = ("walk",)  # verify_tree by a rule other than match
 UNDER_MASKS = ("mark", "filter", "draw_masked", "finish")  # by match, with masks

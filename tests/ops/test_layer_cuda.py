@@ -205,6 +205,21 @@ def test_rope_cache_matches_its_reference_for_every_head_dim(cuda_backend, dim, 
     check_rope(cuda_backend, rope_arguments(trees, lengths, 3, 1, dim, torch.float32, norms), 3, dim)
 
 
+@pytest.mark.parametrize("gates", [False, True])
+@pytest.mark.parametrize("dim, rotated", [(16, 2), (16, 16), (80, 20), (128, 66), (256, 64)])
+def test_rope_cache_rotates_a_part_of_a_head_and_leaves_gates_out(cuda_backend, dim, rotated, gates):
+    trees, lengths = [random_tree(7), chain(5)], [61, 130]
+    arguments = rope_arguments(trees, lengths, 4, 2, dim, torch.float32)
+    if gates:
+        arguments[0] = randn(12, (2 * 4 + 2 * 2) * dim, seed=3)
+    arguments[1:3] = rope_tables(150, rotated)
+    whole = check_rope(cuda_backend, arguments, 4, dim)
+    arguments[5] += 3
+    moved = check_rope(cuda_backend, arguments, 4, dim)
+    assert torch.equal(whole[0][..., rotated:], moved[0][..., rotated:])
+    assert not torch.equal(whole[0][..., :rotated], moved[0][..., :rotated])
+
+
 @pytest.mark.parametrize("first_node", [1, 5])
 def test_rope_cache_writes_the_later_nodes_where_the_whole_tree_has_them(cuda_backend, first_node):
     trees, lengths = [comb(20), chain(5), random_tree(9)], [70, 0, 62]

@@ -2,9 +2,23 @@
 #include "ops/gated_delta/gated_delta.h"
 
 namespace specengine {
+namespace {
+
+void check_dims(const Checker& check, int64_t key_dim, int64_t value_dim) {
+  if (check.for_cuda() && (key_dim > kMaxDeltaDim || value_dim > kMaxDeltaDim)) {
+    fail("states: heads of ", key_dim, " x ", value_dim, ", at most ", kMaxDeltaDim, " x ", kMaxDeltaDim,
+         " are supported on cuda");
+  }
+}
+
+}  // namespace
 
 void GatedDeltaLayer::validate() const {
   Checker check;
+  validate(check);
+}
+
+void GatedDeltaLayer::validate(Checker& check) const {
   Dim C{"C"}, Hv{"Hv"}, Dv{"Dv"};
   check(conv, "conv", {DType::kFloat32}, {kConvWidth, C});
   check(decay, "decay", {DType::kFloat32}, {Hv});
@@ -45,7 +59,12 @@ Device GatedDelta::validate() const {
   check(rows, "rows", {DType::kFloat32}, {M, layer->row_columns()});
   check(row_start, "row_start", {DType::kInt32}, {B + 1});
   check.optional(ancestors, "ancestors", {DType::kInt32}, {M, W});
-  check(out, "out", {DType::kFloat32}, {M, layer->values()});
+  if (check.for_cuda()) {
+    check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, layer->values()});
+  } else {
+    check(out, "out", {DType::kFloat32}, {M, layer->values()});
+  }
+  layer->validate(check);
   states.validate(check, B, M);
   check(states.states, "states", {DType::kFloat32},
         {states.states.shape[0], states.layers(), layer->value_heads(), layer->key_dim(), layer->value_dim()});
@@ -55,6 +74,10 @@ Device GatedDelta::validate() const {
     fail("number: expected 0 to ", states.layers() - 1, ", got ", number);
   }
   if (states.final && ancestors.defined()) fail("ancestors: expected None where all rows are final");
+  check_dims(check, layer->key_dim(), layer->value_dim());
+  if (check.for_cuda() && ancestors.defined() && W > kMaxNodes / 32) {
+    fail("ancestors: expected at most ", kMaxNodes / 32, " words on cuda, got ", W.value);
+  }
   return check.device();
 }
 
@@ -73,6 +96,7 @@ Device CompactStates::validate() const {
     fail("key_heads: ", key_heads, " heads of ", states.states.shape[3], " do not match ", keys,
          " channels of q and k");
   }
+  check_dims(check, states.states.shape[3], states.states.shape[4]);
   return check.device();
 }
 

@@ -1,9 +1,10 @@
 // Rotary positions and the cache write. A warp owns one head of one row (query, key or value); a lane owns every 32nd
-// pair (i, i + D/2) of it, in registers.
+// pair of its components, in registers. The first R/2 pairs are rotated.
 #include <type_traits>
 
 #include "cuda/base/four_columns.cuh"
 #include "cuda/base/reduce.cuh"
+#include "cuda/base/request_of_row.cuh"
 #include "ops/layer.h"
 
 namespace specengine {
@@ -17,14 +18,18 @@ struct Rope {
   const int *depths, *block_table, *lengths, *row_start;
   float* q;
   int heads, kv_heads, dim, batch, max_pages, first_node;
+  int rotated;  // pairs
+  int gates;    // heads that each follow a query head; 0: none
   float eps;
 };
 
-// The request of a row, `batch` if it has none: lanes count the requests that end before it.
-__device__ inline int request_of_row(const int* row_start, int batch, int row) {
-  int before = 0;
-  for (int b = threadIdx.x % kWarp; b < batch; b += kWarp) before += row_start[b + 1] <= row;
-  return warp_reduce<Sum>(before);
+// The components of a pair: (i, i + R/2) of the rotated ones, then halves of the rest. One norm sums them in this
+// order.
+struct Pair {
+  int a, b;
+};
+__device__ inline Pair pair_of(const Rope& op, int i) {
+  return i < op.rotated ? Pair{i, i + op.rotated} : Pair{i + op.rotated, i + op.dim / 2};
 }
 
 template <typename Cache>
@@ -34,12 +39,14 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
   if (head >= op.heads + 2 * op.kv_heads) return;
   const bool is_query = head < op.heads, is_value = head >= op.heads + op.kv_heads;
   const int half = op.dim / 2;
-  const float* from = op.qkv + (static_cast<int64_t>(row) * (op.heads + 2 * op.kv_heads) + head) * op.dim;
+  const int place = is_query && op.gates != 0 ? 2 * head : op.gates + head;
+  const float* from = op.qkv + (static_cast<int64_t>(row) * (op.gates + op.heads + 2 * op.kv_heads) + place) * op.dim;
   float a[kPairs], b[kPairs];
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
     const int i = lane + j * kWarp;
-    a[j] = i < half ? from[i] : 0.0f, b[j] = i < half ? from[i + half] : 0.0f;
+    const Pair at = pair_of(op, i);
+    a[j] = i < half ? from[at.a] : 0.0f, b[j] = i < half ? from[at.b] : 0.0f;
   }
   const int depth = op.depths[row], request = request_of_row(op.row_start, op.batch, row);
   const bool padding = depth < 0 || request == op.batch;
@@ -54,7 +61,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int i = lane + j * kWarp;
-      if (i < half) a[j] *= scale * norm[i], b[j] *= scale * norm[i + half];
+      const Pair at = pair_of(op, i);
+      if (i < half) a[j] *= scale * norm[at.a], b[j] *= scale * norm[at.b];
     }
   }
   const int length = padding ? 0 : op.lengths[request];
@@ -62,11 +70,11 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
   const int slot = is_query ? 0 : length + op.first_node + row - op.row_start[request];
   if (!is_query) page = op.block_table[static_cast<int64_t>(request) * op.max_pages + slot / kPageSize];
   if (!padding && !is_value) {
-    const int64_t table = static_cast<int64_t>(length + depth) * half;
+    const int64_t table = static_cast<int64_t>(length + depth) * op.rotated;
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int i = lane + j * kWarp;
-      if (i >= half) break;
+      if (i >= op.rotated) break;
       const float c = op.cos[table + i], s = op.sin[table + i], x = a[j];
       a[j] = x * c - b[j] * s, b[j] = b[j] * c + x * s;
     }
@@ -77,7 +85,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int i = lane + j * kWarp;
-      if (i < half) to[i] = from_float<To>(a[j]), to[i + half] = from_float<To>(b[j]);
+      const Pair at = pair_of(op, i);
+      if (i < half) to[at.a] = from_float<To>(a[j]), to[at.b] = from_float<To>(b[j]);
     }
   };
   if (is_query) {
@@ -111,6 +120,8 @@ void run_cuda(const RopeCache& op) {
                   static_cast<int>(op.cache.requests()),
                   static_cast<int>(op.cache.block_table.shape[1]),
                   static_cast<int>(op.cache.first_node),
+                  static_cast<int>(op.cos.shape[1]),
+                  op.gated() ? heads : 0,
                   op.eps};
   const dim3 grid(static_cast<unsigned>(op.q.shape[0]), (heads + 2 * kv_heads + kWarps - 1) / kWarps);
   with_float_type(op.cache.k_cache.dtype, [&](auto zero) {

@@ -11,6 +11,7 @@
 namespace specengine {
 
 constexpr int64_t kConvWidth = 4;
+constexpr int kMaxDeltaDim = 128;  // of the CUDA kernels: a head's state lies in registers of 512 threads
 
 // The weights of a layer beside its projections, for Hk key heads and Hv value heads of Dk and Dv components.
 struct GatedDeltaLayer {
@@ -22,6 +23,7 @@ struct GatedDeltaLayer {
   bool tiled;  // whether value head j reads key head j % Hk, not j / (Hv / Hk)
 
   void validate() const;
+  void validate(Checker& check) const;
   int64_t value_heads() const { return decay.shape[0]; }
   int64_t value_dim() const { return norm.shape[0]; }
   int64_t values() const { return value_heads() * value_dim(); }
@@ -62,6 +64,8 @@ struct DeltaStates {
 };
 
 // One layer of a pass: out = norm(S^T q) * silu(z), a head at a time.
+// CUDA: a row without any ancestor bit, or behind the last request's rows, is padding and becomes zeros; the slot of a
+// request that has only padding is not read.
 struct GatedDelta {
   TensorView rows;  // [M, row_columns] float32, of the layer's projection
   const GatedDeltaLayer* layer;
@@ -69,7 +73,7 @@ struct GatedDelta {
   int64_t number;            // of the layer among those with states
   TensorView row_start;      // [B + 1] int32
   OptionalTensor ancestors;  // [M, W] int32 bits; None: chains
-  TensorView out;            // [M, Hv Dv] float32, written
+  TensorView out;            // [M, Hv Dv] float32, written; CUDA: or bfloat16 | float16
   float eps;
 
   Device validate() const;
@@ -89,5 +93,9 @@ struct CompactStates {
 
 SPECENGINE_CPU_OP(GatedDelta)
 SPECENGINE_CPU_OP(CompactStates)
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const GatedDelta&);
+void run_cuda(const CompactStates&);
+#endif
 
 }  // namespace specengine

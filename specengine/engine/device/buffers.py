@@ -11,6 +11,7 @@ import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch
+from specengine.cache.state_pool import StateBatch
 from specengine.draft_trees.tree import DraftLogits
 from specengine.engine.device.device_masks import DeviceMasks
 from specengine.engine.request import Request
@@ -39,7 +40,8 @@ class DeviceBuffers:
 
     eos: token ids that end a text.  draft_logits: buffers of sizes.rows rows, where the rule reads draft logits.
     weights: whether the rule works with probability weights, as all rules but `match` do.
-    drafter_state: the drafter's own buffers.  adapters: whether requests may have adapters.
+    drafter_state: the drafter's own buffers.  adapters: whether requests may have adapters.  hybrid: whether the model
+    has recurrent states.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class DeviceBuffers:
         weights: bool = False,
         drafter_state: Any = None,
         adapters: bool = False,
+        hybrid: bool = False,
     ) -> None:
         slots = sizes.slots
 
@@ -60,7 +63,8 @@ class DeviceBuffers:
         self.size, self.device, self.vocab = slots, device, sizes.vocab
         pages = -(-(sizes.positions + sizes.spare) // PAGE_SIZE)
         chosen = torch.full_like(zeros(slots), -1) if adapters else None
-        self.cache = CacheBatch(zeros(slots, pages), zeros(slots), chosen)
+        states = StateBatch(zeros(slots), final=False) if hybrid else None
+        self.cache = CacheBatch(zeros(slots, pages), zeros(slots), chosen, states)
         tokens = zeros(slots, sizes.positions + sizes.spare)
         self.history = TokenHistory(tokens, torch.ones_like(zeros(slots)), zeros(slots))
         eos_ids = torch.tensor(sorted(eos), dtype=torch.int32, device=device)
@@ -88,8 +92,8 @@ class DeviceBuffers:
         """Returns whether the biases of all requests of a batch fit together."""
         return sum(len(r.params.logit_bias or {}) for r in requests) <= MAX_BIASES
 
-    def load(self, slot: int, request: Request) -> None:
-        """Copies a request into a slot; load_biases() has to follow."""
+    def load(self, slot: int, request: Request, state_slot: int | None = None) -> None:
+        """Copies a request into a slot; load_biases() has to follow.  state_slot: of its recurrent states."""
         for name, column in self._columns.items():
             column[slot] = request.seed if name == "seed" else getattr(request.params, name)
         for row, values in ((self.history.tokens[slot], request.tokens), (self.cache.block_table[slot], request.pages)):
@@ -99,6 +103,8 @@ class DeviceBuffers:
         self.cache.lengths[slot] = len(request.tokens) - 1
         if self.cache.adapters is not None:
             self.cache.adapters[slot] = request.adapter_index
+        if self.cache.states is not None and state_slot is not None:
+            self.cache.states.slots[slot] = state_slot
         self.limits.ignores_eos[slot] = int(request.params.ignore_eos)
         self.limits.final_length[slot] = request.prompt_length + request.limit
         self.limits.active[slot] = int(request.finish_reason is None)

@@ -50,7 +50,7 @@ class GraphBatch:
         self.masks: torch.Tensor | None = None
         self.constraints: Sequence[Constraint | None] = ()
         device, rows = buffers.device, size * nodes
-        self.cache, self.history = _first(buffers.cache, size), _first(buffers.history, size)
+        self.cache, self.history = buffers.cache.first(size), _first(buffers.history, size)
         self.limits, self.params = _first_limits(buffers.limits, size), _first_params(buffers.params, size)
         self.workspace = buffers.workspace.part(size, rows)
         self.row_start = torch.arange(0, rows + 1, nodes, dtype=torch.int32, device=device)
@@ -154,8 +154,7 @@ class GraphBatch:
 
 
 def _first(table: Table, size: int) -> Table:
-    columns = {f.name: getattr(table, f.name) for f in fields(table)}
-    return type(table)(**{name: None if column is None else column[:size] for name, column in columns.items()})
+    return type(table)(**{f.name: getattr(table, f.name)[:size] for f in fields(table)})
 
 
 def _first_limits(limits: Limits, size: int) -> Limits:

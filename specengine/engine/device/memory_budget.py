@@ -11,6 +11,7 @@ import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
+from specengine.cache.state_pool import fixed_slots
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
@@ -80,7 +81,7 @@ def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Devi
             longest = model.config.max_position + drafter.spare_slots
             useful = options.max_batch_size * -(-longest // PAGE_SIZE)
             pages = _affordable_pages(model.target, drafter, rule, options)
-            _caches[model.target] = model.target.new_cache(min(useful, pages))
+            _caches[model.target] = model.target.new_cache(min(useful, pages), options.max_batch_size)
         cache = _caches[model.target]
         if not isinstance(drafter, CacheCompanion):
             return cache
@@ -100,7 +101,7 @@ def device_runner(buffers: DeviceBuffers, cycle: Cycle, options: DeviceOptions) 
     with device_turn(target.device):
         target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
     graphs = CycleGraphs(buffers, cycle, options.of_graphs(drafter, target.device))
-    return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants)
+    return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants, cycle.cache.states)
 
 
 def device_buffers(
@@ -132,6 +133,7 @@ def device_buffers(
         weights=not isinstance(rule, Match),
         drafter_state=drafter_state,
         adapters=adapters,
+        hybrid=config.gated_delta is not None,
     )
 
 
@@ -153,13 +155,19 @@ def pages_left(free: int, total: int, fraction: float, workspace: int, page: int
 def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options: DeviceOptions) -> int:
     if target.device.type != "cuda":
         return SIMULATED_PAGES
-    workspace = workspace_bytes(target, drafter, rule, options)
+    workspace = workspace_bytes(target, drafter, rule, options) + _state_bytes(target, options)
     gc.collect()  # a dropped engine may hold its cache and graphs until now
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.device)
     companion = drafter.page_bytes if isinstance(drafter, CacheCompanion) else 0
     page = target.new_cache(0).page_bytes + companion
     return pages_left(free, total, options.gpu_memory_fraction, workspace, page)
+
+
+def _state_bytes(target: Transformer, options: DeviceOptions) -> int:
+    """Returns the bytes of the recurrent states of a hybrid's requests and of their copies."""
+    states = target.new_cache(0).states
+    return 0 if states is None else fixed_slots(options.max_batch_size) * states.slot_bytes
 
 
 def _mlp_columns(config: ModelConfig) -> int:
@@ -179,6 +187,11 @@ def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: 
     drafted = options.max_batch_size * drafter.device_rows if isinstance(drafter, DeviceStateDrafter) else 0
     most = max(rows, target.ops.prefill_rows, drafted)
     activations = 4 * most * (4 * c.hidden_size + _mlp_columns(c) + 4 * c.num_heads * c.head_dim)
+    records = 0
+    if (states := target.new_cache(0).states) is not None:
+        sizes = states.config
+        activations += 4 * most * (sizes.conv_channels + 2 * sizes.value_size + 2 * sizes.num_value_heads)
+        records = max(states.record_bytes(rows), states.record_bytes(target.ops.prefill_rows) // len(sizes.layers))
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
     # Of one pass: cycles share their memory and keep none of them. A drafter's own have log-probabilities beside them.
     logits = 4 * c.vocab_size * max(rows, 2 * drafted)
@@ -187,4 +200,4 @@ def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: 
     widths = captured_widths(options.max_batch_size, options.of_graphs(drafter, target.device))
     layers = drafter.hidden_state_layers if isinstance(drafter, HiddenStateReader) else ()
     kept = 4 * c.hidden_size * (1 + len(layers)) * sum(b * width for b, own in widths.items() for width in own)
-    return RESERVE_BYTES + 2 * activations + attention + logits + kept
+    return RESERVE_BYTES + 2 * activations + attention + records + logits + kept

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from specengine.cache.state_pool import StatePool
 from specengine.constraints import Constraint
 from specengine.drafters.base import Drafter
 from specengine.engine.device.buffers import DeviceBuffers
@@ -24,9 +25,16 @@ RING = 4  # records on the host; at most two cycles are in flight
 class DeviceRunner:
     """The device side of an engine: buffers, slots, graphs, the ring of records, and the batch that is loaded."""
 
-    def __init__(self, buffers: DeviceBuffers, graphs: CycleGraphs, drafter: Drafter, wants: Wants) -> None:
+    def __init__(
+        self,
+        buffers: DeviceBuffers,
+        graphs: CycleGraphs,
+        drafter: Drafter,
+        wants: Wants,
+        states: StatePool | None = None,
+    ) -> None:
         self.buffers, self.graphs, self.drafter, self.wants = buffers, graphs, drafter, wants
-        self.slots = DeviceSlots(buffers, drafter)
+        self.slots = DeviceSlots(buffers, drafter, states)
         self.loaded: DeviceBatch | None = None
         largest = max(size * record_width(nodes) for size, nodes in graphs.batches)
         pinned = buffers.device.type == "cuda"

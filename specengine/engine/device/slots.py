@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specengine.cache.state_pool import StatePool
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.engine.device.buffers import DeviceBuffers
@@ -13,8 +14,8 @@ from specengine.engine.request import Request
 class DeviceSlots:
     """Moves requests between the host and their slots, while no cycle is under way."""
 
-    def __init__(self, buffers: DeviceBuffers, drafter: Drafter) -> None:
-        self._buffers, self._drafter = buffers, drafter
+    def __init__(self, buffers: DeviceBuffers, drafter: Drafter, states: StatePool | None = None) -> None:
+        self._buffers, self._drafter, self._states = buffers, drafter, states
         self._residents: list[Request | None] = [None] * buffers.size
 
     def place(self, requests: Sequence[Request], room: int) -> list[int]:
@@ -47,7 +48,7 @@ class DeviceSlots:
         self._residents[slot] = request  # before it is whole: where loading fails, the slot is emptied later
         if isinstance(self._drafter, DeviceStateDrafter):
             self._drafter.load(self._buffers.drafter_state, slot, request)
-        self._buffers.load(slot, request)
+        self._buffers.load(slot, request, self._states.slot_of(request.pages) if self._states else None)
 
     def _empty(self, slot: int, request: Request) -> None:
         self._residents[slot] = None

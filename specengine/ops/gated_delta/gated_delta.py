@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang et al. 2024) as Qwen3.5 has it, and its states after acceptance. The CPU alone has them.
+"""The gated delta rule (Yang et al. 2024) as Qwen3.5 has it, and its states after acceptance.
 
 Shapes: M rows of B requests, Hk key heads and Hv value heads of Dk and Dv components, C = 2 Hk Dk + Hv Dv channels.
 DeltaStates: states float32 [slots, layers, Hv, Dk, Dv]; conv float32 [slots, layers, 3, C], the last inputs of the
@@ -16,6 +16,7 @@ from specengine._C import DeltaStates
 from specengine.ops.gated_delta.matrices import GatedDelta
 
 NORM_EPS = 1e-6  # of q and k, fixed by the architecture
+MAX_CUDA_DIM = 128  # components of a head; kMaxDeltaDim of csrc/ops/gated_delta/gated_delta.h
 
 
 def gated_delta(rows, layer: GatedDelta, states: DeltaStates, number: int, row_start, ancestors, out, eps) -> None:
@@ -23,7 +24,10 @@ def gated_delta(rows, layer: GatedDelta, states: DeltaStates, number: int, row_s
 
     number: of the layer among those with states.  row_start: int32 [B + 1].  ancestors: int32 [M, W] bits; None:
     chains. Each node's state S follows from its parent's, the root's from the committed one.
+    out: float32, on CUDA also bfloat16 or float16.
     Raises ValueError for tensors that do not fit, for two requests with one slot, and for trees where states are final.
+    CUDA does not look at slots: there a row without any ancestor bit, or behind the last request's rows, is padding and
+    becomes zeros. It has heads of at most 128 x 128.
     """
     _C.gated_delta(rows, layer.native, states, number, row_start, ancestors, out, eps)
 

@@ -27,6 +27,14 @@ def test_drafters_draft_inside_captured_cycles(device, folders, name):
     captured_engine(model_on_the_standin(), SPECS[name].format(**folders), max_batch_size=2)
 
 
+def test_cycles_of_a_hybrid_are_captured_on_a_pool_of_states_that_never_moves(device):
+    engine = captured_engine(model_on_the_standin("tiny-qwen3.5"), LOOKUP, max_batch_size=2)
+    states, graphs = engine.cache.states, engine.core.runner.graphs
+    assert states.slots == 4
+    for batch in graphs.batches.values():
+        assert batch.cache.states.last.states.data_ptr() == states._states.data_ptr()
+
+
 @pytest.mark.full
 def test_phases_are_timed_by_a_second_set_of_captures(device):
     engine = captured_engine(model_on_the_standin(), "prompt_lookup,nodes=3", max_batch_size=2)

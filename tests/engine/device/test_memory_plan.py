@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 
 from specengine.engine.device import memory_budget
-from specengine.engine.device.memory_budget import device_cache, workspace_bytes
+from specengine.engine.device.memory_budget import DeviceOptions, device_cache, workspace_bytes
 from specengine.models import presets
 from tests.drafters import eagle_files
 from tests.engine.device.captured import captured_engine, model_on_the_standin
 
 VOCAB = 1 << 14  # so large that logits are most of what cycles could keep
 DRAFTER = "prompt_lookup,nodes=60,length=59"
+OPTIONS = DeviceOptions(max_batch_size=16, gpu_memory_fraction=0.9, graphs=True)
 
 
 @pytest.fixture
@@ -74,6 +75,17 @@ def test_the_plan_covers_the_experts_of_a_mixture(taken_and_planned, monkeypatch
     monkeypatch.setattr(memory_budget, "_mlp_columns", lambda config: 3 * config.intermediate_size)
     _, taken, planned = taken_and_planned(model, DRAFTER, 16)
     assert taken > planned  # the control: the plan of a dense model would not be enough
+
+
+def test_the_plan_covers_the_states_and_records_of_a_hybrid(taken_and_planned, monkeypatch):
+    model = model_on_the_standin("tiny-qwen3.5")
+    engine, taken, planned = taken_and_planned(model, DRAFTER, 16)
+    states = engine.cache.states
+    assert 2 * 16 * states.slot_bytes == states._states.nbytes + states._conv.nbytes
+    assert taken <= planned + 2 * 16 * states.slot_bytes
+    monkeypatch.setattr(type(states), "record_bytes", lambda pool, rows: 0)
+    without = workspace_bytes(model.target, engine.drafter, engine.core.rule, OPTIONS)
+    assert planned - without >= states._records.nbytes > 0
 
 
 @pytest.mark.full
