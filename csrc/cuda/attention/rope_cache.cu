@@ -1,5 +1,5 @@
 // Rotary positions and the cache write. A warp owns one head of one row (query, key or value); a lane owns every 32nd
-// pair (i, i + D/2) of it, in registers.
+// pair (i, i + D/2) of it, in registers. Where one norm covers all heads of a row, every warp adds up all of them.
 #include <type_traits>
 
 #include "cuda/base/four_columns.cuh"
@@ -18,7 +18,16 @@ struct Rope {
   float* q;
   int heads, kv_heads, dim, batch, max_pages, first_node;
   float eps;
+  bool whole_q, whole_k;  // a norm covers all heads of a row
 };
+
+// The sum of squares of `columns` numbers; lanes own every 32nd.
+__device__ inline float sum_of_squares(const float* x, int columns) {
+  float sum = 0;
+#pragma unroll 4
+  for (int c = threadIdx.x % kWarp; c < columns; c += kWarp) sum = fmaf(x[c], x[c], sum);
+  return warp_reduce<Sum>(sum);
+}
 
 // The request of a row, `batch` if it has none: lanes count the requests that end before it.
 __device__ inline int request_of_row(const int* row_start, int batch, int row) {
@@ -34,7 +43,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
   if (head >= op.heads + 2 * op.kv_heads) return;
   const bool is_query = head < op.heads, is_value = head >= op.heads + op.kv_heads;
   const int half = op.dim / 2;
-  const float* from = op.qkv + (static_cast<int64_t>(row) * (op.heads + 2 * op.kv_heads) + head) * op.dim;
+  const float* const queries = op.qkv + static_cast<int64_t>(row) * (op.heads + 2 * op.kv_heads) * op.dim;
+  const float* const from = queries + head * op.dim;
   float a[kPairs], b[kPairs];
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
@@ -48,9 +58,18 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
   const float* norm = is_query ? op.q_norm : is_value ? nullptr : op.k_norm;
   if (norm != nullptr) {
     float sum = 0;
+    int columns = op.dim;
+    if (is_query ? op.whole_q : op.whole_k) {
+      const int first = is_query ? 0 : op.heads;
+      norm += (head - first) * op.dim;
+      columns *= is_query ? op.heads : op.kv_heads;
+      sum = sum_of_squares(queries + first * op.dim, columns);
+    } else {
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) sum = fmaf(a[j], a[j], fmaf(b[j], b[j], sum));
-    const float scale = 1.0f / sqrtf(warp_reduce<Sum>(sum) / static_cast<float>(op.dim) + op.eps);
+      for (int j = 0; j < kPairs; ++j) sum = fmaf(a[j], a[j], fmaf(b[j], b[j], sum));
+      sum = warp_reduce<Sum>(sum);
+    }
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(columns) + op.eps);
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int i = lane + j * kWarp;
@@ -95,6 +114,7 @@ void run_cuda(const RopeCache& op) {
   if (op.qkv.numel() == 0) return;
   const DeviceGuard guard(op.q.device_id);
   const int heads = static_cast<int>(op.q.shape[1]), kv_heads = static_cast<int>(op.cache.heads());
+  const auto is_whole = [&](const OptionalTensor& norm) { return norm.defined() && norm.shape[0] > op.cache.dim(); };
   const Rope rope{op.qkv.as<float>(),
                   op.cos.as<float>(),
                   op.sin.as<float>(),
@@ -111,7 +131,9 @@ void run_cuda(const RopeCache& op) {
                   static_cast<int>(op.cache.requests()),
                   static_cast<int>(op.cache.block_table.shape[1]),
                   static_cast<int>(op.cache.first_node),
-                  op.eps};
+                  op.eps,
+                  is_whole(op.q_norm),
+                  is_whole(op.k_norm)};
   const dim3 grid(static_cast<unsigned>(op.q.shape[0]), (heads + 2 * kv_heads + kWarps - 1) / kWarps);
   with_float_type(op.cache.k_cache.dtype, [&](auto zero) {
     using Cache = decltype(zero);
