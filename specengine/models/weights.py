@@ -151,8 +151,6 @@ class WeightLoader:
     def _check_device(self) -> None:
         config = self.checkpoint.config
         parts = {
-            "attention sinks": config.attention_sinks,
-            "norms of whole q and k rows": config.whole_qk_norm,
             "layers of gated delta rule": config.gated_delta is not None,
             "gated attention": config.attention_gate,
         }

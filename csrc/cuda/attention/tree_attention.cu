@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a)
     end = (shares.end - shares.first + shares.each - 1) / shares.each;
   }
   const float2* const outcomes = reinterpret_cast<const float2*>(a.parts + a.splits * a.pairs * a.D) + pair;
+  const float sink = sink_of(a, static_cast<int>(pair - row * a.H));
   float highest = kNoScore;
   for (int split = first; split < end; ++split) highest = fmaxf(highest, outcomes[split * a.pairs].x);
   for (int column = lane * 4; column < a.D; column += kWarp * 4) {
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a)
       sum[0] = fmaf(weight, part.x, sum[0]), sum[1] = fmaf(weight, part.y, sum[1]);
       sum[2] = fmaf(weight, part.z, sum[2]), sum[3] = fmaf(weight, part.w, sum[3]);
     }
-    finish(a, pair, column, sum, highest, total);
+    finish(a, pair, column, sum, highest, total, sink);
   }
 }
 

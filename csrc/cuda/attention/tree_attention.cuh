@@ -82,10 +82,14 @@ __device__ inline Tile find_tile(const Problem& a, int number) {
 
 __device__ inline bool is_pair(const Problem& a, const Tile& tile, int pair) { return pair < tile.rows * group_of(a); }
 
+__device__ inline int head_of(const Problem& a, int pair) {
+  const int group = group_of(a);
+  return static_cast<int>(blockIdx.y) * group + pair % group;
+}
+
 // Of all rows and heads.
 __device__ inline int64_t index_of(const Problem& a, const Tile& tile, int pair) {
-  const int group = group_of(a);
-  return static_cast<int64_t>(tile.first_row + pair / group) * a.H + blockIdx.y * group + pair % group;
+  return static_cast<int64_t>(tile.first_row + pair / group_of(a)) * a.H + head_of(a, pair);
 }
 
 // The first position that any row of the request sees.
@@ -169,26 +173,30 @@ __device__ inline float weight_of(float score, float highest) {
   return exp2f(score - (highest == kNoScore ? 0 : highest));
 }
 
+// The score of a head's sink; without one, what adds nothing to a softmax.
+__device__ inline float sink_of(const Problem& a, int head) {
+  return a.sinks == nullptr ? kNoScore : __fmul_rn(a.sinks[head], kLog2e);
+}
+
 // The outcome of a pair's whole softmax, from column `column` on. The sink joins here, behind all keys, so that its
 // bits depend on no split; one far above all keys makes the sum infinite, and the outcome 0.
 template <int count>
-__device__ inline void finish(const Problem& a, int64_t pair, int column, const float (&sum)[count], float highest,
-                              float total) {
-  float all = total;
-  if (a.sinks != nullptr) all = __fadd_rn(all, weight_of(__fmul_rn(a.sinks[pair % a.H], kLog2e), highest));
-  const float inverse = total == 0 ? 0 : 1 / all;
+__device__ inline void finish(const Problem& a, int64_t index, int column, const float (&sum)[count], float highest,
+                              float total, float sink) {
+  const float inverse = total == 0 ? 0 : 1 / __fadd_rn(total, weight_of(sink, highest));
   float x[count];
 #pragma unroll
   for (int i = 0; i < count; ++i) x[i] = sum[i] * inverse;
-  store(a, pair * a.D + column, x);
+  store(a, index * a.D + column, x);
 }
 
 // The outcome of a split: sum over its keys of 2^(score - highest) * value, and of 2^(score - highest).
 template <int count>
-__device__ inline void finish_split(const Problem& a, int64_t pair, int column, const float (&sum)[count],
+__device__ inline void finish_split(const Problem& a, const Tile& tile, int pair, int column, const float (&sum)[count],
                                     float highest, float total) {
-  if (a.splits == 1) return finish(a, pair, column, sum, highest, total);
-  const int64_t part = blockIdx.z * a.pairs + pair;
+  const int64_t index = index_of(a, tile, pair);
+  if (a.splits == 1) return finish(a, index, column, sum, highest, total, sink_of(a, head_of(a, pair)));
+  const int64_t part = blockIdx.z * a.pairs + index;
   Pack<float, count> packed;
 #pragma unroll
   for (int i = 0; i < count; ++i) packed.at[i] = sum[i];
