@@ -14,7 +14,6 @@ from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.weight import (
-    BLOCK_BYTES,
     FLOAT_FORMATS,
     PACKED_BLOCKS,
     Projection,
@@ -185,7 +184,7 @@ class WeightLoader:
             weights=tuple(self._expert_weight(run, form) for run, form in zip(runs, forms, strict=False)),
             rows=tuple(sum(map(self._rows, run[0])) for run in runs),
             bias=bias,
-            float_rows=self.float_rows and forms[0] in BLOCK_BYTES,
+            float_rows=self.float_rows and forms[0] not in FLOAT_FORMATS,
         )
 
     def _expert_weight(self, experts: list[tuple[str, ...]], form: str) -> Weight:
@@ -221,9 +220,10 @@ class WeightLoader:
                 runs.append((form, [name]))
         biased = any(f"{name}.bias" in self.checkpoint.tensors for name in names)
         bias = torch.cat([self._bias(name) for name in names]) if biased else None
-        columns = self._column_order(names[0]) if formats[0] in BLOCK_BYTES and self._keeps_codes(names[0]) else None
-        coded = self.float_rows and formats[0] in BLOCK_BYTES
-        return Projection(tuple(self._weight(run, form) for form, run in runs), bias, columns, coded)
+        coded = formats[0] not in FLOAT_FORMATS
+        columns = self._column_order(names[0]) if coded else None
+        weights = tuple(self._weight(run, form) for form, run in runs)
+        return Projection(weights, bias, columns, self.float_rows and coded)
 
     def _bias(self, name: str) -> torch.Tensor:
         bias = self.vector(f"{name}.bias")
@@ -311,7 +311,7 @@ class WeightLoader:
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int) -> None:
         kind = self.checkpoint.tensors[name].dtype
-        if self._keeps_codes(name.removesuffix(".weight")) and weight.format in BLOCK_BYTES:
+        if self._keeps_codes(name.removesuffix(".weight")) and weight.format not in FLOAT_FORMATS:
             coded = self.checkpoint.read_coded(name, start, stop)
             try:
                 self.ops.pack_coded(coded, weight, first)
