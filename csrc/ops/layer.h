@@ -83,10 +83,10 @@ inline void check_depths(const KvCacheView& cache, const TensorView& depths, int
 
 constexpr int64_t kMaxHeadDim = 256;  // of the CUDA kernels
 
-// The weight of a norm of q or k: [D], a norm for each head (Qwen3); on the CPU also [heads * D], one norm for all
-// heads of a row (OLMoE).
+// The weight of a norm of q or k: [D], a norm for each head (Qwen3), or [heads * D], one norm for all heads of a row
+// (OLMoE).
 inline void check_head_norm(Checker& check, const OptionalTensor& norm, const char* name, int64_t heads, int64_t dim) {
-  const bool whole = norm.defined() && !check.for_cuda() && norm.ndim == 1 && norm.shape[0] == heads * dim;
+  const bool whole = norm.defined() && norm.ndim == 1 && norm.shape[0] == heads * dim;
   check.optional(norm, name, {DType::kFloat32}, {whole ? heads * dim : dim});
 }
 
@@ -163,6 +163,7 @@ SPECENGINE_CPU_OP(GateHeads)
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const RmsNorm&);
 void run_cuda(const SiluMul&);
+void run_cuda(const ClampedSwiglu&);
 void run_cuda(const RopeCache&);
 void run_cuda(const GateHeads&);
 #endif

@@ -59,7 +59,6 @@ struct TreeAttention {
     if (H / cache.heads() > kMaxGroup) fail("q: at most ", kMaxGroup, " query heads per key/value head are supported");
     if (window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", window);
     check.optional(sinks, "sinks", {DType::kFloat32}, {H});
-    if (sinks.given() && check.for_cuda()) fail("sinks: expected None on cuda, got a tensor");
     return device;
   }
 

@@ -15,7 +15,6 @@ from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.gated_delta.gated_delta import MAX_CUDA_DIM
 from specengine.ops.weight import (
-    BLOCK_BYTES,
     FLOAT_FORMATS,
     PACKED_BLOCKS,
     Projection,
@@ -153,13 +152,9 @@ class WeightLoader:
         config = self.checkpoint.config
         delta = config.gated_delta
         wide = delta is not None and max(delta.key_head_dim, delta.value_head_dim) > MAX_CUDA_DIM
-        parts = {
-            "attention sinks": config.attention_sinks,
-            "norms of whole q and k rows": config.whole_qk_norm,
-            f"recurrent states of heads wider than {MAX_CUDA_DIM}": wide,
-        }
-        if self.ops.on_device and (named := next((name for name, used in parts.items() if used), None)):
-            raise ValueError(f"device: {self.checkpoint.source} has {named}, which run on the CPU alone")
+        if self.ops.on_device and wide:
+            part = f"recurrent states of heads wider than {MAX_CUDA_DIM}"
+            raise ValueError(f"device: {self.checkpoint.source} has {part}, which run on the CPU alone")
 
     def _check_memory(self) -> None:
         free = free_memory() if is_host(self.device) else None
@@ -189,7 +184,7 @@ class WeightLoader:
             weights=tuple(self._expert_weight(run, form) for run, form in zip(runs, forms, strict=False)),
             rows=tuple(sum(map(self._rows, run[0])) for run in runs),
             bias=bias,
-            float_rows=self.float_rows and any(form in BLOCK_BYTES for form in forms),
+            float_rows=self.float_rows and any(form not in FLOAT_FORMATS for form in forms),
         )
 
     def _expert_weight(self, experts: list[tuple[str, ...]], form: str) -> Weight:
@@ -225,9 +220,12 @@ class WeightLoader:
                 runs.append((form, [name]))
         biased = any(f"{name}.bias" in self.checkpoint.tensors for name in names)
         bias = torch.cat([self._bias(name) for name in names]) if biased else None
-        columns = self._column_order(names[0]) if formats[0] in BLOCK_BYTES and self._keeps_codes(names[0]) else None
-        coded = self.float_rows and any(form in BLOCK_BYTES for form in formats)
-        return Projection(tuple(self._weight(run, form, columns) for form, run in runs), bias, columns, coded)
+        coded = any(form not in FLOAT_FORMATS for form in formats)
+        columns = (
+            self._column_order(names[0]) if formats[0] not in FLOAT_FORMATS and self._keeps_codes(names[0]) else None
+        )
+        weights = tuple(self._weight(run, form, columns) for form, run in runs)
+        return Projection(weights, bias, columns, self.float_rows and coded)
 
     def _bias(self, name: str) -> torch.Tensor:
         bias = self.vector(f"{name}.bias")
@@ -265,7 +263,7 @@ class WeightLoader:
         if all(map(quantises_rows, formats)):
             return formats
         floats = {form for form in formats if form in FLOAT_FORMATS}
-        stay = {form for form in formats if form in BLOCK_BYTES and (self.float_rows or not quantises_rows(form))}
+        stay = {form for form in formats if form not in FLOAT_FORMATS and (self.float_rows or not quantises_rows(form))}
         if any(
             form not in floats | stay and self._keeps_codes(name) for name, form in zip(names, formats, strict=True)
         ):
@@ -323,7 +321,7 @@ class WeightLoader:
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int, order: torch.Tensor | None) -> None:
         kind = self.checkpoint.tensors[name].dtype
-        if self._keeps_codes(name.removesuffix(".weight")) and weight.format in BLOCK_BYTES:
+        if self._keeps_codes(name.removesuffix(".weight")) and weight.format not in FLOAT_FORMATS:
             coded = self.checkpoint.read_coded(name, start, stop)
             try:
                 self.ops.pack_coded(coded, weight, first)

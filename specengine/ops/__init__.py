@@ -168,7 +168,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
             combine_experts=moe.combine_experts,
             rows=lambda x, _: x,
             silu_mul=layer.silu_mul,
-            clamped_swiglu=None,
+            clamped_swiglu=layer.clamped_swiglu,
             rounds=True,
         ),
         rounds=True,

@@ -28,7 +28,7 @@ def silu_mul(gate_up, out) -> None:
 def clamped_swiglu(gate_up, out, limit: float, alpha: float) -> None:
     """out[M, I] = (up + 1) * gate * sigmoid(alpha * gate), for gate at most `limit` and up from -limit to limit.
 
-    gate_up, out: as for silu_mul. The CPU alone has it.
+    gate_up, out: as for silu_mul.
     """
     _C.clamped_swiglu(gate_up, out, limit, alpha)
 
@@ -38,8 +38,8 @@ def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps
 
     qkv may be [M, (2H + 2K) D]: each head of q is followed by its gate, which gate_heads reads.
     cos, sin: [T, R/2]; the first R components of a head are rotated.  q_norm, k_norm: RMSNorm
-    weights before the rotation, [D], a norm for each head (Qwen3), or on the CPU [H D] and [K D], one norm for all
-    heads (OLMoE); None: no norm.  depths: int32 [M].  cache: one layer.
+    weights before the rotation, [D], a norm for each head (Qwen3), or [H D] and [K D], one norm for all heads (OLMoE);
+    None: no norm.  depths: int32 [M].  cache: one layer.
     q: [M, H, D], written.
     Raises ValueError if a slot has no page or a position no row in cos. CUDA does not: there a row of depth -1, or
     behind the last request's rows, is padding; its q becomes 0 and the cache stays as it is.

@@ -5,10 +5,12 @@ Shapes: M rows (nodes of all requests), H query heads, K key/value heads, D head
 
 from __future__ import annotations
 
+from itertools import chain, pairwise
+
 import torch
 
 from specengine import _C
-from specengine._C import PAGE_SIZE, KVCacheView
+from specengine._C import MAX_NODES, PAGE_SIZE, KVCacheView
 from specengine.ops.layer import rows_of
 from specengine.ops.prefill_attention import causal_attention, masked_attention
 
@@ -24,7 +26,7 @@ def tree_attention(
     Example: the tree 0 -> 1, 0 -> 2, 2 -> 3 has the bits 0b0001, 0b0011, 0b0101, 0b1101.
     strict: a row's bits depend on its own path only, neither on the tree nor on the batch. The CPU and a float32 cache
     are always strict.
-    sinks: float32 [H], a score of each head that takes part in the softmax and has no value; None: none, as on CUDA.
+    sinks: float32 [H], a score of each head that takes part in the softmax and has no value; None: none.
     On CUDA out may also be bfloat16 or float16, and a row without ancestor bits is padding and becomes zeros. CUDA
     raises ValueError for ancestors None and for a head dim above 256 or not a multiple of 8. Its workspace is allocated
     here.
@@ -37,11 +39,26 @@ def tree_attention(
 def tree_attention_cuda(
     q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None
 ) -> None:
-    """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict."""
+    """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict.
+
+    PyTorch's has no sinks; with sinks the kernel attends, to chains of any length.
+    """
     if ancestors is None and not strict and sinks is None:
         return tree_attention_reference(q, cache, None, out, scale, window)
-    bits = chain_bits(cache.row_start, q.shape[0], cache.first_node) if ancestors is None else ancestors
-    return tree_attention(q, cache, bits, out, scale, window, strict, sinks)
+    if ancestors is None:
+        cache = cache if cache.first_node + len(q) <= MAX_NODES else _short_chains(cache)
+        ancestors = chain_bits(cache.row_start, len(q), cache.first_node)
+    return tree_attention(q, cache, ancestors, out, scale, window, strict, sinks)
+
+
+def _short_chains(cache: KVCacheView) -> KVCacheView:
+    """The rows of chains as chains of at most MAX_NODES nodes, whose prefixes include the chains before them."""
+    starts, device = cache.row_start.tolist(), cache.row_start.device
+    firsts = [range(start, end, MAX_NODES) for start, end in pairwise(starts)]
+    row_start = torch.tensor([*chain(*firsts), starts[-1]], dtype=torch.int32, device=device)
+    request = torch.tensor([b for b, rows in enumerate(firsts) for _ in rows], dtype=torch.int64, device=device)
+    lengths = cache.lengths[request] + cache.first_node + row_start[:-1] - cache.row_start[request]
+    return KVCacheView(cache.k_cache, cache.v_cache, cache.block_table[request], lengths, row_start, 0)
 
 
 def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch.Tensor:

@@ -63,8 +63,8 @@ def dtype_of(format: str) -> str:
 
 
 def quantises_rows(format: str) -> bool:
-    """Says whether weights of a format multiply rows quantised to int8; e4m3 and floats multiply floats."""
-    return format in BLOCK_BYTES and format != "e4m3"
+    """Says whether weights of a format multiply rows quantised to int8 on the CPU; e4m3 and floats multiply floats."""
+    return format not in FLOAT_FORMATS and format != "e4m3"
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,9 @@ OPS = {
     ),
     "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
     "silu_mul": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("silu_mul",)),
+    "clamped_swiglu": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("clamped_swiglu",)),
     "rope_cache": Op(
-        f"qkv: f32[M,Q]  cos: f32[T,D/2]  sin: f32[T,D/2]  q_norm?: f32[D]  k_norm?: f32[D]  depths: i32[M]  "
+        f"qkv: f32[M,Q]  cos: f32[T,D/2]  sin: f32[T,D/2]  q_norm?: f32[q]  k_norm?: f32[k]  depths: i32[M]  "
         f"{CACHE}  q: f32[M,H,D]",
         ("rope_cache",),
     ),

@@ -70,10 +70,12 @@ def test_a_planted_launch_is_counted(machine):
     assert more.captured(1).total == engine.captured(1).total + 1
 
 
-def test_a_cycle_can_be_captured_whose_target_is_a_mixture_of_experts(machine):
-    target = machine.target(name="tiny-qwen2-moe")
+@pytest.mark.parametrize("name", ["tiny-qwen2-moe", "tiny-olmoe", "tiny-gpt-oss"])
+def test_a_cycle_can_be_captured_whose_target_is_a_mixture_of_experts(machine, name):
+    target = machine.target(name=name)
     launches = machine.engine(target, DRAFTERS["prompt_lookup"]).captured(8).ours
-    once = ("router_logits", "choose_experts", "group_pairs", "combine_experts")
+    once = ["router_logits", "choose_experts", "group_pairs", "combine_experts"]
+    once += ["clamped_swiglu"] if target.config.moe.swiglu_limit else []
     assert [launches[name] for name in once] == [target.config.num_layers] * len(once)
     assert launches["expert_linear"] == 2 * target.config.num_layers
 

@@ -15,7 +15,9 @@ from specengine.models.config import MoeConfig, RopeConfig
 from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
+from specengine.ops import cuda_ops
 from specengine.tensor_parallel.loading import LoadedModel, load_model
+from tests.backends import cpu_kernels
 from tests.engines import ids
 from tests.models.files import random_state
 from tests.models.moe_files import write_gpt_oss_gguf
@@ -58,7 +60,7 @@ def saved(tmp_path_factory):
 def logits_of(target, prompt):
     cache = target.new_cache()
     batch = cache.batch([cache.allocate(len(prompt))], [0])
-    return target.forward(TreeBatch.chains([prompt], CPU), cache, batch).scores
+    return target.forward(TreeBatch.chains([prompt], target.device), cache, batch).scores.cpu()
 
 
 def prompt_of(size, seed=1):
@@ -157,6 +159,24 @@ def test_mxfp4_experts_have_the_values_of_their_codes_and_keep_them(mxfp4):
             for drafter in ("none", "prompt_lookup,adaptive=false,min_ngram=1")
         ]
         assert texts[0] == texts[1]
+
+
+def test_mxfp4_experts_keep_their_codes_on_a_device(cuda_backend, mxfp4):
+    codes, floats = map(open_checkpoint, mxfp4)
+    kept = load_transformer(codes, "auto", cuda_backend.device, cuda_ops(cuda_backend.device, strict=True))
+    experts = kept.weights.layers[1].moe
+    assert {weight.format for weight in (*experts.gate_up.weights, *experts.down.weights)} == {"e2m1_32"}
+    prompt = [*prompt_of(20), *prompt_of(4)]
+    found = logits_of(kept, prompt)
+    with cpu_kernels():
+        expected = logits_of(load_transformer(floats, "float32", CPU), prompt)
+    assert (found - expected).abs().median() < 0.02 * expected.std()
+    model, params = LoadedModel("codes", "auto", kept, None, frozenset()), SamplingParams(max_new_tokens=3, logprobs=2)
+    plain, drafted = (
+        Engine(model, drafter=drafter).generate(prompt, params)
+        for drafter in ("none", "prompt_lookup,adaptive=false,min_ngram=1,nodes=4")
+    )
+    assert (drafted.token_ids, drafted.logprobs) == (plain.token_ids, plain.logprobs)
 
 
 @pytest.mark.parametrize(

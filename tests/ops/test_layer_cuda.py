@@ -1,10 +1,14 @@
-"""The CUDA kernels of rms_norm, silu_mul and rope_cache against their references in double precision."""
+"""The CUDA kernels of rms_norm, the gates of MLPs and rope_cache against their references in double precision."""
+
+from functools import partial
 
 import pytest
 import torch
 
 from specengine._C import KVCacheView
 from specengine.ops.layer import (
+    clamped_swiglu,
+    clamped_swiglu_reference,
     rms_norm,
     rms_norm_reference,
     rope_cache,
@@ -31,6 +35,7 @@ from tests.ops.cases import (
 EPS = 1e-5
 PRECISION = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 POISON = -77.0
+LIMITS = ({"limit": 7.0, "alpha": 1.702}, {"limit": 0.5, "alpha": 1.0})  # gpt-oss's, and one that most numbers pass
 QUANTISED_REFUSED = r"^out: expected dtype float32 or bfloat16 or float16, got uint8"
 
 
@@ -62,9 +67,16 @@ def normed(backend, residual, delta, weight, dtype, shift=lambda x: x):
     return residual.cpu(), out.cpu()
 
 
-def gated(backend, gate_up, dtype, shift=lambda x: x):
+GATES = [  # each with its reference
+    (silu_mul, silu_mul_reference),
+    *((partial(clamped_swiglu, **each), partial(clamped_swiglu_reference, **each)) for each in LIMITS),
+]
+every_gate = pytest.mark.parametrize("gate, reference", GATES, ids=["silu_mul", "clamped_swiglu", "a low limit"])
+
+
+def gated(backend, gate_up, dtype, shift=lambda x: x, gate=silu_mul):
     out = shift(backend.put(torch.full((len(gate_up), gate_up.shape[1] // 2), POISON, dtype=dtype)))
-    silu_mul(shift(backend.put(gate_up)), out)
+    gate(shift(backend.put(gate_up)), out)
     return out.cpu()
 
 
@@ -92,19 +104,23 @@ def test_rms_norm_takes_rows_that_registers_cannot_hold(cuda_backend, columns):
     assert_close(out, expected)
 
 
+@every_gate
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 7, 8, 20, 1023, 1024, 1028, 1536])
-def test_silu_mul_matches_its_reference(cuda_backend, columns, dtype):
+def test_a_gate_matches_its_reference(cuda_backend, columns, dtype, gate, reference):
     gate_up, expected = 4 * randn(3, 2 * columns), torch.empty(3, columns, dtype=torch.double)
-    silu_mul_reference(gate_up.double(), expected)
-    assert_close(gated(cuda_backend, gate_up, dtype), expected)
+    reference(gate_up.double(), expected)
+    assert_close(gated(cuda_backend, gate_up, dtype, gate=gate), expected)
 
 
-def test_silu_mul_holds_over_the_whole_range_of_gates(cuda_backend):
-    gate = torch.cat([torch.linspace(-200, 200, 801), torch.tensor([0.0, -0.0, 1e-30, -87.3, 88.0, 3e38, -3e38])])
-    gate_up, expected = torch.cat([gate, torch.ones(len(gate))])[None], torch.empty(1, len(gate))
-    silu_mul_reference(gate_up, expected)
-    torch.testing.assert_close(gated(cuda_backend, gate_up, torch.float32), expected, rtol=1e-5, atol=1e-6)
+@every_gate
+def test_a_gate_holds_over_the_whole_range(cuda_backend, gate, reference):
+    gates = torch.cat([torch.linspace(-200, 200, 801), torch.tensor([0.0, -0.0, 1e-30, -87.3, 88.0, 3e38, -3e38])])
+    ups, expected = torch.linspace(-20, 20, 808), torch.empty(1, 808)
+    gate_up = torch.cat([gates, ups])[None]
+    reference(gate_up.double(), expected)
+    found = gated(cuda_backend, gate_up, torch.float32, gate=gate)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
@@ -113,22 +129,23 @@ def test_any_number_of_rows_is_taken(cuda_backend, rows):
     expected = torch.empty(rows, 20, dtype=torch.double)
     rms_norm_reference(*double((residual, None, weight)), expected, EPS)
     assert_close(normed(cuda_backend, residual, None, weight, torch.float32)[1], expected)
-    silu_mul_reference(gate_up.double(), expected)
-    assert_close(gated(cuda_backend, gate_up, torch.float32), expected)
+    for gate, reference in GATES:
+        reference(gate_up.double(), expected)
+        assert_close(gated(cuda_backend, gate_up, torch.float32, gate=gate), expected)
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 def test_rows_have_the_same_bits_alone_in_a_batch_and_at_any_address(cuda_backend, dtype):
-    residual, delta, weight, gate_up = randn(9, 52), randn(9, 52, seed=4), randn(52, seed=2), randn(9, 104, seed=3)
-    batch = *normed(cuda_backend, residual, delta, weight, dtype), gated(cuda_backend, gate_up, dtype)
-    alone = [
-        (*normed(cuda_backend, residual[row], delta[row], weight, dtype), gated(cuda_backend, gate_up[row], dtype))
-        for row in (slice(m, m + 1) for m in range(9))
-    ]
+    residual, delta, weight, gate_up = randn(9, 52), randn(9, 52, seed=4), randn(52, seed=2), 4 * randn(9, 104, seed=3)
+
+    def run(rows, shift=lambda x: x):
+        norms = normed(cuda_backend, residual[rows], delta[rows], weight, dtype, shift)
+        return *norms, *(gated(cuda_backend, gate_up[rows], dtype, shift, gate) for gate, _ in GATES)
+
+    batch, alone = run(slice(None)), [run(slice(m, m + 1)) for m in range(9)]
     for got, parts in zip(batch, zip(*alone, strict=True), strict=True):
         assert torch.equal(got, torch.cat(parts))
-    there = normed(cuda_backend, residual, delta, weight, dtype, shifted)
-    for got, same in zip(batch, (*there, gated(cuda_backend, gate_up, dtype, shifted)), strict=True):
+    for got, same in zip(batch, run(slice(None), shifted), strict=True):
         assert torch.equal(got, same)
 
 
@@ -139,16 +156,26 @@ def test_nan_reaches_the_output_of_its_row_and_no_other(cuda_backend):
     assert out[4].isnan().all() and out.isnan().sum() == 20
     gate_up = randn(9, 40)
     gate_up[2, 1], gate_up[2, 19], gate_up[5, 20 + 8] = torch.nan, torch.nan, torch.nan
-    out = gated(cuda_backend, gate_up, torch.bfloat16)
-    assert [tuple(x) for x in out.isnan().nonzero().tolist()] == [(2, 1), (2, 19), (5, 8)]
+    for gate, _ in GATES:
+        out = gated(cuda_backend, gate_up, torch.bfloat16, gate=gate)
+        assert [tuple(x) for x in out.isnan().nonzero().tolist()] == [(2, 1), (2, 19), (5, 8)]
 
 
 def test_quantised_rows_are_refused(cuda_backend):
     rows, columns = cuda_backend.put(torch.zeros(2, 1, 44, dtype=torch.uint8)), cuda_backend.put(randn(2, 32))
     with pytest.raises(ValueError, match=QUANTISED_REFUSED):
         rms_norm(columns, None, columns[0], rows, EPS)
-    with pytest.raises(ValueError, match=QUANTISED_REFUSED):
-        silu_mul(cuda_backend.put(randn(2, 64)), rows)
+    for gate, _ in GATES:
+        with pytest.raises(ValueError, match=QUANTISED_REFUSED):
+            gate(cuda_backend.put(randn(2, 64)), rows)
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
+def test_a_limit_that_is_no_positive_number_is_refused(cuda_backend, limit):
+    gate_up, out = cuda_backend.put(randn(2, 64)), cuda_backend.put(torch.full((2, 32), POISON))
+    with pytest.raises(ValueError, match=r"^limit: expected a positive number"):
+        clamped_swiglu(gate_up, out, limit, 1.0)
+    assert out.eq(POISON).all()
 
 
 def rope_tables(positions: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,7 +187,11 @@ def rope_arguments(trees, lengths, heads, kv_heads, dim, dtype, norms=(True, Tru
     """Everything but q, whose slots of the cache are poisoned: the cache's other slots hold NaN or the prefix."""
     cache = make_cache(trees, lengths, kv_heads, dim, dtype)
     rows = int(cache.row_start[-1])
-    q_norm, k_norm = (randn(dim, seed=4 + i) if norm else None for i, norm in enumerate(norms))
+    sizes = {"q": heads * dim, "k": kv_heads * dim}  # of whole rows
+    q_norm, k_norm = (
+        randn(sizes[side] if norm == "whole" else dim, seed=4 + i) if norm else None
+        for i, (side, norm) in enumerate(zip(sizes, norms, strict=True))
+    )
     qkv = randn(rows, (heads + 2 * kv_heads) * dim, seed=3)
     positions = int(depths_of(trees).max()) + max(lengths) + 1
     return [qkv, *rope_tables(positions, dim), q_norm, k_norm, depths_of(trees), cache.view()]
@@ -220,6 +251,16 @@ def test_rope_cache_rotates_a_part_of_a_head_and_leaves_gates_out(cuda_backend, 
     assert not torch.equal(whole[0][..., :rotated], moved[0][..., :rotated])
 
 
+@pytest.mark.parametrize(
+    "heads, kv_heads, dim", [(1, 1, 2), (2, 2, 20), (6, 2, 64), (5, 1, 24), (9, 3, 72), (2, 2, 256)]
+)
+@pytest.mark.parametrize("norms", [("whole", "whole"), ("whole", None), (True, "whole")], ids=str)
+def test_rope_cache_normalises_whole_rows(cuda_backend, heads, kv_heads, dim, norms):
+    trees, lengths = [random_tree(7), chain(5)], [61, 130]
+    for dtype in CACHE_DTYPES:
+        check_rope(cuda_backend, rope_arguments(trees, lengths, heads, kv_heads, dim, dtype, norms), heads, dim)
+
+
 @pytest.mark.parametrize("first_node", [1, 5])
 def test_rope_cache_writes_the_later_nodes_where_the_whole_tree_has_them(cuda_backend, first_node):
     trees, lengths = [comb(20), chain(5), random_tree(9)], [70, 0, 62]
@@ -254,10 +295,11 @@ def test_rope_cache_finds_the_request_of_every_row_among_many(cuda_backend):
     check_rope(cuda_backend, arguments, 1, 8)
 
 
+@pytest.mark.parametrize("norm", [True, "whole"])
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
-def test_padding_rows_become_zeros_and_leave_the_cache_alone(cuda_backend, dtype):
+def test_padding_rows_become_zeros_and_leave_the_cache_alone(cuda_backend, dtype, norm):
     trees, lengths = [chain(5), star(5), chain(5)], [60, 0, 7]
-    arguments = rope_arguments(trees, lengths, 4, 2, 16, dtype)
+    arguments = rope_arguments(trees, lengths, 4, 2, 16, dtype, (norm, norm))
     depths, row_start = arguments[5], arguments[6].row_start
     depths[3:5], depths[9], row_start[3] = -1, -1, 13  # the last two rows belong to no request
     arguments[0][13:] = torch.nan
@@ -266,9 +308,10 @@ def test_padding_rows_become_zeros_and_leave_the_cache_alone(cuda_backend, dtype
     assert q[padding].eq(0).all() and q.abs().sum(dim=(1, 2)).eq(0).sum() == len(padding)
 
 
-def test_a_node_is_rotated_to_the_same_bits_as_its_token_in_plain_decoding(cuda_backend):
+@pytest.mark.parametrize("norm", [True, "whole"])
+def test_a_node_is_rotated_to_the_same_bits_as_its_token_in_plain_decoding(cuda_backend, norm):
     tree, length, dim = random_tree(33, seed=6), 50, 20
-    arguments = rope_arguments([tree], [length], 4, 2, dim, torch.bfloat16)
+    arguments = rope_arguments([tree], [length], 4, 2, dim, torch.bfloat16, (norm, norm))
     q, k, _ = roped(cuda_backend, arguments, 4, dim)
     lengths = [length + depth for depth in depths_of([tree]).tolist()]
     alone = rope_arguments([[-1]] * 33, lengths, 4, 2, dim, torch.bfloat16)
@@ -279,6 +322,14 @@ def test_a_node_is_rotated_to_the_same_bits_as_its_token_in_plain_decoding(cuda_
         slot, page = length + row, int(arguments[6].block_table[0, (length + row) // 64])
         other = int(alone[6].block_table[row, at // 64])
         assert torch.equal(k[page, :, slot % 64], keys[other, :, at % 64])
+
+
+@pytest.mark.parametrize("side, size", [("q_norm", 32), ("k_norm", 64)])
+def test_a_norm_of_another_size_is_refused(cuda_backend, side, size):
+    arguments = rope_arguments([[-1]], [0], 4, 2, 16, torch.float32)
+    arguments[3 if side == "q_norm" else 4] = torch.ones(size)
+    with pytest.raises(ValueError, match=rf"^{side}: expected shape"):
+        rope_cache(*put_copies(cuda_backend, arguments), cuda_backend.put(torch.zeros(1, 4, 16)), EPS)
 
 
 def test_heads_too_wide_for_the_kernel_are_refused(cuda_backend):

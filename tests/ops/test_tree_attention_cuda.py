@@ -64,6 +64,7 @@ class Problem:
     q: torch.Tensor
     ancestors: torch.Tensor
     rows: list[tuple[int, int] | None]  # (request, node), None for padding
+    sinks: torch.Tensor | None = None
 
     def arguments(
         self, backend: Backend, strict=False, window=0, out_dtype=torch.float32, first_node=0
@@ -76,6 +77,7 @@ class Problem:
             "scale": self.q.shape[-1] ** -0.5,
             "window": window,
             "strict": strict,
+            "sinks": None if self.sinks is None else backend.put(self.sinks),
         }
 
     def run(self, *args, **options) -> torch.Tensor:
@@ -95,12 +97,22 @@ class Problem:
             keys, values = self.cache.rows(b, length + len(self.trees[b]))
             keys, values = (x[slots].double().repeat_interleave(group, dim=1) for x in (keys, values))
             scores = torch.einsum("hd,shd->hs", self.q[row].double(), keys) * self.q.shape[-1] ** -0.5
-            out[row] = torch.einsum("hs,shd->hd", scores.softmax(dim=1), values)
+            if self.sinks is not None:
+                scores = torch.cat([scores, self.sinks[:, None].double()], dim=1)
+            out[row] = torch.einsum("hs,shd->hd", scores.softmax(dim=1)[:, : len(slots)], values)
         return out
 
 
 def problem(
-    trees, lengths, heads=4, kv_heads=2, dim=16, dtype=torch.float32, width: int | None = None, words: int | None = None
+    trees,
+    lengths,
+    heads=4,
+    kv_heads=2,
+    dim=16,
+    dtype=torch.float32,
+    width: int | None = None,
+    words: int | None = None,
+    with_sinks=False,
 ) -> Problem:
     padded = [tree + star(width)[len(tree) :] if width else tree for tree in trees]
     cache = make_cache(padded, lengths, kv_heads, dim, dtype)
@@ -114,7 +126,8 @@ def problem(
             slot = lengths[b] + row - starts[b]
             for side in (cache.k, cache.v):
                 side[int(cache.block_table[b, slot // 64]), :, slot % 64] = torch.nan
-    return Problem(trees, lengths, heads, cache, 2 * randn(len(rows), heads, dim, seed=9), ancestors, rows)
+    sinks = 2 * randn(heads, seed=7) if with_sinks else None
+    return Problem(trees, lengths, heads, cache, 2 * randn(len(rows), heads, dim, seed=9), ancestors, rows, sinks)
 
 
 def close(out: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
@@ -233,6 +246,44 @@ def test_large_scores_do_not_overflow(cuda_backend, dtype, strict):
     assert close(case.run(cuda_backend, strict), case.expected(), 0.02)
 
 
+@all_kernels
+@pytest.mark.parametrize("dim", HEAD_DIMS)
+def test_sinks_take_part_in_the_softmax_and_have_no_value(cuda_backend, dim, dtype, strict):
+    for trees, lengths, window in (
+        ([comb(20), [-1], random_tree(9)], [100, 900, 0], 0),
+        ([comb(3), [], [-1]], [700, 5, 30], 500),
+    ):
+        check(cuda_backend, trees, lengths, dtype, strict, window, dim=dim, width=20, with_sinks=True)
+
+
+@all_kernels
+@pytest.mark.parametrize("length", [30, 900])
+def test_a_low_sink_changes_no_bit_and_a_high_one_leaves_zeros(cuda_backend, length, dtype, strict):
+    case = problem([comb(9)], [length], dtype=dtype)
+    without, case.sinks = case.run(cuda_backend, strict), torch.tensor([-torch.inf, -1000.0, 1000.0, 0.0])
+    out = case.run(cuda_backend, strict)
+    assert torch.equal(out[:, :2], without[:, :2]) and not out[:, 2].any()
+    assert (out[:, 3].abs() < without[:, 3].abs()).all()
+
+
+@pytest.mark.quick(2)
+@all_kernels
+@pytest.mark.parametrize("window", [0, 100])
+def test_prompts_longer_than_a_tree_are_read_with_sinks(cuda_backend, window, dtype, strict):
+    for trees, lengths, first_node in (
+        ([chain(9), [], chain(520)], [64, 3, 70], 0),
+        ([chain(300), chain(9)], [70, 0], 5),
+    ):
+        case = problem(trees, lengths, 2, 1, dtype=dtype, with_sinks=True)
+        expected, rows = case.expected(window), torch.arange(len(case.q))
+        if first_node > 0:
+            rows, case.cache.row_start = later_rows(case.cache.row_start, first_node)
+            case.q = case.q[rows]
+        arguments = case.arguments(cuda_backend, strict, window, first_node=first_node) | {"ancestors": None}
+        module.tree_attention_cuda(**arguments)
+        assert close(arguments["out"].cpu(), expected[rows], TOLERANCE[torch.float32 if strict else dtype])
+
+
 strict_caches = pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 STRICT_SIZES = [(2, 1, 8, 0), (6, 2, 64, 0), (6, 2, 64, 70), (2, 1, 128, 0), (9, 1, 136, 200)]  # H, K, D, window
 
@@ -252,14 +303,22 @@ def moved(case: Problem, in_prefix: bool) -> tuple[Problem, list[int]]:
     cache = make_cache(trees, lengths, kv_heads, dim, case.cache.k.dtype, seed=8, rows=rows)
     places = [(b, node) for b, tree in enumerate(trees) for node in range(len(tree))]
     last = (cache.row_start[1:] - 1).tolist()
-    return Problem(trees, lengths, case.heads, cache, torch.cat(queries), ancestor_bits(trees), places), last
+    ancestors = ancestor_bits(trees)
+    return Problem(trees, lengths, case.heads, cache, torch.cat(queries), ancestors, places, case.sinks), last
+
+
+with_and_without_sinks = pytest.mark.parametrize("with_sinks", [False, True], ids=["", "sinks"])
 
 
 @strict_caches
+@with_and_without_sinks
 @pytest.mark.parametrize("heads, kv_heads, dim, window", STRICT_SIZES)
 @pytest.mark.parametrize("in_prefix", [False, True], ids=["chain", "prefix"])
-def test_a_strict_node_has_the_bits_of_its_path(cuda_backend, in_prefix, heads, kv_heads, dim, window, dtype):
-    case = problem([random_tree(24, 4), comb(14), star(3)], [120, 253, 0], heads, kv_heads, dim, dtype)
+def test_a_strict_node_has_the_bits_of_its_path(
+    cuda_backend, in_prefix, heads, kv_heads, dim, window, with_sinks, dtype
+):
+    trees, lengths = [random_tree(24, 4), comb(14), star(3)], [120, 253, 0]
+    case = problem(trees, lengths, heads, kv_heads, dim, dtype, with_sinks=with_sinks)
     path, last = moved(case, in_prefix)
     strict = case.run(cuda_backend, True, window)
     assert torch.equal(path.run(cuda_backend, True, window)[last], strict)
@@ -272,10 +331,11 @@ def test_without_strict_mode_a_node_may_have_other_bits(cuda_backend):
 
 
 @strict_caches
+@with_and_without_sinks
 @pytest.mark.parametrize("window", [0, 300])
-def test_neither_the_batch_nor_padding_changes_a_bit_in_strict_mode(cuda_backend, window, dtype):
+def test_neither_the_batch_nor_padding_changes_a_bit_in_strict_mode(cuda_backend, window, with_sinks, dtype):
     trees, lengths = [comb(9), [-1], chain(12)], [125, 2500, 0]
-    together = problem(trees, lengths, 2, 1, 64, dtype, width=20)
+    together = problem(trees, lengths, 2, 1, 64, dtype, width=20, with_sinks=with_sinks)
     out, starts = together.run(cuda_backend, True, window), together.cache.row_start.tolist()
     for b, tree in enumerate(trees):
         rows = slice(starts[b], starts[b] + len(tree))
@@ -284,7 +344,7 @@ def test_neither_the_batch_nor_padding_changes_a_bit_in_strict_mode(cuda_backend
         table = cache.block_table[b : b + 1, :pages].contiguous()
         alone = Cache(cache.k, cache.v, table, cache.lengths[b : b + 1], start)
         q, ancestors = together.q[rows], together.ancestors[rows].contiguous()
-        case = Problem([tree], [lengths[b]], 2, alone, q, ancestors, [])
+        case = Problem([tree], [lengths[b]], 2, alone, q, ancestors, [], together.sinks)
         assert torch.equal(case.run(cuda_backend, True, window), out[rows])
 
 
@@ -309,7 +369,7 @@ def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, 
     "dim, changes, message",
     [
         (16, {"ancestors": None}, "ancestors: expected the bits of every row on cuda, got None"),
-        (16, {"sinks": torch.zeros(4)}, "sinks: expected None on cuda, got a tensor"),
+        (16, {"sinks": torch.zeros(3)}, "sinks: expected shape"),
         (20, {}, "k_cache: expected a head dim that is a multiple of 8, at most 256, on cuda, got D=20"),
         (264, {}, "k_cache: expected a head dim"),
         (16, {"workspace": torch.zeros(100)}, r"workspace: expected at least \d+ floats, got 100"),
@@ -320,7 +380,7 @@ def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, 
 def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, message):
     arguments = problem([comb(9)], [900], dim=dim).arguments(cuda_backend)
     with pytest.raises(ValueError, match=f"^{message}"):
-        module._C.tree_attention(**{**arguments, "workspace": torch.zeros(100_000), "sinks": None, **changes})
+        module._C.tree_attention(**{**arguments, "workspace": torch.zeros(100_000), **changes})
     assert arguments["out"].isnan().all()
 
 
@@ -348,11 +408,11 @@ def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_back
     for pages in (2, 4, 32, 96, 224, 3200):
         case.cache.block_table = torch.zeros(1, pages, dtype=torch.int32)
         arguments = case.arguments(cuda_backend, True)
-        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None, sinks=None) // (2 * (8 + 2)))
+        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None) // (2 * (8 + 2)))
     assert splits == [0, 2, 16, 32, 48, 106]
 
 
 def test_the_cpu_needs_no_workspace():
     case = problem([comb(9)], [900])
     arguments = case.arguments(Backend("cpu", torch.device("cpu")))
-    assert _C.tree_attention_workspace(**arguments, workspace=None, sinks=None) == 0
+    assert _C.tree_attention_workspace(**arguments, workspace=None) == 0

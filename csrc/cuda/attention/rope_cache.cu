@@ -1,5 +1,6 @@
 // Rotary positions and the cache write. A warp owns one head of one row (query, key or value); a lane owns every 32nd
-// pair of its components, in registers. The first R/2 pairs are rotated.
+// pair of its components, in registers. The first R/2 pairs are rotated. Where one norm covers all heads of a row,
+// every warp adds up all of them.
 #include <type_traits>
 
 #include "cuda/base/four_columns.cuh"
@@ -21,6 +22,7 @@ struct Rope {
   int rotated;  // pairs
   int gates;    // heads that each follow a query head; 0: none
   float eps;
+  bool whole_q, whole_k;  // a norm covers all heads of a row
 };
 
 // The components of a pair: (i, i + R/2) of the rotated ones, then halves of the rest. One norm sums them in this
@@ -32,6 +34,14 @@ __device__ inline Pair pair_of(const Rope& op, int i) {
   return i < op.rotated ? Pair{i, i + op.rotated} : Pair{i + op.rotated, i + op.dim / 2};
 }
 
+// The sum of squares of `columns` numbers; lanes own every 32nd.
+__device__ inline float sum_of_squares(const float* x, int columns) {
+  float sum = 0;
+#pragma unroll 4
+  for (int c = threadIdx.x % kWarp; c < columns; c += kWarp) sum = fmaf(x[c], x[c], sum);
+  return warp_reduce<Sum>(sum);
+}
+
 template <typename Cache>
 __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cache* k, Cache* v) {
   wait_for_previous_kernel();
@@ -40,7 +50,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
   const bool is_query = head < op.heads, is_value = head >= op.heads + op.kv_heads;
   const int half = op.dim / 2;
   const int place = is_query && op.gates != 0 ? 2 * head : op.gates + head;
-  const float* from = op.qkv + (static_cast<int64_t>(row) * (op.gates + op.heads + 2 * op.kv_heads) + place) * op.dim;
+  const float* const queries = op.qkv + static_cast<int64_t>(row) * (op.gates + op.heads + 2 * op.kv_heads) * op.dim;
+  const float* const from = queries + place * op.dim;
   float a[kPairs], b[kPairs];
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
@@ -55,9 +66,18 @@ __global__ void __launch_bounds__(kWarps* kWarp) rope_cache_kernel(Rope op, Cach
   const float* norm = is_query ? op.q_norm : is_value ? nullptr : op.k_norm;
   if (norm != nullptr) {
     float sum = 0;
+    int columns = op.dim;
+    if (is_query ? op.whole_q : op.whole_k) {
+      const int first = is_query ? 0 : op.heads;
+      norm += (head - first) * op.dim;
+      columns *= is_query ? op.heads : op.kv_heads;
+      sum = sum_of_squares(queries + (is_query ? 0 : op.gates + op.heads) * op.dim, columns);
+    } else {
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) sum = fmaf(a[j], a[j], fmaf(b[j], b[j], sum));
-    const float scale = 1.0f / sqrtf(warp_reduce<Sum>(sum) / static_cast<float>(op.dim) + op.eps);
+      for (int j = 0; j < kPairs; ++j) sum = fmaf(a[j], a[j], fmaf(b[j], b[j], sum));
+      sum = warp_reduce<Sum>(sum);
+    }
+    const float scale = 1.0f / sqrtf(sum / static_cast<float>(columns) + op.eps);
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const int i = lane + j * kWarp;
@@ -104,6 +124,7 @@ void run_cuda(const RopeCache& op) {
   if (op.qkv.numel() == 0) return;
   const DeviceGuard guard(op.q.device_id);
   const int heads = static_cast<int>(op.q.shape[1]), kv_heads = static_cast<int>(op.cache.heads());
+  const auto is_whole = [&](const OptionalTensor& norm) { return norm.defined() && norm.shape[0] > op.cache.dim(); };
   const Rope rope{op.qkv.as<float>(),
                   op.cos.as<float>(),
                   op.sin.as<float>(),
@@ -122,7 +143,9 @@ void run_cuda(const RopeCache& op) {
                   static_cast<int>(op.cache.first_node),
                   static_cast<int>(op.cos.shape[1]),
                   op.gated() ? heads : 0,
-                  op.eps};
+                  op.eps,
+                  is_whole(op.q_norm),
+                  is_whole(op.k_norm)};
   const dim3 grid(static_cast<unsigned>(op.q.shape[0]), (heads + 2 * kv_heads + kWarps - 1) / kWarps);
   with_float_type(op.cache.k_cache.dtype, [&](auto zero) {
     using Cache = decltype(zero);

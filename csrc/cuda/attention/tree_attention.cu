@@ -3,7 +3,6 @@
 #include "ops/tree_attention.h"
 
 #include <algorithm>
-#include <numbers>
 
 #include "cuda/attention/tree_attention.cuh"
 
@@ -34,6 +33,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a)
     end = (shares.end - shares.first + shares.each - 1) / shares.each;
   }
   const float2* const outcomes = reinterpret_cast<const float2*>(a.parts + a.splits * a.pairs * a.D) + pair;
+  const float sink = sink_of(a, static_cast<int>(pair - row * a.H));
   float highest = kNoScore;
   for (int split = first; split < end; ++split) highest = fmaxf(highest, outcomes[split * a.pairs].x);
   for (int column = lane * 4; column < a.D; column += kWarp * 4) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a)
       sum[0] = fmaf(weight, part.x, sum[0]), sum[1] = fmaf(weight, part.y, sum[1]);
       sum[2] = fmaf(weight, part.z, sum[2]), sum[3] = fmaf(weight, part.w, sum[3]);
     }
-    finish(a, pair, column, sum, total);
+    finish(a, pair, column, sum, highest, total, sink);
   }
 }
 
@@ -64,10 +64,11 @@ Problem problem_of(const TreeAttention& op) {
             .lengths = cache.lengths.as<int>(),
             .row_start = cache.row_start.as<int>(),
             .ancestors = op.ancestors.as<unsigned>(),
+            .sinks = op.sinks.defined() ? op.sinks.as<float>() : nullptr,
             .out = op.out.data,
             .out_type = op.out.dtype,
             .parts = op.workspace.as<float>(),
-            .scale = op.scale * std::numbers::log2e_v<float>,
+            .scale = op.scale * kLog2e,
             .window = static_cast<int>(op.window > 0 ? std::min(op.window, unlimited) : unlimited),
             .B = static_cast<int>(cache.requests()),
             .H = static_cast<int>(H),

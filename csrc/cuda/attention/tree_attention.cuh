@@ -3,6 +3,7 @@
 // keys. If there are several splits, a block leaves its part of each pair's softmax in the workspace.
 #pragma once
 #include <climits>
+#include <numbers>
 
 #include "base/tensor_view.h"
 #include "cuda/base/arch.cuh"
@@ -17,6 +18,7 @@ constexpr int kPage = kPageSize;
 constexpr int kMaskWords = kMaxNodes / 32;
 constexpr int kNothing = INT_MAX;  // the first position that a padding row sees
 constexpr float kNoScore = -INFINITY;
+constexpr float kLog2e = std::numbers::log2e_v<float>;
 
 // All but the pointers follows from shapes, dtypes and the device.
 struct Problem {
@@ -24,6 +26,7 @@ struct Problem {
   const void *k, *v;
   const int *block_table, *lengths, *row_start;
   const unsigned* ancestors;
+  const float* sinks;  // [H]; none: nullptr
   void* out;
   DType out_type;
   float* parts;  // [splits][pairs][D] sums, then [splits][pairs][2] highest scores and totals
@@ -79,10 +82,14 @@ __device__ inline Tile find_tile(const Problem& a, int number) {
 
 __device__ inline bool is_pair(const Problem& a, const Tile& tile, int pair) { return pair < tile.rows * group_of(a); }
 
+__device__ inline int head_of(const Problem& a, int pair) {
+  const int group = group_of(a);
+  return static_cast<int>(blockIdx.y) * group + pair % group;
+}
+
 // Of all rows and heads.
 __device__ inline int64_t index_of(const Problem& a, const Tile& tile, int pair) {
-  const int group = group_of(a);
-  return static_cast<int64_t>(tile.first_row + pair / group) * a.H + blockIdx.y * group + pair % group;
+  return static_cast<int64_t>(tile.first_row + pair / group_of(a)) * a.H + head_of(a, pair);
 }
 
 // The first position that any row of the request sees.
@@ -161,27 +168,35 @@ __device__ inline void store(const Problem& a, int64_t at, const float (&x)[coun
   }
 }
 
-// The outcome of a pair's whole softmax, from column `column` on.
-template <int count>
-__device__ inline void finish(const Problem& a, int64_t pair, int column, const float (&sum)[count], float total) {
-  const float inverse = total == 0 ? 0 : 1 / total;
-  float x[count];
-#pragma unroll
-  for (int i = 0; i < count; ++i) x[i] = sum[i] * inverse;
-  store(a, pair * a.D + column, x);
-}
-
 // 2^(score - highest), defined even before the first key.
 __device__ inline float weight_of(float score, float highest) {
   return exp2f(score - (highest == kNoScore ? 0 : highest));
 }
 
+// The score of a head's sink; without one, what adds nothing to a softmax.
+__device__ inline float sink_of(const Problem& a, int head) {
+  return a.sinks == nullptr ? kNoScore : __fmul_rn(a.sinks[head], kLog2e);
+}
+
+// The outcome of a pair's whole softmax, from column `column` on. The sink joins here, behind all keys, so that its
+// bits depend on no split; one far above all keys makes the sum infinite, and the outcome 0.
+template <int count>
+__device__ inline void finish(const Problem& a, int64_t index, int column, const float (&sum)[count], float highest,
+                              float total, float sink) {
+  const float inverse = total == 0 ? 0 : 1 / __fadd_rn(total, weight_of(sink, highest));
+  float x[count];
+#pragma unroll
+  for (int i = 0; i < count; ++i) x[i] = sum[i] * inverse;
+  store(a, index * a.D + column, x);
+}
+
 // The outcome of a split: sum over its keys of 2^(score - highest) * value, and of 2^(score - highest).
 template <int count>
-__device__ inline void finish_split(const Problem& a, int64_t pair, int column, const float (&sum)[count],
+__device__ inline void finish_split(const Problem& a, const Tile& tile, int pair, int column, const float (&sum)[count],
                                     float highest, float total) {
-  if (a.splits == 1) return finish(a, pair, column, sum, total);
-  const int64_t part = blockIdx.z * a.pairs + pair;
+  const int64_t index = index_of(a, tile, pair);
+  if (a.splits == 1) return finish(a, index, column, sum, highest, total, sink_of(a, head_of(a, pair)));
+  const int64_t part = blockIdx.z * a.pairs + index;
   Pack<float, count> packed;
 #pragma unroll
   for (int i = 0; i < count; ++i) packed.at[i] = sum[i];

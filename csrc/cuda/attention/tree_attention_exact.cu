@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (column_of(part) >= D) break;
-      finish_split(a, index_of(a, tile, first_pair + row), column_of(part), sums[row][part], highest[row], total[row]);
+      finish_split(a, tile, first_pair + row, column_of(part), sums[row][part], highest[row], total[row]);
     }
   }
 }

@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Pro
       all += weight * outcome.y;
       sum[0] += weight * part.x, sum[1] += weight * part.y, sum[2] += weight * part.z, sum[3] += weight * part.w;
     }
-    finish_split(a, index_of(a, tile, pair), column, sum, best, all);
+    finish_split(a, tile, pair, column, sum, best, all);
   }
 }
 

@@ -1,4 +1,4 @@
-// The gate of the MLP. A thread owns four columns of a row's output.
+// The gates of MLPs. A thread owns four columns of a row's output.
 #include "cuda/base/four_columns.cuh"
 #include "ops/layer.h"
 
@@ -7,10 +7,23 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ inline float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+struct Silu {
+  __device__ float operator()(float gate, float up) const { return gate / (1.0f + expf(-gate)) * up; }
+};
 
-template <typename Out, bool kAligned>
-__global__ void __launch_bounds__(kThreads) silu_mul_kernel(const float* gate_up, Out* out, int columns) {
+// Comparisons, because fminf and fmaxf would drop a NaN.
+struct Clamped {
+  float limit, alpha;
+  __device__ float operator()(float gate, float up) const {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up;
+    up = up < -limit ? -limit : up;
+    return (up + 1.0f) * (gate / (1.0f + expf(-alpha * gate)));
+  }
+};
+
+template <typename Out, bool kAligned, typename Gate>
+__device__ inline void gate_columns(Gate gated, const float* gate_up, Out* out, int columns) {
   wait_for_previous_kernel();
   const int64_t row = blockIdx.x;
   const int c = 4 * (blockIdx.y * kThreads + threadIdx.x), count = columns - c;
@@ -22,23 +35,44 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const float* gate_up
 }
 
 template <typename Out, bool kAligned>
-void launch_for(const SiluMul& op) {
-  const int columns = static_cast<int>(op.out.shape[1]);
-  const dim3 grid(static_cast<unsigned>(op.out.shape[0]), (columns + 4 * kThreads - 1) / (4 * kThreads));
+__global__ void __launch_bounds__(kThreads) silu_mul_kernel(const float* gate_up, Out* out, int columns) {
+  gate_columns<Out, kAligned>(Silu{}, gate_up, out, columns);
+}
+
+template <typename Out, bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    clamped_swiglu_kernel(Clamped gate, const float* gate_up, Out* out, int columns) {
+  gate_columns<Out, kAligned>(gate, gate_up, out, columns);
+}
+
+template <typename Out, bool kAligned>
+void launch_for(const SiluMul& op, dim3 grid, int columns) {
   launch({"silu_mul", grid, kThreads, 0, op.out.stream}, silu_mul_kernel<Out, kAligned>, op.gate_up.as<float>(),
          op.out.as<Out>(), columns);
 }
 
-}  // namespace
+template <typename Out, bool kAligned>
+void launch_for(const ClampedSwiglu& op, dim3 grid, int columns) {
+  launch({"clamped_swiglu", grid, kThreads, 0, op.out.stream}, clamped_swiglu_kernel<Out, kAligned>,
+         Clamped{op.limit, op.alpha}, op.gate_up.as<float>(), op.out.as<Out>(), columns);
+}
 
-void run_cuda(const SiluMul& op) {
+template <typename Op>
+void run_gate(const Op& op) {
   if (op.out.numel() == 0) return;
   const DeviceGuard guard(op.out.device_id);
-  const bool aligned = rows_are_aligned(op.out.shape[1], {&op.gate_up, &op.out});
+  const int columns = static_cast<int>(op.out.shape[1]);
+  const dim3 grid(static_cast<unsigned>(op.out.shape[0]), (columns + 4 * kThreads - 1) / (4 * kThreads));
+  const bool aligned = rows_are_aligned(columns, {&op.gate_up, &op.out});
   with_float_type(op.out.dtype, [&](auto zero) {
     using Out = decltype(zero);
-    aligned ? launch_for<Out, true>(op) : launch_for<Out, false>(op);
+    aligned ? launch_for<Out, true>(op, grid, columns) : launch_for<Out, false>(op, grid, columns);
   });
 }
+
+}  // namespace
+
+void run_cuda(const SiluMul& op) { run_gate(op); }
+void run_cuda(const ClampedSwiglu& op) { run_gate(op); }
 
 }  // namespace specengine

@@ -161,7 +161,7 @@ def combine_experts(
 class ExpertOps:
     """The ops of a layer of experts; each field has the signature of the function of its name here.
 
-    rows: x as a product multiplies it.  clamped_swiglu: None where no kernel has it.  rounds: as in LayerOps.
+    rows: x as a product multiplies it.  rounds: as in LayerOps.
     """
 
     route_rows: Callable[[torch.Tensor, Moe], Routing]
@@ -170,7 +170,7 @@ class ExpertOps:
     combine_experts: Callable[..., torch.Tensor]
     rows: Callable[[torch.Tensor, ExpertProjection], torch.Tensor]
     silu_mul: Callable[[torch.Tensor, torch.Tensor], None]
-    clamped_swiglu: Callable[[torch.Tensor, torch.Tensor, float, float], None] | None
+    clamped_swiglu: Callable[[torch.Tensor, torch.Tensor, float, float], None]
     rounds: bool
 
     def __call__(self, x: torch.Tensor, moe: Moe, shared: torch.Tensor | None) -> torch.Tensor:
@@ -181,7 +181,6 @@ class ExpertOps:
         dtype = moe.down.weights[0].row_dtype if self.rounds else torch.float32
         gated = torch.empty(len(gate_up), moe.intermediate, dtype=dtype, device=x.device)
         if moe.swiglu_limit > 0:
-            assert self.clamped_swiglu is not None, "such a model is refused at load"
             self.clamped_swiglu(gate_up, gated, moe.swiglu_limit, moe.swiglu_alpha)
         else:
             self.silu_mul(gate_up, gated)

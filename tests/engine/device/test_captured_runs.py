@@ -132,7 +132,7 @@ def test_a_cycle_that_fails_ends_its_requests_alone(device, monkeypatch):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2-moe"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2-moe", "tiny-gpt-oss"])
 def test_captured_cycles_say_what_the_cpu_says(simulated, monkeypatch, name):
     """With the kernels of the simulator: every replay works on the memory of its capture."""
     least_seconds = cycle_graphs._least_seconds
