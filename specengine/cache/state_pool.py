@@ -120,13 +120,18 @@ class StatePool:
             self._free.append(slot)
 
     def keep(self, pages: Sequence[int], count: int) -> None:
-        """Copies the state of the owner of `pages`, whose text ends with its page `count` now."""
+        """Copies the state of the owner of `pages`, whose text ends with its page `count` now, if there is room."""
         page = pages[count - 1]
+        if page in self._kept:
+            self._kept.move_to_end(page)
         if page in self._kept or not self.most_kept:
             return
         while len(self._kept) >= self.most_kept:
             self._free.append(self._kept.popitem(last=False)[1])
-        slot = self._take()
+        try:
+            slot = self._take()
+        except MemoryError:
+            return  # a later request computes what it could have found
         self._copy(self._of_request[pages[-1]], slot)
         self._kept[page] = slot
 

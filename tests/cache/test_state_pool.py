@@ -99,6 +99,35 @@ def test_the_state_least_recently_used_goes_first():
     assert cache.states.kept == 2
 
 
+def test_a_state_that_is_kept_again_is_young_again():
+    pool = StatePool(CONFIG, torch.device("cpu"))
+    pool.most_kept = 2
+    owners = [[page, 10 + page] for page in range(3)]
+    for pages in owners:
+        pool.open(pages, 0)
+    for number in (0, 1, 0, 2):  # two requests computed the same text at once
+        pool.keep(owners[number], 1)
+    assert [pool.reach(pages) for pages in owners] == [1, 0, 1]
+
+
+def test_no_room_for_a_copy_is_no_error(monkeypatch):
+    pool = StatePool(CONFIG, torch.device("cpu"))
+    pool.most_kept = 2
+    owners = [[page, 10 + page] for page in range(2)]
+    for pages in owners:
+        pool.open(pages, 0)
+
+    def full(*shape, **options):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr("specengine.cache.state_pool.torch.empty", full)
+    pool.keep(owners[0], 1)
+    assert (pool.in_use, pool.kept, pool.reach(owners[0])) == (2, 0, 0)
+    monkeypatch.undo()
+    pool.keep(owners[0], 1)
+    assert pool.reach(owners[0]) == 1
+
+
 def test_an_evicted_page_takes_its_state_along():
     cache = hybrid_cache()
     pages, _ = prefilled(cache, text_of(1), 1.0)

@@ -62,7 +62,8 @@ class QuantisedCheckpoint(Checkpoint):
     def config(self) -> ModelConfig:  # type: ignore[override]
         """The folder's, untied where the head has codes, or where the embedding has and a head is beside it."""
         embedding, head = ENDS
-        apart = head in self._weights or (embedding in self._weights and head in self.tensors)
+        coded = {name.replace("model.language_model.", "model.", 1) for name in self._weights}  # of text and vision
+        apart = head in coded or (embedding in coded and head in self.tensors)
         return replace(self._files.config, tie_embeddings=False) if apart else self._files.config
 
     def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
