@@ -9,11 +9,12 @@ import torch
 
 from specengine import Engine, SamplingParams
 from specengine._C import PAGE_SIZE
-from specengine.draft_trees.tree import DraftTree, TreeLayout
+from specengine.draft_trees.tree import TreeLayout
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
 from specengine.tensor_parallel.loading import LoadedModel, load_model
+from tests.engine.paths import chain, path_to, random_tree
 from tests.engine.prefixes import SPECS
 from tests.engines import Oracle, ids
 
@@ -91,19 +92,6 @@ def test_a_state_that_is_not_replayed_is_seen(monkeypatch):
         engine.generate(PROMPTS[:1], params)
 
 
-def random_tree(nodes, vocab, random):
-    parents = [-1, *(random.randrange(max(0, node - 5), node) for node in range(1, nodes))]
-    return DraftTree([random.randrange(vocab) for _ in range(nodes)], parents)
-
-
-def path_to(tree, node):
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = tree.parents[node]
-    return path[::-1]
-
-
 def check_trees(family, count, seed):
     """Compares logits of random trees with passes over single paths, each from the start of the text."""
     model, random = exact_hybrid(family).target, Random(seed)
@@ -120,10 +108,6 @@ def check_trees(family, count, seed):
         place = cache.batch([pages], [len(prompt)], final=False)
         found = model.forward(TreeLayout(model.device).of([tree]), cache, place).scores
         assert torch.equal(found[node], expected[-1])
-
-
-def chain(model, tokens):
-    return TreeLayout(model.device).of([DraftTree(tokens, [*range(-1, len(tokens) - 1)])])
 
 
 def chain_logits(model, tokens):

@@ -14,7 +14,7 @@ from specengine.ops import cuda_ops, native
 from tests.backends import cpu_kernels
 from tests.drafters.mtp_files import mtp_state, write_mtp
 from tests.engine.device.prompts import LOOKUP
-from tests.engine.test_hybrids import chain, path_to, random_tree
+from tests.engine.paths import chain, path_to, random_tree
 from tests.engines import GREEDY, SAMPLED, Oracle, ids
 
 FAMILIES = ("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-qwen3-next")
