@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import TensorInfo
 from specengine.ops.coded.rows import CodedRows, Coding
@@ -50,3 +51,10 @@ class CodedCheckpoint(Checkpoint):
             out.copy_(rows if order is None else rows[:, order.argsort()])
         else:
             out.copy_(self._base.read_rows(name, start, stop))
+
+
+def logits_of(target, prompt):
+    """Returns the logits of all tokens of a prompt."""
+    cache = target.new_cache()
+    batch = cache.batch([cache.allocate(len(prompt))], [0])
+    return target.forward(TreeBatch.chains([prompt], target.device), cache, batch).scores

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from specengine import Engine, SamplingParams
-from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
 from specengine.ops.coded.rows import Coding
 from specengine.tensor_parallel.loading import LoadedModel
 from tests.engines import Oracle, ids
-from tests.models.coded_checkpoint import CodedCheckpoint
+from tests.models.coded_checkpoint import CodedCheckpoint, logits_of
 from tests.ops.coding import CODED
 
 CPU = torch.device("cpu")
@@ -30,12 +29,6 @@ def checkpoint_of(form_of, order_of=lambda name, columns: None):
         return CODED.get(form_of(name)) if ".layers." in name or name == "lm_head" else None
 
     return CodedCheckpoint(RandomCheckpoint(TINY), coding_of, order_of)
-
-
-def logits_of(target, prompt):
-    cache = target.new_cache()
-    batch = cache.batch([cache.allocate(len(prompt))], [0])
-    return target.forward(TreeBatch.chains([prompt], CPU), cache, batch).scores
 
 
 def relative_error(checkpoint, prompt=tuple(range(40))):

@@ -7,27 +7,11 @@ from specengine.models.checkpoint import open_checkpoint
 from specengine.quantise.quantise import quantise
 from tests.models.files import random_state
 from tests.models.quantised.packing import TINY, check, grouped, logits, packed_state, words, write
+from tests.models.quantised.packing_fp8 import blocks, spread
 from tests.selection import looped
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 DOWN = "model.layers.1.mlp.down_proj.weight"
-EXTRA = {"input_scale": torch.ones(1), "k_scale": torch.ones(1), "v_scale": torch.ones(())}
-
-
-def spread(scales, height, width, shape):
-    rows = scales.float().repeat_interleave(height, 0)[: shape[0]]
-    return rows.repeat_interleave(width, 1)[:, : shape[1]]
-
-
-def blocks(height, width, end="weight_scale_inv", kind=torch.float32, codes=torch.float8_e4m3fn):
-    def pack(weight):
-        rows, columns = weight.shape
-        scales = (torch.rand(-(-rows // height), -(-columns // width)) * 0.01 + 0.001).to(kind)
-        wide = spread(scales, height, width, weight.shape)
-        stored = (weight / wide).to(codes)
-        return {"weight": stored, end: scales, **EXTRA}, stored.float() * wide
-
-    return pack
 
 
 @looped("height, width, block", [(128, 128, [128, 128]), (48, 80, [48, 80]), (96, 32, [96, 32]), (128, 128, None)])

@@ -14,10 +14,10 @@ from specengine.models.weights import WeightLoader
 from specengine.ops import native
 from tests.drafters.mtp_files import mtp_state
 from tests.engines import ids
+from tests.models.coded_checkpoint import logits_of
 from tests.models.hybrid_files import FAMILIES, write_hybrid
 from tests.models.quantised.packing import NAMES, awq, gptq, grouped, words
-from tests.models.quantised.test_fp8 import blocks
-from tests.models.test_kept_codes import logits_of
+from tests.models.quantised.packing_fp8 import blocks
 from tests.selection import wide
 
 CPU = torch.device("cpu")
