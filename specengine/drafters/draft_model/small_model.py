@@ -105,7 +105,7 @@ class SmallModel:
     def replay(self, rows: TreeBatch, place: CacheBatch, lengths: Sequence[int]) -> None:
         """Writes a hybrid's states behind the first rows of each request in the last pass, as many as `lengths`."""
         ops = self.model.ops
-        assert self.cache.states is not None and place.states is not None and ops.compact_states is not None
+        assert self.cache.states is not None and place.states is not None
         if not any(lengths):
             return
         config, device = self.cache.states.config, self.model.device
