@@ -38,6 +38,7 @@ KINDS = {  # results of other programs, by a key that only they have
     "nvcc": "registers and spills of the CUDA kernels, as compiled",
     "unequal": "{model}: random constrained requests with every drafter, judged and compared with plain decoding",
     "drafters": "memory of the drafters' pools after many tokens",
+    "records": "{model}: memory and slots of states while requests come, end and are cancelled",
     "streams": "{model}: many concurrent streams, some cancelled",
     "inputs": "damaged files and arguments: inputs tried and faults found",
     "clients": "{model}: the server under load, with clients that go away",

@@ -1,5 +1,6 @@
 """A few hundred damaged inputs of every kind keep the contract; bench/fuzz.py tries more."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -28,3 +29,15 @@ def test_damaged_files_load_or_are_refused_by_name(harness: Harness, inputs: ran
     for seed in inputs[: COUNT.get(harness.name)]:
         problem = violation(harness, harness.mutation(intact, Random(seed)), tmp_path)
         assert problem is None, f"input {seed}: {problem}"
+
+
+@pytest.mark.parametrize(("times", "found"), [(1, None), (2, "took")])
+def test_memory_that_a_second_try_takes_too_is_a_finding(times, found, tmp_path):
+    """The other way round: what one try alone takes is the interpreter's."""
+    tries = []
+
+    def use(_: Path) -> None:
+        tries.append(bytes(8 << 20) if len(tries) < times else b"")
+
+    problem = violation(Harness("once", lambda: [b""], use, ("file",), "file"), b"", tmp_path)
+    assert problem is None if found is None else problem.startswith(found)
