@@ -198,7 +198,7 @@ def test_states_need_not_be_kept_on_disk(tmp_path, target, store):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("--drafter=prompt_lookup", "drafter: 'prompt_lookup' cannot be trained, expected one of draft-model"),
+        ("--drafter=prompt_lookup", "drafter: 'prompt_lookup' cannot be trained, expected one of dflash"),
         ("--drafter=fasteagle,depth=3", "has no option 'depth'"),
         ("--drafter=fasteagle:folder", "has no path"),
         ("--store=tape", "store: expected disk, memory, none"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specengine.train.objectives import draft_model, eagle, eagle3, glide, medusa
+from specengine.train.objectives import block, block_families, draft_model, eagle, eagle3, glide, medusa
 from tests.train.tiny import batch_for, padded, randomised, target_weights
 
 KINDS = {
@@ -15,6 +15,9 @@ KINDS = {
     "medusa with heads": lambda f: medusa.MedusaObjective(f, medusa.Options(heads=3, own_head=True, soft=False)),
     "glide": lambda f: glide.GlideObjective(f, glide.Options(layers=2)),
     "glide on its own": lambda f: glide.GlideObjective(f, glide.Options(own=True, cross=False, soft=False)),
+    "dflash": lambda f: block_families.DFlashObjective(f, block.BlockOptions(block=4, anchors=0)),
+    "jetspec": lambda f: block_families.JetSpecObjective(f, block_families.JetSpecOptions(block=4, anchors=0)),
+    "dspark": lambda f: block_families.DSparkObjective(f, block_families.DSparkOptions(block=3, anchors=0, markov=4)),
     "draft model": lambda f: draft_model.DraftModelObjective(f, draft_model.Options()),
 }
 

@@ -32,15 +32,22 @@ class LevelReport:
 
     @staticmethod
     @torch.no_grad()
-    def of(losses: Sequence[torch.Tensor], ranked: Sequence[torch.Tensor], batch: TrainingBatch) -> LevelReport:
+    def of(
+        losses: Sequence[torch.Tensor],
+        ranked: Sequence[torch.Tensor],
+        batch: TrainingBatch,
+        rows: torch.Tensor | None = None,
+    ) -> LevelReport:
         """Counts a batch.
 
         losses: per level, the sum over its rows.  ranked: per level int64 [B, T, k <= NEAR], its best target ids.
+        rows: bool [B, T], the rows that guessed; None: all.
         """
         sums: list[list[torch.Tensor]] = []
         on_path = batch.tokens.new_ones(batch.tokens.shape, dtype=torch.bool)
         for i, (loss, guesses) in enumerate(zip(losses, ranked, strict=True), start=1):
             truth, wanted = ahead(batch.greedy, i), ahead(batch.wanted, i)
+            wanted = wanted if rows is None else wanted & rows
             hits = guesses == truth[..., None]
             best = hits[..., 0]
             reached = on_path & wanted

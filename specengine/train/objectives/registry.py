@@ -10,11 +10,14 @@ from specengine.utils.spec_string import Spec
 
 # name -> module of this folder and class; modules are imported on first use
 OBJECTIVES = {
+    "dflash": ("block_families", "DFlashObjective"),
     "draft-model": ("draft_model", "DraftModelObjective"),
+    "dspark": ("block_families", "DSparkObjective"),
     "eagle": ("eagle", "EagleObjective"),
     "eagle3": ("eagle3", "Eagle3Objective"),
     "fasteagle": ("fasteagle", "FastEagleObjective"),
     "glide": ("glide", "GlideObjective"),
+    "jetspec": ("block_families", "JetSpecObjective"),
     "medusa": ("medusa", "MedusaObjective"),
 }
 
