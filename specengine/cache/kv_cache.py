@@ -248,12 +248,10 @@ class KVCache(PagePool):
 
         row_start: int32 [B + 1], of the pass.
         """
-        states = None if batch.states is None else batch.states.last
-        if self.states is None or states is None or states.final:
+        if self.states is None or batch.states is None:
             return
-        config = self.states.config
-        place = (row_start, accepted.path.to(self.device), accepted.path_length.to(self.device))
-        ops.compact_states(states, *place, config.num_key_heads, config.tiled)
+        path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
+        self.states.replay(batch.states, row_start, path, count, ops)
 
     def keep_state(self, pages: Sequence[int], cached: int) -> None:
         """Keeps the state of the owner of `pages`, of which `cached` tokens are cached, for the prefix cache.

@@ -1,4 +1,4 @@
-"""Memory for the recurrent states of hybrid models: a slot for each request, and copies for the prefix cache."""
+"""Who owns the recurrent states of hybrid models: a slot for each request, and copies for the prefix cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from specengine._C import DeltaStates
-from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
+from specengine.cache.state_memory import StateMemory
+from specengine.ops import Ops
 
 
 def fixed_slots(requests: int) -> int:
@@ -36,7 +37,7 @@ class StateBatch:
 
 
 class StatePool:
-    """Holds the states of all layers of gated delta rule, float32, in slots.
+    """Gives requests slots of a memory for the states of all layers of gated delta rule.
 
     A running request owns a slot; its last page, which no other request has, is the key. The prefix cache owns copies
     of states at the ends of pages, least recently used first to go.
@@ -46,30 +47,23 @@ class StatePool:
     that grows with the need.
     """
 
-    def __init__(self, config: GatedDeltaConfig, device: torch.device, requests: int | None = None) -> None:
-        self.config, self.device, self.requests, self.most_kept = config, device, requests, requests or 0
-        layers, c = len(config.layers), config
-        self._shapes = (
-            (layers, c.num_value_heads, c.key_head_dim, c.value_head_dim),
-            (layers, CONV_WIDTH - 1, c.conv_channels),
-        )
-        slots = fixed_slots(requests or 0)
-        self._states, self._conv = (torch.empty(slots, *shape, device=device) for shape in self._shapes)
-        self._record_floats = c.record_floats
-        self._records = torch.empty(0, device=device)
-        self._free: list[int] = [*reversed(range(slots))]
+    def __init__(self, memory: StateMemory, requests: int | None = None) -> None:
+        self.memory, self.requests, self.most_kept = memory, requests, requests or 0
+        if requests:
+            memory.resize(fixed_slots(requests))
+        self._free: list[int] = [*reversed(range(memory.slots))]
         self._of_request: dict[int, int] = {}  # last page -> slot
         self._kept: OrderedDict[int, int] = OrderedDict()  # page -> slot of the state behind it
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one request's states."""
-        return 4 * len(self.config.layers) * self.config.state_floats
+        return self.memory.slot_bytes
 
     @property
     def slots(self) -> int:
         """Slots that there is memory for."""
-        return len(self._states)
+        return self.memory.slots
 
     @property
     def in_use(self) -> int:
@@ -92,7 +86,8 @@ class StatePool:
 
     def record_bytes(self, rows: int) -> int:
         """Returns the bytes of the records of `rows` rows, in every layer."""
-        return 4 * len(self.config.layers) * rows * self._record_floats
+        config = self.memory.config
+        return 4 * len(config.layers) * rows * config.record_floats
 
     def reach(self, pages: Sequence[int]) -> int:
         """Returns how many of these pages, from the first on, end with a state that is kept."""
@@ -107,11 +102,10 @@ class StatePool:
         """Gives the owner of `pages` a slot: the state behind its first `shared` pages, or the empty text's."""
         slot = self._of_request[pages[-1]] = self._take()
         if shared:
-            self._copy(self._kept[pages[shared - 1]], slot)
+            self.memory.copy(self._kept[pages[shared - 1]], slot)
             self._kept.move_to_end(pages[shared - 1])
         else:
-            self._states[slot] = 0
-            self._conv[slot] = 0
+            self.memory.clear(slot)
 
     def close(self, pages: Sequence[int]) -> None:
         """Takes back the slot of the owner of `pages`, if it has one."""
@@ -132,7 +126,7 @@ class StatePool:
             slot = self._take()
         except MemoryError:
             return  # a later request computes what it could have found
-        self._copy(self._of_request[pages[-1]], slot)
+        self.memory.copy(self._of_request[pages[-1]], slot)
         self._kept[page] = slot
 
     def forget(self, page: int) -> None:
@@ -147,7 +141,7 @@ class StatePool:
     def batch(self, pages: Sequence[Sequence[int]], final: bool, rooted: bool = True) -> StateBatch:
         """Makes the view of the requests that own `pages`; see StateBatch."""
         slots = [self.slot_of(own) for own in pages]
-        return StateBatch(torch.tensor(slots, dtype=torch.int32, device=self.device), final, rooted)
+        return StateBatch(torch.tensor(slots, dtype=torch.int32, device=self.memory.device), final, rooted)
 
     def of_pass(self, batch: StateBatch, rows: int, trees: bool) -> DeltaStates:
         """Returns what a pass of `rows` rows reads and writes.  trees: whether a row has several children.
@@ -155,33 +149,27 @@ class StatePool:
         Where a request's first row is part of its text, a pass of one row each is final.
         """
         final = batch.final or (batch.rooted and rows == len(batch.slots) and not trees)
-        layers = 1 if final else len(self.config.layers)
-        floats = layers * rows * self._record_floats
-        if len(self._records) < floats:
-            self._records = torch.empty(floats, device=self.device)
-        records = self._records[:floats].view(layers, rows, self._record_floats)
-        batch.last = DeltaStates(self._states, self._conv, batch.slots, records, final)
+        batch.last = self.memory.of_pass(batch.slots, rows, final)
         return batch.last
+
+    def replay(
+        self, batch: StateBatch, row_start: torch.Tensor, path: torch.Tensor, path_length: torch.Tensor, ops: Ops
+    ) -> None:
+        """Writes the states behind the accepted paths of the batch's last pass, unless the pass did so.
+
+        row_start: int32 [B + 1], of the pass.  path, path_length: see ops.compact_states.
+        """
+        if batch.last is not None and not batch.last.final:
+            self.memory.replay(batch.last, row_start, path, path_length, ops)
 
     def _take(self) -> int:
         self.reserve()
         return self._free.pop()
 
     def _grow(self) -> None:
-        """Doubles both tensors, or neither."""
+        """Doubles the memory."""
         if self.requests is not None:
             raise MemoryError(f"recurrent states: all slots of {self.requests} requests are in use")
-        old = len(self._states)
-        new = max(2 * old, 2)
-        try:
-            states, conv = (torch.empty(new, *shape, device=self.device) for shape in self._shapes)
-        except RuntimeError as error:
-            size = new * self.slot_bytes / 2**20
-            raise MemoryError(f"recurrent states: no room for {new} slots ({size:.0f} MiB)") from error
-        states[:old], conv[:old] = self._states, self._conv
-        self._states, self._conv = states, conv
-        self._free += reversed(range(old, new))
-
-    def _copy(self, slot: int, to: int) -> None:
-        self._states[to] = self._states[slot]
-        self._conv[to] = self._conv[slot]
+        old = self.slots
+        self.memory.resize(max(2 * old, 2))
+        self._free += reversed(range(old, self.slots))

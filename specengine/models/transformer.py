@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
+from specengine.cache.state_memory import StateMemory
 from specengine.cache.state_pool import StatePool
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
@@ -177,7 +178,7 @@ class Transformer:
         requests: that a hybrid's fixed pool of states has slots for; None lets it grow.
         """
         c = self.config
-        states = None if c.gated_delta is None else StatePool(c.gated_delta, self.device, requests)
+        states = None if c.gated_delta is None else StatePool(StateMemory(c.gated_delta, self.device), requests)
         return KVCache(c.attention_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages, states)
 
     def ensure_positions(self, count: int) -> None:

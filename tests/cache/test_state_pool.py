@@ -5,6 +5,7 @@ import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
+from specengine.cache.state_memory import StateMemory
 from specengine.cache.state_pool import StatePool
 from specengine.utils.gated_delta_config import GatedDeltaConfig
 from tests.cache.small_caches import EVERYBODY, begin, text_of
@@ -13,7 +14,7 @@ CONFIG = GatedDeltaConfig(frozenset({0, 2}), 1, 2, 3, 4)
 
 
 def hybrid_cache(kept=2):
-    states = StatePool(CONFIG, torch.device("cpu"))
+    states = StatePool(StateMemory(CONFIG, torch.device("cpu")))
     cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), states=states)
     cache.kept_bytes, states.most_kept = 100 * cache.page_bytes, kept
     return cache
@@ -68,7 +69,7 @@ def test_states_without_room_leave_pages_and_slots_as_they_were(monkeypatch, fai
         return empty(*shape, **options)
 
     free = cache.k.shape[1] - cache.pages_in_use
-    monkeypatch.setattr("specengine.cache.state_pool.torch.empty", full)
+    monkeypatch.setattr("specengine.cache.state_memory.torch.empty", full)
     with pytest.raises(MemoryError, match="recurrent states: no room for 4 slots"):
         cache.allocate(10)
     monkeypatch.undo()
@@ -100,7 +101,7 @@ def test_the_state_least_recently_used_goes_first():
 
 
 def test_a_state_that_is_kept_again_is_young_again():
-    pool = StatePool(CONFIG, torch.device("cpu"))
+    pool = StatePool(StateMemory(CONFIG, torch.device("cpu")))
     pool.most_kept = 2
     owners = [[page, 10 + page] for page in range(3)]
     for pages in owners:
@@ -111,7 +112,7 @@ def test_a_state_that_is_kept_again_is_young_again():
 
 
 def test_no_room_for_a_copy_is_no_error(monkeypatch):
-    pool = StatePool(CONFIG, torch.device("cpu"))
+    pool = StatePool(StateMemory(CONFIG, torch.device("cpu")))
     pool.most_kept = 2
     owners = [[page, 10 + page] for page in range(2)]
     for pages in owners:
@@ -120,7 +121,7 @@ def test_no_room_for_a_copy_is_no_error(monkeypatch):
     def full(*shape, **options):
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr("specengine.cache.state_pool.torch.empty", full)
+    monkeypatch.setattr("specengine.cache.state_memory.torch.empty", full)
     pool.keep(owners[0], 1)
     assert (pool.in_use, pool.kept, pool.reach(owners[0])) == (2, 0, 0)
     monkeypatch.undo()

@@ -104,14 +104,13 @@ class SmallModel:
 
     def replay(self, rows: TreeBatch, place: CacheBatch, lengths: Sequence[int]) -> None:
         """Writes a hybrid's states behind the first rows of each request in the last pass, as many as `lengths`."""
-        ops = self.model.ops
         assert self.cache.states is not None and place.states is not None
         if not any(lengths):
             return
-        config, device = self.cache.states.config, self.model.device
+        device = self.model.device
         path = torch.arange(max(lengths), dtype=torch.int32, device=device).repeat(len(lengths), 1)
         counts = torch.tensor(lengths, dtype=torch.int32, device=device)
-        ops.compact_states(place.states.last, rows.row_start, path, counts, config.num_key_heads, config.tiled)
+        self.cache.states.replay(place.states, rows.row_start, path, counts, self.model.ops)
 
     def depth(self, request: DraftRequest) -> int:
         """Returns the levels worth drafting, as far as the model's own context goes."""

@@ -189,7 +189,7 @@ def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: 
     activations = 4 * most * (4 * c.hidden_size + _mlp_columns(c) + 4 * c.num_heads * c.head_dim)
     records = 0
     if (states := target.new_cache(0).states) is not None:
-        sizes = states.config
+        sizes = states.memory.config
         activations += 4 * most * (sizes.conv_channels + 2 * sizes.value_size + 2 * sizes.num_value_heads)
         records = max(states.record_bytes(rows), states.record_bytes(target.ops.prefill_rows) // len(sizes.layers))
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS

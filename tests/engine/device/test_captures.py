@@ -32,7 +32,7 @@ def test_cycles_of_a_hybrid_are_captured_on_a_pool_of_states_that_never_moves(de
     states, graphs = engine.cache.states, engine.core.runner.graphs
     assert states.slots == 4
     for batch in graphs.batches.values():
-        assert batch.cache.states.last.states.data_ptr() == states._states.data_ptr()
+        assert batch.cache.states.last.states.data_ptr() == states.memory.states.data_ptr()
 
 
 @pytest.mark.full

@@ -81,11 +81,11 @@ def test_the_plan_covers_the_states_and_records_of_a_hybrid(taken_and_planned, m
     model = model_on_the_standin("tiny-qwen3.5")
     engine, taken, planned = taken_and_planned(model, DRAFTER, 16)
     states = engine.cache.states
-    assert 2 * 16 * states.slot_bytes == states._states.nbytes + states._conv.nbytes
+    assert 2 * 16 * states.slot_bytes == states.memory.states.nbytes + states.memory.conv.nbytes
     assert taken <= planned + 2 * 16 * states.slot_bytes
     monkeypatch.setattr(type(states), "record_bytes", lambda pool, rows: 0)
     without = workspace_bytes(model.target, engine.drafter, engine.core.rule, OPTIONS)
-    assert planned - without >= states._records.nbytes > 0
+    assert planned - without >= states.memory.records.nbytes > 0
 
 
 @pytest.mark.full
