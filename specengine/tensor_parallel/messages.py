@@ -38,11 +38,19 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class PassStates:
+    """The recurrent states of a pass.  slots: int32 [B].  final: see ops.gated_delta."""
+
+    slots: np.ndarray
+    final: bool
+
+
+@dataclass(frozen=True)
 class Forward:
     """All ranks run a pass of the layers over the M rows of a TreeBatch.
 
     inputs: float32 [M, hidden], the embedded tokens.  ancestors: None for chains.  positions: the length that the
-    rotary tables must have.
+    rotary tables must have.  states: of a hybrid.
     """
 
     cache: int
@@ -53,6 +61,7 @@ class Forward:
     block_table: np.ndarray
     lengths: np.ndarray
     positions: int
+    states: PassStates | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,28 @@ class Compact:
     cache: int
     block_table: np.ndarray
     lengths: np.ndarray
+    path: np.ndarray
+    path_length: np.ndarray
+
+
+@dataclass(frozen=True)
+class MoveStates:
+    """All ranks make room for `slots` recurrent states, then write some of them, in this order.
+
+    moves: pairs of a slot and the slot that is copied to it; None: it becomes the state of the empty text.
+    """
+
+    cache: int
+    slots: int
+    moves: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True)
+class CompactStates:
+    """All ranks write the recurrent states behind the accepted paths of the cache's last pass."""
+
+    cache: int
+    row_start: np.ndarray
     path: np.ndarray
     path_length: np.ndarray
 

@@ -9,6 +9,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
+from specengine.cache.state_pool import StatePool
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import CPU
@@ -19,10 +20,12 @@ from specengine.models.transformer import Transformer
 from specengine.models.weights import ModelWeights
 from specengine.ops import Ops, native
 from specengine.ops.decoder import Pass
+from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.verify_tree import Accepted
 from specengine.tensor_parallel.group import Group
-from specengine.tensor_parallel.messages import Compact, Forward, Resize
+from specengine.tensor_parallel.messages import Compact, Forward, PassStates, Resize
+from specengine.tensor_parallel.parallel_states import ParallelStates
 from specengine.tensor_parallel.shard_decoder import shard_decoder
 from specengine.tensor_parallel.shards import ShardBounds, ShardLoader
 
@@ -71,7 +74,7 @@ class ParallelTransformer(Transformer):
     def new_cache(self, pages: int | None = None, requests: int | None = None) -> KVCache:
         if pages is not None:
             raise ValueError("pages: under tensor_parallel caches grow on demand, got a fixed number")
-        return ParallelCache(self._group, self.config, self._bounds.config(0, self.config), self.cache_dtype)
+        return ParallelCache(self._group, self.config, self._bounds, self.cache_dtype)
 
     def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:
         assert isinstance(cache, ParallelCache)  # made by new_cache()
@@ -81,6 +84,11 @@ class ParallelTransformer(Transformer):
         shape = (len(tree.tokens), len(self.hidden_state_layers), hidden)
         at_layers = torch.empty(shape) if self.hidden_state_layers else None
         cos, sin = self._rope.cos_sin
+        states, of_ranks = NO_STATES, None
+        if cache.states is not None and batch.states is not None:
+            states = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
+            of_ranks = PassStates(batch.states.slots.numpy(), states.final)
+            cache.send_moves()
         message = Forward(
             cache=cache.number,
             inputs=inputs.numpy(),
@@ -90,21 +98,25 @@ class ParallelTransformer(Transformer):
             block_table=batch.block_table.numpy(),
             lengths=batch.lengths.numpy(),
             positions=len(cos),
+            states=of_ranks,
         )
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
         with self._group.broadcast(message):
-            last = self._decoder(tree, *place, cos, sin, at_layers, inputs)
+            last = self._decoder(tree, *place, cos, sin, at_layers, inputs, states=states)
         return HiddenStates(last, at_layers)
 
 
 class ParallelCache(KVCache):
     """The first rank's part of a cache. It decides for all ranks; the other parts follow its messages."""
 
-    def __init__(self, group: Group, whole: ModelConfig, part: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, group: Group, whole: ModelConfig, bounds: ShardBounds, dtype: torch.dtype) -> None:
         self._group = group
         self.number = group.new_cache()
-        self._whole = (whole.num_layers, whole.num_kv_heads, whole.head_dim)
-        super().__init__(part.num_layers, part.num_kv_heads, part.head_dim, dtype, CPU)
+        self._whole = (whole.attention_layers, whole.num_kv_heads, whole.head_dim)
+        part = bounds.config(0, whole)
+        self._memory = None if bounds.delta is None else ParallelStates(group, bounds.delta, self.number)
+        states = None if self._memory is None else StatePool(self._memory)
+        super().__init__(part.attention_layers, part.num_kv_heads, part.head_dim, dtype, CPU, states=states)
         weakref.finalize(self, group.drop_cache, self.number).atexit = False
 
     @property
@@ -122,6 +134,11 @@ class ParallelCache(KVCache):
         )
         with self._group.broadcast(message):
             super().compact(batch, accepted, ops)
+
+    def send_moves(self) -> None:
+        """Sends the other ranks what happened to recurrent states since the last call. Raises RankFailed."""
+        if self._memory is not None:
+            self._memory.send_moves()
 
     def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
         super()._resize(pages, kept)  # first: without memory it raises, and no other part has changed yet

@@ -34,7 +34,8 @@ def shard_decoder(
     def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
         if not isinstance(layer, ShardedProjection):
             return ops.layer.linear(x, layer)
-        return gather(ops.layer.linear(gather(x, layer.columns_of), layer), layer.rows_of)
+        whole = gather(x, layer.columns_of)
+        return gather(ops.layer.linear(whole if layer.order is None else whole[:, layer.order], layer), layer.rows_of)
 
     experts = ops.layer.experts
     assert experts is not None  # the CPU has them

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from specengine import _C
-from specengine.cache.page_pool import PagePool
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.checkpoint_base import CPU
 from specengine.models.rope import RopeTables
@@ -21,15 +20,18 @@ from specengine.ops import native
 from specengine.tensor_parallel.connection import Connection
 from specengine.tensor_parallel.messages import (
     Compact,
+    CompactStates,
     DropCaches,
     Failed,
     Forward,
+    MoveStates,
     Ready,
     Resize,
     Start,
     encode_message,
     encode_rows,
 )
+from specengine.tensor_parallel.rank_cache import RankCache
 from specengine.tensor_parallel.shard_decoder import shard_decoder
 from specengine.tensor_parallel.shards import ShardBounds, ShardLoader
 
@@ -57,20 +59,22 @@ class Rank:
         layers = loader.layers()
         self._decoder = shard_decoder(native, self._gather, self._config, layers, loader.vector("model.norm.weight"))
         self._rope = RopeTables(checkpoint.config, CPU)
-        self._caches: dict[int, PagePool] = {}
+        self._caches: dict[int, RankCache] = {}
 
     def handle(self, message: object) -> None:
         """Does this rank's part of a message."""
         if isinstance(message, Forward):
             self._pass(message)
         elif isinstance(message, Compact):
-            cache = self._caches[message.cache]
-            columns = (message.block_table, message.lengths, message.path, message.path_length)
-            native.compact_kv(cache.k, cache.v, *map(torch.from_numpy, columns))
+            self._caches[message.cache].compact(message)
+        elif isinstance(message, MoveStates):
+            self._caches[message.cache].move_states(message)
+        elif isinstance(message, CompactStates):
+            self._caches[message.cache].compact_states(message)
         elif isinstance(message, Resize):
-            cache = self._caches.get(message.cache) or self._new_cache(message.dtype)
-            cache.k, cache.v = cache.copied(message.pages, message.kept)
-            self._caches[message.cache] = cache
+            if message.cache not in self._caches:
+                self._caches[message.cache] = RankCache(self._config, message.dtype)
+            self._caches[message.cache].resize(message)
         elif isinstance(message, DropCaches):
             for number in message.caches:
                 self._caches.pop(number, None)
@@ -81,10 +85,6 @@ class Rank:
         self._first.send(encode_rows(x))
         return self._first.receive_rows(len(x), sum(widths))
 
-    def _new_cache(self, dtype: str) -> PagePool:
-        c = self._config
-        return PagePool(c.num_layers, c.num_kv_heads, c.head_dim, getattr(torch, dtype), CPU, 0)
-
     def _pass(self, message: Forward) -> None:
         self._rope.ensure(message.positions)
         cache = self._caches[message.cache]
@@ -94,7 +94,9 @@ class Rank:
         block_table = torch.from_numpy(message.block_table)
         lengths = torch.from_numpy(message.lengths)
         inputs = torch.from_numpy(message.inputs)
-        self._decoder(rows, cache.k, cache.v, block_table, lengths, *self._rope.cos_sin, inputs=inputs)
+        place = (cache.pages.k, cache.pages.v, block_table, lengths)
+        states = cache.of_pass(message.states, len(depths))
+        self._decoder(rows, *place, *self._rope.cos_sin, inputs=inputs, states=states)
 
 
 def main(descriptor: int, first_process: int) -> None:

@@ -13,7 +13,7 @@ from specengine.draft_trees.tree import TreeLayout
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
-from specengine.tensor_parallel.loading import LoadedModel, load_model
+from specengine.tensor_parallel.loading import LoadedModel
 from tests.engine.paths import chain, path_to, random_tree
 from tests.engine.prefixes import SPECS
 from tests.engines import Oracle, ids
@@ -189,5 +189,3 @@ def test_what_needs_a_state_to_go_back_is_refused_by_name():
     ):
         with pytest.raises(ValueError, match=message):
             Engine(model, drafter=spec)
-    with pytest.raises(ValueError, match="tensor_parallel: expected 1 for qwen3_5"):
-        load_model("random:tiny-qwen3.5", device="cpu", tensor_parallel=2)

@@ -1,0 +1,54 @@
+"""The first rank's part of recurrent states, which tells the other ranks what happens to slots."""
+
+from __future__ import annotations
+
+import torch
+
+from specengine._C import DeltaStates
+from specengine.cache.state_memory import StateMemory
+from specengine.models.checkpoint_base import CPU
+from specengine.ops import Ops
+from specengine.tensor_parallel.delta_shards import DeltaShards
+from specengine.tensor_parallel.group import Group
+from specengine.tensor_parallel.messages import CompactStates, MoveStates
+
+
+class ParallelStates(StateMemory):
+    """Holds the states of rank 0's heads. What it does with slots, the other ranks do before their next pass or replay.
+
+    Only passes and replays read states, so nothing is sent when a request starts: no error of another rank can come
+    there.  cache: the number of its cache.
+    """
+
+    def __init__(self, group: Group, shards: DeltaShards, cache: int) -> None:
+        super().__init__(shards.config(0), CPU)
+        self._group, self._cache, self._whole = group, cache, shards.whole
+        self._moves: list[tuple[int, int | None]] = []  # to, from; None: to the state of the empty text
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one text's states in all ranks together."""
+        return 4 * len(self._whole.layers) * self._whole.state_floats
+
+    def clear(self, slot: int) -> None:
+        super().clear(slot)
+        self._moves.append((slot, None))
+
+    def copy(self, slot: int, to: int) -> None:
+        super().copy(slot, to)
+        self._moves.append((to, slot))
+
+    def replay(
+        self, states: DeltaStates, row_start: torch.Tensor, path: torch.Tensor, path_length: torch.Tensor, ops: Ops
+    ) -> None:
+        self.send_moves()
+        columns = (row_start.numpy(), path.numpy(), path_length.numpy())
+        with self._group.broadcast(CompactStates(self._cache, *columns)):
+            super().replay(states, row_start, path, path_length, ops)
+
+    def send_moves(self) -> None:
+        """Sends the other ranks what happened to slots since the last call. Raises RankFailed."""
+        moves, self._moves = tuple(self._moves), []
+        if moves:
+            with self._group.broadcast(MoveStates(self._cache, self.slots, moves)):
+                pass
