@@ -15,6 +15,8 @@ from specengine.tensor_parallel.parallel_states import ParallelStates
 from specengine.tensor_parallel.shards import ShardBounds
 from tests.engines import Oracle
 from tests.models.hybrid_files import FAMILIES, write_hybrid_gguf
+from tests.models.quantised.packed_hybrids import FORMATS, write_packed
+from tests.models.quantised.packing import gptq
 from tests.tensor_parallel.hybrids import load_bare_pair, load_pair, spoken, write_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
@@ -141,6 +143,18 @@ def test_a_gguf_file_whose_value_heads_are_tiled_has_the_bits_of_one_process(fol
     write_hybrid_gguf(path, open_checkpoint(folders("qwen3_5")))
     assert open_checkpoint(path).config.gated_delta.tiled
     check_same(load_bare_pair(path), None, DRAFTERS[:2], batches=(4,), temperatures=(0.8,))
+
+
+def act_order(weight):
+    """GPTQ with columns in an order of their own, which the inputs of all ranks together must get."""
+    return gptq(weight, order=torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(9)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form, pack", [*((form, None) for form in FORMATS), ("gptq", act_order)])
+def test_quantised_folders_have_the_bits_of_one_process(tmp_path, form, pack):
+    packed, _, _ = write_packed(tmp_path, "qwen3_next", form, pack=pack)
+    check_same(load_pair(packed, "auto"), None, DRAFTERS[:2], batches=(4,), temperatures=(0.8,))
 
 
 @pytest.mark.full
