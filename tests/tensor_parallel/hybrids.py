@@ -27,9 +27,9 @@ def write_folder(folder: Path, family: str, **changes: int) -> Path:
     return folder
 
 
-def load_pair(path: Path, dtype: str = "float32") -> list[LoadedModel]:
-    """Loads a model in one process and in two."""
-    return [load_model(path, device="cpu", dtype=dtype, tensor_parallel=size) for size in (1, 2)]
+def load_pair(path: Path, dtype: str = "float32", size: int = 2) -> list[LoadedModel]:
+    """Loads a model in one process and in several."""
+    return [load_model(path, device="cpu", dtype=dtype, tensor_parallel=processes) for processes in (1, size)]
 
 
 def load_bare_pair(path: Path) -> list[LoadedModel]:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specengine import Engine, RankFailed, SamplingParams
 from specengine._C import PAGE_SIZE
@@ -13,6 +14,7 @@ from specengine.models.presets import PRESETS
 from specengine.tensor_parallel.loading import load_model
 from specengine.tensor_parallel.parallel_states import ParallelStates
 from specengine.tensor_parallel.shards import ShardBounds
+from tests.drafters.mtp_files import mtp_state
 from tests.engines import Oracle
 from tests.models.hybrid_files import FAMILIES, write_hybrid_gguf
 from tests.models.quantised.packed_hybrids import FORMATS, write_packed
@@ -155,6 +157,22 @@ def act_order(weight):
 def test_quantised_folders_have_the_bits_of_one_process(tmp_path, form, pack):
     packed, _, _ = write_packed(tmp_path, "qwen3_next", form, pack=pack)
     check_same(load_pair(packed, "auto"), None, DRAFTERS[:2], batches=(4,), temperatures=(0.8,))
+
+
+@pytest.mark.full
+def test_three_processes_have_the_bits_of_one(tmp_path):
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    models = load_pair(write_folder(tmp_path, "qwen3_next", **heads), "int8", size=3)
+    assert models[1].target.tensor_parallel == 3
+    check_same(models, tmp_path, batches=(4,), temperatures=(0.8,))
+
+
+@pytest.mark.full
+def test_the_network_for_drafts_in_the_target_s_own_folder_is_whole_in_rank_0(tmp_path):
+    config = open_checkpoint(write_folder(tmp_path, "qwen3_5_moe")).config
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | mtp_state(config, config.moe), file)
+    check_same(load_pair(tmp_path), None, ["mtp,adaptive=false", "auto"], batches=(4,), temperatures=(0.8,))
 
 
 @pytest.mark.full
