@@ -48,7 +48,6 @@ class ParallelStates(StateMemory):
 
     def send_moves(self) -> None:
         """Sends the other ranks what happened to slots since the last call. Raises RankFailed."""
-        moves, self._moves = tuple(self._moves), []
-        if moves:
-            with self._group.broadcast(MoveStates(self._cache, self.slots, moves)):
-                pass
+        if self._moves:
+            with self._group.broadcast(MoveStates(self._cache, self.slots, tuple(self._moves))):
+                self._moves.clear()
