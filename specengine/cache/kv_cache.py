@@ -253,12 +253,12 @@ class KVCache(PagePool):
         path, count = accepted.path.to(self.device), accepted.path_length.to(self.device)
         self.states.replay(batch.states, row_start, path, count, ops)
 
-    def keep_state(self, pages: Sequence[int], cached: int) -> None:
+    def keep_state(self, pages: Sequence[int], cached: int, sharing: Sharing) -> None:
         """Keeps the state of the owner of `pages`, of which `cached` tokens are cached, for the prefix cache.
 
-        Nothing happens unless these end with a page that other requests can find.
+        Nothing happens unless these end with a page that other requests can find, and with a whole step of `sharing`.
         """
-        if self.states and cached and cached % PAGE_SIZE == 0:
+        if self.states and cached and cached % sharing.step == 0:
             with self._lock:
                 if pages[cached // PAGE_SIZE - 1] in self._known:
                     self.states.keep(pages, cached // PAGE_SIZE)

@@ -6,6 +6,7 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.state_memory import StateMemory
+from specengine.cache.prefix_cache import Sharing
 from specengine.cache.state_pool import StatePool
 from specengine.utils.gated_delta_config import GatedDeltaConfig
 from tests.cache.small_caches import EVERYBODY, begin, text_of
@@ -30,7 +31,7 @@ def prefilled(cache, text, value):
     pages, hit = begin(cache, text)
     state_of(cache, pages).fill_(value)
     cache.share(pages, text, EVERYBODY)
-    cache.keep_state(pages, len(text) // PAGE_SIZE * PAGE_SIZE)
+    cache.keep_state(pages, len(text) // PAGE_SIZE * PAGE_SIZE, EVERYBODY)
     return pages, hit
 
 
@@ -139,12 +140,22 @@ def test_an_evicted_page_takes_its_state_along():
     assert cache.states.kept == 0
 
 
-def test_nothing_is_kept_of_a_page_that_nobody_can_find():
+def test_nothing_is_kept_of_a_page_that_no_request_can_find():
     cache = hybrid_cache()
     pages, _ = begin(cache, text_of(1))
-    cache.keep_state(pages, PAGE_SIZE)  # not shared yet
-    cache.keep_state(pages, PAGE_SIZE - 1)
+    cache.keep_state(pages, PAGE_SIZE, EVERYBODY)  # not shared yet
+    cache.keep_state(pages, PAGE_SIZE - 1, EVERYBODY)
     assert cache.states.kept == 0
+
+
+def test_where_whole_passes_alone_are_shared_no_hit_ends_within_one():
+    cache, sharing, text = hybrid_cache(), Sharing(2 * PAGE_SIZE, answers=False), text_of(1, 2, 3, 4)
+    pages, _ = begin(cache, text, sharing)
+    cache.share(pages, text, sharing)
+    cache.keep_state(pages, 3 * PAGE_SIZE, sharing)
+    assert begin(cache, text, sharing)[1] == 0
+    cache.keep_state(pages, 2 * PAGE_SIZE, sharing)
+    assert begin(cache, text, sharing)[1] == 2 * PAGE_SIZE
 
 
 def test_records_are_of_every_layer_only_where_paths_are_still_open():

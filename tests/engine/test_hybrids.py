@@ -10,6 +10,7 @@ import torch
 from specengine import Engine, SamplingParams
 from specengine._C import PAGE_SIZE
 from specengine.draft_trees.tree import TreeLayout
+from specengine.engine.prefill import passes
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
@@ -147,6 +148,14 @@ def test_a_prompt_that_is_asked_again_is_found_whatever_its_length(tokens):
     first, again = (engine.generate([prompt], params)[0] for _ in range(2))
     assert (again.token_ids, again.logprobs) == (first.token_ids, first.logprobs)
     assert engine.cache.prefixes.hit == (2 if tokens > 2 * PAGE_SIZE + 1 else 1) * PAGE_SIZE
+
+
+def test_passes_of_a_prompt_end_where_a_state_can_be_found_and_divide_nothing_that_is_shared_whole():
+    page, step = PAGE_SIZE, 4 * PAGE_SIZE
+    assert [*passes(0, 6 * page, step, page)] == [(0, 4 * page), (4 * page, 5 * page), (5 * page, 6 * page)]
+    assert [*passes(0, 8 * page, step, step)] == [(0, step), (step, 8 * page)]
+    assert [*passes(step, 8 * page + 1, step, step)] == [(step, 8 * page), (8 * page, 8 * page + 1)]
+    assert [*passes(0, 6 * page, step, 0)] == [(0, step), (step, 6 * page)]
 
 
 def test_a_cancelled_request_leaves_no_state_and_its_text_can_be_resumed():
