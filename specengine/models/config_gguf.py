@@ -134,7 +134,8 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
     for key in ("expert_group_count", "expert_group_used_count"):
         if fields.get(f"{arch}.{key}", int, 0) > 1:
             raise fields.error(f"{arch}.{key}", "must be at most 1, routing by groups of experts is not supported")
-    with_experts = [layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
+    # the drafter's too, which a file may hold alone
+    with_experts = [layer for layer in range(num_layers + 1) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
     if not with_experts:
         raise fields.error(f"{arch}.expert_count", "describes experts, but no layer has a router")
     first = f"blk.{with_experts[0]}"

@@ -64,10 +64,11 @@ def tiled(tensor, dim, delta, size):
     return heads.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
-def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
-    """Writes a Qwen3.5 as llama.cpp's converter does. checkpoint: grouped heads.  extra: names and tensors.
+def write_hybrid_gguf(path, checkpoint, extra=(), fused=False, drafter_alone=False):
+    """Writes a Qwen3.5 as llama.cpp's converter does. checkpoint: grouped heads.
 
-    fused: gate and up of all experts lie in one tensor.
+    extra: names and tensors of the blocks behind the last; a third entry is the GGUF type to quantise to.
+    fused: gate and up of all experts lie in one tensor.  drafter_alone: without the layers of the text model.
     """
     config, delta, moe = checkpoint.config, checkpoint.config.gated_delta, checkpoint.config.moe
     kind = gguf.MODEL_ARCH.QWEN35 if moe is None else gguf.MODEL_ARCH.QWEN35MOE
@@ -76,9 +77,10 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
     if moe is not None:
         writer.add_expert_count(moe.num_experts)
         writer.add_expert_used_count(moe.experts_per_token)
-    writer.add_block_count(config.num_layers + bool(extra))
+    drafter_layers = len({name.split(".")[1] for name, *_ in extra})
+    writer.add_block_count(config.num_layers + drafter_layers)
     if extra:
-        writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
+        writer.add_uint32(f"{arch}.nextn_predict_layers", drafter_layers)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size if moe is None else moe.intermediate_size)
@@ -93,7 +95,7 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
     first = next(layer for layer in range(config.num_layers) if layer not in delta.layers)  # with attention
     writer.add_uint32(f"{arch}.full_attention_interval", first + 1)
     if delta.layers != {layer for layer in range(config.num_layers) if (layer + 1) % (first + 1)}:
-        flags = [layer in delta.layers for layer in range(config.num_layers + bool(extra))]
+        flags = [layer in delta.layers for layer in range(config.num_layers + drafter_layers)]
         writer.add_array(f"{arch}.attention.recurrent_layers", flags)
     writer.add_uint32(f"{arch}.ssm.conv_kernel", 4)
     writer.add_uint32(f"{arch}.ssm.state_size", delta.key_head_dim)
@@ -101,7 +103,7 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
     writer.add_uint32(f"{arch}.ssm.time_step_rank", delta.num_value_heads)
     writer.add_uint32(f"{arch}.ssm.inner_size", delta.value_size)
     names = gguf.get_tensor_name_map(kind, config.num_layers)
-    for layer in range(config.num_layers if moe else 0):
+    for layer in range(config.num_layers if moe and not drafter_alone else 0):
         own = [f"model.layers.{layer}.mlp.experts.{expert}" for expert in range(moe.num_experts)]
         parts = {
             part: torch.stack([checkpoint.read(f"{name}.{part}_proj.weight").float() for name in own]) for part in PARTS
@@ -110,7 +112,8 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
             parts = {"gate_up": torch.cat([parts["gate"], parts["up"]], 1), "down": parts["down"]}
         for part, value in parts.items():
             writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", value.contiguous().numpy())
-    for name in (name for name in checkpoint.tensors if ".experts." not in name):
+    first = "model.layers." if drafter_alone else "none"
+    for name in (name for name in checkpoint.tensors if ".experts." not in name and not name.startswith(first)):
         value, own = checkpoint.read(name).float(), name.replace("decay", "A_log").replace("dt_bias", "dt_proj.bias")
         part, size = name.rpartition("linear_attn.")[2], delta.value_head_dim
         if part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "decay", "dt_bias"):
@@ -123,8 +126,9 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
         elif part == "out_proj.weight":
             value = tiled(value, 1, delta, size)
         writer.add_tensor(names.get_name(own, (".weight", ".bias")), value.contiguous().numpy())
-    for name, value in extra:
-        writer.add_tensor(name, value.numpy())
+    for name, value, *kind in extra:
+        stored = value.numpy() if not kind else gguf.quants.quantize(value.numpy(), kind[0])
+        writer.add_tensor(name, stored, raw_dtype=kind[0] if kind else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
