@@ -23,8 +23,9 @@ _ARCHITECTURES = {
     "gpt-oss": "gpt_oss",
     "qwen35": "qwen3_5",
     "qwen35moe": "qwen3_5_moe",
+    "qwen3next": "qwen3_next",
 }
-_HYBRIDS = ("qwen35", "qwen35moe")
+_HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 # architectures that have no dense models
 _WITH_EXPERTS = (
     "qwen2moe",
@@ -33,6 +34,7 @@ _WITH_EXPERTS = (
     "granitemoe",
     "gpt-oss",
     "qwen35moe",
+    "qwen3next",
 )
 _GPT_OSS_GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # OpenAI's values, which these files do not repeat
 
