@@ -60,7 +60,8 @@ def _open(path: str | Path) -> Checkpoint:
             raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")
         from specengine.models.checkpoint_gguf import GGUFCheckpoint  # only GGUF files need the gguf package
 
-        return GGUFCheckpoint(path)
+        file = GGUFCheckpoint(path)
+        return HybridTensors(file, folded=True) if file.config.architecture == "qwen3_next" else file
     return named_experts(named_hybrid(_open_folder(path)))
 
 

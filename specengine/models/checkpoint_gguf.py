@@ -24,11 +24,14 @@ _ROPE_FREQS = "rope_freqs.weight"
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF file; `file` gives access to its header."""
+    """One GGUF file; `file` gives access to its header.
+
+    with_drafter: the blocks of the drafter in the file are listed too, as layers behind those of the text model.
+    """
 
     step_bytes = 2 << 20  # dequantisation needs several times the memory of its result
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, with_drafter: bool = False) -> None:
         self.source = str(path)
         self.file = GGUFFile(path)
         self.metadata = self.file.metadata
@@ -41,7 +44,7 @@ class GGUFCheckpoint(Checkpoint):
             self._list(stored)
         shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
         self.config = config_from_gguf(self.file.metadata, shapes, self._rope_freqs(), self.source)
-        if self.config.gated_delta is not None:
+        if self.config.gated_delta is not None and not with_drafter:
             self._leave_drafter()
 
     def _list(self, stored: str) -> None:

@@ -23,8 +23,9 @@ _ARCHITECTURES = {
     "gpt-oss": "gpt_oss",
     "qwen35": "qwen3_5",
     "qwen35moe": "qwen3_5_moe",
+    "qwen3next": "qwen3_next",
 }
-_HYBRIDS = ("qwen35", "qwen35moe")
+_HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 # architectures that have no dense models
 _WITH_EXPERTS = (
     "qwen2moe",
@@ -33,6 +34,7 @@ _WITH_EXPERTS = (
     "granitemoe",
     "gpt-oss",
     "qwen35moe",
+    "qwen3next",
 )
 _GPT_OSS_GATE = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}  # OpenAI's values, which these files do not repeat
 
@@ -134,7 +136,8 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
     for key in ("expert_group_count", "expert_group_used_count"):
         if fields.get(f"{arch}.{key}", int, 0) > 1:
             raise fields.error(f"{arch}.{key}", "must be at most 1, routing by groups of experts is not supported")
-    with_experts = [layer for layer in range(num_layers) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
+    # the drafter's too, which a file may hold alone
+    with_experts = [layer for layer in range(num_layers + 1) if f"blk.{layer}.ffn_gate_inp.weight" in shapes]
     if not with_experts:
         raise fields.error(f"{arch}.expert_count", "describes experts, but no layer has a router")
     first = f"blk.{with_experts[0]}"

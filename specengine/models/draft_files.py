@@ -13,6 +13,7 @@ import torch
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
+from specengine.ops.coded.rows import CodedRows
 
 BLOCK = 32  # columns that share a scale
 
@@ -88,6 +89,20 @@ class RenamedCheckpoint(Checkpoint):
         self._files = files
         self._names = names
         self.tensors = {name: files.tensors[stored] for name, stored in names.items()}
+
+    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """See Checkpoint."""
+        self._info(name)
+        return self._files.read_blocks(self._names[name], start, stop)
+
+    def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
+        """See Checkpoint."""
+        self._info(name)
+        return self._files.read_coded(self._names[name], start, stop)
+
+    def column_order(self, name: str) -> torch.Tensor | None:
+        """See Checkpoint."""
+        return self._files.column_order(self._names[name]) if name in self._names else None
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         out.copy_(self._files.read_rows(self._names[name], start, stop))

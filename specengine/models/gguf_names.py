@@ -37,6 +37,9 @@ _DELTA_NAMES = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+    # of Qwen3-Next: rows of b and a, and in older files of q, k, v and z, interleaved by key head as in folders
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_in": "linear_attn.in_proj_qkvz",
 }
 _DELTA_VECTORS = {"ssm_a": "linear_attn.decay", "ssm_dt.bias": "linear_attn.dt_bias"}
 # of gpt-oss and hybrids, whose ffn_norm has another name; sinks have no suffix in folders

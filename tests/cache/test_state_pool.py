@@ -5,8 +5,8 @@ import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
-from specengine.cache.state_memory import StateMemory
 from specengine.cache.prefix_cache import Sharing
+from specengine.cache.state_memory import StateMemory
 from specengine.cache.state_pool import StatePool
 from specengine.utils.gated_delta_config import GatedDeltaConfig
 from tests.cache.small_caches import EVERYBODY, begin, text_of

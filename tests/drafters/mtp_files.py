@@ -2,6 +2,7 @@
 
 import math
 
+import gguf
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -26,6 +27,32 @@ def write_mtp(folder, state):
     folder.mkdir(exist_ok=True)
     save_file(state, folder / "model.safetensors")
     return folder
+
+
+def converted(state, block, kind=None):
+    """The same as block `block` of a GGUF file, by the steps of llama.cpp's converter. kind: a GGUF type."""
+    own = {
+        "mtp.fc": "eh_proj",
+        "mtp.pre_fc_norm_embedding": "enorm",
+        "mtp.pre_fc_norm_hidden": "hnorm",
+        "mtp.norm": "shared_head.norm",
+    }
+    archs = gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE, gguf.MODEL_ARCH.GLM4_MOE  # the last has names of nextn
+    maps = [gguf.get_tensor_name_map(arch, block + 1) for arch in archs]
+    found, experts = {}, {}
+    for name, value in state.items():
+        stem = own.get(name.removesuffix(".weight"), name.removeprefix(f"{LAYER}."))
+        name = f"model.layers.{block}.{stem.removesuffix('.weight')}.weight"
+        if ".experts." in name:
+            number, part = stem.split(".")[2:4]
+            experts.setdefault(f"blk.{block}.ffn_{part.removesuffix('_proj')}_exps.weight", {})[int(number)] = value
+            continue
+        value = value + 1 if name.endswith("norm.weight") else value
+        value = value[0] if name.endswith("shared_expert_gate.weight") else value
+        found[next(filter(None, (each.get_name(name, (".weight",)) for each in maps)))] = value
+    found |= {name: torch.stack([parts[i] for i in sorted(parts)]) for name, parts in experts.items()}
+    floats = "ffn_gate_inp.weight"  # of the router
+    return [(name, x) if kind is None or x.ndim < 2 or floats in name else (name, x, kind) for name, x in found.items()]
 
 
 class Reading:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
+from specengine.drafters.mtp.gguf import gguf_mtp
 from specengine.models.checkpoint import RandomCheckpoint, open_checkpoint
 from specengine.models.checkpoint_base import expected_tensors
 from specengine.models.config import MoeConfig
@@ -96,6 +97,13 @@ def _read(folder: Path) -> None:
         assert checkpoint.read_rows(name, 0, min(2, shape[0])).shape[1:] == shape[1:]
 
 
+def _read_gguf(path: Path) -> None:
+    _read(path)
+    drafter = gguf_mtp(path)
+    for name, info in () if drafter is None else drafter.tensors.items():
+        drafter.read_rows(name, 0, min(2, info.shape[0]))
+
+
 def _damaged_tensors(path: Path, family: str) -> None:
     (path.parent / "config.json").write_bytes(_config(family))
     _read(path.parent)
@@ -108,7 +116,7 @@ def _damaged_config(path: Path) -> None:
 
 
 HARNESSES = (
-    Harness("hybrids' gguf", _gguf_files, _read, ("hybrid",), "hybrid.gguf", damaged_bytes, JSON),
+    Harness("hybrids' gguf", _gguf_files, _read_gguf, ("hybrid",), "hybrid.gguf", damaged_bytes, JSON),
     *(
         Harness(
             f"{family} weights",

@@ -64,21 +64,17 @@ def tiled(tensor, dim, delta, size):
     return heads.transpose(dim, dim + 1).flatten(dim, dim + 2)
 
 
-def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
-    """Writes a Qwen3.5 as llama.cpp's converter does. checkpoint: grouped heads.  extra: names and tensors.
-
-    fused: gate and up of all experts lie in one tensor.
-    """
-    config, delta, moe = checkpoint.config, checkpoint.config.gated_delta, checkpoint.config.moe
-    kind = gguf.MODEL_ARCH.QWEN35 if moe is None else gguf.MODEL_ARCH.QWEN35MOE
+def _header(path, config, kind, drafter_layers=0):
+    """A writer with the keys of a hybrid."""
+    delta, moe = config.gated_delta, config.moe
     arch = gguf.MODEL_ARCH_NAMES[kind]
     writer = gguf.GGUFWriter(path, arch)
     if moe is not None:
         writer.add_expert_count(moe.num_experts)
         writer.add_expert_used_count(moe.experts_per_token)
-    writer.add_block_count(config.num_layers + bool(extra))
-    if extra:
-        writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
+    writer.add_block_count(config.num_layers + drafter_layers)
+    if drafter_layers:
+        writer.add_uint32(f"{arch}.nextn_predict_layers", drafter_layers)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size if moe is None else moe.intermediate_size)
@@ -93,15 +89,27 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
     first = next(layer for layer in range(config.num_layers) if layer not in delta.layers)  # with attention
     writer.add_uint32(f"{arch}.full_attention_interval", first + 1)
     if delta.layers != {layer for layer in range(config.num_layers) if (layer + 1) % (first + 1)}:
-        flags = [layer in delta.layers for layer in range(config.num_layers + bool(extra))]
+        flags = [layer in delta.layers for layer in range(config.num_layers + drafter_layers)]
         writer.add_array(f"{arch}.attention.recurrent_layers", flags)
     writer.add_uint32(f"{arch}.ssm.conv_kernel", 4)
     writer.add_uint32(f"{arch}.ssm.state_size", delta.key_head_dim)
     writer.add_uint32(f"{arch}.ssm.group_count", delta.num_key_heads)
     writer.add_uint32(f"{arch}.ssm.time_step_rank", delta.num_value_heads)
     writer.add_uint32(f"{arch}.ssm.inner_size", delta.value_size)
+    return writer
+
+
+def write_hybrid_gguf(path, checkpoint, extra=(), fused=False, drafter_alone=False):
+    """Writes a Qwen3.5 as llama.cpp's converter does. checkpoint: grouped heads.
+
+    extra: names and tensors of the blocks behind the last; a third entry is the GGUF type to quantise to.
+    fused: gate and up of all experts lie in one tensor.  drafter_alone: without the layers of the text model.
+    """
+    config, delta, moe = checkpoint.config, checkpoint.config.gated_delta, checkpoint.config.moe
+    kind = gguf.MODEL_ARCH.QWEN35 if moe is None else gguf.MODEL_ARCH.QWEN35MOE
+    writer = _header(path, config, kind, len({name.split(".")[1] for name, *_ in extra}))
     names = gguf.get_tensor_name_map(kind, config.num_layers)
-    for layer in range(config.num_layers if moe else 0):
+    for layer in range(config.num_layers if moe and not drafter_alone else 0):
         own = [f"model.layers.{layer}.mlp.experts.{expert}" for expert in range(moe.num_experts)]
         parts = {
             part: torch.stack([checkpoint.read(f"{name}.{part}_proj.weight").float() for name in own]) for part in PARTS
@@ -110,7 +118,8 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
             parts = {"gate_up": torch.cat([parts["gate"], parts["up"]], 1), "down": parts["down"]}
         for part, value in parts.items():
             writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", value.contiguous().numpy())
-    for name in (name for name in checkpoint.tensors if ".experts." not in name):
+    first = "model.layers." if drafter_alone else "none"
+    for name in (name for name in checkpoint.tensors if ".experts." not in name and not name.startswith(first)):
         value, own = checkpoint.read(name).float(), name.replace("decay", "A_log").replace("dt_bias", "dt_proj.bias")
         part, size = name.rpartition("linear_attn.")[2], delta.value_head_dim
         if part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "decay", "dt_bias"):
@@ -123,10 +132,54 @@ def write_hybrid_gguf(path, checkpoint, extra=(), fused=False):
         elif part == "out_proj.weight":
             value = tiled(value, 1, delta, size)
         writer.add_tensor(names.get_name(own, (".weight", ".bias")), value.contiguous().numpy())
-    for name, value in extra:
-        writer.add_tensor(name, value.numpy())
+    for name, value, *kind in extra:
+        _add(writer, name, value, *kind)
+    return _close(writer, path)
+
+
+def _add(writer, name, value, kind=None):
+    value = value.contiguous().numpy()
+    writer.add_tensor(name, value if kind is None else gguf.quants.quantize(value, kind), raw_dtype=kind)
+
+
+def _close(writer, path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_next_gguf(path, config, state, kind=None, joined=False):
+    """Writes a Qwen3-Next as llama.cpp's converter does. state: of transformers.  kind: the GGUF type of its matrices.
+
+    joined: q, k, v and z lie in one tensor, as in the first files of this architecture.
+    """
+    delta, arch = config.gated_delta, gguf.MODEL_ARCH.QWEN3NEXT
+    writer, names = _header(path, config, arch), gguf.get_tensor_name_map(arch, config.num_layers)
+    sizes = [delta.key_head_dim] * 2 + [delta.value_size // delta.num_key_heads] * 2
+    for name, value in state.items():
+        base = name.rpartition(".")[0]
+        if name.endswith(".A_log"):
+            value = -value.exp()
+        elif name.endswith(".dt_bias"):
+            name = f"{base}.dt_proj.bias"
+        elif "conv1d" in name:
+            value = value.squeeze()
+        elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            value = value + 1
+        if ".in_proj_qkvz." in name and not joined:
+            q, k, v, z = value.view(delta.num_key_heads, sum(sizes), -1).split(sizes, 1)
+            block = f"blk.{base.split('.')[2]}"
+            _add(writer, f"{block}.attn_qkv.weight", torch.cat([each.flatten(0, 1) for each in (q, k, v)]), kind)
+            _add(writer, f"{block}.attn_gate.weight", z.flatten(0, 1), kind)
+            continue
+        if ".experts." in name:
+            parts = {"up": value[:, value.shape[1] // 2 :], "gate": value[:, : value.shape[1] // 2]}
+            for part, rows in (parts if "gate_up" in name else {"down": value}).items():
+                _add(writer, f"blk.{base.split('.')[2]}.ffn_{part}_exps.weight", rows, kind)
+            continue
+        value = value[0] if "shared_expert_gate" in name else value
+        floats = value.ndim == 1 or name.endswith((".mlp.gate.weight", "conv1d.weight"))
+        _add(writer, names.get_name(name, (".weight", ".bias")), value, None if floats else kind)
+    return _close(writer, path)

@@ -1,4 +1,4 @@
-"""The MTP network from the folder of its model, where it lies beside the layers under names `mtp.*`."""
+"""The MTP network from the folder or the GGUF file of its model, where it lies beside the layers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from specengine.models.checkpoint_base import Checkpoint, layer_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_files import open_draft_files
 from specengine.models.experts.tensors import named_experts
+from specengine.models.gated_delta.hf_config import HYBRIDS
 from specengine.models.quantised.checkpoint import QuantisedCheckpoint
 from specengine.models.quantised.settings import read_settings
 from specengine.models.transformer import Transformer
@@ -29,19 +30,23 @@ _NORM = re.compile(r".*norm(_embedding|_hidden)?\.weight")
 
 
 class MtpTensors(Checkpoint):
-    """The tensors `mtp.*` of some files. Norms multiply by 1 + w: files store w, and 1 + w is read.
+    """The tensors `mtp.*` of some files. Norms multiply by 1 + w, and 1 + w is read.
 
-    config: of its one layer.
+    config: of its one layer.  folded: whether norms are stored as 1 + w, not as w.
     """
 
-    def __init__(self, stored: Checkpoint, config: ModelConfig) -> None:
+    def __init__(self, stored: Checkpoint, config: ModelConfig, folded: bool) -> None:
         self.source, self.config = stored.source, config
-        self._stored = stored
+        self._stored, self._folded = stored, folded
         self.tensors = {
             name: replace(info, dtype="float32") if _NORM.fullmatch(name) else info
             for name, info in stored.tensors.items()
             if name.startswith(_FIRST)
         }
+
+    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """See Checkpoint."""
+        return self._stored.read_blocks(name, start, stop)
 
     def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
         """See Checkpoint."""
@@ -53,25 +58,28 @@ class MtpTensors(Checkpoint):
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         rows = self._stored.read_rows(name, start, stop)
-        out.copy_(1 + rows.float() if _NORM.fullmatch(name) else rows)
+        out.copy_(1 + rows.float() if _NORM.fullmatch(name) and not self._folded else rows)
 
 
 def has_mtp(target: Transformer) -> bool:
-    """Returns whether the folder that a target was read from has an MTP network."""
-    return _stored(Path(target.weights.source)) is not None
+    """Returns whether the folder or the GGUF file that a target was read from has an MTP network."""
+    path = Path(target.weights.source)
+    if _is_gguf(path) and target.config.architecture not in HYBRIDS:
+        return False  # the header of a file takes half a second
+    return _stored(path) is not None
 
 
 def load_mtp(path: str | None, target: Transformer, dtype: str) -> LoadedEagle:
-    """Loads the network from a folder or hub name; without a path, from the target's own folder.
+    """Loads the network from a folder, a GGUF file or a hub name; without a path, from the target's own files.
 
     Raises ValueError where there is none, and for a tensor that is missing, unexpected or does not fit the target.
     """
-    folder = Path(target.weights.source) if path is None else Path(resolve_model(path))
-    stored = _stored(folder)
+    place = Path(target.weights.source) if path is None else Path(resolve_model(path))
+    stored = _stored(place)
     if stored is None:
         raise ValueError(
-            f"drafter: mtp: {folder} has no tensors mtp.*; expected the folder of a model that has them, such as "
-            "Qwen3.5 or Qwen3-Next, as the target or as mtp:PATH"
+            f"drafter: mtp: {place} has no tensors mtp.* or blk.N.nextn.*; expected the folder or GGUF file of a model "
+            "that has them, such as Qwen3.5, as the target or as mtp:PATH"
         )
     moe = target.config.moe if _ROUTER in stored.tensors else None
     config = replace(  # of the target's own kind, with attention
@@ -82,7 +90,7 @@ def load_mtp(path: str | None, target: Transformer, dtype: str) -> LoadedEagle:
         sliding_window=None,
         sliding_layers=(),
     )
-    checkpoint = named_experts(MtpTensors(stored, config))
+    checkpoint = named_experts(MtpTensors(stored, config, folded=_is_gguf(place)))
     _check(checkpoint)
     loader = WeightLoader(checkpoint, target.draft_dtype(dtype), target.device, target.ops)
     layers = [loader.layer_at(_LAYER, moe=config.moe)]
@@ -95,12 +103,20 @@ def load_mtp(path: str | None, target: Transformer, dtype: str) -> LoadedEagle:
     return LoadedEagle(MtpNetwork(norms, loader.linear("mtp.fc"), EagleParts(config, layers, *shared)), (), None)
 
 
-def _stored(folder: Path) -> Checkpoint | None:
-    """Opens the files of a folder; None where it is no folder, or its files have no MTP network."""
-    if not folder.is_dir():
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def _stored(place: Path) -> Checkpoint | None:
+    """Opens a folder's files, or a GGUF file; None where it is neither, or its files have no MTP network."""
+    if _is_gguf(place):
+        from specengine.drafters.mtp.gguf import gguf_mtp  # only GGUF files need the gguf package
+
+        return gguf_mtp(place)
+    if not place.is_dir():
         return None
-    settings = read_settings(folder)
-    files = open_draft_files(folder) if settings is None else QuantisedCheckpoint(folder, settings)
+    settings = read_settings(place)
+    files = open_draft_files(place) if settings is None else QuantisedCheckpoint(place, settings)
     return files if any(name.startswith(_FIRST) for name in files.tensors) else None
 
 

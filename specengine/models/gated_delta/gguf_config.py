@@ -1,4 +1,4 @@
-"""The layers of gated delta rule of a GGUF file's metadata, architectures qwen35 and qwen35moe."""
+"""The layers of gated delta rule of a GGUF file's metadata, architectures qwen35, qwen35moe and qwen3next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from specengine.utils.json_fields import Fields
 
 
 def gguf_gated_delta(fields: Fields, arch: str, num_layers: int) -> GatedDeltaConfig | None:
-    """Reads the sizes; llama.cpp's converter tiles the value heads. Raises ValueError naming the wrong field."""
+    """Reads the sizes. Raises ValueError naming the wrong field.
+
+    llama.cpp's converter tiles the value heads of Qwen3.5, and leaves those of Qwen3-Next grouped.
+    """
     width = fields.get(f"{arch}.ssm.conv_kernel", int)
     if width != CONV_WIDTH:
         raise fields.error(f"{arch}.ssm.conv_kernel", f"must be {CONV_WIDTH}, got {width}")
@@ -27,7 +30,7 @@ def gguf_gated_delta(fields: Fields, arch: str, num_layers: int) -> GatedDeltaCo
         num_value_heads=heads,
         key_head_dim=fields.get(f"{arch}.ssm.state_size", int),
         value_head_dim=values // heads,
-        tiled=True,
+        tiled=arch != "qwen3next",
     )
 
 

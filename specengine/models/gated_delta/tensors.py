@@ -1,9 +1,9 @@
-"""The tensors of hybrids under the names and in the layouts of this project, however a Hugging Face folder has them.
+"""The tensors of hybrids under the names and in the layouts of this project, however a folder or GGUF file has them.
 
 Names are those of transformers' Qwen3_5TextModel, but linear_attn.decay is -exp(A_log), as GGUF files have it. Files
 of text and vision put `model.language_model.` before them. Norms are stored as w and multiply by 1 + w, so they get
-their 1 here; linear_attn.norm multiplies by w. Qwen3-Next interleaves in_proj_qkvz [q | k | v | z] and in_proj_ba
-[b | a] by key head; the rows are put in order, so quantised rows keep their codes.
+their 1 here; GGUF files hold 1 + w. linear_attn.norm multiplies by w. Qwen3-Next interleaves in_proj_qkvz
+[q | k | v | z] and in_proj_ba [b | a] by key head; the rows are put in order, so quantised rows keep their codes.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ class HybridTensors(Checkpoint):
     """A checkpoint of a hybrid with the tensors of its text model alone.
 
     published: tensors have the values and layouts of the files, and the drafter's are among them.
+    folded: norms are stored as 1 + w.
     """
 
-    def __init__(self, stored: Checkpoint, published: bool = False) -> None:
+    def __init__(self, stored: Checkpoint, published: bool = False, folded: bool = False) -> None:
         self.source, self.config, self.metadata = stored.source, stored.config, stored.metadata
-        self._stored, self._published = stored, published
+        self._stored, self._published, self._folded = stored, published, folded
         self._names: dict[str, str] = {}
         self._pieces: dict[str, _Pieces] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -67,6 +68,12 @@ class HybridTensors(Checkpoint):
                 self._enter(_of_text(name), name, info)
             elif not published and not name.startswith(_ASIDE):
                 self._list(name, info)
+
+    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """See Checkpoint."""
+        self._info(name)
+        ranges = self._ranges(name, start, stop)
+        return torch.cat([self._stored.read_blocks(self._names[name], *rows) for rows in ranges])
 
     def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
         """See Checkpoint."""
@@ -86,7 +93,7 @@ class HybridTensors(Checkpoint):
         if self._published:
             out.copy_(rows)
             return
-        if _FOLDED.fullmatch(name):
+        if _FOLDED.fullmatch(name) and not self._folded:
             rows = rows.float() + 1
         elif self._names[name].endswith(_A_LOG):
             rows = -rows.float().exp()
