@@ -103,7 +103,8 @@ def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
         able = ", ".join(name for name in drafter_names() if wants in drafter_kind(name).offers)
         needs = "draft logits" if wants is Wants.PROBABILITIES else "children sampled from draft logits"
         raise ValueError(
-            f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give; drafters that do: {able}"
+            f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give, because its nodes have no "
+            f"distribution; drafters that do: {able}"
         )
 
 
@@ -122,8 +123,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
     if rule.chains_only and not drafter.drafts_chains:
         raise ValueError(
             f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
-            "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1 and glide with "
-            "cape=false; rule traversal takes trees"
+            "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1, medusa with a tree "
+            "of one path and glide with cape=false; rule traversal takes trees"
         )
 
 

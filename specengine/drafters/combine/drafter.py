@@ -77,10 +77,10 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         for part in self.parts:
             if not isinstance(part, ScoredDrafter):
                 raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
-            if isinstance(part, LogitsDrafter) and part.gives_logits(Wants.SAMPLES):
-                raise ValueError(
-                    f"drafter: combine: {part.name} has sample=true; expected children that are not drawn"
-                )
+        named = [(part.name, part) for part in self.parts]
+        drawing = [name for name, part in named if isinstance(part, LogitsDrafter) and part.gives_logits(Wants.SAMPLES)]
+        if drawing:
+            raise ValueError(f"drafter: combine: {drawing[0]} has sample=true; expected children that are not drawn")
         readers = [part for part in self.parts if isinstance(part, HiddenStateReader)]
         layers = {reader.hidden_state_layers for reader in readers if reader.hidden_state_layers}
         if len(layers) > 1:

@@ -163,6 +163,10 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
                 trees[i] = self.candidates.tree(requests[i].tokens[-1], tokens, scores, requests[i].draft_limit)
         return self.calibrated.calibrate(requests, trees)
 
+    @property
+    def drafts_chains(self) -> bool:
+        return all(len(children) <= 1 for children in self.shape.children)
+
     def levels_for(self, request: DraftRequest) -> int:
         return request.draft_limit if request.drafter_state else 0
 
