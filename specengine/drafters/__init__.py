@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
+from specengine.drafters.capabilities import DeviceDrafter, LogitsDrafter
 from specengine.drafters.mtp.checkpoint import has_mtp
 from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants
@@ -18,7 +19,16 @@ from specengine.utils.spec_string import Spec
 if TYPE_CHECKING:
     from specengine.models.transformer import Transformer
 
-__all__ = ["Drafter", "best_drafter", "check_chains", "check_offers", "drafter_kind", "drafter_names", "load_drafter"]
+__all__ = [
+    "Drafter",
+    "best_drafter",
+    "check_captured",
+    "check_chains",
+    "check_offers",
+    "drafter_kind",
+    "drafter_names",
+    "load_drafter",
+]
 
 # Drafter.name -> module:class, in this folder. Users may write - for _.
 DRAFTERS = {
@@ -93,7 +103,18 @@ def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
         able = ", ".join(name for name in drafter_names() if wants in drafter_kind(name).offers)
         needs = "draft logits" if wants is Wants.PROBABILITIES else "children sampled from draft logits"
         raise ValueError(
-            f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give; drafters that do: {able}"
+            f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give, because its nodes have no "
+            f"distribution; drafters that do: {able}"
+        )
+
+
+def check_captured(drafter: Drafter, rule: Rule, on_device: bool) -> None:
+    """Raises ValueError where a rule reads distributions and the drafts are made in captured cycles on a GPU."""
+    gives = isinstance(drafter, LogitsDrafter) and drafter.gives_logits(rule.wants)
+    if on_device and gives and isinstance(drafter, DeviceDrafter):
+        raise ValueError(
+            f"rule: {rule.name} reads the distributions of drafter {drafter.name}, which a captured cycle on CUDA does "
+            "not hand over; expected draft-model, rule match, or rejection or traversal with sample=false"
         )
 
 
@@ -102,8 +123,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
     if rule.chains_only and not drafter.drafts_chains:
         raise ValueError(
             f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
-            "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1 and glide with "
-            "cape=false; rule traversal takes trees"
+            "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1, medusa with a tree "
+            "of one path and glide with cape=false; rule traversal takes trees"
         )
 
 

@@ -141,6 +141,10 @@ class CacheCompanion(ABC):
 class LogitsDrafter(ABC):
     """Gives the distributions that its nodes come from, to rules that want them."""
 
+    def gives_logits(self, wants: Wants) -> bool:
+        """Returns whether draft_with_logits() drafts for such a rule; otherwise draft() does."""
+        return wants is not Wants.NOTHING
+
     @abstractmethod
     def draft_with_logits(
         self, requests: Sequence[DraftRequest], sampled: bool
@@ -218,6 +222,6 @@ def draft_for_rule(
     drafter: Drafter, wants: Wants, requests: Sequence[DraftRequest]
 ) -> tuple[list[DraftTree], DraftLogits | None]:
     """Drafts the trees of a cycle, with the distributions where the rule wants them and the drafter has them."""
-    if wants is Wants.NOTHING or not isinstance(drafter, LogitsDrafter):
+    if not isinstance(drafter, LogitsDrafter) or not drafter.gives_logits(wants):
         return drafter.draft(requests), None
     return drafter.draft_with_logits(requests, sampled=wants is not Wants.PROBABILITIES)

@@ -20,7 +20,7 @@ from specengine.models.checkpoint import open_checkpoint
 from specengine.models.transformer import Transformer, load_transformer
 from specengine.ops.autotune import LinearChoices
 from specengine.ops.linear import LIBRARY
-from specengine.rules import Wants, parse_rule
+from specengine.rules import parse_rule
 from specengine.rules.lossless import Match
 from tests.backends import use_core
 from tests.fake_cuda.core import FakeCore
@@ -99,7 +99,7 @@ class FakeMachine:
         rows = slots * drafter.max_nodes
         sizes = BufferSizes(slots, 256, drafter.spare_slots, rows, target.config.vocab_size)
         state = drafter.new_device_state(slots) if isinstance(drafter, DeviceStateDrafter) else None
-        reads_logits = parsed.wants is not Wants.NOTHING and isinstance(drafter, LogitsDrafter)
+        reads_logits = isinstance(drafter, LogitsDrafter) and drafter.gives_logits(parsed.wants)
         logits = drafter.room_for_logits(rows) if reads_logits else None
         weights = not isinstance(parsed, Match)
         buffers = DeviceBuffers(sizes, [2], CUDA, draft_logits=logits, weights=weights, drafter_state=state)

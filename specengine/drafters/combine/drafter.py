@@ -18,6 +18,7 @@ from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
     HiddenStateReader,
+    LogitsDrafter,
     NetworkDrafter,
     PromptObserver,
     ScoredDrafter,
@@ -30,6 +31,7 @@ from specengine.drafters.source_stats import count_sources
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
+from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 from specengine.utils.spec_string import Spec, check_range
 
@@ -75,6 +77,10 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         for part in self.parts:
             if not isinstance(part, ScoredDrafter):
                 raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
+        named = [(part.name, part) for part in self.parts]
+        drawing = [name for name, part in named if isinstance(part, LogitsDrafter) and part.gives_logits(Wants.SAMPLES)]
+        if drawing:
+            raise ValueError(f"drafter: combine: {drawing[0]} has sample=true; expected children that are not drawn")
         readers = [part for part in self.parts if isinstance(part, HiddenStateReader)]
         layers = {reader.hidden_state_layers for reader in readers if reader.hidden_state_layers}
         if len(layers) > 1:

@@ -17,29 +17,26 @@ import torch
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, LogitsDrafter, TokenizerChecker
+from specengine.drafters.capabilities import CacheCompanion, TokenizerChecker
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth, agreeing_children
+from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.draft_model.config import Config
 from specengine.drafters.draft_model.small_model import SmallModel, State
-from specengine.drafters.draft_model.tree_growth import (
-    Choice,
-    Growth,
-    agreeing_children,
-    drawn_children,
-    likeliest_children,
-)
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.policies import policy_of
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
-from specengine.ops.row_tools import confidence, stack_rows, take_rows
+from specengine.ops.row_tools import confidence, take_rows
 from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 from specengine.utils.spec_string import check_range
 
 
-class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
+class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker):
     """Drafts a cheaper model's likeliest tokens, or tokens drawn from its distributions.
 
     costs: of cycles; by default learned from them.
@@ -58,6 +55,8 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
         self.policy = policy_of(self, target, costs, [])
         check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
         self._chain = max(config.widths) == 1
+        self.shape, self.replacement = TreeShape.of_widths(config.widths), config.replacement
+        self.columns, self.logits_device = Columns(self.model.config.vocab_size, None, None), self.model.device
 
     @property
     def adaptive(self) -> bool:
@@ -84,19 +83,6 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return self.policy.draft_whole(requests, partial(self._trees, requests))
 
-    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
-        device, replacement = self.model.device, self.config.replacement
-        choose = drawn_children(requests, replacement, device) if sampled else likeliest_children
-        trees, logits = self._grow(requests, choose)
-        rows = torch.tensor([row for growth in trees for row in growth.rows], dtype=torch.int32, device=device)
-        return [growth.tree for growth in trees], DraftLogits(stack_rows(logits), rows, replacement=replacement)
-
-    def room_for_logits(self, nodes: int) -> DraftLogits:
-        device = self.model.device
-        logits = torch.zeros(nodes, self.model.config.vocab_size, device=device)
-        rows = torch.full((nodes,), -1, dtype=torch.int32, device=device)
-        return DraftLogits(logits, rows, replacement=self.config.replacement)
-
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
@@ -108,37 +94,24 @@ class DraftModel(Drafter, CacheCompanion, LogitsDrafter, TokenizerChecker):
     def _trees(self, requests: Sequence[DraftRequest], drafts: bool) -> list[DraftTree]:
         if not drafts:
             return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
-        choose = agreeing_children(requests, self.config.noise, self.model.device)
-        return [growth.tree for growth in self._grow(requests, choose)[0]]
+        choose = agreeing_children(requests, self.config.noise, self.columns, self.model.device)
+        return [growth.tree for growth in self.grow_levels(requests, choose)[0]]
 
-    def _grow(self, requests: Sequence[DraftRequest], choose: Choice) -> tuple[list[Growth], list[torch.Tensor]]:
-        """Returns the trees of a batch, and every distribution that a level was chosen from."""
-        trees = [Growth(s, b, self.small.depth(s), [s.tokens[-1]]) for b, s in enumerate(requests)]
-        levels = [torch.empty(0, self.model.config.vocab_size, device=self.model.device)]
-        known = 0
-        for level, width in enumerate(self.config.widths):
-            growing = [growth for growth in trees if growth.open and level < growth.depth]
-            if not growing:
-                break
-            logits = self._logits(growing, level)
-            nodes = [(growth.slot, node) for growth in growing for node in growth.open]
-            chosen = choose(logits, nodes, trees, width)
-            for growth in growing:
-                growth.open = []
-            for (slot, node), tokens, sure in zip(nodes, chosen, self._sure(logits), strict=True):
-                growth = trees[slot]
-                growth.rows[node] = known
-                known += 1
-                growth.open += [growth.add(node, token) for token in tokens if sure]
-            levels.append(logits)
-        return trees, levels
+    def levels_for(self, request: DraftRequest) -> int:
+        return self.small.depth(request)
 
-    def _sure(self, logits: torch.Tensor) -> list[bool]:
-        if not self.config.confidence:
-            return [True] * len(logits)
-        return [probability >= self.config.confidence for probability in confidence(logits)]
+    def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
+        return self._logits
 
-    def _logits(self, growing: list[Growth], level: int) -> torch.Tensor:
+    def most_children(self, logits: torch.Tensor, widths: Sequence[int]) -> list[int]:
+        """Returns none for a row that the model is unsure of."""
+        least = self.config.confidence
+        if not least:
+            return list(widths)
+        sure = [probability >= least for probability in confidence(logits)]
+        return [width if known else 0 for width, known in zip(widths, sure, strict=True)]
+
+    def _logits(self, growing: Sequence[Growth], level: int) -> torch.Tensor:
         """Runs one pass; returns logits [R, V] of all open nodes."""
         model, device, masked = self.model, self.model.device, self.model.ops.on_device
         states = [self._state(growth.request) for growth in growing]

@@ -21,6 +21,7 @@ class EagleConfig:
     adaptive: keep the nodes that pay, otherwise the largest tree.
     tree: one given as rank paths instead, a published one (eagle_25 is EAGLE-1's) or a .json file with a list of them.
     dtype: of the drafter's weights, as the engine's.
+    sample: draw the children from the drafter's distribution, for rules that read it.
     """
 
     nodes: int = 60
@@ -30,6 +31,7 @@ class EagleConfig:
     tree: str = ""
     adaptive: bool = True
     dtype: str = "auto"
+    sample: bool = False
 
     def __post_init__(self) -> None:
         check_range("nodes", self.nodes, 2, MAX_NODES)
@@ -61,3 +63,9 @@ class EagleConfig:
     def width(self) -> int:
         """Nodes expanded per level."""
         return self.beam or self.top_k
+
+    @property
+    def drawn(self) -> tuple[int, int]:
+        """Levels, and nodes of a level, of a tree whose distributions a rule reads; the first node has children."""
+        levels = min(self.levels, self.nodes - 1)
+        return levels, min(self.top_k, (self.nodes - 1) // levels)

@@ -19,12 +19,16 @@ from specengine.draft_trees.rank_paths import RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.static import StaticTree
 from specengine.draft_trees.tree import TreeBatch
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth
 from specengine.drafters.eagle.checkpoint import LoadedEagle, load_eagle1, load_eagle3
 from specengine.drafters.eagle.config import EagleConfig
 from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
+from specengine.drafters.eagle.level_logits import EagleLevels
 from specengine.drafters.eagle.network import Outputs
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.pair_reader import PairReader
@@ -37,6 +41,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.draft_tree import Thresholds, TreeDraft
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
+from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
 
 RARE = 0.01  # a node that is reached less often is not worth its row
@@ -48,9 +53,11 @@ class Eagle(ReadsPairs, Drafter):
     config_type = EagleConfig
     config: EagleConfig
     takes_path = True
+    offers = frozenset(Wants)
 
     def __init__(self, config: EagleConfig, path: str | None, target: Transformer) -> None:
-        self._static = StaticTree(RankTree.named(config.tree), target.device) if config.tree else None
+        ranks = RankTree.named(config.tree) if config.tree else None
+        self._static = StaticTree(ranks, target.device) if ranks else None
         if self._static:
             shape = self._static
             config = replace(config, nodes=shape.nodes, levels=shape.levels, top_k=shape.top_k, beam=0)
@@ -62,7 +69,10 @@ class Eagle(ReadsPairs, Drafter):
         self.network = loaded.network
         self.hidden_state_layers = loaded.hidden_state_layers
         self._tokens = loaded.tokens
-        self._device = target.device
+        self._device = self.logits_device = target.device
+        self.columns = Columns.of(loaded.tokens, loaded.network.head.rows, target.config.vocab_size, target.device)
+        self.shape = TreeShape.of_ranks(ranks) if ranks else TreeShape.backbone(*config.drawn)
+        self.samples = config.sample
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, None, [self])
         self.pairs = PairReader(
@@ -125,9 +135,10 @@ class Eagle(ReadsPairs, Drafter):
         limits = [s.draft_limit for s in requests]
         read, place = self.pairs.take_all(requests)
         outputs = self._outputs(read, place)
-        last = self.pairs.place(requests, [own.first - 1 for own in self.pairs.of(requests)])
         levels = min(self.config.levels, max(limits))
-        trees = self._candidates(outputs, Expanded(last, self._own_bits, None), levels, least_tokens)
+        trees = self._candidates(
+            outputs, Expanded(self._last_pairs(requests), self._own_bits, None), levels, least_tokens
+        )
         self._levels = len(trees.ends)
         roots = torch.tensor([[s.tokens[-1]] for s in requests], dtype=torch.int32, device=self._device)
         tokens, parents, depths, scores = self._rooted(trees, roots)
@@ -136,6 +147,12 @@ class Eagle(ReadsPairs, Drafter):
         tree = select_nodes(tokens, parents, depths, scores, deepest, room)
         columns = (tree.node_counts, tree.tokens, tree.parents, tree.kept, scores)
         return [_scored(*rows) for rows in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def begin_levels(self, trees: Sequence[Growth]) -> EagleLevels:
+        requests = [tree.request for tree in trees]
+        outputs = self._outputs(*self.pairs.take_all(requests))
+        expanded = Expanded(self._last_pairs(requests), self._own_bits, None)
+        return EagleLevels(self.network, self.pairs.pool, trees, outputs, expanded)
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         levels = min(self.config.levels, batch.nodes - 1)
@@ -154,6 +171,10 @@ class Eagle(ReadsPairs, Drafter):
         """Reads pairs; returns the network's outputs at each request's last pair."""
         fused = self.network.fuse(read.hidden_states)
         return self.network.forward(read.rows, fused, place, self.pairs.pool).rows(read.last)
+
+    def _last_pairs(self, requests: Sequence[DraftRequest]) -> CacheBatch:
+        """Returns the place of each request's last pair, which was taken."""
+        return self.pairs.place(requests, [own.first - 1 for own in self.pairs.of(requests)])
 
     def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft, least_tokens: float) -> list[ScoredTree]:
         """Returns the trees by one call of the core."""

@@ -11,9 +11,13 @@ from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth
+from specengine.drafters.distributions.level_logits import LevelLogits
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.fasteagle.checkpoint import load_cascade
 from specengine.drafters.fasteagle.native_draft import CascadeDraft
@@ -25,6 +29,8 @@ from specengine.drafters.root_tokens import root_tokens, root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
+from specengine.ops.row_tools import take_rows
+from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
 
 READINGS = ("text", "formula")
@@ -37,6 +43,7 @@ class Config:
     top_k: nodes per level; the first one has children (k = 1: a chain).  levels: of the tree; 0: all there are.
     reading: of the paper's tree size: `text` (levels x top_k and the root) or `formula` (1 + (levels - 1) x top_k).
     adaptive: keep the nodes that pay, otherwise the whole tree.  dtype: of the drafter's weights, as the engine's.
+    sample: draw the children from the drafter's distribution, for rules that read it.
     """
 
     top_k: int = 4
@@ -44,6 +51,7 @@ class Config:
     reading: str = "text"
     adaptive: bool = True
     dtype: str = "auto"
+    sample: bool = False
 
     def __post_init__(self) -> None:
         check_range("top_k", self.top_k, 1, MAX_NODES - 1)
@@ -59,6 +67,7 @@ class FastEagle(ReadsPairs, Drafter):
     config_type = Config
     config: Config
     takes_path = True
+    offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
@@ -69,6 +78,9 @@ class FastEagle(ReadsPairs, Drafter):
         check_range("top_k", config.top_k, 1, min(network.head.rows, (MAX_NODES - 1) // levels))
         self.levels = levels
         self.hidden_state_layers = network.hidden_state_layers
+        self.logits_device, self.samples = target.device, config.sample
+        self.columns = Columns.of(network.vocabulary, network.head.rows, target.config.vocab_size, target.device)
+        self.shape = TreeShape.backbone(levels, config.top_k)
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, None, [self])
         self.pairs = PairReader(
@@ -100,6 +112,20 @@ class FastEagle(ReadsPairs, Drafter):
         read, place = self.pairs.take_all(requests)
         trees = self._expand(self.network.outputs(read, place, self.pairs.pool), self.levels)
         return scored_trees(trees, requests, self.network.target_ids)
+
+    def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
+        read, place = self.pairs.take_all([tree.request for tree in trees])
+        logits = self.network.lone_logits(self.network.outputs(read, place, self.pairs.pool))
+        slots = [tree.slot for tree in trees]
+
+        def level_logits(growing: Sequence[Growth], level: int) -> torch.Tensor:
+            rows = take_rows(logits[:, level], [slots.index(tree.slot) for tree in growing])
+            if level:
+                tokens = [tree.tokens[node] for tree in growing for node in tree.open]  # one of each: a backbone
+                self.network.follow(rows, torch.tensor(self.columns.of_tokens(tokens), dtype=torch.int32))
+            return rows
+
+        return level_logits
 
     @property
     def device_rows(self) -> int:

@@ -76,24 +76,43 @@ class Cascade:
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
 
+    @property
+    def vocabulary(self) -> torch.Tensor | None:
+        """The target's token of each of the drafter's, int32; None: they are the same."""
+        return self._parts.vocabulary
+
     def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the target's ids of the drafter's tokens; -1 stays."""
         vocabulary = self._parts.vocabulary
         return tokens if vocabulary is None else torch.where(tokens < 0, tokens, vocabulary[tokens.long()])
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Returns logits float32 [B, levels, draft vocabulary] of the first levels' outputs [B, levels, hidden]."""
+        """Returns logits float32 [B, levels, draft vocabulary] of the first levels' outputs [B, levels, hidden].
+
+        Each level continues the likeliest token of the one above.
+        """
+        logits = self.lone_logits(outputs)
+        for level in range(1, logits.shape[1] if self._parts.markov else 0):
+            self.follow(logits[:, level], logits[:, level - 1].argmax(-1).int())
+        return logits
+
+    def lone_logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Returns what logits() does, of levels that know no token of the one above."""
         batch, levels, _ = outputs.shape
         rows = outputs.flatten(0, 1)
         if self._parts.head_norm is not None:
             rows = self._normed(rows, self._parts.head_norm)
-        logits = self._ops.linear(rows.contiguous(), self.head).view(batch, levels, -1)
+        return self._ops.linear(rows.contiguous(), self.head).view(batch, levels, -1)
+
+    def follow(self, logits: torch.Tensor, above: torch.Tensor) -> None:
+        """Adds to a level's logits [B, draft vocabulary] what a Markov head knows by the tokens above.
+
+        above: int32 [B], the drafter's tokens.
+        """
         if (markov := self._parts.markov) is not None:
-            above = torch.empty(batch, markov.rank, device=self.device)
-            for level in range(1, levels):
-                self._ops.layer.gather_rows(markov.rows, logits[:, level - 1].argmax(-1).int(), above)
-                logits[:, level] += self._ops.linear(above, markov.product)
-        return logits
+            rows = torch.empty(len(above), markov.rank, device=self.device)
+            self._ops.layer.gather_rows(markov.rows, above, rows)
+            logits += self._ops.linear(rows, markov.product)
 
     def outputs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> torch.Tensor:
         """Caches pairs; returns the layers' outputs [B, levels, hidden] at every request's last pair."""

@@ -20,6 +20,7 @@ class Config:
     cross: attend to the target's cache; without (an ablation) the drafter is an ordinary small model.
     adaptive: stop drafting where the next pass would not pay, and keep the nodes that do. Any choice is lossless under
     the rule `match`.  dtype: of the drafter's weights, as the engine's.
+    sample: draw the children from the drafter's distribution, for rules that read it.
     """
 
     length: int = 4
@@ -27,6 +28,7 @@ class Config:
     cross: bool = True
     adaptive: bool = True
     dtype: str = "auto"
+    sample: bool = False
 
     def __post_init__(self) -> None:
         check_range("length", self.length, 1, (MAX_NODES - 1) // (WIDTHS[0] if self.cape else 1))
@@ -40,3 +42,7 @@ class Config:
     def thresholds(self) -> tuple[float, ...]:
         """Probabilities that separate the classes."""
         return THRESHOLDS if self.cape else ()
+
+    def width_of(self, probability: float) -> int:
+        """Returns the nodes of a level whose greedy token has this probability."""
+        return self.widths[sum(probability > bound for bound in self.thresholds)]

@@ -16,6 +16,7 @@ from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
@@ -26,6 +27,9 @@ from specengine.drafters.capabilities import (
     PromptObserver,
     ScoredDrafter,
 )
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth
+from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.glide.config import Config
 from specengine.drafters.glide.device_state import DeviceState
@@ -39,8 +43,9 @@ from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
-from specengine.ops.row_tools import likeliest, stack_rows
+from specengine.ops.row_tools import confidence, likeliest, stack_rows
 from specengine.ops.weight import Projection
+from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
 
 
@@ -55,13 +60,16 @@ class State:
     drafted: ScoredTree | None = None
 
 
-class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDrafter, DeviceStateDrafter):
+class Glide(
+    Drafter, PromptObserver, CacheCompanion, ScoredDrafter, LevelDistributions, NetworkDrafter, DeviceStateDrafter
+):
     """Drafts a chain or a backbone with leaves, with one small pass per level."""
 
     name = "glide"
     config_type = Config
     config: Config
     takes_path = True
+    offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
@@ -69,7 +77,11 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
             raise ValueError("drafter: glide reads the whole target's cache, of which tensor_parallel leaves a part")
         checkpoint = open_drafter(self.name, path, target)
         self.network = GlideNetwork(checkpoint, target, config.dtype, cross=config.cross)
-        check_range("drafter: cape", max(config.widths), 1, self.network.head.rows)
+        rows = self.network.head.rows
+        check_range("drafter: cape", max(config.widths), 1, rows)
+        self.logits_device, self.samples = target.device, config.sample
+        self.columns = Columns.of(self.network.vocabulary, rows, target.config.vocab_size, target.device)
+        self.shape = TreeShape.backbone(config.length, config.widths[0])
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
         self._engine = OneEngine(self.name)
@@ -134,9 +146,7 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
 
     def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
-        # A prompt of one token is in no cache yet.
-        known = [i for i, request in enumerate(requests) if request.drafter_reads and len(request.tokens) > 1]
-        if able := [i for i in known if requests[i].draft_limit > 0]:
+        if able := [i for i, request in enumerate(requests) if self._drafts_for(request)]:
             drafted = [requests[i] for i in able]
             for i, tree in zip(able, self._grown(drafted, least_tokens), strict=True):
                 trees[i] = tree
@@ -148,6 +158,25 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
     @property
     def learned(self) -> list[list[float]]:
         return self.calibrated.learned
+
+    def levels_for(self, request: DraftRequest) -> int:
+        return request.draft_limit if self._drafts_for(request) else 0
+
+    def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
+        return self._level_logits
+
+    def most_children(self, logits: torch.Tensor, widths: Sequence[int]) -> list[int]:
+        """Returns as many as each row's class has (CAPE)."""
+        return [self.config.width_of(probability) for probability in confidence(logits)]
+
+    def _level_logits(self, growing: Sequence[Growth], level: int) -> torch.Tensor:
+        """Returns the logits [B, Vd] of the trees' open nodes, one of each: a backbone."""
+        requests = [tree.request for tree in growing]
+        if level == 0:
+            return self._first_logits(requests)
+        starts = [len(request.tokens) - 1 + level for request in requests]
+        tokens = [[tree.tokens[node] for node in tree.open] for tree in growing]
+        return self.network.logits(self._rows(requests, tokens, starts))
 
     def _grown(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         """Returns every request's tree, with the drafter's own chances. Every request has at least two tokens."""
@@ -166,10 +195,13 @@ class Glide(Drafter, PromptObserver, CacheCompanion, ScoredDrafter, NetworkDraft
             for s, own, log_probs in zip(requests, tokens, scores, strict=True)
         ]
 
+    def _drafts_for(self, request: DraftRequest) -> bool:
+        # A prompt of one token is in no cache yet.
+        return request.drafter_reads and len(request.tokens) > 1 and request.draft_limit > 0
+
     def _cut(self, tokens: list[list[int]], scores: list[list[float]]) -> tuple[list[list[int]], list[list[float]]]:
         """Leaves each level as many nodes as its class has (CAPE)."""
-        bounds, widths = self.config.thresholds, self.config.widths
-        kept = [widths[sum(exp(level[0]) > bound for bound in bounds)] for level in scores]
+        kept = [self.config.width_of(exp(level[0])) for level in scores]
         own = [level[:width] for level, width in zip(tokens, kept, strict=True)]
         return own, [level[:width] for level, width in zip(scores, kept, strict=True)]
 

@@ -112,6 +112,11 @@ class GlideNetwork:
         self._rope.ensure(count)
         self._target_rope.ensure(count)
 
+    @property
+    def vocabulary(self) -> torch.Tensor | None:
+        """The target's token of each of the drafter's, int32; None: they are the same."""
+        return self._vocabulary
+
     def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the target's ids of the drafter's tokens; -1 stays."""
         return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])

@@ -17,6 +17,7 @@ from specengine.drafters.capabilities import (
     NetworkDrafter,
     ScoredDrafter,
 )
+from specengine.drafters.distributions.level_logits import LevelDistributions
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_reader import PairReader
@@ -25,7 +26,9 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.ops.weight import Projection
 
 
-class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafter, DeviceStateDrafter):
+class ReadsPairs(
+    HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDistributions, NetworkDrafter, DeviceStateDrafter
+):
     """Forwards capabilities to `pairs`, `calibrated` and `policy`, which the drafter's constructor makes."""
 
     pairs: PairReader
@@ -48,6 +51,9 @@ class ReadsPairs(HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafte
             for i, tree in zip(ready, self.grow([requests[i] for i in ready], least_tokens), strict=True):
                 trees[i] = tree
         return self.calibrated.calibrate(requests, trees)
+
+    def levels_for(self, request: DraftRequest) -> int:
+        return request.draft_limit if self.pairs.begin_draft([request]) else 0
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None

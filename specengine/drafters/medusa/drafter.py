@@ -17,6 +17,7 @@ from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
@@ -26,6 +27,9 @@ from specengine.drafters.capabilities import (
     NetworkDrafter,
     ScoredDrafter,
 )
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth
+from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.level_drafts import Children
 from specengine.drafters.medusa.heads import read_heads
@@ -35,8 +39,9 @@ from specengine.drafters.root_tokens import root_tokens, root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
-from specengine.ops.row_tools import stack_rows
+from specengine.ops.row_tools import stack_rows, take_rows
 from specengine.ops.weight import Projection
+from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
 
 
@@ -48,12 +53,14 @@ class Config:
     nodes: of the largest tree, root included.
     adaptive: draft the likeliest nodes that pay, otherwise all. Any choice is lossless under the rule `match`.
     dtype: of the heads, as the engine's.
+    sample: draw the children from the heads' distributions, for rules that read them.
     """
 
     tree: str = "mc_sim_7b_63"
     nodes: int = 64
     adaptive: bool = True
     dtype: str = "auto"
+    sample: bool = False
 
     def __post_init__(self) -> None:
         check_range("nodes", self.nodes, 2, MAX_NODES)
@@ -83,13 +90,14 @@ class DeviceState:
     known: torch.Tensor
 
 
-class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceStateDrafter):
+class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, NetworkDrafter, DeviceStateDrafter):
     """Drafts from the target's state of the position before the root, with one head per level."""
 
     name = "medusa"
     config_type = Config
     config: Config
     takes_path = True
+    offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
@@ -102,7 +110,11 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
         self.heads = read_heads(checkpoint, config.dtype, target)
         tree = RankTree.named(config.tree).first(config.nodes - 1, len(self.heads))
         self.candidates = RankCandidates(tree, target.device)
-        check_range("drafter: tree: ranks", self.candidates.ranks, 1, self.heads[0].logits.rows)
+        rows = self.heads[0].logits.rows
+        check_range("drafter: tree: ranks", self.candidates.ranks, 1, rows)
+        self.logits_device, self.samples = target.device, config.sample
+        self.columns = Columns.of(self._vocabulary, rows, target.config.vocab_size, target.device)
+        self.shape = TreeShape.of_ranks(tree)
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
         self._expanders = BackboneExpanders([self.candidates.ranks])
@@ -150,6 +162,23 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, NetworkDrafter, DeviceSt
             for i, tokens, scores in zip(known, *self._children(rows, levels), strict=True):
                 trees[i] = self.candidates.tree(requests[i].tokens[-1], tokens, scores, requests[i].draft_limit)
         return self.calibrated.calibrate(requests, trees)
+
+    @property
+    def drafts_chains(self) -> bool:
+        return all(len(children) <= 1 for children in self.shape.children)
+
+    def levels_for(self, request: DraftRequest) -> int:
+        return request.draft_limit if request.drafter_state else 0
+
+    def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
+        rows = stack_rows([tree.request.drafter_state.row for tree in trees])
+        logits = self.logits(rows, min(self.candidates.levels, max(tree.depth for tree in trees)))
+        slots = [tree.slot for tree in trees]
+
+        def level_logits(growing: Sequence[Growth], level: int) -> torch.Tensor:
+            return take_rows(logits[level], [slots.index(tree.slot) for tree in growing for _ in tree.open])
+
+        return level_logits
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         self.calibrated.forget(requests)

@@ -121,7 +121,7 @@ def device_buffers(
         vocab=config.vocab_size,
     )
     draft_logits, drafter_state = None, None
-    if rule.wants is not Wants.NOTHING and isinstance(drafter, LogitsDrafter):
+    if isinstance(drafter, LogitsDrafter) and drafter.gives_logits(rule.wants):
         draft_logits = drafter.room_for_logits(rows)
     if isinstance(drafter, DeviceStateDrafter):
         drafter_state = drafter.new_device_state(options.max_batch_size)

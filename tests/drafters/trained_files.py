@@ -1,0 +1,30 @@
+"""Random checkpoints of every trained drafter, for the model tiny-llama."""
+
+from pathlib import Path
+
+import torch
+
+from specengine.models.presets import PRESETS
+from tests.drafters import eagle_files, glide_files, medusa_files
+from tests.drafters.fasteagle_files import random_cascade
+from tests.drafters.mtp_files import mtp_state, write_mtp
+
+TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp")
+
+
+def write_trained(folder: Path) -> dict[str, str]:
+    """Writes a folder for each; returns `NAME:PATH` by name."""
+    torch.manual_seed(3)
+    paths = {
+        "eagle": eagle_files.write_drafter(
+            folder / "eagle", eagle_files.CONFIG, eagle_files.eagle1_state(eagle_files.CONFIG)
+        ),
+        "eagle3": eagle_files.write_drafter(
+            folder / "eagle3", eagle_files.CONFIG, eagle_files.eagle3_state(eagle_files.CONFIG)
+        ),
+        "fasteagle": random_cascade(folder / "fasteagle", markov=8)[0],
+        "glide": glide_files.write(folder / "glide", glide_files.glide_state()),
+        "medusa": medusa_files.write(folder / "medusa", medusa_files.heads_state()),
+        "mtp": write_mtp(folder / "mtp", mtp_state(PRESETS["tiny-llama"])),
+    }
+    return {name: f"{name}:{path}" for name, path in paths.items()}
