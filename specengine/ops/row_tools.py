@@ -51,6 +51,19 @@ def divided(rows: torch.Tensor, divisor: float) -> torch.Tensor:
     return torch.from_numpy(array / np.float32(divisor)) if isinstance(array, np.ndarray) else array / divisor
 
 
+def scaled(rows: torch.Tensor, factor: float) -> torch.Tensor:
+    """rows * factor, in memory of its own."""
+    array = _array(rows)
+    return torch.from_numpy(array * np.float32(factor)) if isinstance(array, np.ndarray) else array * factor
+
+
+def add_rows(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """rows + others, in memory of its own; both are [R, N]."""
+    if is_host(rows.device):
+        return torch.from_numpy(rows.numpy() + others.numpy())
+    return rows + others
+
+
 def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """One tensor of all rows; parts: [R_i, V] each, at least one."""
     return _joined(parts, 0)

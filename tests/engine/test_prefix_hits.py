@@ -18,7 +18,7 @@ from tests.engines import GREEDY, SAMPLED, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 SMALL = ("draft-model", "draft-model tree", "ouroboros")
-BESIDE = ("eagle", "eagle3", "eagle3 backbone", "mtp", "fasteagle", "glide", "combine")
+BESIDE = ("eagle", "eagle3", "eagle3 backbone", "mtp", "pard", "pard2", "fasteagle", "glide", "combine")
 
 
 @pytest.mark.quick(5)
@@ -61,7 +61,7 @@ def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     assert len(text) > len(FIRST) + PAGE_SIZE
     for written, read in zip(contents(generating, text), contents(reading, text), strict=True):
         assert equal(written, read) and written[0].shape[1] == len(text) // PAGE_SIZE
-    assert len(generating.cache._pools) == 1 + (name in BESIDE) + (name == "combine")
+    assert len(generating.cache._pools) == 1 + (name in BESIDE) + (name in ("combine", "pard2"))
 
 
 @pytest.mark.parametrize("name", ("none", *BESIDE, *SMALL))

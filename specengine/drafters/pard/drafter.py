@@ -1,0 +1,157 @@
+"""PARD and PARD-2 (An et al. 2025): a small model drafts several tokens in one pass, from mask tokens.
+
+PARD-2 adds the target's hidden states to the embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specengine.cache.kv_cache import KVCache
+from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_trees.best_first import ddtree, jetspec_tree
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import DraftTree
+from specengine.drafters.backbone_expanders import BackboneExpanders
+from specengine.drafters.base import Drafter
+from specengine.drafters.calibrated_trees import CalibratedTrees
+from specengine.drafters.capabilities import (
+    CacheCompanion,
+    HiddenStateReader,
+    NetworkDrafter,
+    ScoredDrafter,
+    TokenizerChecker,
+)
+from specengine.drafters.draft_model.small_model import SmallModel
+from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.pard.checkpoint import PardCheckpoint
+from specengine.drafters.pard.config import Config
+from specengine.drafters.pard.network import PardNetwork
+from specengine.drafters.pard.row_reader import RowReader
+from specengine.drafters.policies import charged, policy_of
+from specengine.models.hidden_states import HiddenStates
+from specengine.models.transformer import Transformer
+from specengine.ops.weight import Projection
+from specengine.tokenizer import Tokenizer
+
+
+class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafter, TokenizerChecker):
+    """Drafts the tokens of all levels in one pass; no level knows which token the level above it got.
+
+    costs: of cycles; by default learned from them.
+    """
+
+    name = "pard"
+    config_type = Config
+    config: Config
+    takes_path = True
+
+    def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
+        super().__init__(config, path, target)
+        checkpoint = PardCheckpoint.open(path)
+        self._model = SmallModel(self.name, 0, config.dtype, path, target)
+        model = self._model.model
+        self._features = None
+        if config.features and checkpoint.reads_features:
+            self._features = checkpoint.features(model.config.hidden_size, target, config.dtype)
+            self.hidden_state_layers = self._features.hidden_state_layers
+        self.reads_hidden_states = self._features is not None
+        self.network = PardNetwork(model, self.reads_hidden_states)
+        self._rows = RowReader(self.name, self.network, checkpoint.mask_token, self._features, target)
+        self._ranks = min(config.ranks, model.config.vocab_size)
+        self._expanders = BackboneExpanders([self._ranks])
+        self.calibrated = CalibratedTrees(self.name)
+        self.policy = policy_of(self, target, costs, [self])
+
+    @property
+    def projections(self) -> list[Projection]:
+        own = [self._features.projection] if self._features else []
+        return [*self.network.projections, *own]
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def drafts_chains(self) -> bool:
+        return self._ranks == 1
+
+    @property
+    def max_nodes(self) -> int:
+        return self.config.most_nodes
+
+    @property
+    def spare_slots(self) -> int:
+        return max(self.max_nodes, self.config.length)  # those of the mask tokens too
+
+    @property
+    def page_bytes(self) -> int:
+        return self._rows.page_bytes
+
+    def attach(self, cache: KVCache) -> None:
+        self._rows.attach(cache)
+
+    def filled(self, request: DraftRequest) -> int:
+        return self._rows.filled(request)
+
+    def reads(self, tokens: int, answer: int, batch: int) -> bool:
+        return self.policy.reads(0, tokens, answer, batch)
+
+    def ready(self, requests: Sequence[DraftRequest]) -> int:
+        return sum(request.drafter_reads for request in requests)
+
+    def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self._model.check_tokenizer(tokenizer)
+
+    def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
+        if request.drafter_reads:
+            with charged(self.policy, 0, len(hidden_states.last)):
+                self._rows.observe_prompt(request, start, hidden_states)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return self.policy.draft(requests).trees if requests else []
+
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        self._rows.observe(requests, committed, hidden_states)
+        for request, tokens in zip(requests, committed, strict=True):
+            self.calibrated.learn(request, tokens)
+        self.policy.observe(requests, committed)
+
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
+        if able := [i for i, s in enumerate(requests) if s.draft_limit > 0 and self._rows.can_draft(s)]:
+            drafted = [requests[i] for i in able]
+            levels = min(self.config.length, max(request.draft_limit for request in drafted))
+            hidden_states = self._rows.draft(drafted, levels)
+            for i, tokens, log_probs in zip(able, *self._best(hidden_states), strict=True):
+                limit = requests[i].draft_limit
+                trees[i] = self._tree(requests[i].tokens[-1], tokens[:limit], log_probs[:limit])
+        return self.calibrated.calibrate(requests, trees)
+
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
+        return 1  # one pass, however many levels it drafts
+
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
+        self.calibrated.forget(requests)
+        self._rows.skip(requests)
+
+    @property
+    def learned(self) -> list[list[float]]:
+        return self.calibrated.learned
+
+    def _best(self, hidden_states: torch.Tensor) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        """Returns the likeliest tokens of each request's levels, and their log-probabilities."""
+        batch, levels, size = hidden_states.shape
+        logits = self.network.logits(hidden_states.view(batch * levels, size))
+        best = self._expanders(logits[:, None])  # every distribution is a tree of one level
+        shape = (batch, levels, self._ranks)
+        return best.tokens[:, 1:].reshape(shape).tolist(), best.scores[:, 1:].reshape(shape).tolist()
+
+    def _tree(self, root: int, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> ScoredTree:
+        """Returns a tree of the likeliest tokens of each level."""
+        grow = jetspec_tree if self.config.tree == "jetspec" else ddtree  # of one child per node both are chains
+        return grow(root, lambda _, __, depth, ___: (tokens[depth], log_probs[depth]), self.max_nodes, len(tokens))

@@ -1,0 +1,195 @@
+"""Reads the text for PARD: row t is token t with the target's feature of position t - 1, its keys and values in slot t.
+
+They lie beside the target's pages. A request whose first pages were found in the prefix cache needs one feature more
+than the target computes for it: that of the last position found. It is kept beside each page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from specengine._C import PAGE_SIZE
+from specengine.cache.kv_cache import CacheBatch, KVCache
+from specengine.cache.page_pool import PagePool, page_bytes
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.hidden_states.pairs import Pairs
+from specengine.drafters.one_engine import OneEngine
+from specengine.drafters.pard.features import TargetFeatures
+from specengine.drafters.pard.network import PardNetwork
+from specengine.models.hidden_states import HiddenStates
+from specengine.models.transformer import Transformer
+from specengine.ops.row_tools import stack_rows, take_rows
+
+MOST_WAITING = 64  # rows
+FEATURE_TYPE = torch.float32
+
+
+@dataclass
+class RowState:
+    """What is remembered of one request.
+
+    cached: rows whose keys and values are final.  features: of the rows behind them, as far as they are known.
+    drafted: the last draft, before it was cut.
+    """
+
+    cached: int = 0
+    features: Pairs = field(default_factory=Pairs)
+    drafted: ScoredTree | None = None
+
+
+class PageFeatures:
+    """Keeps the feature of every page's last position: float32 [hidden], spread over the page's slots."""
+
+    def __init__(self, hidden: int) -> None:
+        self._hidden = hidden
+        self._shape = (1, 1, -(-hidden // (2 * PAGE_SIZE)))
+        self.page_bytes = page_bytes(self._shape, FEATURE_TYPE)
+
+    def attach(self, cache: KVCache) -> None:
+        """Allocates room beside the target's pages."""
+        self._pool = cache.companion(*self._shape, FEATURE_TYPE)
+
+    def keep(self, pages: Sequence[int], first: int, features: torch.Tensor) -> None:
+        """Keeps those features [M, hidden], of positions from `first` on, that are their page's last."""
+        for row in range(-(first + 1) % PAGE_SIZE, len(features), PAGE_SIZE):
+            page = pages[(first + row) // PAGE_SIZE]
+            own = torch.zeros(2, PAGE_SIZE * self._shape[2], device=features.device)
+            own.view(-1)[: self._hidden] = features[row]
+            for half, values in zip(self._halves(page), own, strict=True):
+                half.copy_(values.view(half.shape))
+
+    def of(self, page: int) -> torch.Tensor:
+        """Returns the feature of a page's last position, [1, hidden]."""
+        return torch.cat([half.flatten() for half in self._halves(page)])[None, : self._hidden]
+
+    def _halves(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._pool.k[0, page, 0], self._pool.v[0, page, 0]
+
+
+class RowReader:
+    """Keeps the rows of each request's text cached, and runs the rows of drafts behind them.
+
+    features: of the target; None: rows have none.  mask_token: of drafted rows.
+    """
+
+    pool: PagePool
+
+    def __init__(
+        self, drafter: str, network: PardNetwork, mask_token: int, features: TargetFeatures | None, target: Transformer
+    ) -> None:
+        c = network.config
+        self._engine = OneEngine(drafter)
+        self._network, self._mask_token, self._features = network, mask_token, features
+        self._kv_shape, self._kv_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), network.model.cache_dtype
+        self._pages = PageFeatures(c.hidden_size) if features else None
+        self._hidden, self._device, self._most = c.hidden_size, target.device, target.ops.prefill_rows
+        self._masked = target.ops.on_device
+
+    @property
+    def page_bytes(self) -> int:
+        """Device memory beside each page of the target's cache."""
+        return page_bytes(self._kv_shape, self._kv_dtype) + (self._pages.page_bytes if self._pages else 0)
+
+    def attach(self, cache: KVCache) -> None:
+        """Allocates pages beside the target's. Raises ValueError for a second engine's cache."""
+        self._engine.claim()
+        self._cache = cache
+        self.pool = cache.companion(*self._kv_shape, self._kv_dtype)
+        if self._pages:
+            self._pages.attach(cache)
+
+    def filled(self, request: DraftRequest) -> int:
+        """Returns how many of a request's first slots hold their final keys and values."""
+        return request.drafter_state.cached if request.drafter_state else 0
+
+    def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
+        """Reads a chunk of a prompt from position `start` on; the row behind the chunk waits."""
+        self._state(request, start)
+        if self._features:
+            self._add(request, start, self._features(hidden_states))
+        self._read_up_to(request, start + len(hidden_states.last))
+
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        """Adds the features of committed paths; without features, nothing is to be added."""
+        if self._features is None or hidden_states is None:
+            return
+        features = self._features(hidden_states).split([len(tokens) for tokens in committed])
+        for request, own in zip(requests, features, strict=True):
+            if request.drafter_reads:
+                self._state(request)
+                self._add(request, len(request.tokens) - 1 - len(own), own)
+
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
+        """Reads rows where many wait: the next draft should not become a long pass."""
+        for request in requests:
+            if request.drafter_reads and len(request.tokens) - self._state(request).cached > MOST_WAITING:
+                self._read_up_to(request, len(request.tokens) - 1)
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Returns whether the last token of a request is still to be read."""
+        return request.drafter_reads and self._state(request).cached < len(request.tokens)
+
+    def draft(self, requests: Sequence[DraftRequest], levels: int) -> torch.Tensor:
+        """Reads the text up to its last token, and drafts; returns hidden states [B, levels, hidden].
+
+        The first of a request's rows is its last token's. Mask tokens follow, with the feature of that token.
+        """
+        most = max(1 + levels, self._most // len(requests))
+        for request in requests:
+            self._read_up_to(request, len(request.tokens) - most)
+        states = [self._state(request) for request in requests]
+        runs = [request.tokens[state.cached :] for request, state in zip(requests, states, strict=True)]
+        starts = [state.cached for state in states]
+        masks = [self._mask_token] * (levels - 1)
+        rows = TreeBatch.chains([[*run, *masks] for run in runs], self._device, masked=self._masked)
+        features = None
+        if self._features:
+            parts = [state.features.take(len(run)) for state, run in zip(states, runs, strict=True)]
+            parts = [take_rows(own, [*range(len(own)), *[len(own) - 1] * (levels - 1)]) for own in parts]
+            features = stack_rows(parts)
+        hidden_states = self._network.hidden(rows, features, self._place(requests, starts, levels), self.pool)
+        picked, end = list[int](), 0
+        for request, state, run in zip(requests, states, runs, strict=True):
+            end += len(run) + levels - 1
+            picked += range(end - levels, end)
+            state.cached = len(request.tokens)
+        return take_rows(hidden_states, picked).view(len(requests), levels, -1)
+
+    def _state(self, request: DraftRequest, start: int = 0) -> RowState:
+        """Returns what is remembered of a request; begins it with the first `start` rows cached."""
+        if request.drafter_state is None:
+            state = request.drafter_state = RowState(start, Pairs(start))
+            if self._pages:  # the first row behind those
+                before = request.pages[start // PAGE_SIZE - 1]
+                state.features.add(
+                    self._pages.of(before) if start else torch.zeros(1, self._hidden, device=self._device)
+                )
+        return request.drafter_state
+
+    def _add(self, request: DraftRequest, first: int, features: torch.Tensor) -> None:
+        """Adds the features of positions from `first` on, for the rows behind them."""
+        assert self._pages is not None
+        self._pages.keep(request.pages, first, features)
+        request.drafter_state.features.add(features)
+
+    def _read_up_to(self, request: DraftRequest, end: int) -> None:
+        """Caches the rows before `end` that are not cached."""
+        state = self._state(request)
+        while (count := min(end - state.cached, self._most)) > 0:
+            run = request.tokens[state.cached : state.cached + count]
+            rows = TreeBatch.chains([run], self._device, masked=self._masked)
+            features = state.features.take(count) if self._features else None
+            self._network.cache(rows, features, self._place([request], [state.cached], 0), self.pool)
+            state.cached += count
+
+    def _place(self, requests: Sequence[DraftRequest], starts: Sequence[int], beyond: int) -> CacheBatch:
+        """Returns the pages of requests. beyond: rows behind the text."""
+        self._network.ensure_positions(max(len(request.tokens) for request in requests) + beyond)
+        return self._cache.batch([request.pages for request in requests], starts)
