@@ -46,7 +46,7 @@ def linear(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None = None
     """
     if masks is not None and len(layer.weights) > 1:
         raise ValueError(f"masks: expected None for a layer of {len(layer.weights)} weights, got a tensor")
-    shape, first, rows = (x.shape[0], layer.rows), 0, _rows_for(x, layer)
+    shape, first, rows = (x.shape[0], layer.rows), 0, _ordered_rows(x, layer)
     out = torch.empty(shape)  # torch.zeros of a whole vocabulary wakes torch's threads, which then spin on our cores
     for weight in layer.weights:
         _C.linear(rows, weight.data, layer.bias, out, first, weight.rows, CPU_VARIANT, masks)
@@ -62,18 +62,16 @@ def linear_argmax(x: torch.Tensor, layer: Projection, masks: torch.Tensor | None
     """
     (weight,) = layer.weights
     ids, keys = torch.empty(x.shape[0], dtype=torch.int32), torch.empty(x.shape[0], dtype=torch.int64)
-    _C.linear_argmax(_rows_for(x, layer), weight.data, layer.bias, masks, ids, keys, weight.rows, CPU_VARIANT)
+    _C.linear_argmax(_ordered_rows(x, layer), weight.data, layer.bias, masks, ids, keys, weight.rows, CPU_VARIANT)
     return ids
 
 
-def _rows_for(x: torch.Tensor, layer: Projection) -> torch.Tensor:
-    if layer.columns is not None:
-        x = x[:, layer.columns]
-    return quantise_rows(x) if layer.quantises_rows else x
+def _ordered_rows(x: torch.Tensor, layer: Projection) -> torch.Tensor:
+    return rows_for(x if layer.columns is None else x[:, layer.columns], layer)
 
 
-def rows_for_experts(x: torch.Tensor, layer: ExpertProjection) -> torch.Tensor:
-    """x float32 [M, C] as the experts' weights multiply it on the CPU."""
+def rows_for(x: torch.Tensor, layer: Projection | ExpertProjection) -> torch.Tensor:
+    """x float32 [M, C] as a layer's weights multiply it on the CPU; its columns are in their order."""
     return quantise_rows(x) if layer.quantises_rows else x
 
 

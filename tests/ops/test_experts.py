@@ -85,10 +85,10 @@ def test_products_of_experts_are_those_of_the_reference(form):
     layer = ExpertProjection(moe.gate_up.weights, moe.gate_up.rows, bias)
     x = torch.randn(13, 72)
     groups = experts.group_pairs(experts.route_rows(x, moe).experts, 9)
-    found = experts.expert_linear(linear.rows_for_experts(x, layer), layer, groups, True)
+    found = experts.expert_linear(linear.rows_for(x, layer), layer, groups, True)
     expected = experts.expert_linear_reference(x, reference_of(layer, 72), groups, True)
     assert (found - expected).std() < (2e-2 if layer.quantises_rows else 1e-5) * expected.std()
-    placed = linear.rows_for_experts(x[groups.rows.long()], layer)
+    placed = linear.rows_for(x[groups.rows.long()], layer)
     assert torch.equal(experts.expert_linear(placed, layer, groups, False), found)
 
 
