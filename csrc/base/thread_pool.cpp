@@ -74,7 +74,7 @@ class ThreadPool {
   }
 
   void fetch(const MemoryRange* ranges, int count) {
-    ranges_left_.store(0);  // a worker that still fetches may mix old and new ranges, which harms nobody
+    ranges_left_.store(0);  // a worker that still fetches may mix old and new ranges, which does no harm
     for (int i = 0; i < count; ++i) {
       ranges_[i].begin.store(static_cast<const char*>(ranges[i].begin), std::memory_order_relaxed);
       ranges_[i].bytes.store(ranges[i].bytes, std::memory_order_relaxed);

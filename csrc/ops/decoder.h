@@ -142,7 +142,7 @@ struct PassOutputs {
   OptionalTensor hidden_states;  // [M, hidden] float32: states after the final norm; None: only the cache is written
   OptionalTensor at_layers;      // [M, hidden_state_layers, hidden] float32: the residual stream before the decoder's
                                  // hidden_state_layers; None: it has none
-  OptionalTensor experts = {};   // [layers] int32: how many experts each layer read; None: nobody asks
+  OptionalTensor experts = {};   // [layers] int32: how many experts each layer read; None: not counted
 };
 
 struct DecoderPass {

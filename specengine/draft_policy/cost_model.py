@@ -60,7 +60,7 @@ class CycleCosts:
     def observe(self, curve: Curve, prefix: float, nodes: int, seconds: float, experts: float | None = None) -> float:
         """Learns from a measured cycle: moves the two points beside its rows.
 
-        experts: that each layer read, in the mean; None: nobody counted.
+        experts: that each layer read, in the mean; None: without counts.
         Returns how much more than usual everything takes now: the machine may have become slower or faster.
         """
         rows, expected = min(curve.requests + nodes, 1 << (BITS - 1)), curve(nodes)

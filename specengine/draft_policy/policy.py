@@ -99,7 +99,7 @@ class Draft:
     """The draft of a cycle. trees: cut to the nodes that pay.  nodes: of all trees, roots excluded.
 
     prefix: tokens in the cache, the mean of the requests.  seconds: of the cycle without its drafting, by its nodes.
-    experts: that each layer read for it, in the mean; None: nobody counted.
+    experts: that each layer read for it, in the mean; None: without counts.
     """
 
     requests: Sequence[Any]
@@ -197,7 +197,7 @@ class DraftPolicy:
         saved = -self._loss(gain, batch, 0, curve, plain) / batch * answer / (1 + max(0.0, gain.tokens))
         least = reading + max(0.0, self._loss(gain, 1, 0, curve, plain))
         if reads := saved > reading or self._affords(number, reading, least):
-            self._rest = (0, 0, 0.0)  # of requests that nobody read
+            self._rest = (0, 0, 0.0)  # of requests that no source read
         return reads
 
     def charge(self, number: int, tokens: int, seconds: float) -> None:

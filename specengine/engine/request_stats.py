@@ -25,7 +25,7 @@ class RequestStats:
     """Counts the cycles of one request. Times are seconds of time.perf_counter().
 
     prefix_hit: prompt tokens that the cache had already.  relaxed: accepted tokens that the exact rule refuses.
-    experts, experts_last: that a layer read, in the mean, in all passes and in the last one; 0 where nobody counted.
+    experts, experts_last: that a layer read, in the mean, in all passes and in the last one; 0 without counts.
     drafted, accepted: entry d counts the cycles that drafted, or accepted, a node of depth d + 1.
     """
 

@@ -17,7 +17,7 @@ class HiddenStates:
     last: float32 [M, hidden], after the final norm; the head reads them.
     at_layers: float32 [M, layers, hidden], the residual stream before the model's hidden_state_layers; None where the
     model has none.
-    experts: int32 [layers], how many experts each layer read in the pass; 0 where it has none or nobody counted. None
+    experts: int32 [layers], how many experts each layer read in the pass; 0 where it has none, and without counts. None
     for a dense model, and on CUDA, where the host would wait for the counts.
     """
 

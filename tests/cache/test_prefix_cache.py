@@ -48,7 +48,7 @@ def test_others_and_those_who_share_with_nobody_find_nothing():
     cache = new_cache(kept_pages=9)
     keep(cache, text_of(1))
     assert begin(cache, text_of(1), Sharing())[1] == begin(cache, text_of(1), None)[1] == 0
-    assert cache.prefixes.looked_up == 2 * (PAGE_SIZE + 1)  # who shares with nobody asks nobody
+    assert cache.prefixes.looked_up == 2 * (PAGE_SIZE + 1)  # a request that shares nothing looks nothing up
 
 
 def test_a_hit_ends_at_a_whole_step():

@@ -30,7 +30,7 @@ CUDA_INDEX, META_INDEX, DEVICE_TYPES = 1, 14, 20  # of c10::DeviceType
 
 @contextmanager
 def standing_in(device: Device, monkeypatch: pytest.MonkeyPatch, core=_C) -> Iterator[Device]:
-    """Lets torch and the engine see a GPU. Fails at the end where anything was refused that nobody expected."""
+    """Lets torch and the engine see a GPU. Fails at the end where anything was refused unexpectedly."""
     for module in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):  # one that is imported later keeps the core
         importlib.import_module(module.name)
     _patch_torch(device, monkeypatch)

@@ -84,7 +84,7 @@ def _wrapped(kind, inner: torch.Tensor, device: torch.device, **attributes):
 
 
 def poison(memory: torch.Tensor, dtype: torch.dtype) -> None:
-    """Fills raw memory with values that nobody could use by mistake."""
+    """Fills raw memory with values that show where they are used by mistake."""
     if dtype.is_floating_point:
         memory.view(dtype).fill_(float("nan"))
     else:

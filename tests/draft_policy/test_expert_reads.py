@@ -76,7 +76,7 @@ def test_cycles_are_recorded_by_rows_with_what_was_predicted():
     for seconds in (3.0e-3, 6.0e-3):  # the first shows the speed
         costs.observe(costs.curve(1, 100), 100, 0, seconds, 8.0)
     costs.observe(costs.curve(1, 100), 100, 3, 9.0e-3, 20.0)
-    costs.observe(costs.curve(1, 100), 100, 3, 9.0e-3)  # nobody counted
+    costs.observe(costs.curve(1, 100), 100, 3, 9.0e-3)  # without a count
     one, four = costs.experts.passes[1], costs.experts.passes[4]
     assert (one.passes, one.experts, one.measured) == (2, 16.0, pytest.approx(9.0e-3))
     assert one.predicted == pytest.approx(6.0e-3) and (four.passes, four.experts) == (1, 20.0)

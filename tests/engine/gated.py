@@ -68,6 +68,6 @@ async def collected(stream, skipped: int = 0) -> list[int]:
 
 
 def settled(engine) -> None:
-    """Nobody is left, and everything is given back."""
+    """No request is left, and everything is given back."""
     counts = engine.metrics.snapshot()
     assert (counts.running, counts.waiting, engine.cache.pages_in_use) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""What fails reaches those it was done for, and nobody else; nobody hangs."""
+"""An exception ends only the requests of the failing step, and no request hangs."""
 
 import asyncio
 import logging

@@ -75,7 +75,7 @@ def test_trees_and_their_compaction_are_those_of_the_reference(cuda_backend, sha
     ops.compact_states_reference(expected_states, starts([9, 4]), padded, lengths, layer.key_heads, tiled)
     assert_close(ours.states, expected_states.states, 1e-6)
     assert torch.equal(ours.conv.double(), expected_states.conv)
-    assert torch.equal(ours.states[[1, 3]], before.states[[1, 3]])  # of nobody
+    assert torch.equal(ours.states[[1, 3]], before.states[[1, 3]])  # slots without a request
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -217,8 +217,8 @@ def test_a_request_without_candidates_gets_no_nodes(backend):
 
 def test_an_empty_batch_is_accepted(backend):
     candidates = Candidates.of([[-1, 0]], [[0, -1]], [5])
-    nobody = Candidates(**{name: tensor[:0] for name, tensor in vars(candidates).items()})
-    assert select(backend, nobody, 3).tokens.shape == (0, 3)
+    empty = Candidates(**{name: tensor[:0] for name, tensor in vars(candidates).items()})
+    assert select(backend, empty, 3).tokens.shape == (0, 3)
 
 
 def test_the_tree_of_expand_backbone_is_cut(backend):

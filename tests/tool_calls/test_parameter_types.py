@@ -1,4 +1,4 @@
-"""The types of parameters, read from schemas that nobody has checked."""
+"""The types of parameters, read from unchecked schemas."""
 
 import pytest
 

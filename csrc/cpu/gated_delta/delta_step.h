@@ -11,7 +11,7 @@ namespace specengine::SPECENGINE_ISA {
 
 constexpr int64_t kColumns = 16;
 
-// What a token's step reads; q is null where nobody wants its output.
+// What a token's step reads; q is null where no output is needed.
 struct DeltaToken {
   const float* k;
   const float* q;

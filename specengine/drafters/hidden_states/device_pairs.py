@@ -39,7 +39,7 @@ class DevicePairs:
         self.first[slot] = pairs.first
         if count:
             self.hidden_states[slot, :count] = pairs.take(count)
-            pairs.first -= count  # nobody has read them yet
+            pairs.first -= count  # they have not been read yet
 
     def unload(self, slot: int, pairs: Pairs) -> None:
         """Gives the unread pairs of a slot back."""

@@ -33,7 +33,7 @@ class Pairs:
         self.count += hidden_states.shape[0]
 
     def add_rows(self, hidden_states: torch.Tensor, rows: Sequence[int]) -> None:
-        """Appends some rows of a tensor that nobody overwrites; they are copied only where other pairs wait."""
+        """Appends some rows of a tensor that is not overwritten; they are copied only where other pairs wait."""
         if self.count:
             self.add(take_rows(hidden_states, rows))
         else:

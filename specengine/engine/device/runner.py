@@ -52,7 +52,7 @@ class DeviceRunner:
         with device_turn(self.buffers.device):
             if self.loaded:
                 self.loaded.leave()
-            self.slots.place([], 0)  # captures run cycles, which must touch nobody's cache
+            self.slots.place([], 0)  # captures run cycles, which must touch no request's cache
         graphs, self.graphs = self.graphs, self.graphs.clocked()
         try:
             yield self.graphs.timings

@@ -72,7 +72,7 @@ std::string name_of_thread(int id);
 enum class Vote { kNone, kAnd, kOr, kCount };
 int barrier(Vote vote, int value, const char* name, const std::source_location& where);
 
-// Waits for the lanes of mask; the last one calls complete(arguments of all lanes, mask) with nobody else running.
+// Waits for the lanes of mask; the last one calls complete(arguments of all lanes, mask) while no other lane runs.
 using Complete = void (*)(void* const* arguments, unsigned mask);
 void collective(const char* name, unsigned mask, void* arguments, Complete complete, const std::source_location& where);
 void synchronise_warp(unsigned mask, const std::source_location& where);
