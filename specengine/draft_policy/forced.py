@@ -53,11 +53,23 @@ class ForcedPolicy:
             left[run.request] -= chosen[number]
         return chosen
 
-    def observe(self, requests: int, prefix: float, nodes: int, tokens: int, seconds: float, drafting: float) -> None:
-        """Learns from a cycle.  nodes: as verified, roots excluded.  tokens: committed.  drafting: of its seconds."""
+    def observe(
+        self,
+        requests: int,
+        prefix: float,
+        nodes: int,
+        tokens: int,
+        seconds: float,
+        drafting: float,
+        experts: float | None = None,
+    ) -> None:
+        """Learns from a cycle.  nodes: as verified, roots excluded.  tokens: committed.  drafting: of its seconds.
+
+        experts: that each layer read, in the mean; None: without counts.
+        """
         curve = self._costs.curve(requests, prefix)
         usual = self._rates.get(requests.bit_length(), (requests, curve(0)))
-        speed = self._costs.observe(curve, prefix, nodes, seconds - drafting)
+        speed = self._costs.observe(curve, prefix, nodes, seconds - drafting, experts)
         mean = (usual[0] + (tokens - usual[0]) / CYCLES, usual[1] + (seconds / speed - usual[1]) / CYCLES)
         self._rates[requests.bit_length()] = mean
 

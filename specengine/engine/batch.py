@@ -52,6 +52,7 @@ class Batch:
         self.draft_logits: DraftLogits | None = None
         self.masks: torch.Tensor | None = None
         self._fitted: ConstrainedTrees | None = None
+        self._experts: float | None = None  # that a layer read in the pass, in the mean
         if constrained:
             self._fitted = ConstrainedTrees(self.requests, vocab, cycle.drafter, forced or ForcedPolicy())
 
@@ -62,7 +63,7 @@ class Batch:
             self._cycle.run(self)
         if self._fitted:
             seconds = self._clock.seconds
-            self._fitted.observe(self._paths, sum(seconds.values()), seconds.get("draft", 0.0))
+            self._fitted.observe(self._paths, sum(seconds.values()), seconds.get("draft", 0.0), self._experts)
         for request in self.requests:
             request.stats.count_time(self._clock.seconds, finished=bool(request.finish_reason))
         return self._clock.seconds
@@ -111,11 +112,12 @@ class Batch:
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the committed tokens, and what else it reads of the target's pass."""
-        if (experts := hidden_states.experts_per_layer) is not None:
+        self._experts = hidden_states.experts_per_layer
+        if self._experts is not None:
             for request in self.requests:
-                request.stats.count_experts(experts)
+                request.stats.count_experts(self._experts)
             if drafter.policy:
-                drafter.policy.reads_experts(self.requests, experts)
+                drafter.policy.reads_experts(self.requests, self._experts)
         if isinstance(drafter, ChoiceReader) and any(len(tree.tokens) > 1 for tree in self._trees):
             chosen = likeliest_tokens(self._scores)
             ends = accumulate(len(tree.tokens) for tree in self._trees)

@@ -56,8 +56,13 @@ class ConstrainedTrees:
         finish_fills(under_way)
         return self._rows[: self._size]
 
-    def observe(self, paths: Sequence[Sequence[int]], seconds: float, drafting: float) -> None:
-        """Learns from a cycle.  paths: committed nodes of each request, root first.  drafting: of its seconds."""
+    def observe(
+        self, paths: Sequence[Sequence[int]], seconds: float, drafting: float, experts: float | None = None
+    ) -> None:
+        """Learns from a cycle.  paths: committed nodes of each request, root first.  drafting: of its seconds.
+
+        experts: that each layer read, in the mean; None: without counts.
+        """
         if not self._cuts:
             return
         for request, cut, path in zip(self._requests, self._cuts, paths, strict=True):
@@ -67,7 +72,7 @@ class ConstrainedTrees:
             if forced:
                 _count_forced(request, forced, [at for at, node in enumerate(path[1:]) if cut.drafted[node] < 0])
         tokens = sum(map(len, paths))
-        self._policy.observe(len(paths), self._prefix, self._nodes, tokens, seconds, drafting)
+        self._policy.observe(len(paths), self._prefix, self._nodes, tokens, seconds, drafting, experts)
 
     @property
     def _nodes(self) -> int:

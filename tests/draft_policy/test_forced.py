@@ -1,6 +1,7 @@
 """How many forced tokens are verified."""
 
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.expert_reads import EXPONENT, ExpertReads
 from specengine.draft_policy.forced import ForcedPolicy, ForcedRun
 
 COSTS = {1: 10e-3, 2: 11e-3, 4: 13e-3, 8: 17e-3, 1024: 1.033}  # a row takes a tenth of a cycle
@@ -45,3 +46,12 @@ def test_a_second_must_bring_what_recent_cycles_did():
         own.observe_leaf(1, False)
     assert own.lengths([ForcedRun(0, 1, 5)], [30], 12, 100) == [0]
     assert own.lengths([ForcedRun(0, 0, 5)], [30], 12, 100) == [5]
+
+
+def test_counts_of_experts_teach_what_rows_of_a_mixture_read():
+    reads = ExpertReads(experts=128, per_token=8, share=0.6)
+    own = ForcedPolicy(CycleCosts(experts=reads))
+    own.observe(1, 100, 7, 8, 5e-3, 0.0)
+    assert reads.exponent == EXPONENT and not reads.passes
+    own.observe(1, 100, 7, 8, 5e-3, 0.0, experts=64.0)  # eight rows share none
+    assert reads.exponent > EXPONENT and reads.passes[8].experts == 64.0

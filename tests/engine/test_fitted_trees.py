@@ -1,5 +1,6 @@
 """Drafted trees fitted to grammars: what a node keeps of its draft, how far trees grow, and who waits for masks."""
 
+import dataclasses
 import threading
 from types import SimpleNamespace
 
@@ -7,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from specengine import Engine, SamplingParams
 from specengine.constraints.background import begin_fill, finish_fills
 from specengine.constraints.cut_tree import CutTree, ForcedText
+from specengine.draft_policy.forced import ForcedPolicy
 from specengine.draft_trees.tree import DraftLogits, DraftTree
 from specengine.engine.constrained import ConstrainedTrees
+from specengine.tensor_parallel.loading import load_model
+from tests.constraints.vocabulary import ENDS, SCHEMA, TOKENIZER
 
 DRAFTER = SimpleNamespace(max_nodes=8, spare_slots=4, policy=None)
 
@@ -82,3 +87,21 @@ def test_a_failed_mask_waits_for_the_other_masks():
     with pytest.raises(RuntimeError, match="no mask"):
         finish_fills(fills)
     assert rows.tolist() == [[0], [7]]
+
+
+def test_the_policy_of_forced_tokens_learns_from_the_experts_that_passes_read(monkeypatch):
+    told, observe = [], ForcedPolicy.observe
+
+    def noted(policy, *cycle):
+        told.append(cycle[-1])
+        observe(policy, *cycle)
+
+    monkeypatch.setattr(ForcedPolicy, "observe", noted)
+    mixture = load_model("random:tiny-qwen3-moe", device="cpu")
+    model = dataclasses.replace(mixture, tokenizer=TOKENIZER, eos_token_ids=ENDS)
+    output = Engine(model, drafter="prompt-lookup").generate(
+        TOKENIZER.encode("name a thing", add_special_tokens=False),
+        SamplingParams(max_new_tokens=30, json_schema=SCHEMA),
+    )
+    assert told and sum(told) == pytest.approx(output.stats.experts_per_layer * output.stats.cycles)
+    assert max(told) > 4.0 == min(told)  # one row takes 4 of 16
