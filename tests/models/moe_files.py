@@ -3,6 +3,7 @@
 import gguf
 import torch
 
+from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.utils.multipliers import PLAIN
 from tests.models.files import gguf_arch, write_gguf
 
@@ -60,3 +61,27 @@ def _write(path, config, state, kind, values):
     arch = gguf.MODEL_ARCH_NAMES[gguf_arch(config)]
     metadata = [(f"{arch}.{key}", *value) for key, value in (counts | values).items()]
     return write_gguf(path, config, rest, metadata, extra)
+
+
+class FusedExperts(Checkpoint):
+    """A state whose experts are in one tensor for each layer and product; it counts the bytes that are read."""
+
+    def __init__(self, config, state):
+        self.source, self.config, self.bytes_read = "fused", config, 0
+        self.state = {name: tensor for name, tensor in state.items() if ".mlp.experts." not in name}
+        numbers = range(config.moe.num_experts)
+        for layer in range(config.num_layers):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            if f"{prefix}.0.up_proj.weight" not in state:
+                continue
+            gate, up, down = (
+                torch.stack([state[f"{prefix}.{number}.{part}_proj.weight"] for number in numbers])
+                for part in ("gate", "up", "down")
+            )
+            self.state |= {f"{prefix}.gate_up_proj": torch.cat([gate, up], dim=1), f"{prefix}.down_proj": down}
+        kind = "float32"
+        self.tensors = {name: TensorInfo(tuple(tensor.shape), kind) for name, tensor in self.state.items()}
+
+    def _fill_rows(self, out, name, start, stop):
+        out.copy_(self.state[name][start:stop])
+        self.bytes_read += out.nbytes

@@ -9,17 +9,21 @@ from safetensors.torch import load_file, save_file
 
 from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
+from specengine.models import weights
 from specengine.models.checkpoint import RandomCheckpoint, open_checkpoint
 from specengine.models.config import MoeConfig
 from specengine.models.config_hf import config_from_hf
+from specengine.models.experts.tensors import ExpertTensors
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
+from specengine.models.weights import WeightLoader
+from specengine.ops import native
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.utils.multipliers import PLAIN, Multipliers
 from tests.adapters.files import write_adapter
 from tests.engines import Oracle, ids
 from tests.models.files import random_state
-from tests.models.moe_files import write_moe_gguf
+from tests.models.moe_files import FusedExperts, write_moe_gguf
 
 transformers = pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -70,6 +74,19 @@ def test_experts_of_one_tensor_are_those_of_many(tmp_path):
     save_file(state, tmp_path / "one" / "model.safetensors")
     with pytest.raises(ValueError, match=r"'model.layers.1.mlp.experts.down_proj' has shape .*expected \(6, 64, 40\)"):
         open_checkpoint(tmp_path / "one")
+
+
+@pytest.mark.parametrize("preset", ["tiny-qwen2-moe", "tiny-qwen3-moe"])
+def test_every_byte_of_experts_in_one_tensor_is_read_once(monkeypatch, preset):
+    monkeypatch.setattr(weights, "_STEP_BYTES", 4096)  # several steps a matrix
+    stored = FusedExperts(PRESETS[preset], random_state(PRESETS[preset]))
+    fused = WeightLoader(ExpertTensors(stored), "float32", CPU, native).model()
+    assert stored.bytes_read == sum(tensor.nbytes for tensor in stored.state.values())
+    plain = WeightLoader(RandomCheckpoint(PRESETS[preset]), "float32", CPU, native).model()
+    for own, other in zip(fused.layers, plain.layers, strict=True):
+        for part in ("gate_up", "down") if own.moe else ():
+            pairs = zip(getattr(own.moe, part).weights, getattr(other.moe, part).weights, strict=True)
+            assert all(torch.equal(one.data, two.data) for one, two in pairs)
 
 
 def logits_of(target, prompt):

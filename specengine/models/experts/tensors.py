@@ -50,12 +50,16 @@ class _Place:
 
 
 class ExpertTensors(Checkpoint):
-    """A checkpoint of a mixture of experts, one matrix for each part of each expert."""
+    """A checkpoint of a mixture of experts, one matrix for each part of each expert.
+
+    It keeps the matrix that was read last from a tensor of all experts: every read takes a whole one.
+    """
 
     def __init__(self, stored: Checkpoint) -> None:
         self.source, self.config, self.metadata = stored.source, stored.config, stored.metadata
         self._stored = stored
         self._places: dict[str, _Place] = {}
+        self._last: tuple[tuple[str, int], torch.Tensor] | None = None
         self.tensors = {}
         for name, info in stored.tensors.items():
             for own, place, shape in self._parts(name, info):
@@ -83,8 +87,10 @@ class ExpertTensors(Checkpoint):
         if place.expert is None:
             out.copy_(self._stored.read_rows(place.name, place.first + start, place.first + stop))
         else:
-            whole = self._stored.read_rows(place.name, place.expert, place.expert + 1)[0]
-            out.copy_(whole[place.first + start : place.first + stop])
+            key = place.name, place.expert
+            if self._last is None or self._last[0] != key:
+                self._last = key, self._stored.read_rows(place.name, place.expert, place.expert + 1)[0]
+            out.copy_(self._last[1][place.first + start : place.first + stop])
 
     def _parts(self, name: str, info: TensorInfo) -> Iterator[tuple[str, _Place, tuple[int, ...]]]:
         """Lists the tensors that one stored tensor holds: names, places and shapes."""
