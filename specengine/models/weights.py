@@ -9,7 +9,8 @@ import torch
 
 from specengine.models.checkpoint import Checkpoint, expected_tensors
 from specengine.models.config import ModelConfig, MoeConfig
-from specengine.models.gated_delta.weights import GATES, IN_PROJECTIONS, gated_delta
+from specengine.models.gated_delta.weights import IN_PROJECTIONS, gated_delta
+from specengine.models.quantised.formats import WeightFormats
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertProjection, Moe
@@ -19,7 +20,6 @@ from specengine.ops.weight import (
     PACKED_BLOCKS,
     Projection,
     Weight,
-    quantises_rows,
 )
 from specengine.utils.free_memory import free_memory
 from specengine.utils.gated_delta_config import GatedDeltaConfig
@@ -31,6 +31,7 @@ from specengine.utils.host_memory import is_host
 FLOAT_ROWS = "auto-float32"
 DTYPES = ("auto", FLOAT_ROWS, *FLOAT_FORMATS, "int8", "int4")
 
+_EXPERT_PARTS = (("gate_proj", "up_proj"), ("down_proj",))  # of the products of experts
 _STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size
 
 
@@ -61,7 +62,7 @@ class WeightLoader:
         self.device = device
         self.ops = ops
         self.formats: set[str] = set()
-        self._ends = ("embed_tokens",) if checkpoint.drafts else ("embed_tokens", "lm_head")  # 8 bits of int4
+        self._formats = WeightFormats(checkpoint, self.dtype, self.float_rows, ops)
 
     def model(self) -> ModelWeights:
         """Reads the whole model.
@@ -102,20 +103,19 @@ class WeightLoader:
 
         moe: its experts; None: it has a dense MLP.  delta: its gated delta rule; None: it has attention.
         """
-        attention, mlp = f"{prefix}.self_attn" if delta is None else f"{prefix}.linear_attn", f"{prefix}.mlp"
-        inputs, output = (("q_proj", "k_proj", "v_proj"), "o_proj") if delta is None else (IN_PROJECTIONS, "out_proj")
-        dense = mlp if moe is None else f"{mlp}.shared_expert" if moe.shared_size else None
+        attention = f"{prefix}.self_attn" if delta is None else f"{prefix}.linear_attn"
+        products = {part: self.linear(*names) for part, names in _products(prefix, moe, delta).items()}
         return Layer(
             attention_norm=self.vector_if_any(f"{prefix}.input_layernorm.weight"),
-            qkv=self.linear(*(f"{attention}.{name}" for name in inputs)),
+            qkv=products["qkv"],
             q_norm=self.vector_if_any(f"{attention}.q_norm.weight"),
             k_norm=self.vector_if_any(f"{attention}.k_norm.weight"),
-            attention_out=self.linear(f"{attention}.{output}"),
+            attention_out=products["attention_out"],
             mlp_norm=self.vector(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=None if dense is None else self.linear(f"{dense}.gate_proj", f"{dense}.up_proj"),
-            down=None if dense is None else self.linear(f"{dense}.down_proj"),
+            gate_up=products.get("gate_up"),
+            down=products.get("down"),
             window=window,
-            moe=None if moe is None else self.experts(mlp, moe),
+            moe=None if moe is None else self.experts(f"{prefix}.mlp", moe),
             sinks=self.vector_if_any(f"{attention}.sinks"),
             gated_delta=None if delta is None else gated_delta(self.vector, attention, delta),
         )
@@ -131,22 +131,41 @@ class WeightLoader:
             per_token=moe.experts_per_token,
             renormalise=moe.renormalise,
             intermediate=moe.intermediate_size,
-            gate_up=self._expert_linear(prefix, moe.num_experts, "gate_proj", "up_proj"),
-            down=self._expert_linear(prefix, moe.num_experts, "down_proj"),
+            gate_up=self._expert_linear(_expert_names(prefix, moe.num_experts, _EXPERT_PARTS[0])),
+            down=self._expert_linear(_expert_names(prefix, moe.num_experts, _EXPERT_PARTS[1])),
             swiglu_limit=moe.swiglu_limit,
             swiglu_alpha=moe.swiglu_alpha,
         )
 
     def weight_bytes(self) -> int:
         """Returns the bytes that all matrices of the model take when they are packed."""
-        total, sizes = 0, dict[tuple[int | str, ...], int]()
+        total, sizes, formats = 0, dict[tuple[int | str, ...], int](), self._all_formats()
         for name, shape in expected_tensors(self.checkpoint.config).items():
             if len(shape) == 2:
-                form = self._formats((name.removesuffix(".weight"),))[0]
+                form = formats[name.removesuffix(".weight")]
                 if (*shape, form) not in sizes:  # experts share theirs
                     sizes[(*shape, form)] = self.ops.empty_weight(*shape, form, torch.device("meta")).data.nbytes
                 total += sizes[(*shape, form)]
         return total
+
+    def _all_formats(self) -> dict[str, str]:
+        """Returns the format of every matrix of the model."""
+        config, formats = self.checkpoint.config, dict[str, str]()
+        products = [["model.embed_tokens"], *([] if config.tie_embeddings else [["lm_head"]])]
+        for layer in range(config.num_layers):
+            prefix, moe = f"model.layers.{layer}", config.layer_moe(layer)
+            own = _products(prefix, moe, config.layer_gated_delta(layer))
+            products += own.values()
+            if moe is None:
+                continue
+            products += [[f"{prefix}.mlp.gate"], *([[f"{prefix}.mlp.shared_expert_gate"]] if moe.shared_gate else [])]
+            for parts in _EXPERT_PARTS:
+                names = _expert_names(f"{prefix}.mlp", moe.num_experts, parts)
+                for form, part in zip(self._formats.of_experts(names), names, strict=True):
+                    formats |= dict.fromkeys(part, form)
+        for product in products:
+            formats |= zip(product, self._formats.of_product(product), strict=True)
+        return formats
 
     def _check_device(self) -> None:
         config = self.checkpoint.config
@@ -164,20 +183,13 @@ class WeightLoader:
                 f"{free / 1e9:.1f} GB of memory are free"
             )
 
-    def _expert_linear(self, prefix: str, count: int, *parts: str) -> ExpertProjection:
-        """Reads one product of all experts; parts of one format share a weight."""
-        names = [[f"{prefix}.experts.{expert}.{part}" for expert in range(count)] for part in parts]
-        everything = tuple(name for of_part in names for name in of_part)
-        formats = self._formats(everything)
-        of_parts = [set(formats[i * count : (i + 1) * count]) for i in range(len(parts))]
-        ordered = any(self._column_order(name) is not None for name in everything)  # each expert has its own order
-        if ordered or any(len(kinds) > 1 for kinds in of_parts):
-            of_parts = [{self.ops.dequantised}] * len(parts)
-        forms = [next(iter(kinds)) for kinds in of_parts]
+    def _expert_linear(self, names: list[list[str]]) -> ExpertProjection:
+        """Reads one product of all experts; parts of one format share a weight.  names: of each part's matrices."""
+        forms = self._formats.of_experts(names)
         joined = [names] if len(set(forms)) == 1 else [[of_part] for of_part in names]
         runs = [list(zip(*run, strict=True)) for run in joined]  # by expert
         bias = None
-        if f"{everything[0]}.bias" in self.checkpoint.tensors:
+        if f"{names[0][0]}.bias" in self.checkpoint.tensors:
             by_expert = zip(*names, strict=True)
             bias = torch.stack([torch.cat([self._bias(name) for name in own]) for own in by_expert])
         return ExpertProjection(
@@ -212,7 +224,7 @@ class WeightLoader:
         Raises ValueError where only some of them have a bias, and for a bias of another size than its matrix.
         """
         runs: list[tuple[str, list[str]]] = []
-        formats = self._formats(names)
+        formats = self._formats.of_product(names)
         for name, form in zip(names, formats, strict=True):
             if runs and runs[-1][0] == form:
                 runs[-1][1].append(name)
@@ -221,9 +233,8 @@ class WeightLoader:
         biased = any(f"{name}.bias" in self.checkpoint.tensors for name in names)
         bias = torch.cat([self._bias(name) for name in names]) if biased else None
         coded = any(form not in FLOAT_FORMATS for form in formats)
-        columns = (
-            self._column_order(names[0]) if formats[0] not in FLOAT_FORMATS and self._keeps_codes(names[0]) else None
-        )
+        order = self._formats.column_order(names[0]) if formats[0] not in FLOAT_FORMATS else None
+        columns = None if order is None else order.int().to(self.device)
         weights = tuple(self._weight(run, form, columns) for form, run in runs)
         return Projection(weights, bias, columns, self.float_rows and coded)
 
@@ -238,66 +249,11 @@ class WeightLoader:
 
     def packed(self, rows: torch.Tensor, like: str) -> Projection:
         """Packs computed rows [N, C] as a projection, in the format of tensor `like`."""
-        form = self._formats((like,))[0]
+        (form,) = self._formats.of_product((like,))
         weight = self.ops.empty_weight(*rows.shape, form, self.device)
         self.ops.pack_linear(rows.to(self.device), weight, 0)
         self.formats.add(form)
         return Projection((weight,), None)
-
-    def _formats(self, names: tuple[str, ...]) -> list[str]:
-        """Chooses the format of each tensor of a projection: all multiply rows of int8 in one order, or rows of floats.
-
-        Several float types become one: float16 overflows earlier than the others, and bfloat16 rounds more.
-        """
-        formats = [self._format(name) for name in names]
-        wide = [form for name, form in zip(names, formats, strict=True) if not name.endswith(GATES)]
-        ordered = names
-        if self.dtype == "auto" and not self.float_rows and wide and all(map(quantises_rows, wide)):
-            # a float row for each head would make floats of thousands of quantised rows
-            ordered = tuple(name for name, form in zip(names, formats, strict=True) if form not in FLOAT_FORMATS)
-            formats = ["q8" if form in FLOAT_FORMATS else form for form in formats]
-        orders = [self._column_order(name) for name in ordered]
-        kinds = {order if order is None else tuple(order.tolist()) for order in orders}
-        if len(kinds) > 1 or (self.float_rows and kinds != {None}):  # rows of floats stay in their order
-            formats = [self.ops.dequantised] * len(names)
-        if all(map(quantises_rows, formats)):
-            return formats
-        floats = {form for form in formats if form in FLOAT_FORMATS}
-        stay = {form for form in formats if form not in FLOAT_FORMATS and (self.float_rows or not quantises_rows(form))}
-        if any(
-            form not in floats | stay and self._keeps_codes(name) for name, form in zip(names, formats, strict=True)
-        ):
-            floats.add(self.ops.dequantised)
-        common = floats.pop() if len(floats) == 1 else "float32"
-        return [form if form in stay else common for form in formats]
-
-    def _format(self, name: str) -> str:
-        stored = self.checkpoint.tensors[f"{name}.weight"].dtype
-        if self.dtype == "int4":
-            return "q8" if name.endswith(self._ends) else "q4_min"
-        if self.dtype == "int8":
-            return "q8"
-        if self.dtype != "auto":
-            return self.dtype
-        if (coding := self.checkpoint.tensors[f"{name}.weight"].coding) is not None:
-            if coding.ordered and name.endswith(("embed_tokens", "lm_head")):
-                return self.ops.dequantised  # drafters read these in their own order
-            kept = self.ops.coded_format(coding, self.checkpoint.tensors[f"{name}.weight"].shape[1])
-            if self.float_rows and coding.zeros and kept == "int4_min16":
-                return self.ops.dequantised  # it would round scales and minima to float16
-            return kept if kept in self.ops.formats else self.ops.dequantised
-        if stored in FLOAT_FORMATS:
-            return stored
-        kept = PACKED_BLOCKS.get(stored, "q8")  # blocks of 5 and 6 bits are requantised to 8
-        return kept if kept in self.ops.formats else self.ops.dequantised
-
-    def _keeps_codes(self, name: str) -> bool:
-        return self.dtype == "auto" and self.checkpoint.tensors[f"{name}.weight"].coding is not None
-
-    def _column_order(self, name: str) -> torch.Tensor | None:
-        """The order in which the codes of a matrix that keeps them have its columns, int32 [C]; None: as they are."""
-        order = self.checkpoint.column_order(f"{name}.weight") if self._keeps_codes(name) else None
-        return None if order is None else order.int().to(self.device)
 
     def _rows(self, name: str) -> int:
         return self.checkpoint.tensors[f"{name}.weight"].shape[0]
@@ -321,7 +277,7 @@ class WeightLoader:
 
     def _pack(self, name: str, start: int, stop: int, weight: Weight, first: int, order: torch.Tensor | None) -> None:
         kind = self.checkpoint.tensors[name].dtype
-        if self._keeps_codes(name.removesuffix(".weight")) and weight.format not in FLOAT_FORMATS:
+        if self._formats.keeps_codes(name.removesuffix(".weight")) and weight.format not in FLOAT_FORMATS:
             coded = self.checkpoint.read_coded(name, start, stop)
             try:
                 self.ops.pack_coded(coded, weight, first)
@@ -348,3 +304,19 @@ def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(1, _STEP_BYTES // (4 * columns))
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
+
+
+def _products(prefix: str, moe: MoeConfig | None, delta: GatedDeltaConfig | None) -> dict[str, list[str]]:
+    """Returns the matrices of each product of a layer, those of all experts excluded."""
+    attention, mlp = f"{prefix}.self_attn" if delta is None else f"{prefix}.linear_attn", f"{prefix}.mlp"
+    inputs, output = (("q_proj", "k_proj", "v_proj"), "o_proj") if delta is None else (IN_PROJECTIONS, "out_proj")
+    products = {"qkv": [f"{attention}.{name}" for name in inputs], "attention_out": [f"{attention}.{output}"]}
+    dense = mlp if moe is None else f"{mlp}.shared_expert" if moe.shared_size else None
+    if dense is not None:
+        products |= {"gate_up": [f"{dense}.gate_proj", f"{dense}.up_proj"], "down": [f"{dense}.down_proj"]}
+    return products
+
+
+def _expert_names(prefix: str, count: int, parts: Sequence[str]) -> list[list[str]]:
+    """Returns the names of each part's matrices, a matrix for each expert."""
+    return [[f"{prefix}.experts.{expert}.{part}" for expert in range(count)] for part in parts]

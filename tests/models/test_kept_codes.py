@@ -8,8 +8,11 @@ import torch
 
 from specengine import Engine, SamplingParams
 from specengine.models.checkpoint import RandomCheckpoint
+from specengine.models.config import MoeConfig
 from specengine.models.presets import PRESETS
 from specengine.models.transformer import load_transformer
+from specengine.models.weights import WeightLoader
+from specengine.ops import native
 from specengine.ops.coded.rows import Coding
 from specengine.tensor_parallel.loading import LoadedModel
 from tests.engines import Oracle, ids
@@ -74,6 +77,23 @@ def test_matrices_that_share_rows_but_not_the_order_of_columns_become_floats():
     assert error < ERROR_OF_INT8_ROWS
     assert {weight.format for weight in layer.qkv.weights} == {"float32"} and layer.qkv.columns is None
     assert layer.down.columns is not None and layer.down.weights[0].format == "int4_32"
+
+
+@pytest.mark.parametrize("where", [".experts.", ".v_proj"])
+def test_the_bytes_of_matrices_that_become_floats_for_their_order_are_known_before(where):
+    def order_of(name, columns):
+        return torch.arange(columns - 1, -1, -1) if where in name else None
+
+    config = replace(PRESETS["tiny-qwen3-moe"], hidden_size=128, moe=MoeConfig(6, 2, 64))
+    coded = CodedCheckpoint(
+        RandomCheckpoint(config), lambda name: CODED["int4_32"] if "_proj" in name else None, order_of
+    )
+    loader = WeightLoader(coded, "auto", CPU, native)
+    expected, model = loader.weight_bytes(), loader.model()
+    products = [model.embedding, *([] if config.tie_embeddings else [model.head])]
+    for layer in model.layers:
+        products += [*layer.projections, layer.moe.gate_up, layer.moe.down]
+    assert expected == pytest.approx(sum(product.nbytes for product in products), rel=0.05)  # without routers
 
 
 @pytest.mark.parametrize("coding", [Coding("int4", 24, zeros=True), Coding("e4m3", 32)], ids=str)
