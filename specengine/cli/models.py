@@ -70,11 +70,13 @@ def _show_models(embedded: list[dict[str, Any]], presets: list[dict[str, Any]]) 
     console.print(table)
     for entry in embedded:
         console.print(f"Drafters that come with {entry['name']}: {', '.join(entry['drafters']) or 'none'}", style="dim")
-    table = _table("Random weights", "architecture", "layers", "hidden size", "vocabulary", "context")
+    table = _table("Random weights", "architecture", "layers", "hidden", "vocab", "context")
     for preset in presets:
         table.add_row(*map(str, preset.values()))
     console.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:
-    return Table(Column("model", no_wrap=True), *columns, title=title, title_justify="left")
+    """Makes a table that folds what is too wide for a terminal, and cuts nothing."""
+    folded = (Column(name, overflow="fold") for name in columns)
+    return Table(Column("model", no_wrap=True, overflow="fold"), *folded, title=title, title_justify="left")

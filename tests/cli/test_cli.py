@@ -17,6 +17,7 @@ import specengine
 from specengine.cli.chat import Chat
 from specengine.cli.console import show_trace
 from specengine.cli.main import app
+from specengine.cli.models import random_presets
 from specengine.hub import embedded_models
 from specengine.models.presets import PRESETS
 from specengine.types import CycleTrace, StreamEvent
@@ -355,6 +356,17 @@ def test_models_lists_embedded_models_and_presets():
     data = json.loads(run("models", "--json").stdout)
     assert {entry["name"] for entry in data["embedded"]} == set(embedded_models.EMBEDDED)
     assert {entry["name"] for entry in data["random"]} == {f"random:{preset}" for preset in PRESETS}
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_models_cuts_no_value_in_a_narrow_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = run("models").stdout.splitlines()
+    assert max(map(len, lines)) <= columns and not any("…" in line for line in lines)
+    if columns == 80:  # of most terminals: a preset has one line
+        for preset in random_presets():
+            (line,) = (line for line in lines if f" {preset['name']} " in line)
+            assert [cell.strip() for cell in line.strip("│").split("│")] == [*map(str, preset.values())]
 
 
 def test_models_check_tells_missing_from_damaged(tmp_path, monkeypatch):
