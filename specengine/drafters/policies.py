@@ -39,7 +39,10 @@ def policy_of(
 
 
 def expert_reads(target: Transformer) -> ExpertReads | None:
-    """Returns how many experts the target's passes are expected to read; None for a dense model."""
+    """Returns how many experts the target's passes are expected to read; None for a dense model.
+
+    Processes of tensor_parallel read side by side. Its bytes are those of the first, which alone reads the head.
+    """
     moe = target.config.moe
     if moe is None:
         return None
