@@ -182,3 +182,29 @@ def test_captured_cycles_refuse_rules_that_read_their_distributions(device_engin
         ValueError, match=rf"^rule: {rule.partition(':')[0]} reads the distributions of drafter fasteagle"
     ):
         device_engine(f"{specs['fasteagle']}{options}", rule=rule)
+
+
+def texts(spec: str, rule: str, **options) -> list[list[int]]:
+    return ids(tiny_engine(spec, rule=rule, **options).generate(PROMPTS, SAMPLED))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_drawn_children_are_fixed_by_the_seed_whoever_else_is_in_the_batch(specs, name):
+    spec = f"{specs[name]},sample=true"
+    alone = texts(spec, "rejection", max_batch_size=1)
+    assert alone == texts(spec, "rejection", max_batch_size=8) != texts(specs[name], "rejection")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_lossy_rule_is_rejection_of_drawn_children_at_its_neutral_parameter(specs, name):
+    drawn = texts(f"{specs[name]},sample=true", "rejection")
+    assert texts(specs[name], "cascade:chow,alpha=-1") == drawn == texts(specs[name], "lossy:alpha=0")
+    assert texts(specs[name], "lossy:alpha=1") != drawn
+
+
+def test_prompts_are_read_for_drawn_trees_whatever_the_policy_says(specs, monkeypatch):
+    monkeypatch.setattr("specengine.draft_policy.policy.DraftPolicy.reads", lambda *_: False)
+    spec = with_options(specs["eagle3"], "adaptive=true")
+    for rule, depths in (("cascade", 3), ("match", 0)):
+        (output,) = tiny_engine(spec, rule=rule).generate(PROMPTS[:1], SAMPLED)
+        assert len(output.stats.acceptance_by_depth) == depths
