@@ -10,7 +10,7 @@ from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.mtp_files import mtp_state, write_mtp
 from tests.drafters.pard_files import write_pard
 
-TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp")
+TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "pard")
 
 
 def write_trained(folder: Path) -> dict[str, str]:
