@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter, LogitsDrafter
+from specengine.drafters.capabilities import DeviceDrafter, gives_logits
 from specengine.drafters.mtp.checkpoint import has_mtp
 from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants
@@ -111,10 +111,10 @@ def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
 
 def check_captured(drafter: Drafter, rule: Rule, on_device: bool) -> None:
     """Raises ValueError where a rule reads distributions and the drafts are made in captured cycles on a GPU."""
-    gives = isinstance(drafter, LogitsDrafter) and drafter.gives_logits(rule.wants)
-    if on_device and gives and isinstance(drafter, DeviceDrafter):
+    name, captured = drafter.name, on_device and isinstance(drafter, DeviceDrafter)
+    if captured and gives_logits(drafter, rule.wants):
         raise ValueError(
-            f"rule: {rule.name} reads the distributions of drafter {drafter.name}, which a captured cycle on CUDA does "
+            f"rule: {rule.name} reads the distributions of drafter {name}, which a captured cycle on CUDA does "
             "not hand over; expected draft-model, rule match, or rejection or traversal with sample=false"
         )
 

@@ -22,6 +22,7 @@ class Config:
     adaptive: keep the nodes that pay, otherwise the largest tree.
     features: whether the target's hidden states are read where the checkpoint was trained with them (PARD-2).
     dtype: of the drafter's weights, as the engine's.
+    sample: draw the children from the drafter's distribution, for rules that read it.
     """
 
     length: int = 8
@@ -31,6 +32,7 @@ class Config:
     adaptive: bool = True
     features: bool = True
     dtype: str = "auto"
+    sample: bool = False
 
     def __post_init__(self) -> None:
         check_range("length", self.length, 1, MAX_NODES - 1)
@@ -48,3 +50,9 @@ class Config:
     def ranks(self) -> int:
         """Likeliest tokens of a slot that a tree may have."""
         return {"chain": 1, "ddtree": self.nodes - 1, "jetspec": min(self.top_k, self.nodes - 1)}[self.tree]
+
+    @property
+    def drawn(self) -> tuple[int, int]:
+        """Levels, and nodes of a level, of a tree whose distributions a rule reads; the first node has children."""
+        levels = min(self.length, self.most_nodes - 1)
+        return levels, min(self.ranks, (self.most_nodes - 1) // levels)

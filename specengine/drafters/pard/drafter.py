@@ -14,6 +14,7 @@ from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.best_first import ddtree, jetspec_tree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
@@ -24,6 +25,9 @@ from specengine.drafters.capabilities import (
     ScoredDrafter,
     TokenizerChecker,
 )
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth
+from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.draft_model.small_model import SmallModel
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.pard.checkpoint import PardCheckpoint
@@ -33,11 +37,15 @@ from specengine.drafters.pard.row_reader import RowReader
 from specengine.drafters.policies import charged, policy_of
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
+from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 
 
-class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafter, TokenizerChecker):
+class Pard(
+    Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDistributions, NetworkDrafter, TokenizerChecker
+):
     """Drafts the tokens of all levels in one pass; no level knows which token the level above it got.
 
     costs: of cycles; by default learned from them.
@@ -47,6 +55,7 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
     config_type = Config
     config: Config
     takes_path = True
+    offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
@@ -62,6 +71,9 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
         self._rows = RowReader(self.name, self.network, checkpoint.mask_token, self._features, target)
         self._ranks = min(config.ranks, model.config.vocab_size)
         self._expanders = BackboneExpanders([self._ranks])
+        self.logits_device, self.samples = target.device, config.sample
+        self.columns = Columns.of(None, model.config.vocab_size, target.config.vocab_size, target.device)
+        self.shape = TreeShape.backbone(*config.drawn)
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
 
@@ -131,6 +143,20 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
                 limit = requests[i].draft_limit
                 trees[i] = self._tree(requests[i].tokens[-1], tokens[:limit], log_probs[:limit])
         return self.calibrated.calibrate(requests, trees)
+
+    def levels_for(self, request: DraftRequest) -> int:
+        return request.draft_limit if self._rows.can_draft(request) else 0
+
+    def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
+        levels = min(self.shape.levels, max(tree.depth for tree in trees))
+        hidden_states = self._rows.draft([tree.request for tree in trees], levels)
+        logits = self.network.logits(hidden_states.flatten(0, 1)).view(len(trees), levels, -1)
+        slots = [tree.slot for tree in trees]
+
+        def level_logits(growing: Sequence[Growth], level: int) -> torch.Tensor:
+            return take_rows(logits[:, level], [slots.index(tree.slot) for tree in growing for _ in tree.open])
+
+        return level_logits
 
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
         return 1  # one pass, however many levels it drafts
