@@ -8,6 +8,7 @@ from specengine.models.presets import PRESETS
 from tests.drafters import eagle_files, glide_files, medusa_files
 from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.mtp_files import mtp_state, write_mtp
+from tests.drafters.pard_files import write_pard
 
 TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp")
 
@@ -26,5 +27,6 @@ def write_trained(folder: Path) -> dict[str, str]:
         "glide": glide_files.write(folder / "glide", glide_files.glide_state()),
         "medusa": medusa_files.write(folder / "medusa", medusa_files.heads_state()),
         "mtp": write_mtp(folder / "mtp", mtp_state(PRESETS["tiny-llama"])),
+        "pard": write_pard(folder / "pard"),
     }
     return {name: f"{name}:{path}" for name, path in paths.items()}

@@ -47,6 +47,7 @@ SMALL = {  # trees of these options are small
     "fasteagle": "top_k=3",
     "medusa": "nodes=12",
     "glide": "length=3",
+    "pard": "length=3,nodes=12",
 }
 
 
