@@ -22,6 +22,7 @@ class Config:
     adaptive: keep the nodes that pay, otherwise the largest tree.
     features: whether the target's hidden states are read where the checkpoint was trained with them (PARD-2).
     dtype: of the drafter's weights, as the engine's.
+    sample: draw the children from the drafter's distributions, for rules that read them.
     """
 
     length: int = 8
@@ -31,6 +32,7 @@ class Config:
     adaptive: bool = True
     features: bool = True
     dtype: str = "auto"
+    sample: bool = False
 
     def __post_init__(self) -> None:
         check_range("length", self.length, 1, MAX_NODES - 1)
@@ -43,6 +45,12 @@ class Config:
     def most_nodes(self) -> int:
         """Nodes of the largest tree, root included."""
         return 1 + self.length if self.tree == "chain" else self.nodes
+
+    @property
+    def drawn(self) -> tuple[int, int]:
+        """Levels and children of drawn trees, in which only the first node of a level has children."""
+        levels = min(self.length, self.most_nodes - 1)
+        return levels, min(self.ranks, (self.most_nodes - 1) // levels)
 
     @property
     def ranks(self) -> int:
