@@ -5,7 +5,16 @@ import torch
 
 from specengine import SamplingParams
 from specengine.drafters import load_drafter
-from tests.drafters.eagle_bench import LAYOUTS, OPTIONS, PROMPTS, Bench, candidate_path, check_against, reading_of, spec_of
+from tests.drafters.eagle_bench import (
+    LAYOUTS,
+    OPTIONS,
+    PROMPTS,
+    Bench,
+    candidate_path,
+    check_against,
+    reading_of,
+    spec_of,
+)
 from tests.drafters.eagle_files import CONFIG, eagle1_state, eagle3_state, write_drafter
 from tests.drafters.requests import path_to
 from tests.engines import ids, tiny_engine, tiny_model
