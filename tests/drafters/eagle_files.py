@@ -111,6 +111,8 @@ def layouts():
             with_(fc_norm=True, norm_output=True),
             norms(eagle3_state(CONFIG), **each),
         ),
+        "a norm per feature alone": ("eagle3", CONFIG, norms(eagle3_state(CONFIG), **each)),
+        "a normed output": ("eagle3", with_(norm_output=True, num_aux_hidden_states=3), eagle3_state(CONFIG)),
         "a norm before fc": (
             "eagle3",
             with_(norm_before_fc=True),

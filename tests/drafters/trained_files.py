@@ -8,7 +8,7 @@ from specengine.models.presets import PRESETS
 from tests.drafters import eagle_files, glide_files, medusa_files
 from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.mtp_files import mtp_state, write_mtp
-from tests.drafters.pard_files import write_pard
+from tests.drafters.pard_files import pard_state, write_pard
 
 TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "pard")
 
@@ -16,6 +16,8 @@ TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "pard")
 def write_trained(folder: Path) -> dict[str, str]:
     """Writes a folder for each; returns `NAME:PATH` by name."""
     torch.manual_seed(3)
+    pard = pard_state()
+    pard["lm_head.weight"] *= 2  # flat distributions are hard to tell from flatter ones
     paths = {
         "eagle": eagle_files.write_drafter(
             folder / "eagle", eagle_files.CONFIG, eagle_files.eagle1_state(eagle_files.CONFIG)
@@ -27,6 +29,6 @@ def write_trained(folder: Path) -> dict[str, str]:
         "glide": glide_files.write(folder / "glide", glide_files.glide_state()),
         "medusa": medusa_files.write(folder / "medusa", medusa_files.heads_state()),
         "mtp": write_mtp(folder / "mtp", mtp_state(PRESETS["tiny-llama"])),
-        "pard": write_pard(folder / "pard"),
+        "pard": write_pard(folder / "pard", state=pard),
     }
     return {name: f"{name}:{path}" for name, path in paths.items()}

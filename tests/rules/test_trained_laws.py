@@ -27,7 +27,7 @@ OPTIONS = {  # small trees of several levels
     "glide": "length=3",
     "medusa": "nodes=24",
     "mtp": "top_k=2,levels=3",
-    "pard": "nodes=10,length=3",
+    "pard": "length=3,nodes=10",
 }
 CHAINS = {
     "eagle": "top_k=1,levels=3",

@@ -22,7 +22,7 @@ class Config:
     adaptive: keep the nodes that pay, otherwise the largest tree.
     features: whether the target's hidden states are read where the checkpoint was trained with them (PARD-2).
     dtype: of the drafter's weights, as the engine's.
-    sample: draw the children from the drafter's distribution, for rules that read it.
+    sample: draw the children from the drafter's distributions, for rules that read them.
     """
 
     length: int = 8
@@ -47,12 +47,12 @@ class Config:
         return 1 + self.length if self.tree == "chain" else self.nodes
 
     @property
+    def drawn(self) -> tuple[int, int]:
+        """Levels and children of drawn trees, in which only the first node of a level has children."""
+        levels = min(self.length, self.most_nodes - 1)
+        return levels, min(self.ranks, (self.most_nodes - 1) // levels)
+
+    @property
     def ranks(self) -> int:
         """Likeliest tokens of a slot that a tree may have."""
         return {"chain": 1, "ddtree": self.nodes - 1, "jetspec": min(self.top_k, self.nodes - 1)}[self.tree]
-
-    @property
-    def drawn(self) -> tuple[int, int]:
-        """Levels, and nodes of a level, of a tree whose distributions a rule reads; the first node has children."""
-        levels = min(self.length, self.most_nodes - 1)
-        return levels, min(self.ranks, (self.most_nodes - 1) // levels)

@@ -138,23 +138,22 @@ class Pard(
         if able := [i for i, s in enumerate(requests) if s.draft_limit > 0 and self._rows.can_draft(s)]:
             drafted = [requests[i] for i in able]
             levels = min(self.config.length, max(request.draft_limit for request in drafted))
-            hidden_states = self._rows.draft(drafted, levels)
-            for i, tokens, log_probs in zip(able, *self._best(hidden_states), strict=True):
+            logits = self._logits(drafted, levels)
+            for i, tokens, log_probs in zip(able, *self._best(logits), strict=True):
                 limit = requests[i].draft_limit
                 trees[i] = self._tree(requests[i].tokens[-1], tokens[:limit], log_probs[:limit])
         return self.calibrated.calibrate(requests, trees)
 
     def levels_for(self, request: DraftRequest) -> int:
-        return request.draft_limit if self._rows.can_draft(request) else 0
+        return min(request.draft_limit, self.shape.levels) if self._rows.can_draft(request) else 0
 
     def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
-        levels = min(self.shape.levels, max(tree.depth for tree in trees))
-        hidden_states = self._rows.draft([tree.request for tree in trees], levels)
-        logits = self.network.logits(hidden_states.flatten(0, 1)).view(len(trees), levels, -1)
-        slots = [tree.slot for tree in trees]
+        logits = self._logits([tree.request for tree in trees], max(tree.depth for tree in trees))
+        slots, levels = [tree.slot for tree in trees], logits.shape[1]
+        rows = logits.flatten(0, 1)
 
         def level_logits(growing: Sequence[Growth], level: int) -> torch.Tensor:
-            return take_rows(logits[:, level], [slots.index(tree.slot) for tree in growing for _ in tree.open])
+            return take_rows(rows, [slots.index(tree.slot) * levels + level for tree in growing for _ in tree.open])
 
         return level_logits
 
@@ -169,12 +168,15 @@ class Pard(
     def learned(self) -> list[list[float]]:
         return self.calibrated.learned
 
-    def _best(self, hidden_states: torch.Tensor) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """Returns the likeliest tokens of each request's levels, and their log-probabilities."""
-        batch, levels, size = hidden_states.shape
-        logits = self.network.logits(hidden_states.view(batch * levels, size))
-        best = self._expanders(logits[:, None])  # every distribution is a tree of one level
-        shape = (batch, levels, self._ranks)
+    def _logits(self, requests: Sequence[DraftRequest], levels: int) -> torch.Tensor:
+        """Returns float32 [B, levels, V], by one pass."""
+        hidden_states = self._rows.draft(requests, levels)
+        return self.network.logits(hidden_states.flatten(0, 1)).view(len(requests), levels, -1)
+
+    def _best(self, logits: torch.Tensor) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        """Returns the likeliest tokens of each level and their log-probabilities. logits: [B, levels, V]."""
+        shape = (*logits.shape[:2], self._ranks)
+        best = self._expanders(logits.view(-1, 1, logits.shape[2]))  # every distribution is a tree of one level
         return best.tokens[:, 1:].reshape(shape).tolist(), best.scores[:, 1:].reshape(shape).tolist()
 
     def _tree(self, root: int, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> ScoredTree:
