@@ -53,9 +53,10 @@ class CycleCosts:
         points = np.maximum.accumulate(ratios * prior)
         if not self.experts:
             return Curve(requests, points.tolist())
-        bends = self._dense[0] * self.experts.added(_ROWS)
-        bends -= np.interp(_ROWS, 1 << _BITS, bends[0] + self._dense[0] * self.experts.added(1 << _BITS))
-        return Curve(requests, points.tolist(), (bends * np.interp(np.log2(_ROWS), _BITS, ratios)).tolist())
+        added, place = self.experts.added, np.log2(_ROWS)
+        bends = self._dense[0] * (added(_ROWS) - np.interp(_ROWS, 1 << _BITS, added(1 << _BITS)))
+        room = points[np.ceil(place).astype(int)] - np.interp(_ROWS, 1 << _BITS, points)  # up to the next point
+        return Curve(requests, points.tolist(), np.minimum(bends * np.interp(place, _BITS, ratios), room).tolist())
 
     def observe(self, curve: Curve, prefix: float, nodes: int, seconds: float, experts: float | None = None) -> float:
         """Learns from a measured cycle: moves the two points beside its rows.
@@ -96,7 +97,8 @@ class Curve:
     """The seconds of a cycle by its nodes.
 
     points: those of 1, 2, 4, .. rows, never less for more.
-    bends: of a mixture of experts, by rows from 1: seconds above the line through the points beside.
+    bends: of a mixture of experts, by rows from 1: seconds above the line through the points beside, at most up to the
+    next one.
     """
 
     def __init__(self, requests: int, points: Sequence[float], bends: Sequence[float] = ()) -> None:

@@ -81,3 +81,17 @@ def test_cycles_are_recorded_by_rows_with_what_was_predicted():
     assert (one.passes, one.experts, one.measured) == (2, 16.0, pytest.approx(9.0e-3))
     assert one.predicted == pytest.approx(6.0e-3) and (four.passes, four.experts) == (1, 20.0)
     assert four.predicted > 1.5 * 3.0e-3 and sorted(costs.experts.passes) == [1, 4]
+
+
+def test_more_rows_never_take_less_whatever_was_measured():
+    for seed in range(60):
+        draw = Random(seed)
+        costs = CycleCosts(experts=reads_of(draw.choice([8, 32, 128]), draw.choice([2, 4]), draw.uniform(0.3, 0.95)))
+        for _ in range(30):
+            curve, nodes = costs.curve(1, 100), draw.choice([0, 1, 3, 4, 7, 9, 15, 20])
+            costs.observe(curve, 100, nodes, curve(nodes) * draw.uniform(0.7, 1.4))
+        curve = costs.curve(1, 100)
+        seconds = np.array([curve(nodes) for nodes in range(200)])
+        assert (np.diff(seconds) > -1e-12).all(), seed
+        bits = [1 << bit for bit in range(8)]
+        assert seconds[[rows - 1 for rows in bits]] == pytest.approx(curve.points[:8])  # measured points stay

@@ -24,7 +24,7 @@ struct Pass {
   const int *slots, *row_start;
   const unsigned* ancestors;
   int64_t slot_state, slot_inputs;  // floats from one slot to the next
-  int all_rows, row_columns, batch, words;
+  int row_columns, batch, words;
   bool final;
   float eps;
 

@@ -64,8 +64,8 @@ struct DeltaStates {
 };
 
 // One layer of a pass: out = norm(S^T q) * silu(z), a head at a time.
-// CUDA: a row without any ancestor bit, or behind the last request's rows, is padding and becomes zeros; the slot of a
-// request that has only padding is not read.
+// CUDA: in trees a row without any ancestor bit, or behind the last request's rows, is padding and becomes zeros; the
+// slot of a request that has only padding is not read. Every row of chains belongs to a request.
 struct GatedDelta {
   TensorView rows;  // [M, row_columns] float32, of the layer's projection
   const GatedDeltaLayer* layer;

@@ -1,6 +1,6 @@
 """Passes of Qwen3.6-27B and Qwen3.6-35B-A3B, hybrids of gated delta rule and attention, as modelled.
 
-CUDA has no kernels of the gated delta rule yet. Their times follow from bytes alone: of states, of inputs of the
+The kernels of the gated delta rule are not counted. Their times follow from bytes alone: of states, of inputs of the
 convolution, and of records. So they are lower bounds. Norms, rotation and attention are those that were counted at the
 shapes of Llama-3.1-8B, routing that of 128 experts; both are a few microseconds of a layer.
 """
@@ -26,26 +26,22 @@ FLOAT = 4  # bytes; states and records are float32
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of states, of all layers, that a pass and the replay behind it move.
+    """Bytes of states, of all layers, that a captured cycle's pass and the replay behind it move.
 
-    pass_reads: states at the pass's begin.  pass_writes: states behind it, where all rows are parts of the text.
-    records: that the pass writes where rows may be rejected.  replay: states read and written, and records read, if
-    every row is accepted.
+    pass_reads: states at the pass's begin.  records: that the pass writes, also of one row.  replay: states read and
+    written, and records read, if every row is accepted.
     """
 
     pass_reads: int
-    pass_writes: int
     records: int
     replay: int
 
 
 def state_bytes(delta: GatedDeltaConfig, rows: int) -> StateBytes:
-    """Returns the bytes of a pass of one request; one row is always part of the text."""
+    """Returns the bytes of a cycle of one request."""
     states = FLOAT * len(delta.layers) * delta.state_floats
-    if rows == 1:
-        return StateBytes(states, states, 0, 0)
     records = FLOAT * len(delta.layers) * rows * delta.record_floats
-    return StateBytes(states, 0, records, 2 * states + records)
+    return StateBytes(states, records, 2 * states + records)
 
 
 def hybrid_pass(gpu: Gpu, config: ModelConfig, rows: int, experts: int = 0) -> list[Step]:
@@ -57,14 +53,14 @@ def hybrid_pass(gpu: Gpu, config: ModelConfig, rows: int, experts: int = 0) -> l
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     columns = delta.conv_channels + delta.value_size + 2 * delta.num_value_heads
     moved = state_bytes(delta, rows)
-    steps = [
+    return [
         Step("gather_rows", 1, op(gpu, "gather_rows", rows=counted)),
         Step("rms_norm", 2 * config.num_layers + 1, op(gpu, "rms_norm", rows=counted)),
         Step("delta inputs", recurrent, (linear(gpu, counted, columns, hidden),)),
         Step(
             "gated_delta",
             recurrent,
-            (bytes_time((moved.pass_reads + moved.pass_writes + moved.records) // recurrent, gpu),),
+            (bytes_time(moved.records // recurrent, gpu), bytes_time(moved.pass_reads // recurrent, gpu)),
         ),
         Step("delta out", recurrent, (linear(gpu, counted, hidden, delta.value_size),)),
         Step("qkv and gates", attention, (linear(gpu, counted, 2 * (queries + keys), hidden),)),
@@ -73,8 +69,8 @@ def hybrid_pass(gpu: Gpu, config: ModelConfig, rows: int, experts: int = 0) -> l
         Step("o", attention, (linear(gpu, counted, hidden, queries),)),
         *_mlp(gpu, config, rows, counted, experts),
         Step("head", 1, (linear(gpu, counted, config.vocab_size, hidden),)),
+        Step("compact_states", 1, (bytes_time(moved.replay, gpu),)),
     ]
-    return steps if rows == 1 else [*steps, Step("compact_states", 1, (bytes_time(moved.replay, gpu),))]
 
 
 def hybrid_passes(gpu: Gpu) -> list[dict[str, Any]]:
@@ -101,7 +97,7 @@ def _passes(gpu: Gpu, model: str, config: ModelConfig) -> list[dict[str, Any]]:
                     "over_plain": round(ms / found[0]["modelled_ms"], 3) if found else 1.0,
                     "launches": sum(step.launches for step in steps),
                     "dram_bytes": round(sum(step.count * each.dram_bytes for step in steps for each in step.kernels)),
-                    "state_bytes": moved.pass_reads + moved.pass_writes,
+                    "state_bytes": moved.pass_reads,
                     "record_bytes": moved.records,
                     "replay_bytes": moved.replay,
                     "kernels_us": {step.label: round(step.us / step.count, 2) for step in steps},

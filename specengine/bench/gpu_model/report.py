@@ -18,7 +18,7 @@ from specengine.bench.gpu_model.roofline import KernelTime
 
 NOT_COUNTED = (
     "kernels of PyTorch and cuBLAS: the former cost a constant each, the latter follow from bytes and operations",
-    "kernels of the gated delta rule, which CUDA lacks: their times follow from bytes",
+    "kernels of the gated delta rule: their times follow from bytes",
     "arithmetic outside tensor cores, instructions, and waits at barriers",
     "the launch's parameters, constants and stacks",
     "loads that nvcc joins, splits, repeats or drops: the simulator sees the source's accesses",

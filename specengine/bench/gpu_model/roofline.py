@@ -93,9 +93,9 @@ def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
 
 
 def bytes_time(nbytes: float, gpu: Gpu) -> KernelTime:
-    """Models a kernel that does not exist yet by the bytes that it moves between DRAM and the multiprocessors."""
+    """Models a kernel that is not counted by the bytes that it moves between DRAM and the multiprocessors."""
     terms = {"dram": nbytes / gpu.dram, "l2": nbytes / gpu.l2}
-    return KernelTime("planned", gpu.start + gpu.dram_latency + max(terms.values()), terms, nbytes, nbytes)
+    return KernelTime("by bytes", gpu.start + gpu.dram_latency + max(terms.values()), terms, nbytes, nbytes)
 
 
 def library_time(rows: int, n: int, c: int, gpu: Gpu) -> KernelTime:

@@ -26,8 +26,8 @@ def gated_delta(rows, layer: GatedDelta, states: DeltaStates, number: int, row_s
     chains. Each node's state S follows from its parent's, the root's from the committed one.
     out: float32, on CUDA also bfloat16 or float16.
     Raises ValueError for tensors that do not fit, for two requests with one slot, and for trees where states are final.
-    CUDA does not look at slots: there a row without any ancestor bit, or behind the last request's rows, is padding and
-    becomes zeros. It has heads of at most 128 x 128.
+    CUDA does not look at slots: there a row of trees without any ancestor bit, or behind the last request's rows, is
+    padding and becomes zeros. Every row of chains belongs to a request. CUDA has heads of at most 128 x 128.
     """
     _C.gated_delta(rows, layer.native, states, number, row_start, ancestors, out, eps)
 
