@@ -43,6 +43,7 @@ DRAFTERS = {
     "mtp": "mtp.drafter:Mtp",
     "none": "none:NoneDrafter",
     "ouroboros": "ouroboros.drafter:Ouroboros",
+    "p_eagle": "p_eagle.drafter:PEagle",
     "pard": "pard.drafter:Pard",
     "prompt_lookup": "prompt_lookup.drafter:PromptLookup",
     "suffix": "suffix.drafter:Suffix",
@@ -125,7 +126,7 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
         raise ValueError(
             f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
             "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1, medusa with a tree "
-            "of one path, pard with tree=chain and glide with cape=false; rule traversal takes trees"
+            "of one path, p-eagle and pard with tree=chain and glide with cape=false; rule traversal takes trees"
         )
 
 

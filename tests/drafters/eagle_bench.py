@@ -80,12 +80,12 @@ def spec_of(tmp_path, name="official", **changes):
     return f"{drafter}:{write_drafter(tmp_path / 'draft', config | changes, state)}"
 
 
-def reading_of(drafter, config, state):
+def reading_of(drafter, config, state, kind=Reading):
     """What a drafter should compute beside the tiny target."""
     target = tiny_model().target
     embedding = torch.empty(320, 64)
     target.ops.layer.gather_rows(target.embedding, torch.arange(320, dtype=torch.int32), embedding)
-    return Reading(drafter, config, state, embedding, target.logits(torch.eye(64)).T)
+    return kind(drafter, config, state, embedding, target.logits(torch.eye(64)).T)
 
 
 def candidate_path(tokens, parents, node):

@@ -8,9 +8,10 @@ from specengine.models.presets import PRESETS
 from tests.drafters import eagle_files, glide_files, medusa_files
 from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.mtp_files import mtp_state, write_mtp
+from tests.drafters.p_eagle_files import write_p_eagle
 from tests.drafters.pard_files import pard_state, write_pard
 
-TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "pard")
+TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "p_eagle", "pard")
 
 
 def write_trained(folder: Path) -> dict[str, str]:
@@ -29,6 +30,7 @@ def write_trained(folder: Path) -> dict[str, str]:
         "glide": glide_files.write(folder / "glide", glide_files.glide_state()),
         "medusa": medusa_files.write(folder / "medusa", medusa_files.heads_state()),
         "mtp": write_mtp(folder / "mtp", mtp_state(PRESETS["tiny-llama"])),
+        "p_eagle": write_p_eagle(folder / "p_eagle"),
         "pard": write_pard(folder / "pard", state=pard),
     }
     return {name: f"{name}:{path}" for name, path in paths.items()}

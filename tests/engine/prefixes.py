@@ -22,6 +22,7 @@ SPECS = {
     "mtp": "mtp:{mtp},nodes=12,levels=3,adaptive=false",
     "pard": "pard:{pard},length=4,nodes=12,adaptive=false",
     "pard2": "pard:{pard2},length=4,nodes=12,adaptive=false",
+    "p-eagle": "p-eagle:{p_eagle},length=4,nodes=12,adaptive=false",
     "fasteagle": "fasteagle:{fasteagle},top_k=3,adaptive=false",
     "medusa": "medusa:{medusa},nodes=8,adaptive=false",
     "glide": "glide:{glide},length=3,adaptive=false",

@@ -53,6 +53,7 @@ SMALL = {  # trees of these options are small
     "fasteagle": "top_k=3",
     "medusa": "nodes=12",
     "glide": "length=3",
+    "p_eagle": "length=3,nodes=12",
     "pard": "length=3,nodes=12",
 }
 
@@ -150,7 +151,13 @@ def test_a_cell_that_is_wrong_is_noticed(specs, chain, monkeypatch):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_children_beside_their_probabilities_are_those_of_a_plain_draft(specs, name):
-    fixed = {"eagle": "tree=eagle_25", "mtp": "tree=eagle_25", "eagle3": "top_k=1", "pard": "tree=chain"}
+    fixed = {
+        "eagle": "tree=eagle_25",
+        "mtp": "tree=eagle_25",
+        "eagle3": "top_k=1",
+        "p_eagle": "tree=chain",
+        "pard": "tree=chain",
+    }
     spec = with_options(specs[name], fixed.get(name, "adaptive=false"))
     trees = []
     for wants in (Wants.NOTHING, Wants.PROBABILITIES):

@@ -27,6 +27,7 @@ OPTIONS = {  # small trees of several levels
     "glide": "length=3",
     "medusa": "nodes=24",
     "mtp": "top_k=2,levels=3",
+    "p_eagle": "length=3,nodes=10",
     "pard": "length=3,nodes=10",
 }
 CHAINS = {
@@ -35,6 +36,7 @@ CHAINS = {
     "fasteagle": "top_k=1",
     "glide": "cape=false,length=3",
     "mtp": "top_k=1,levels=3",
+    "p_eagle": "tree=chain,length=3",
     "pard": "tree=chain,length=3",
 }
 
