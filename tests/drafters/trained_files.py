@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 
 from specengine.models.presets import PRESETS
-from tests.drafters import eagle_files, glide_files, medusa_files
+from tests.drafters import block_files, eagle_files, glide_files, medusa_files
 from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.mtp_files import mtp_state, write_mtp
 from tests.drafters.pard_files import pard_state, write_pard
 
-TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "pard")
+TRAINED = ("dflash", "eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "pard")  # jetspec is the class of dflash
 
 
 def write_trained(folder: Path) -> dict[str, str]:
@@ -31,4 +31,9 @@ def write_trained(folder: Path) -> dict[str, str]:
         "mtp": write_mtp(folder / "mtp", mtp_state(PRESETS["tiny-llama"])),
         "pard": write_pard(folder / "pard", state=pard),
     }
+    torch.manual_seed(3)
+    block = block_files.backbone_state(block_files.DFLASH)
+    block["norm.weight"] *= 2
+    paths["dflash"] = block_files.write(folder / "dflash", block_files.DFLASH, block)
+    paths["jetspec"] = block_files.write(folder / "jetspec", block_files.JETSPEC, block)
     return {name: f"{name}:{path}" for name, path in paths.items()}
