@@ -33,11 +33,13 @@ __all__ = [
 # Drafter.name -> module:class, in this folder. Users may write - for _.
 DRAFTERS = {
     "combine": "combine.drafter:Combine",
+    "dflash": "block.drafter:DFlash",
     "draft_model": "draft_model.drafter:DraftModel",
     "eagle": "eagle.drafter:Eagle1",
     "eagle3": "eagle.drafter:Eagle3",
     "fasteagle": "fasteagle.drafter:FastEagle",
     "glide": "glide.drafter:Glide",
+    "jetspec": "block.drafter:JetSpec",
     "lookahead": "lookahead.drafter:Lookahead",
     "medusa": "medusa.drafter:Medusa",
     "mtp": "mtp.drafter:Mtp",
@@ -126,7 +128,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
         raise ValueError(
             f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
             "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1, medusa with a tree "
-            "of one path, p-eagle and pard with tree=chain and glide with cape=false; rule traversal takes trees"
+            "of one path, dflash, jetspec, p-eagle and pard with tree=chain and glide with cape=false; rule traversal "
+            "takes trees"
         )
 
 

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.statistics, pytest.mark.filterwarnings("ignore:drafter
 PROMPT, LENGTH, TEXTS = [5, 9, 13], 3, 3072
 TEMPERATURE = 0.7
 OPTIONS = {  # small trees of several levels
+    "dflash": "nodes=16,top_k=3",
     "eagle": "tree=eagle_25",
     "eagle3": "top_k=3,levels=3",
     "fasteagle": "top_k=3",
@@ -31,6 +32,7 @@ OPTIONS = {  # small trees of several levels
     "pard": "length=3,nodes=10",
 }
 CHAINS = {
+    "dflash": "tree=chain",
     "eagle": "top_k=1,levels=3",
     "eagle3": "top_k=1,levels=3",
     "fasteagle": "top_k=1",
