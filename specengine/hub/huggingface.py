@@ -9,7 +9,8 @@ from specengine.hub.embedded_models import EMBEDDED, fetch_embedded
 from specengine.types import ModelFetchError
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*?)(?P<gguf>/[\w.-]+\.gguf)?")
-_HUB_COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja")
+# The last one has what PARD-2 adds to a model in safetensors.
+_HUB_COMPANIONS = ("*.json", "*.model", "*.txt", "*.jinja", "warp_model.bin")
 # Subfolders hold other formats of the same weights; the named files are copies or training state.
 _HUB_IGNORED = ("*/*", "consolidated*", "training_args.bin", "optimizer*.bin")
 

@@ -119,7 +119,7 @@ REFUSED = {
 @pytest.mark.parametrize("changes, tensors, message", REFUSED.values(), ids=REFUSED)
 def test_a_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path, changes, tensors, message):
     folder = write_p_eagle(tmp_path / "draft", tensors=tensors, **changes)
-    with pytest.raises(ValueError, match=f"^drafter: .*{message}|^{folder}.*{message}"):
+    with pytest.raises(ValueError, match=f"^drafter: .*{message}"):
         load_drafter(f"p-eagle:{folder}", tiny_model().target)
 
 

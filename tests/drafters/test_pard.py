@@ -185,6 +185,16 @@ def test_it_is_a_part_of_combine(tmp_path, features):
     assert sum(output.stats.sources["pard"].drafted for output in outputs) > 0
 
 
+@pytest.mark.parametrize("features", KINDS.values(), ids=KINDS)
+def test_it_drafts_nothing_for_requests_that_its_policy_does_not_read(tmp_path, monkeypatch, features):
+    engine = tiny_engine(f"{spec_of(tmp_path, features)},adaptive=false", max_batch_size=4)
+    answers = iter([True, False, True, False])
+    monkeypatch.setattr(engine.drafter.policy, "reads", lambda *_: next(answers))
+    outputs = engine.generate(PROMPTS, GREEDY)
+    assert ids(outputs) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+    assert [bool(output.stats.acceptance_by_depth) for output in outputs] == [True, False, True, False]
+
+
 def test_the_projection_may_lie_in_a_safetensors_file(tmp_path):
     spec = spec_of(tmp_path, True)
     bench = Bench(spec, PROMPTS, CHAIN)

@@ -10,7 +10,7 @@ from tests.engine.prefixes import FIRST, SECOND, SPECS, SYSTEM, contents, equal,
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
-ALONE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle")
+ALONE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "p-eagle")
 JOINED = "combine:prompt_lookup+eagle3:{eagle3};levels=3,adaptive=false"
 THIRD = [*SYSTEM[:150], 3, 4, 3, 4]
 

@@ -115,6 +115,12 @@ def test_bin_weights_are_downloaded_where_there_are_no_safetensors(repository):
     assert set(fetched) == {"config.json", "pytorch_model.bin"}
 
 
+def test_what_pard_2_adds_to_a_model_is_downloaded_beside_its_safetensors(repository):
+    fetched = repository("config.json", "model.safetensors", "warp_model.bin", "pytorch_model.bin")
+    resolve_model("org/name")
+    assert sorted(fetched) == ["config.json", "model.safetensors", "warp_model.bin"]
+
+
 def test_one_gguf_file_of_a_repository_is_asked_for_by_name(repository, tmp_path):
     fetched = repository("config.json", "m-Q4_0.gguf", "m-Q8_0.gguf")
     with pytest.raises(ModelFetchError, match=r"'org/name'.*org/name/file\.gguf"):

@@ -38,7 +38,7 @@ def said(outputs):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("name", ["fasteagle", "medusa", "glide", "draft-model"])
+@pytest.mark.parametrize("name", ["fasteagle", "medusa", "glide", "draft-model", "pard2", "p-eagle"])
 def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name):
     cold, warm = make(name, prefix_cache_mib=0), make(name)
     warm.generate(FIRST, PARAMS)
