@@ -158,6 +158,16 @@ def test_states_follow_their_pages_to_the_numbers_of_a_smaller_pool(monkeypatch)
         assert hit == 2 * PAGE_SIZE and state_of(cache, pages).unique().tolist() == [float(symbol)]
 
 
+def test_a_request_waits_for_a_slot_of_a_fixed_pool_though_pages_are_free():
+    states = StatePool(StateMemory(CONFIG, torch.device("cpu")), requests=1)
+    cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), 8, states)
+    assert cache.has_room(10)
+    pages = cache.allocate(10)
+    assert not cache.has_room(10)
+    cache.free(pages)
+    assert cache.has_room(10)
+
+
 def test_nothing_is_kept_of_a_page_that_no_request_can_find():
     cache = hybrid_cache()
     pages, _ = begin(cache, text_of(1))
