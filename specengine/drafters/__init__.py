@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter, LogitsDrafter
+from specengine.drafters.capabilities import DeviceDrafter, gives_logits
 from specengine.drafters.mtp.checkpoint import has_mtp
 from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants
@@ -33,16 +33,19 @@ __all__ = [
 # Drafter.name -> module:class, in this folder. Users may write - for _.
 DRAFTERS = {
     "combine": "combine.drafter:Combine",
+    "dflash": "block.drafter:DFlash",
     "draft_model": "draft_model.drafter:DraftModel",
     "eagle": "eagle.drafter:Eagle1",
     "eagle3": "eagle.drafter:Eagle3",
     "fasteagle": "fasteagle.drafter:FastEagle",
     "glide": "glide.drafter:Glide",
+    "jetspec": "block.drafter:JetSpec",
     "lookahead": "lookahead.drafter:Lookahead",
     "medusa": "medusa.drafter:Medusa",
     "mtp": "mtp.drafter:Mtp",
     "none": "none:NoneDrafter",
     "ouroboros": "ouroboros.drafter:Ouroboros",
+    "p_eagle": "p_eagle.drafter:PEagle",
     "pard": "pard.drafter:Pard",
     "prompt_lookup": "prompt_lookup.drafter:PromptLookup",
     "suffix": "suffix.drafter:Suffix",
@@ -111,10 +114,10 @@ def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
 
 def check_captured(drafter: Drafter, rule: Rule, on_device: bool) -> None:
     """Raises ValueError where a rule reads distributions and the drafts are made in captured cycles on a GPU."""
-    gives = isinstance(drafter, LogitsDrafter) and drafter.gives_logits(rule.wants)
-    if on_device and gives and isinstance(drafter, DeviceDrafter):
+    name, captured = drafter.name, on_device and isinstance(drafter, DeviceDrafter)
+    if captured and gives_logits(drafter, rule.wants):
         raise ValueError(
-            f"rule: {rule.name} reads the distributions of drafter {drafter.name}, which a captured cycle on CUDA does "
+            f"rule: {rule.name} reads the distributions of drafter {name}, which a captured cycle on CUDA does "
             "not hand over; expected draft-model, rule match, or rejection or traversal with sample=false"
         )
 
@@ -125,7 +128,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
         raise ValueError(
             f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
             "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1, medusa with a tree "
-            "of one path, pard with tree=chain and glide with cape=false; rule traversal takes trees"
+            "of one path, dflash, jetspec, p-eagle and pard with tree=chain and glide with cape=false; rule traversal "
+            "takes trees"
         )
 
 

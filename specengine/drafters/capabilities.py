@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -218,10 +218,15 @@ class TokenizerChecker(ABC):
         """Raises ValueError where its token ids are another tokenizer's."""
 
 
+def gives_logits(drafter: object, wants: Wants) -> TypeGuard[LogitsDrafter]:
+    """Returns whether a drafter drafts for such a rule by draft_with_logits()."""
+    return isinstance(drafter, LogitsDrafter) and drafter.gives_logits(wants)
+
+
 def draft_for_rule(
     drafter: Drafter, wants: Wants, requests: Sequence[DraftRequest]
 ) -> tuple[list[DraftTree], DraftLogits | None]:
     """Drafts the trees of a cycle, with the distributions where the rule wants them and the drafter has them."""
-    if not isinstance(drafter, LogitsDrafter) or not drafter.gives_logits(wants):
-        return drafter.draft(requests), None
-    return drafter.draft_with_logits(requests, sampled=wants is not Wants.PROBABILITIES)
+    if gives_logits(drafter, wants):
+        return drafter.draft_with_logits(requests, sampled=wants is not Wants.PROBABILITIES)
+    return drafter.draft(requests), None

@@ -10,7 +10,7 @@ from specengine.cache.prefix_cache import Sharing
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.forced import ForcedPolicy
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader
+from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, gives_logits
 from specengine.drafters.policies import expert_reads
 from specengine.engine.batch import Batch
 from specengine.engine.cycle import Cycle
@@ -101,8 +101,8 @@ class EngineCore:
         batch_size: requests that the batch will have. To be called in the turn in which has_room() was true.
         """
         request.sharing = self.sharing_of(request.adapter)
-        prompt, companion = len(request.tokens), self._companion
-        request.drafter_reads = not companion or companion.reads(prompt, request.limit, batch_size)
+        asked = None if gives_logits(self.drafter, self.rule.wants) else self._companion  # drawn trees follow no policy
+        request.drafter_reads = not asked or asked.reads(len(request.tokens), request.limit, batch_size)
         request.pages, request.stats.prefix_hit = self.cache.allocate_with_prefix(
             self._slots(request), request.tokens[:-1], request.sharing, request.drafter_reads
         )

@@ -4,7 +4,7 @@ import torch
 
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter
-from tests.drafters.eagle_files import layouts, write_drafter
+from tests.drafters.eagle_files import Reading, layouts, write_drafter
 from tests.drafters.requests import sequence_of
 from tests.engines import tiny_model
 
@@ -78,3 +78,46 @@ class Bench:
 def spec_of(tmp_path, name="official", **changes):
     drafter, config, state = LAYOUTS[name]
     return f"{drafter}:{write_drafter(tmp_path / 'draft', config | changes, state)}"
+
+
+def reading_of(drafter, config, state, kind=Reading):
+    """What a drafter should compute beside the tiny target."""
+    target = tiny_model().target
+    embedding = torch.empty(320, 64)
+    target.ops.layer.gather_rows(target.embedding, torch.arange(320, dtype=torch.int32), embedding)
+    return kind(drafter, config, state, embedding, target.logits(torch.eye(64)).T)
+
+
+def candidate_path(tokens, parents, node):
+    """From below the root, which is candidate 0, to another one."""
+    path = []
+    while node > 0:
+        path.append(tokens[node].item())
+        node = parents[node].item()
+    return path[::-1]
+
+
+def check_against(reading, bench):
+    """Every distribution of a draft is the reading's, and so are the candidates made of it."""
+    ready, trees, seen = bench.grown()
+    k, checked = bench.drafter.config.top_k, 0
+    tokens, parents, _, scores = trees.rooted(torch.zeros(len(ready), 1, dtype=torch.int32))
+    for b, request in enumerate(ready):
+        hidden_states = bench.hidden_states(request.tokens)
+        known = len(request.tokens) - 1
+        fused = reading.fused(hidden_states.last[:known], list(hidden_states.at_layers[:known].unbind(1)))
+        for level, logits in enumerate(seen):
+            rows = logits.view(len(ready), -1, logits.shape[1])[b]
+            first = 1 + (trees.ends[level - 1] if level else 0)
+            for row, ours in enumerate(rows):
+                children = slice(first + row * k, first + (row + 1) * k)
+                (parent,) = set(parents[b, children].tolist())
+                path = candidate_path(tokens[b], parents[b], parent)
+                theirs = reading.logits(fused, [*request.tokens[1:], *path])
+                assert (ours - theirs).abs().max() / theirs.abs().max() < 1e-4
+                best = theirs.sort(descending=True, stable=True)
+                assert tokens[b, children].tolist() == reading.tokens()[best.indices[:k]].tolist()
+                own = scores[b, children] - scores[b, parent]
+                assert torch.allclose(own.double(), theirs.log_softmax(-1)[best.indices[:k]], atol=1e-4)
+                checked += 1
+    assert checked == len(ready) * (1 + 3 * bench.drafter.config.width)

@@ -111,6 +111,8 @@ def layouts():
             with_(fc_norm=True, norm_output=True),
             norms(eagle3_state(CONFIG), **each),
         ),
+        "a norm per feature alone": ("eagle3", CONFIG, norms(eagle3_state(CONFIG), **each)),
+        "a normed output": ("eagle3", with_(norm_output=True, num_aux_hidden_states=3), eagle3_state(CONFIG)),
         "a norm before fc": (
             "eagle3",
             with_(norm_before_fc=True),
@@ -196,7 +198,10 @@ class Reading:
         """Rows of true hidden states; last: [n, hidden] after the final norm, states: the input of each layer."""
         if not self.three or "fc.weight" not in self.state:
             return last.double()
-        parts = [states[layer].double() for layer in self.feature_layers()]
+        return self.joined([states[layer].double() for layer in self.feature_layers()])
+
+    def joined(self, parts):
+        """Rows of hidden states of several layers, each [n, hidden], in the order of fc's columns."""
         if "fc_norm.0.weight" in self.state:
             parts = [self.norm(part, f"fc_norm.{i}.weight") for i, part in enumerate(parts)]
         wide = torch.cat(parts, -1)

@@ -5,8 +5,17 @@ import torch
 
 from specengine import SamplingParams
 from specengine.drafters import load_drafter
-from tests.drafters.eagle_bench import LAYOUTS, OPTIONS, PROMPTS, Bench, spec_of
-from tests.drafters.eagle_files import CONFIG, Reading, eagle1_state, eagle3_state, write_drafter
+from tests.drafters.eagle_bench import (
+    LAYOUTS,
+    OPTIONS,
+    PROMPTS,
+    Bench,
+    candidate_path,
+    check_against,
+    reading_of,
+    spec_of,
+)
+from tests.drafters.eagle_files import CONFIG, eagle1_state, eagle3_state, write_drafter
 from tests.drafters.requests import path_to
 from tests.engines import ids, tiny_engine, tiny_model
 
@@ -22,48 +31,7 @@ def one_thread():
 @pytest.fixture(params=LAYOUTS)
 def layout(request, tmp_path):
     """Name of the drafter with its path, and what it should compute."""
-    name, config, state = LAYOUTS[request.param]
-    target = tiny_model().target
-    embedding = torch.empty(320, 64)
-    target.ops.layer.gather_rows(target.embedding, torch.arange(320, dtype=torch.int32), embedding)
-    head = target.logits(torch.eye(64)).T
-    folder = write_drafter(tmp_path / "draft", config, state)
-    return f"{name}:{folder}", Reading(name, config, state, embedding, head)
-
-
-def candidate_path(tokens, parents, node):
-    """From below the root, which is candidate 0, to another one."""
-    path = []
-    while node > 0:
-        path.append(tokens[node].item())
-        node = parents[node].item()
-    return path[::-1]
-
-
-def check_against(reading, bench):
-    """Every distribution of a draft is the reading's, and so are the candidates made of it."""
-    ready, trees, seen = bench.grown()
-    k, checked = bench.drafter.config.top_k, 0
-    tokens, parents, _, scores = trees.rooted(torch.zeros(len(ready), 1, dtype=torch.int32))
-    for b, request in enumerate(ready):
-        hidden_states = bench.hidden_states(request.tokens)
-        known = len(request.tokens) - 1
-        fused = reading.fused(hidden_states.last[:known], list(hidden_states.at_layers[:known].unbind(1)))
-        for level, logits in enumerate(seen):
-            rows = logits.view(len(ready), -1, logits.shape[1])[b]
-            first = 1 + (trees.ends[level - 1] if level else 0)
-            for row, ours in enumerate(rows):
-                children = slice(first + row * k, first + (row + 1) * k)
-                (parent,) = set(parents[b, children].tolist())
-                path = candidate_path(tokens[b], parents[b], parent)
-                theirs = reading.logits(fused, [*request.tokens[1:], *path])
-                assert (ours - theirs).abs().max() / theirs.abs().max() < 1e-4
-                best = theirs.sort(descending=True, stable=True)
-                assert tokens[b, children].tolist() == reading.tokens()[best.indices[:k]].tolist()
-                own = scores[b, children] - scores[b, parent]
-                assert torch.allclose(own.double(), theirs.log_softmax(-1)[best.indices[:k]], atol=1e-4)
-                checked += 1
-    assert checked == len(ready) * (1 + 3 * bench.drafter.config.width)
+    return spec_of(tmp_path, request.param), reading_of(*LAYOUTS[request.param])
 
 
 @pytest.mark.quick(4)
@@ -182,14 +150,10 @@ def test_a_tree_ends_where_another_level_does_not_pay(tmp_path, least, levels, b
 
 
 def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):
-    _, config, state = LAYOUTS["official"]
-    target = tiny_model().target
-    spec = f"eagle3:{write_drafter(tmp_path, config, state)}"
-    embedding = torch.empty(320, 64)
-    target.ops.layer.gather_rows(target.embedding, torch.arange(320, dtype=torch.int32), embedding)
-    other = Reading("eagle3", config | {"rope_theta": 20000.0}, state, embedding, torch.zeros(0))
+    name, config, state = LAYOUTS["official"]
+    other = reading_of(name, config | {"rope_theta": 20000.0}, state)
     with pytest.raises(AssertionError):
-        check_against(other, Bench(spec, PROMPTS))
+        check_against(other, Bench(spec_of(tmp_path), PROMPTS))
 
 
 TREES = {

@@ -5,16 +5,21 @@ from pathlib import Path
 import torch
 
 from specengine.models.presets import PRESETS
-from tests.drafters import eagle_files, glide_files, medusa_files
+from tests.drafters import block_files, eagle_files, glide_files, medusa_files
 from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.mtp_files import mtp_state, write_mtp
+from tests.drafters.p_eagle_files import write_p_eagle
+from tests.drafters.pard_files import pard_state, write_pard
 
-TRAINED = ("eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp")
+# jetspec is the class of dflash
+TRAINED = ("dflash", "eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "p_eagle", "pard")
 
 
 def write_trained(folder: Path) -> dict[str, str]:
     """Writes a folder for each; returns `NAME:PATH` by name."""
     torch.manual_seed(3)
+    pard = pard_state()
+    pard["lm_head.weight"] *= 2  # flat distributions are hard to tell from flatter ones
     paths = {
         "eagle": eagle_files.write_drafter(
             folder / "eagle", eagle_files.CONFIG, eagle_files.eagle1_state(eagle_files.CONFIG)
@@ -26,5 +31,12 @@ def write_trained(folder: Path) -> dict[str, str]:
         "glide": glide_files.write(folder / "glide", glide_files.glide_state()),
         "medusa": medusa_files.write(folder / "medusa", medusa_files.heads_state()),
         "mtp": write_mtp(folder / "mtp", mtp_state(PRESETS["tiny-llama"])),
+        "p_eagle": write_p_eagle(folder / "p_eagle"),
+        "pard": write_pard(folder / "pard", state=pard),
     }
+    torch.manual_seed(3)
+    block = block_files.backbone_state(block_files.DFLASH)
+    block["norm.weight"] *= 2
+    paths["dflash"] = block_files.write(folder / "dflash", block_files.DFLASH, block)
+    paths["jetspec"] = block_files.write(folder / "jetspec", block_files.JETSPEC, block)
     return {name: f"{name}:{path}" for name, path in paths.items()}

@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from specengine import Engine
-from tests.drafters import eagle_files, fasteagle_files, glide_files, medusa_files, mtp_files, pard_files
+from tests.drafters import (
+    block_files,
+    eagle_files,
+    fasteagle_files,
+    glide_files,
+    medusa_files,
+    mtp_files,
+    p_eagle_files,
+    pard_files,
+)
 from tests.engine.prefixes import SPECS
 from tests.engines import tiny_engine, tiny_model
 
@@ -19,6 +28,9 @@ def folders(tmp_path_factory):
     made = {name: eagle_files.write_drafter(folder / name, config, state) for name, state in states.items()}
     made["fasteagle"] = fasteagle_files.random_cascade(folder / "fasteagle")[0]
     made["mtp"] = mtp_files.write_mtp(folder / "mtp", mtp_files.mtp_state(tiny_model().config))
+    made["p_eagle"] = p_eagle_files.write_p_eagle(folder / "p_eagle")
+    for name, own in (("dflash", block_files.DFLASH), ("jetspec", block_files.JETSPEC)):
+        made[name] = block_files.write(folder / name, own, block_files.backbone_state(own))
     made["pard"] = pard_files.write_pard(folder / "pard")
     made["pard2"] = pard_files.write_pard(folder / "pard2", pard_files.warp_state(tiny_model().config.hidden_size))
     made["medusa"] = medusa_files.write(folder / "medusa", medusa_files.heads_state(vocab=0))

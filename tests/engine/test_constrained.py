@@ -320,16 +320,27 @@ def masked_law(regex: str, texts: list[str], temperature: float) -> dict[str, fl
 
 @pytest.mark.full
 @pytest.mark.statistics
-@pytest.mark.parametrize("drafter", [CHAIN, TREE, "draft-model:self,layers=1,tree=3x2,replacement=true,adaptive=false"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        CHAIN,
+        TREE,
+        "draft-model:self,layers=1,tree=3x2,replacement=true,adaptive=false",
+        "eagle3:{eagle3},nodes=12,levels=3,top_k=3,sample=true",
+        "medusa:{medusa},nodes=12,sample=true",
+    ],
+)
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
-def test_cut_drafts_leave_the_law_of_a_rule_as_it_is(rule, drafter):
+def test_cut_drafts_leave_the_law_of_a_rule_as_it_is(folders, rule, drafter):
     """The drafter draws from all tokens: most of its children are cut, ends of the text among them are not."""
     texts = [one + two for one in "abc" for two in ("", *"xyz")]
     law = masked_law("[abc][xyz]?", texts, 2.0)
     assert sum(law.values()) == pytest.approx(1, abs=1e-4)
     likely = dict.fromkeys([*map(ord, "abcxyz"), *ENDS], 6.0)  # so that the drafter draws them
     params = SamplingParams(regex="[abc][xyz]?", temperature=2.0, n=2000, max_new_tokens=4, logit_bias=likely)
-    found = Counter(output.text for output in engine_of(drafter, rule=rule).generate(PROMPTS[0], params))
+    found = Counter(
+        output.text for output in engine_of(drafter.format(**folders), rule=rule).generate(PROMPTS[0], params)
+    )
     assert scipy.stats.chisquare([found[text] for text in texts], [2000 * law[text] for text in texts]).pvalue > 1e-3
 
 

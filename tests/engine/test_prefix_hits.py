@@ -18,7 +18,20 @@ from tests.engines import GREEDY, SAMPLED, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 SMALL = ("draft-model", "draft-model tree", "ouroboros")
-BESIDE = ("eagle", "eagle3", "eagle3 backbone", "mtp", "pard", "pard2", "fasteagle", "glide", "combine")
+BESIDE = (
+    "dflash",
+    "jetspec chain",
+    "eagle",
+    "eagle3",
+    "eagle3 backbone",
+    "mtp",
+    "p-eagle",
+    "pard",
+    "pard2",
+    "fasteagle",
+    "glide",
+    "combine",
+)
 
 
 @pytest.mark.quick(5)

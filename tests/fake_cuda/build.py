@@ -12,7 +12,7 @@ import torch
 from specengine import ops as op_table
 from specengine.drafters import load_drafter
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, HiddenStateReader, LogitsDrafter
+from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, HiddenStateReader, gives_logits
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
@@ -99,8 +99,7 @@ class FakeMachine:
         rows = slots * drafter.max_nodes
         sizes = BufferSizes(slots, 256, drafter.spare_slots, rows, target.config.vocab_size)
         state = drafter.new_device_state(slots) if isinstance(drafter, DeviceStateDrafter) else None
-        reads_logits = isinstance(drafter, LogitsDrafter) and drafter.gives_logits(parsed.wants)
-        logits = drafter.room_for_logits(rows) if reads_logits else None
+        logits = drafter.room_for_logits(rows) if gives_logits(drafter, parsed.wants) else None
         weights = not isinstance(parsed, Match)
         buffers = DeviceBuffers(sizes, [2], CUDA, draft_logits=logits, weights=weights, drafter_state=state)
         return FakeEngine(self.device, Cycle(target, cache, drafter, parsed), buffers)

@@ -4,15 +4,21 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from specengine import Engine
+from specengine.draft_trees.tree import DraftTree
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters import drafter_names
+from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import LogitsDrafter, draft_for_rule
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.level_logits import LevelDistributions
 from specengine.rules import RULES, Wants
 from specengine.utils.spec_string import Spec
 from tests.docs.pages import ROOT, Page
 from tests.drafters.trained_files import TRAINED, write_trained
-from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
+from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")
 
@@ -41,12 +47,16 @@ SMALL = {  # trees of these options are small
     "ouroboros": "ouroboros:self,layers=1,length=3,window=3,ngram=3",
     "draft_model": "draft-model:self,layers=1,length=3",
     "none": "none",
+    "dflash": "nodes=41,top_k=8",
+    "jetspec": "nodes=41,top_k=8",
     "eagle": "nodes=12,levels=3,top_k=3",
     "eagle3": "nodes=12,levels=3,top_k=3",
     "mtp": "nodes=12,levels=3,top_k=3",
     "fasteagle": "top_k=3",
     "medusa": "nodes=12",
     "glide": "length=3",
+    "p_eagle": "length=3,nodes=12",
+    "pard": "length=3,nodes=12",
 }
 
 
@@ -144,6 +154,7 @@ def test_a_cell_that_is_wrong_is_noticed(specs, chain, monkeypatch):
 @pytest.mark.parametrize("name", TRAINED)
 def test_children_beside_their_probabilities_are_those_of_a_plain_draft(specs, name):
     fixed = {"eagle": "tree=eagle_25", "mtp": "tree=eagle_25", "eagle3": "top_k=1"}
+    fixed |= dict.fromkeys(("p_eagle", "pard", "dflash"), "tree=chain")
     spec = with_options(specs[name], fixed.get(name, "adaptive=false"))
     trees = []
     for wants in (Wants.NOTHING, Wants.PROBABILITIES):
@@ -182,3 +193,61 @@ def test_captured_cycles_refuse_rules_that_read_their_distributions(device_engin
         ValueError, match=rf"^rule: {rule.partition(':')[0]} reads the distributions of drafter fasteagle"
     ):
         device_engine(f"{specs['fasteagle']}{options}", rule=rule)
+
+
+class Table(Drafter, LevelDistributions):
+    """Draws what follows a token from a fixed table: a new drafter with nothing but its logits."""
+
+    name = "table"
+    offers = frozenset(Wants)
+    shape = TreeShape.of_widths((2, 1))
+    columns, logits_device = Columns(320, None, None), torch.device("cpu")
+    table = torch.randn(320, 320, generator=torch.Generator().manual_seed(1))
+
+    @property
+    def max_nodes(self) -> int:
+        return len(self.shape.parents)
+
+    def draft(self, requests):
+        return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
+
+    def levels_for(self, request) -> int:
+        return request.draft_limit
+
+    def begin_levels(self, trees):
+        return lambda growing, level: self.table[[tree.tokens[node] for tree in growing for node in tree.open]]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "traversal", "bild", "margin:reference"])
+def test_a_new_drafter_serves_rules_by_its_logits_alone(rule):
+    engine = tiny_engine(Table(None, None, tiny_model().target), rule=rule)
+    found = handed_over(engine)
+    plain = ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+    assert ids(engine.generate(PROMPTS, GREEDY)) == plain or rule not in LOSSLESS
+    assert any(out.stats.acceptance_by_depth for out in engine.generate(PROMPTS, SAMPLED)) and any(found)
+
+
+def texts(spec: str, rule: str, **options) -> list[list[int]]:
+    return ids(tiny_engine(spec, rule=rule, **options).generate(PROMPTS, SAMPLED))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_drawn_children_are_fixed_by_the_seed_whoever_else_is_in_the_batch(specs, name):
+    spec = f"{specs[name]},sample=true"
+    alone = texts(spec, "rejection", max_batch_size=1)
+    assert alone == texts(spec, "rejection", max_batch_size=8) != texts(specs[name], "rejection")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_lossy_rule_is_rejection_of_drawn_children_at_its_neutral_parameter(specs, name):
+    drawn = texts(f"{specs[name]},sample=true", "rejection")
+    assert texts(specs[name], "cascade:chow,alpha=-1") == drawn == texts(specs[name], "lossy:alpha=0")
+    assert texts(specs[name], "lossy:alpha=1") != drawn
+
+
+def test_prompts_are_read_for_drawn_trees_whatever_the_policy_says(specs, monkeypatch):
+    monkeypatch.setattr("specengine.draft_policy.policy.DraftPolicy.reads", lambda *_: False)
+    spec = with_options(specs["eagle3"], "adaptive=true")
+    for rule, depths in (("cascade", 3), ("match", 0)):
+        (output,) = tiny_engine(spec, rule=rule).generate(PROMPTS[:1], SAMPLED)
+        assert len(output.stats.acceptance_by_depth) == depths

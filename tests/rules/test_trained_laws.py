@@ -21,19 +21,25 @@ pytestmark = [pytest.mark.statistics, pytest.mark.filterwarnings("ignore:drafter
 PROMPT, LENGTH, TEXTS = [5, 9, 13], 3, 3072
 TEMPERATURE = 0.7
 OPTIONS = {  # small trees of several levels
+    "dflash": "nodes=16,top_k=3",
     "eagle": "tree=eagle_25",
     "eagle3": "top_k=3,levels=3",
     "fasteagle": "top_k=3",
     "glide": "length=3",
     "medusa": "nodes=24",
     "mtp": "top_k=2,levels=3",
+    "p_eagle": "length=3,nodes=10",
+    "pard": "length=3,nodes=10",
 }
 CHAINS = {
+    "dflash": "tree=chain",
     "eagle": "top_k=1,levels=3",
     "eagle3": "top_k=1,levels=3",
     "fasteagle": "top_k=1",
     "glide": "cape=false,length=3",
     "mtp": "top_k=1,levels=3",
+    "p_eagle": "tree=chain,length=3",
+    "pard": "tree=chain,length=3",
 }
 
 
@@ -107,7 +113,7 @@ def laws(spec: str, rule: str) -> tuple[float, float]:
 
 def test_drawn_children_of_a_backbone_keep_the_target_s_law(specs):
     right, wrong = laws(f"{specs['fasteagle']},{OPTIONS['fasteagle']}", "rejection")
-    assert right > 1e-4 and wrong < 1e-9
+    assert right > 1e-4 and wrong < 1e-6
 
 
 @pytest.mark.full
@@ -115,11 +121,11 @@ def test_drawn_children_of_a_backbone_keep_the_target_s_law(specs):
 @pytest.mark.parametrize("name", TRAINED)
 def test_drawn_children_of_every_trained_drafter_keep_the_target_s_law(specs, name, rule):
     right, wrong = laws(f"{specs[name]},{OPTIONS[name]}", rule)
-    assert right > 1e-4 and wrong < 1e-9
+    assert right > 1e-4 and wrong < 1e-6
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", CHAINS)
 def test_drawn_chains_of_every_trained_drafter_keep_the_target_s_law_under_block(specs, name):
     right, wrong = laws(f"{specs[name]},{CHAINS[name]}", "block")
-    assert right > 1e-4 and wrong < 1e-9
+    assert right > 1e-4 and wrong < 1e-6

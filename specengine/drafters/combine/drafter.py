@@ -18,11 +18,11 @@ from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
     HiddenStateReader,
-    LogitsDrafter,
     NetworkDrafter,
     PromptObserver,
     ScoredDrafter,
     TokenizerChecker,
+    gives_logits,
 )
 from specengine.drafters.combine.part_view import PartView, State
 from specengine.drafters.engine_views import DraftRequest
@@ -75,12 +75,11 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         specs = texts if config.adaptive else [_not_adaptive(text, target) for text in texts]
         self.parts: list[Any] = [load_drafter(spec, target) for spec in specs]
         for part in self.parts:
+            name = part.name
             if not isinstance(part, ScoredDrafter):
-                raise ValueError(f"drafter: combine: {part.name} gives its nodes no chances to be merged by")
-        named = [(part.name, part) for part in self.parts]
-        drawing = [name for name, part in named if isinstance(part, LogitsDrafter) and part.gives_logits(Wants.SAMPLES)]
-        if drawing:
-            raise ValueError(f"drafter: combine: {drawing[0]} has sample=true; expected children that are not drawn")
+                raise ValueError(f"drafter: combine: {name} gives its nodes no chances to be merged by")
+            if gives_logits(part, Wants.SAMPLES):
+                raise ValueError(f"drafter: combine: {name} has sample=true; expected children that are not drawn")
         readers = [part for part in self.parts if isinstance(part, HiddenStateReader)]
         layers = {reader.hidden_state_layers for reader in readers if reader.hidden_state_layers}
         if len(layers) > 1:

@@ -14,6 +14,8 @@ from specengine.drafters.eagle.network import EagleNetwork
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 
+MASK_STATE = "mask_hidden"  # a tensor that only P-EAGLE has
+
 
 @dataclass(frozen=True)
 class LoadedEagle:
@@ -31,6 +33,8 @@ class LoadedEagle:
 def load_eagle1(checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -> LoadedEagle:
     """Loads EAGLE-1 or -2. Raises ValueError naming a part that does not fit the target, is missing or unexpected."""
     parts = CheckpointParts(checkpoint, target, dtype)
+    if MASK_STATE in parts.checkpoint.tensors:
+        raise checkpoint.error("is a P-EAGLE drafter; use p-eagle:PATH")
     if "d2t" in parts.checkpoint.tensors or "layers.0.hidden_norm.weight" in parts.checkpoint.tensors:
         raise checkpoint.error("is an EAGLE-3 drafter; use eagle3:PATH")
     if parts.hidden != target.config.hidden_size:
@@ -46,30 +50,31 @@ def load_eagle1(checkpoint: DraftCheckpoint, target: Transformer, dtype: str) ->
 def load_eagle3(
     checkpoint: DraftCheckpoint, target: Transformer, dtype: str, hidden_state_layers: Sequence[int] = ()
 ) -> LoadedEagle:
-    """Loads EAGLE-3. Raises ValueError as load_eagle1 does.
+    """Loads EAGLE-3 or 3.1. Raises ValueError as load_eagle1 does.
 
     hidden_state_layers: layers of the target, instead of those that the checkpoint names.
     """
     parts = CheckpointParts(checkpoint, target, dtype)
-    tensors = parts.checkpoint.tensors
-    hidden = parts.hidden
+    if MASK_STATE in parts.checkpoint.tensors:
+        raise checkpoint.error("is a P-EAGLE drafter; use p-eagle:PATH")
+    return read_eagle3(parts, hidden_state_layers)
+
+
+def read_eagle3(parts: CheckpointParts, hidden_state_layers: Sequence[int] = (), *others: str) -> LoadedEagle:
+    """Reads an EAGLE-3 network, as load_eagle3 does. others: names of tensors that the caller reads."""
+    checkpoint, target, hidden = parts.checkpoint, parts.target, parts.hidden
+    tensors = checkpoint.tensors
     if "layers.0.hidden_norm.weight" not in tensors:
         raise checkpoint.error("tensor 'midlayer.hidden_norm.weight' is missing; is this EAGLE-1 or -2 (eagle:PATH)?")
     if "fc.weight" not in tensors and hidden != target.config.hidden_size:
         raise checkpoint.error(f"tensor 'fc.weight' is missing, and hidden_size {hidden} is not the target's")
     order = _layers_read(parts, target, hidden_state_layers) if "fc.weight" in tensors else []
     parts.expect_layers(first_columns=2 * hidden, first_norms=("input_layernorm", "hidden_norm"))
-    parts.checkpoint.expect("norm.weight", hidden)
+    checkpoint.expect("norm.weight", hidden)
     tokens, head = parts.vocabulary(target)
-    each = [f"fc_norm.{i}.weight" for i in range(len(order))]
-    each = each if each and each[0] in tensors else []
-    width = len(order) * target.config.hidden_size
-    for name, size in (("input_norm.weight", width), *((name, target.config.hidden_size) for name in each)):
-        if name in tensors:
-            parts.checkpoint.expect(name, size)
-    parts.expect_nothing_else("fc.bias", "norm.weight", "d2t", "lm_head.weight", "input_norm.weight", *each)
-    loader = parts.loader
-    fields = parts.checkpoint.fields
+    each = _norms_before_fc(parts, len(order))
+    parts.expect_nothing_else("fc.bias", "norm.weight", "d2t", "lm_head.weight", "input_norm.weight", *each, *others)
+    loader, fields = parts.loader, checkpoint.fields
     norms = Eagle3Norms(
         embedding=loader.vector("layers.0.input_layernorm.weight"),
         hidden_state=loader.vector("layers.0.hidden_norm.weight"),
@@ -83,6 +88,33 @@ def load_eagle3(
     fc = loader.linear("fc") if order else None
     network = Eagle3Network([rising.index(layer) for layer in order], norms, fc, parts.network_parts(head))
     return LoadedEagle(network, rising, tokens)
+
+
+def _norms_before_fc(parts: CheckpointParts, count: int) -> list[str]:
+    """Checks the norms before fc, of each of `count` layers or of all together; returns the names of the former.
+
+    A file has them where it has their tensors. Raises ValueError where config.json says the opposite.
+    """
+    checkpoint, width = parts.checkpoint, parts.target.config.hidden_size
+    fields, tensors = checkpoint.fields, checkpoint.tensors
+    each = [f"fc_norm.{i}.weight" for i in range(count)]
+    found = any(name.startswith("fc_norm.") for name in tensors)
+    for key, tensor, there in (
+        ("fc_norm", "fc_norm.0.weight", found),
+        ("use_aux_norm", "fc_norm.0.weight", found),
+        ("norm_before_fc", "input_norm.weight", "input_norm.weight" in tensors),
+    ):
+        if fields.get(key, bool, there) != there:
+            raise fields.error(key, f"contradicts the tensors: '{tensor}' is {'there' if there else 'missing'}")
+    if "input_norm.weight" in tensors:
+        if found:
+            raise checkpoint.error("has tensors 'fc_norm.*' and 'input_norm.weight'; expected norms of one kind")
+        checkpoint.expect("input_norm.weight", count * width)
+    if not found:
+        return []
+    for name in each:
+        checkpoint.expect(name, width)
+    return each
 
 
 def _layers_read(parts: CheckpointParts, target: Transformer, hidden_state_layers: Sequence[int]) -> list[int]:
@@ -100,6 +132,8 @@ def _layers_read(parts: CheckpointParts, target: Transformer, hidden_state_layer
         layers = [layer + outputs for layer in listed]
     else:
         layers = [2, count // 2, count - 3]
+    if (number := fields.get("num_aux_hidden_states", int, len(layers))) != len(layers):
+        raise fields.error("num_aux_hidden_states", f"is {number}, but {len(layers)} layers are read: {layers}")
     if any(not 0 <= layer <= count for layer in layers):
         raise parts.checkpoint.error(f"reads the input of layers {layers} of the target, which has {count}")
     shape, expected = parts.checkpoint.tensors["fc.weight"].shape, (parts.hidden, len(layers) * width)

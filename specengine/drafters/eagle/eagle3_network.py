@@ -64,6 +64,11 @@ class Eagle3Network(EagleNetwork):
             return picked
         if self._order is not None:
             picked = picked[:, self._order]
+        return self.fuse_in_order(picked)
+
+    def fuse_in_order(self, picked: torch.Tensor) -> torch.Tensor:
+        """Returns hidden states [M, parts, target hidden], in the order of fc's columns, as a pass takes them."""
+        assert self.fc is not None
         if self.norms.each_layer:
             parts = zip(picked.unbind(1), self.norms.each_layer, strict=True)
             picked = torch.stack([self._normed(part.contiguous(), norm) for part, norm in parts], dim=1)

@@ -1,4 +1,4 @@
-"""The capabilities that a drafter has by its PairReader and its CalibratedTrees: eagle, eagle3, fasteagle, mtp."""
+"""The capabilities that a drafter has by its PairReader and its CalibratedTrees: all kinds of EAGLE, and mtp."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.ops.weight import Projection
 
 
-class ReadsPairs(
-    HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDistributions, NetworkDrafter, DeviceStateDrafter
-):
+class ReadsPairsOnHost(HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDistributions, NetworkDrafter):
     """Forwards capabilities to `pairs`, `calibrated` and `policy`, which the drafter's constructor makes."""
 
     pairs: PairReader
@@ -96,6 +94,10 @@ class ReadsPairs(
     @property
     def projections(self) -> list[Projection]:
         return self.pairs.network.projections
+
+
+class ReadsPairs(ReadsPairsOnHost, DeviceStateDrafter):
+    """Forwards the capabilities of captured cycles too."""
 
     def new_device_state(self, slots: int) -> DevicePairs:
         return self.pairs.new_device_state(slots)

@@ -4,47 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specengine._C import MAX_NODES
-from specengine.utils.spec_string import check_range
-
-TREES = ("ddtree", "jetspec", "chain")
+from specengine.drafters.one_pass.config import OnePassConfig
 
 
 @dataclass(frozen=True)
-class Config:
-    """The options.
+class Config(OnePassConfig):
+    """The options, beside those of other drafters of one pass.
 
-    length: tokens that a pass drafts, the levels of the tree.
-    tree: chain, the likeliest token of each slot; ddtree, the likeliest paths; jetspec, all children of the likeliest
-    nodes.
-    nodes: of the largest tree, root included. A chain has length + 1.
-    top_k: children per node of jetspec.
-    adaptive: keep the nodes that pay, otherwise the largest tree.
     features: whether the target's hidden states are read where the checkpoint was trained with them (PARD-2).
-    dtype: of the drafter's weights, as the engine's.
     """
 
-    length: int = 8
-    tree: str = "ddtree"
-    nodes: int = 60
-    top_k: int = 7
-    adaptive: bool = True
     features: bool = True
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_range("length", self.length, 1, MAX_NODES - 1)
-        if self.tree not in TREES:
-            raise ValueError(f"tree: expected one of {', '.join(TREES)}, got {self.tree!r}")
-        check_range("nodes", self.nodes, 2, MAX_NODES)
-        check_range("top_k", self.top_k, 1, MAX_NODES - 1)
-
-    @property
-    def most_nodes(self) -> int:
-        """Nodes of the largest tree, root included."""
-        return 1 + self.length if self.tree == "chain" else self.nodes
-
-    @property
-    def ranks(self) -> int:
-        """Likeliest tokens of a slot that a tree may have."""
-        return {"chain": 1, "ddtree": self.nodes - 1, "jetspec": min(self.top_k, self.nodes - 1)}[self.tree]

@@ -11,10 +11,9 @@ import torch
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_trees.best_first import ddtree, jetspec_tree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.backbone_expanders import BackboneExpanders
+from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.capabilities import (
@@ -24,8 +23,12 @@ from specengine.drafters.capabilities import (
     ScoredDrafter,
     TokenizerChecker,
 )
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth
+from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.draft_model.small_model import SmallModel
 from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.one_pass.slot_trees import SlotTrees, slot_logits
 from specengine.drafters.pard.checkpoint import PardCheckpoint
 from specengine.drafters.pard.config import Config
 from specengine.drafters.pard.network import PardNetwork
@@ -34,10 +37,13 @@ from specengine.drafters.policies import charged, policy_of
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
+from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 
 
-class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDrafter, TokenizerChecker):
+class Pard(
+    Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDistributions, NetworkDrafter, TokenizerChecker
+):
     """Drafts the tokens of all levels in one pass; no level knows which token the level above it got.
 
     costs: of cycles; by default learned from them.
@@ -47,6 +53,7 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
     config_type = Config
     config: Config
     takes_path = True
+    offers = frozenset(Wants)
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
@@ -60,8 +67,10 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
         self.reads_hidden_states = self._features is not None
         self.network = PardNetwork(model, self.reads_hidden_states)
         self._rows = RowReader(self.name, self.network, checkpoint.mask_token, self._features, target)
-        self._ranks = min(config.ranks, model.config.vocab_size)
-        self._expanders = BackboneExpanders([self._ranks])
+        self._trees = SlotTrees(config, model.config.vocab_size, None)
+        self.logits_device, self.samples = target.device, config.sample
+        self.columns = Columns.of(None, model.config.vocab_size, target.config.vocab_size, target.device)
+        self.shape = TreeShape.backbone(*config.drawn)
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
 
@@ -76,7 +85,7 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
 
     @property
     def drafts_chains(self) -> bool:
-        return self._ranks == 1
+        return self._trees.ranks == 1
 
     @property
     def max_nodes(self) -> int:
@@ -126,11 +135,16 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
         if able := [i for i, s in enumerate(requests) if s.draft_limit > 0 and self._rows.can_draft(s)]:
             drafted = [requests[i] for i in able]
             levels = min(self.config.length, max(request.draft_limit for request in drafted))
-            hidden_states = self._rows.draft(drafted, levels)
-            for i, tokens, log_probs in zip(able, *self._best(hidden_states), strict=True):
-                limit = requests[i].draft_limit
-                trees[i] = self._tree(requests[i].tokens[-1], tokens[:limit], log_probs[:limit])
+            for i, tree in zip(able, self._trees(drafted, self._logits(drafted, levels)), strict=True):
+                trees[i] = tree
         return self.calibrated.calibrate(requests, trees)
+
+    def levels_for(self, request: DraftRequest) -> int:
+        return min(request.draft_limit, self.shape.levels) if self._rows.can_draft(request) else 0
+
+    def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
+        levels = max(tree.depth for tree in trees)
+        return slot_logits(trees, self._logits([tree.request for tree in trees], levels))
 
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
         return 1  # one pass, however many levels it drafts
@@ -143,15 +157,7 @@ class Pard(Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, NetworkDra
     def learned(self) -> list[list[float]]:
         return self.calibrated.learned
 
-    def _best(self, hidden_states: torch.Tensor) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """Returns the likeliest tokens of each request's levels, and their log-probabilities."""
-        batch, levels, size = hidden_states.shape
-        logits = self.network.logits(hidden_states.view(batch * levels, size))
-        best = self._expanders(logits[:, None])  # every distribution is a tree of one level
-        shape = (batch, levels, self._ranks)
-        return best.tokens[:, 1:].reshape(shape).tolist(), best.scores[:, 1:].reshape(shape).tolist()
-
-    def _tree(self, root: int, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> ScoredTree:
-        """Returns a tree of the likeliest tokens of each level."""
-        grow = jetspec_tree if self.config.tree == "jetspec" else ddtree  # of one child per node both are chains
-        return grow(root, lambda _, __, depth, ___: (tokens[depth], log_probs[depth]), self.max_nodes, len(tokens))
+    def _logits(self, requests: Sequence[DraftRequest], levels: int) -> torch.Tensor:
+        """Returns float32 [B, levels, V], by one pass."""
+        hidden_states = self._rows.draft(requests, levels)
+        return self.network.logits(hidden_states.flatten(0, 1)).view(len(requests), levels, -1)

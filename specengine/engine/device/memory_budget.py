@@ -18,8 +18,8 @@ from specengine.drafters.capabilities import (
     DeviceDrafter,
     DeviceStateDrafter,
     HiddenStateReader,
-    LogitsDrafter,
     NetworkDrafter,
+    gives_logits,
 )
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
@@ -121,7 +121,7 @@ def device_buffers(
         vocab=config.vocab_size,
     )
     draft_logits, drafter_state = None, None
-    if isinstance(drafter, LogitsDrafter) and drafter.gives_logits(rule.wants):
+    if gives_logits(drafter, rule.wants):
         draft_logits = drafter.room_for_logits(rows)
     if isinstance(drafter, DeviceStateDrafter):
         drafter_state = drafter.new_device_state(options.max_batch_size)

@@ -1,0 +1,191 @@
+"""DFlash, JetSpec, DSpark and Domino as drafters: one pass over a block of mask tokens drafts all levels.
+
+A draft first reads the target's hidden states that the last cycle made known. Their keys and values stay; those of the
+block are overwritten by the next draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from specengine.cache.kv_cache import CacheBatch
+from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_trees.tree import TreeBatch
+from specengine.draft_trees.tree_shape import TreeShape
+from specengine.drafters.base import Drafter
+from specengine.drafters.block.checkpoint import LoadedBlock, load_block
+from specengine.drafters.block.config import BlockConfig
+from specengine.drafters.block.head import OpenDraft
+from specengine.drafters.block.level_logits import BlockLevels
+from specengine.drafters.block.level_trees import best_trees, chain_tree, draft_chains, grow_levels
+from specengine.drafters.block.path_trees import path_trees
+from specengine.drafters.calibrated_trees import CalibratedTrees
+from specengine.drafters.distributions.columns import Columns
+from specengine.drafters.distributions.growth import Growth
+from specengine.drafters.distributions.level_logits import LevelLogits
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.hidden_states.pair_reader import PairReader
+from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
+from specengine.drafters.policies import policy_of
+from specengine.drafters.root_tokens import root_tokens, root_trees
+from specengine.drafters.shipped import open_drafter
+from specengine.models.transformer import Transformer
+from specengine.ops.weight import Projection
+from specengine.rules.base import Wants
+
+
+class BlockDrafter(ReadsPairs, Drafter):
+    """Drafts by one pass over a block. families: of checkpoints that the name stands for."""
+
+    config_type = BlockConfig
+    config: BlockConfig
+    takes_path = True
+    offers = frozenset(Wants)
+    families: ClassVar[tuple[str, ...]]
+
+    def __init__(self, config: BlockConfig, path: str | None, target: Transformer) -> None:
+        super().__init__(config, path, target)
+        if target.ops.on_device and config.tree not in ("", "chain"):
+            raise ValueError(f"drafter: {self.name}: tree={config.tree} is built on the host; on CUDA use tree=chain")
+        checkpoint = open_drafter(self.name, path, target)
+        loaded = load_block(checkpoint, target, config.dtype)
+        if (problem := self._misnamed(loaded)) is not None:
+            raise checkpoint.error(problem)
+        self.settings, self.network, self.head = loaded.settings, loaded.backbone, loaded.head
+        self.levels = loaded.settings.levels
+        self.hidden_state_layers = loaded.backbone.hidden_state_layers
+        self._device = target.device
+        self._by_levels = config.tree == "chain" or target.ops.on_device or (self.head.reads_path and not config.tree)
+        most = 1 if config.tree == "chain" else config.nodes - 1 if config.tree == "ddtree" else config.top_k
+        self._children = min(most, self.head.most_children)
+        self._drafted_levels = 0  # of the last draft
+        vocabulary = self.head.vocabulary
+        self.logits_device, self.samples = target.device, config.sample
+        self.columns = Columns.of(vocabulary.tokens, vocabulary.head.rows, target.config.vocab_size, target.device)
+        width = 1 if config.tree == "chain" else min(config.top_k, self.head.most_children)
+        self.shape = TreeShape.backbone(self.levels, max(1, min(width, (config.nodes - 1) // self.levels)))
+        self.calibrated = CalibratedTrees(self.name)
+        self.policy = policy_of(self, target, None, [self])
+        self.pairs = PairReader(
+            self.name,
+            self.network,
+            target,
+            hidden_state_layers=len(self.hidden_state_layers),
+            levels=self.levels,
+            beyond=self.settings.block_size,
+        )
+
+    def _misnamed(self, loaded: LoadedBlock) -> str | None:
+        """Returns why the checkpoint is not what the drafter's name says, or None."""
+        if loaded.settings.family in self.families:
+            return None
+        return f"is a {loaded.settings.family} drafter; use {loaded.settings.family}:PATH"
+
+    @property
+    def adaptive(self) -> bool:
+        return self.config.adaptive
+
+    @property
+    def drafts_chains(self) -> bool:
+        return self.config.tree == "chain"
+
+    @property
+    def max_nodes(self) -> int:
+        return 1 + self.levels if self.drafts_chains else self.config.nodes
+
+    @property
+    def spare_slots(self) -> int:
+        return max(self.max_nodes, self.settings.block_size)
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [*self.network.projections, *self.head.projections]
+
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+        self._drafted_levels = 0
+        return super().propose(requests, least_tokens)
+
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
+        return self._drafted_levels
+
+    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
+        limits = [min(self.levels, request.draft_limit) for request in requests]
+        levels = max(limits)
+        tokens = [request.tokens[-1] for request in requests]
+        draft, roots = self._read(requests, levels)
+        self._drafted_levels = levels if self.head.reads_path else 1  # one pass has all levels
+        if self.drafts_chains:
+            drafted = zip(tokens, limits, draft_chains(draft, roots, levels), strict=True)
+            return [
+                chain_tree(root, own[:limit], chances[:limit], self.config.threshold)
+                for root, limit, (own, chances) in drafted
+            ]
+        if not self._by_levels:
+            return path_trees(self.config, draft, tokens, limits, self.head.reads_path)
+        trees = grow_levels(draft, roots, levels, self._beam, least_tokens)
+        self._drafted_levels = len(trees.ends)
+        return best_trees(trees, roots, limits, self.max_nodes)
+
+    def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
+        levels = min(self.levels, max(tree.depth for tree in trees))
+        return BlockLevels(self._read([tree.request for tree in trees], levels)[0], trees, self._device)
+
+    @property
+    def device_rows(self) -> int:
+        return max(1 + self.levels, self.settings.block_size)  # unread hidden states, or slots
+
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        levels = min(self.levels, batch.nodes - 1)
+        if not levels:
+            return root_trees(batch)
+        pairs, table = batch.drafter_state, batch.cache.block_table
+        first, counts = pairs.first[: batch.size], pairs.counts[: batch.size]
+        self.network.cache_pairs(pairs.rows(batch), CacheBatch(table, first), self.pairs.pool)
+        roots = root_tokens(batch.history)
+        draft = self._open(roots[:, 0], CacheBatch(table, first + counts), levels)
+        trees = grow_levels(draft, roots[:, 0], levels, self._beam)
+        limits = torch.where(counts > 0, levels, 0)  # without hidden states nothing is drafted
+        return batch.selected(*trees.rooted(roots), limits)
+
+    @property
+    def _beam(self) -> int:
+        return min(self.config.beam, self._children)
+
+    def _read(self, requests: Sequence[DraftRequest], levels: int) -> tuple[OpenDraft, torch.Tensor]:
+        """Caches what the requests' hidden states give and runs their blocks; returns the draft and roots int32 [B]."""
+        roots = torch.tensor([request.tokens[-1] for request in requests], dtype=torch.int32, device=self._device)
+        read, place = self.pairs.take_all(requests)
+        self.network.cache_pairs(read, place, self.pairs.pool)
+        place = self.pairs.place(requests, [own.first for own in self.pairs.of(requests)])
+        return self._open(roots, place, levels), roots
+
+    def _open(self, roots: torch.Tensor, place: CacheBatch, levels: int) -> OpenDraft:
+        """Runs the blocks of roots, int32 [B], behind their contexts, which are cached."""
+        settings = self.settings
+        tokens = torch.full((len(roots), settings.block_size), settings.mask_token, device=roots.device).int()
+        tokens[:, 0] = roots
+        outputs = self.network.outputs(tokens, place, self.pairs.pool)
+        first = settings.first_slot
+        return self.head.open(outputs[:, first : first + levels], self._children)
+
+
+class DFlash(BlockDrafter):
+    """DFlash (arXiv 2602.06036): all slots of a block see each other."""
+
+    name = "dflash"
+    families = ("dflash",)
+
+
+class JetSpec(BlockDrafter):
+    """JetSpec (arXiv 2606.18394): a slot sees the slots before it."""
+
+    name = "jetspec"
+    families = ("dflash",)
+
+    def _misnamed(self, loaded: LoadedBlock) -> str | None:
+        if loaded.settings.family == "dflash" and not loaded.settings.causal:
+            return "is a drafter whose slots all see each other; use dflash:PATH"
+        return super()._misnamed(loaded)
