@@ -120,6 +120,17 @@ def test_a_gguf_model_of_tiled_heads_takes_the_adapter_of_its_folder(dense, tmp_
     assert differs_by(logits(checkpoint, tmp_path / "adapter")[0], expected) < 1e-4
 
 
+def test_adapters_of_grouped_heads_are_refused_for_tiled_ones(dense, tmp_path):
+    """Their matrices have the same shapes, and rows of another order."""
+    folder, _, adapters = dense
+    tiled = open_checkpoint(write_hybrid_gguf(tmp_path / "model.gguf", open_checkpoint(folder)))
+    grouped_model, tiled_model = (load_transformer(each, "float32", CPU) for each in (open_checkpoint(folder), tiled))
+    loaded = load_adapters(adapters, grouped_model)
+    loaded.check_fits(grouped_model)
+    with pytest.raises(ValueError, match=r"^adapters: they were loaded for a model of other sizes"):
+        loaded.check_fits(tiled_model)
+
+
 def test_an_adapter_of_a_model_of_text_and_vision_is_the_same(dense, tmp_path):
     folder, model, _ = dense
     adapter_of(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specengine._C import PAGE_SIZE
+from specengine.cache import kv_cache
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.prefix_cache import Sharing
 from specengine.cache.state_memory import StateMemory
@@ -138,6 +139,33 @@ def test_an_evicted_page_takes_its_state_along():
     cache.kept_bytes = 0
     cache.allocate(1)
     assert cache.states.kept == 0
+
+
+def test_states_follow_their_pages_to_the_numbers_of_a_smaller_pool(monkeypatch):
+    monkeypatch.setattr(kv_cache, "IDLE_BYTES", 0)
+    cache = hybrid_cache(kept=4)
+    first = cache.allocate(20 * PAGE_SIZE)  # its pages have the lowest numbers
+    texts = {symbol: text_of(symbol, symbol + 10, tail=8) for symbol in (1, 2)}
+    for symbol, text in texts.items():
+        pages, _ = prefilled(cache, text, float(symbol))
+        cache.free(pages, text, EVERYBODY)
+    cache.free(first)
+    for _ in range(2):
+        cache.free(cache.allocate(PAGE_SIZE))
+    assert cache.k.shape[1] < 10
+    for symbol, text in texts.items():
+        pages, hit = begin(cache, text)
+        assert hit == 2 * PAGE_SIZE and state_of(cache, pages).unique().tolist() == [float(symbol)]
+
+
+def test_a_request_waits_for_a_slot_of_a_fixed_pool_though_pages_are_free():
+    states = StatePool(StateMemory(CONFIG, torch.device("cpu")), requests=1)
+    cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), 8, states)
+    assert cache.has_room(10)
+    pages = cache.allocate(10)
+    assert not cache.has_room(10)
+    cache.free(pages)
+    assert cache.has_room(10)
 
 
 def test_nothing_is_kept_of_a_page_that_no_request_can_find():

@@ -9,9 +9,9 @@ from specengine.ops.lora.matrices import LoraProjection, stack_lora
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 from tests.ops.cases import randn
 
-ROWS = (17, 5, 30)  # of the three matrices of a projection
+ROWS = (17, 5, 30, 2)  # of the matrices of a projection, as many as one may have
 COLUMNS = 300  # more than one chunk
-RANKS = ((3, 20, None), (16, None, 1), (None, 33, 16))  # by adapter and matrix
+RANKS = ((3, 20, None, 2), (16, None, 1, None), (None, 33, 16, 17))  # by adapter and matrix
 STARTS = (0, 1, 8, 8, 15, 16, 30)
 CHOSEN = (1, 0, 2, -1, 2, 1)
 

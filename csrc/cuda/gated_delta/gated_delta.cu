@@ -1,10 +1,10 @@
 // A pass of one layer in two kernels. The first writes the records: a warp owns one head of q, k or v of a row, or all
 // gates of it. The second walks paths from the committed state: a block owns a value head of a path.
 //
-// Trees have a path for every leaf, and paths walk side by side: steps that several paths share are repeated, with the
-// same bits, so the time is that of the deepest path and no state but the committed one is ever in memory. Of the paths
-// through a node the one with the last leaf writes its output. Floor: the committed states once, for every leaf from
-// the second cache.
+// Trees have a path for every leaf, and paths walk side by side. Steps that several paths share are repeated, with the
+// same bits. So the time is that of the deepest path, and no state but the committed one is ever in memory. Of the
+// paths through a node the one with the last leaf writes its output. Floor: the committed states once, for every leaf
+// from the second cache.
 #include "cuda/base/request_of_row.cuh"
 #include "cuda/gated_delta/delta_step.cuh"
 #include "ops/gated_delta/gated_delta.h"

@@ -32,7 +32,7 @@ class _TorchFile(TorchBinCheckpoint):
 def read_lora(folder: str | Path, config: ModelConfig) -> dict[str, LoraMatrices]:
     """Reads an adapter of a model of this configuration; by module, such as `model.layers.0.mlp.up_proj`.
 
-    Raises FileNotFoundError for a missing file, and ValueError for settings or modules that are not plain LoRA of
+    Raises FileNotFoundError for a missing file. Raises ValueError for settings or modules that are not plain LoRA of
     matrices of attention, gated delta rule and MLP. Tensors that are missing, have no place, another shape or no finite
     values raise it too.
     """

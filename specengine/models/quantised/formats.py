@@ -50,10 +50,11 @@ class WeightFormats:
     def of_experts(self, parts: Sequence[Sequence[str]]) -> list[str]:
         """Chooses the format of each part of a product of all experts. parts: a matrix of each expert."""
         everything = [name for part in parts for name in part]
+        if any(self.column_order(name) is not None for name in everything):  # each expert has its own order
+            return [self.ops.dequantised] * len(parts)
         formats, count = self.of_product(everything), len(parts[0])
         kinds = [set(formats[first : first + count]) for first in range(0, len(formats), count)]
-        ordered = any(self.column_order(name) is not None for name in everything)  # each expert has its own order
-        if ordered or any(len(own) > 1 for own in kinds):
+        if any(len(own) > 1 for own in kinds):
             return [self.ops.dequantised] * len(parts)
         return [own.pop() for own in kinds]
 

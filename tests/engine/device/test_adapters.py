@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from tests.adapters.files import tiny_adapters
+from specengine.models.presets import PRESETS
+from tests.adapters.files import tiny_adapters, write_adapter
 from tests.engine.device.prompts import GREEDY, LOOKUP, PROMPTS, SAMPLED, on_the_cpu
 from tests.engines import ids
 
@@ -48,3 +49,16 @@ def test_a_mixed_batch_on_the_device_has_the_bits_of_single_runs(device_engine, 
         assert alone.generate(prompt, own).logprobs == output.logprobs
     bare = device_engine("none", max_batch_size=1).generate(PROMPTS[1], dataclasses.replace(GREEDY, logprobs=2))
     assert bare.logprobs == together[1].logprobs
+
+
+@pytest.mark.full
+def test_a_hybrid_on_the_device_says_with_adapters_what_the_cpu_says(device_engine, tmp_path):
+    name = "tiny-qwen3.5"
+    modules = ("q_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", "down_proj")
+    adapters = {each: write_adapter(tmp_path / each, PRESETS[name], modules=modules, seed=ord(each)) for each in "abc"}
+    params = [dataclasses.replace(each, max_new_tokens=4) for each in with_adapters(SAMPLED)]
+    prompts = [[5, 9, 13, 5, 9], [7], [3, 4, 3], [11, 12, 11]]
+    expected = ids(on_the_cpu(params, name, prompts, adapters=adapters))
+    assert expected != ids(on_the_cpu(dataclasses.replace(SAMPLED, max_new_tokens=4), name, prompts))
+    engine = device_engine(LOOKUP, name=name, max_batch_size=3, adapters=adapters)
+    assert ids(engine.generate(prompts, params)) == expected

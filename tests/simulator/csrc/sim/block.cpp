@@ -141,7 +141,7 @@ void report_deadlock() {
   }
   failed = true;
   failure = "thread " + text_of(first->index) +
-            ": divergent barrier or collective, nobody can go on: " + describe_waiting(*first) + ", " +
+            ": divergent barrier or collective, no thread can go on: " + describe_waiting(*first) + ", " +
             (second ? describe_waiting(*second) : "and the lanes it waits for do not come");
 }
 
