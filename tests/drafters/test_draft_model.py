@@ -387,7 +387,7 @@ def test_a_rule_that_a_drafter_cannot_serve_is_refused_with_those_that_can():
     for wants, needs in ((Wants.PROBABILITIES, "draft logits"), (Wants.SAMPLED_ONLY, "children sampled from")):
         with pytest.raises(
             ValueError,
-            match=rf"^rule: mixed needs {needs}.* prompt_lookup .*: draft_model, (?!.*prompt_lookup).*eagle3",
+            match=rf"^rule: mixed needs {needs}.* prompt_lookup .*: (?!.*lookup).*draft_model.*eagle3",
         ):
             check_offers(lookup, "mixed", wants)
     assert Wants.PROBABILITIES not in PromptLookup.offers

@@ -20,6 +20,7 @@ TREES: dict[str, Shape] = {
     "siblings": ((), (), ()),
     "two levels": (((), ()), ((),)),
     "three levels": ((((),),), ((), ())),
+    "backbone": (((), ()), ()),  # as trained drafters draw it
 }
 
 

@@ -7,18 +7,15 @@ import pytest
 import torch
 
 from specengine import Engine
-from specengine.draft_trees.tree import DraftTree
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters import drafter_names
-from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import LogitsDrafter, draft_for_rule
-from specengine.drafters.distributions.columns import Columns
-from specengine.drafters.distributions.level_logits import LevelDistributions
 from specengine.rules import RULES, Wants
 from specengine.utils.spec_string import Spec
 from tests.docs.pages import ROOT, Page
+from tests.drafters.table_drafter import Table
 from tests.drafters.trained_files import TRAINED, write_trained
-from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
+from tests.engines import GREEDY, SAMPLED, ids, tiny_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")
 
@@ -195,32 +192,10 @@ def test_captured_cycles_refuse_rules_that_read_their_distributions(device_engin
         device_engine(f"{specs['fasteagle']}{options}", rule=rule)
 
 
-class Table(Drafter, LevelDistributions):
-    """Draws what follows a token from a fixed table: a new drafter with nothing but its logits."""
-
-    name = "table"
-    offers = frozenset(Wants)
-    shape = TreeShape.of_widths((2, 1))
-    columns, logits_device = Columns(320, None, None), torch.device("cpu")
-    table = torch.randn(320, 320, generator=torch.Generator().manual_seed(1))
-
-    @property
-    def max_nodes(self) -> int:
-        return len(self.shape.parents)
-
-    def draft(self, requests):
-        return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
-
-    def levels_for(self, request) -> int:
-        return request.draft_limit
-
-    def begin_levels(self, trees):
-        return lambda growing, level: self.table[[tree.tokens[node] for tree in growing for node in tree.open]]
-
-
 @pytest.mark.parametrize("rule", ["rejection", "traversal", "bild", "margin:reference"])
 def test_a_new_drafter_serves_rules_by_its_logits_alone(rule):
-    engine = tiny_engine(Table(None, None, tiny_model().target), rule=rule)
+    logits = torch.randn(320, 320, generator=torch.Generator().manual_seed(1))
+    engine = tiny_engine(Table(logits, TreeShape.of_widths((2, 1))), rule=rule)
     found = handed_over(engine)
     plain = ids(tiny_engine("none").generate(PROMPTS, GREEDY))
     assert ids(engine.generate(PROMPTS, GREEDY)) == plain or rule not in LOSSLESS

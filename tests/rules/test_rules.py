@@ -78,7 +78,7 @@ def test_a_wrong_spec_is_refused_with_the_possible_ones(spec, message):
 @pytest.mark.parametrize("rule", ["cascade", "bild", "lossy", "margin:reference"])
 def test_a_rule_that_needs_a_distribution_refuses_a_drafter_without_one(rule):
     with pytest.raises(
-        ValueError, match=r"^rule: .* prompt_lookup does not give, .* no distribution; .*: draft_model, eagle"
+        ValueError, match=r"^rule: .* prompt_lookup does not give, .* no distribution; .*: (?!.*lookup).*draft_model"
     ):
         tiny_engine(rule=rule)
 

@@ -1,0 +1,81 @@
+"""Drawn trees of a drafter that has nothing but its logits: their law is the enumerated one."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from specengine import SamplingParams
+from specengine.draft_trees.tree_shape import TreeShape
+from tests.drafters.table_drafter import Table
+from tests.rules.drafting import TREES, sampled
+
+VOCAB, KNOWN, ROOT = 6, [4, 1, 3], 2  # the drafter's columns are these tokens of the target
+LOGITS = torch.randn(VOCAB, len(KNOWN), generator=torch.Generator().manual_seed(2))
+DRAWS, TEMPERATURE = 6000, 0.8
+
+
+def table(replacement: bool = False) -> Table:
+    return Table(LOGITS, TreeShape.backbone(2, 2), KNOWN, replacement)
+
+
+def request_of(seed: int, limit: int = 2, **options):
+    params = SamplingParams(temperature=TEMPERATURE, **options)
+    return SimpleNamespace(tokens=[ROOT], prompt_length=1, params=params, seed=seed, draft_limit=limit)
+
+
+def draft_of(path) -> np.ndarray:
+    """The distribution behind a path, over the target's tokens."""
+    row = np.zeros(VOCAB)
+    row[KNOWN] = (LOGITS[[ROOT, *path][-1]].double() / TEMPERATURE).softmax(-1).numpy()
+    return row
+
+
+def p_value(replacement: bool, told: bool) -> float:
+    """Compares drawn trees with those that are enumerated with or without replacement."""
+    law = {tuple(tree.tokens[1:]): tree.probability for tree in sampled(draft_of, told, TREES["backbone"])}
+    assert sum(law.values()) == pytest.approx(1)
+    trees, _ = table(replacement).draft_with_logits([request_of(seed) for seed in range(DRAWS)], sampled=True)
+    found = Counter((first, left, right, second) for _, first, second, left, right in (tree.tokens for tree in trees))
+    assert set(found) <= set(law) and trees[0].parents == [-1, 0, 0, 1, 1]
+    wanted, seen = np.array([DRAWS * law[tree] for tree in law]), np.array([found[tree] for tree in law])
+    rare = wanted < 5
+    wanted, seen = (np.append(each[~rare], each[rare].sum()) for each in (wanted, seen))
+    return float(stats.chisquare(seen, wanted * seen.sum() / wanted.sum()).pvalue)
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("replacement", [False, True])
+def test_drawn_trees_have_the_enumerated_law(replacement):
+    assert p_value(replacement, told=replacement) > 1e-3
+
+
+@pytest.mark.statistics
+def test_a_law_with_replacement_is_not_mistaken_for_one_without():
+    assert p_value(replacement=False, told=True) < 1e-9
+
+
+def test_the_rule_gets_the_logits_that_the_children_were_drawn_from():
+    (tree,), found = table().draft_with_logits([request_of(7)], sampled=True)
+    expanded = [0, 1]
+    assert [row >= 0 for row in found.rows.tolist()] == [node in expanded for node in range(5)]
+    assert found.logits[found.rows[expanded].long()].equal(LOGITS[[tree.tokens[node] for node in expanded]])
+    assert found.index.tolist() == [-1, 1, -1, 2, 0, -1] and not found.replacement
+
+
+def test_at_temperature_0_and_beside_probabilities_children_are_the_likeliest():
+    best = [KNOWN[column] for column in LOGITS[ROOT].topk(2).indices]
+    greedy = request_of(3)
+    greedy.params = SamplingParams()
+    for request, drawn in ((greedy, True), (greedy, False), (request_of(3), False)):
+        (tree,), _ = table().draft_with_logits([request], drawn)
+        assert list(tree.tokens[1:3]) == best
+
+
+def test_a_request_drafts_no_deeper_than_it_goes():
+    trees, found = table().draft_with_logits([request_of(1, limit) for limit in (0, 1, 2)], sampled=True)
+    assert [len(tree.tokens) for tree in trees] == [1, 3, 5]
+    assert [row >= 0 for row in found.rows.tolist()] == [False, True, False, False, True, True, False, False, False]
