@@ -34,7 +34,9 @@ __all__ = [
 DRAFTERS = {
     "combine": "combine.drafter:Combine",
     "dflash": "block.drafter:DFlash",
+    "domino": "block.drafter:Domino",
     "draft_model": "draft_model.drafter:DraftModel",
+    "dspark": "block.drafter:DSpark",
     "eagle": "eagle.drafter:Eagle1",
     "eagle3": "eagle.drafter:Eagle3",
     "fasteagle": "fasteagle.drafter:FastEagle",
@@ -128,8 +130,8 @@ def check_chains(drafter: Drafter, rule: Rule) -> None:
         raise ValueError(
             f"rule: {rule.name} takes chains only, and drafter {drafter.name} as configured drafts trees; chains are "
             "drafted by draft-model without tree, fasteagle, eagle, eagle3 and mtp with top_k=1, medusa with a tree "
-            "of one path, dflash, jetspec, p-eagle and pard with tree=chain and glide with cape=false; rule traversal "
-            "takes trees"
+            "of one path, dflash, jetspec, dspark, domino, p-eagle and pard with tree=chain and glide with cape=false; "
+            "rule traversal takes trees"
         )
 
 

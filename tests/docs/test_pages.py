@@ -14,7 +14,7 @@ from tests.docs.pages import PAGES, README, ROOT, Page
 DOCS = ROOT / "docs"
 DOC_PAGES = [Page(path) for path in PAGES]
 # as on the command line; a page may have several names
-PAGE = {"draft_model": "draft-model", "p_eagle": "p-eagle", "jetspec": "dflash"}
+PAGE = {"draft_model": "draft-model", "p_eagle": "p-eagle"} | dict.fromkeys(("domino", "dspark", "jetspec"), "dflash")
 OPTION_PAGES = ("drafters", "rules")  # folders
 LONGEST = 150  # columns
 README_LINES = 140

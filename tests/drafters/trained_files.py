@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 
 from specengine.models.presets import PRESETS
-from tests.drafters import block_files, eagle_files, glide_files, medusa_files
+from tests.drafters import block_files, block_heads, eagle_files, glide_files, medusa_files
 from tests.drafters.fasteagle_files import random_cascade
 from tests.drafters.mtp_files import mtp_state, write_mtp
 from tests.drafters.p_eagle_files import write_p_eagle
 from tests.drafters.pard_files import pard_state, write_pard
 
 # jetspec is the class of dflash
-TRAINED = ("dflash", "eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "p_eagle", "pard")
+TRAINED = ("dflash", "domino", "dspark", "eagle", "eagle3", "fasteagle", "glide", "medusa", "mtp", "p_eagle", "pard")
 
 
 def write_trained(folder: Path) -> dict[str, str]:
@@ -39,4 +39,11 @@ def write_trained(folder: Path) -> dict[str, str]:
     block["norm.weight"] *= 2
     paths["dflash"] = block_files.write(folder / "dflash", block_files.DFLASH, block)
     paths["jetspec"] = block_files.write(folder / "jetspec", block_files.JETSPEC, block)
+    heads = {
+        "dspark": (block_heads.DSPARK, block_heads.dspark_state()),
+        "domino": (block_heads.DOMINO, block_heads.domino_state()),
+    }
+    for name, (config, state) in heads.items():
+        state["norm.weight"] *= 2
+        paths[name] = block_files.write(folder / name, config, state)
     return {name: f"{name}:{path}" for name, path in paths.items()}

@@ -6,6 +6,7 @@ import torch
 from specengine import Engine
 from tests.drafters import (
     block_files,
+    block_heads,
     eagle_files,
     fasteagle_files,
     glide_files,
@@ -31,6 +32,8 @@ def folders(tmp_path_factory):
     made["p_eagle"] = p_eagle_files.write_p_eagle(folder / "p_eagle")
     for name, own in (("dflash", block_files.DFLASH), ("jetspec", block_files.JETSPEC)):
         made[name] = block_files.write(folder / name, own, block_files.backbone_state(own))
+    made["dspark"] = block_files.write(folder / "dspark", block_heads.DSPARK, block_heads.dspark_state())
+    made["domino"] = block_files.write(folder / "domino", block_heads.DOMINO, block_heads.domino_state())
     made["pard"] = pard_files.write_pard(folder / "pard")
     made["pard2"] = pard_files.write_pard(folder / "pard2", pard_files.warp_state(tiny_model().config.hidden_size))
     made["medusa"] = medusa_files.write(folder / "medusa", medusa_files.heads_state(vocab=0))

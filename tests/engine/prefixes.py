@@ -21,6 +21,8 @@ SPECS = {
     "eagle3 backbone": "eagle3:{eagle3},beam=1,top_k=3,levels=3,adaptive=false",
     "mtp": "mtp:{mtp},nodes=12,levels=3,adaptive=false",
     "dflash": "dflash:{dflash},nodes=12,top_k=3,adaptive=false",
+    "dspark": "dspark:{dspark},nodes=12,top_k=3,adaptive=false",
+    "domino chain": "domino:{domino},tree=chain,adaptive=false",
     "jetspec chain": "jetspec:{jetspec},tree=chain,adaptive=false",
     "pard": "pard:{pard},length=4,nodes=12,adaptive=false",
     "pard2": "pard:{pard2},length=4,nodes=12,adaptive=false",

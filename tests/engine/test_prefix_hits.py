@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess n
 SMALL = ("draft-model", "draft-model tree", "ouroboros")
 BESIDE = (
     "dflash",
+    "domino chain",
+    "dspark",
     "jetspec chain",
     "eagle",
     "eagle3",

@@ -45,6 +45,8 @@ SMALL = {  # trees of these options are small
     "draft_model": "draft-model:self,layers=1,length=3",
     "none": "none",
     "dflash": "nodes=41,top_k=8",
+    "domino": "nodes=41,top_k=8",
+    "dspark": "nodes=49,top_k=8",
     "jetspec": "nodes=41,top_k=8",
     "eagle": "nodes=12,levels=3,top_k=3",
     "eagle3": "nodes=12,levels=3,top_k=3",
@@ -151,7 +153,7 @@ def test_a_cell_that_is_wrong_is_noticed(specs, chain, monkeypatch):
 @pytest.mark.parametrize("name", TRAINED)
 def test_children_beside_their_probabilities_are_those_of_a_plain_draft(specs, name):
     fixed = {"eagle": "tree=eagle_25", "mtp": "tree=eagle_25", "eagle3": "top_k=1"}
-    fixed |= dict.fromkeys(("p_eagle", "pard", "dflash"), "tree=chain")
+    fixed |= dict.fromkeys(("p_eagle", "pard", "dflash", "domino", "dspark"), "tree=chain")
     spec = with_options(specs[name], fixed.get(name, "adaptive=false"))
     trees = []
     for wants in (Wants.NOTHING, Wants.PROBABILITIES):

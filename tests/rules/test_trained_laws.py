@@ -22,6 +22,8 @@ PROMPT, LENGTH, TEXTS = [5, 9, 13], 3, 3072
 TEMPERATURE = 0.7
 OPTIONS = {  # small trees of several levels
     "dflash": "nodes=16,top_k=3",
+    "domino": "nodes=16,top_k=3",
+    "dspark": "nodes=22,top_k=3",
     "eagle": "tree=eagle_25",
     "eagle3": "top_k=3,levels=3",
     "fasteagle": "top_k=3",
@@ -33,6 +35,7 @@ OPTIONS = {  # small trees of several levels
 }
 CHAINS = {
     "dflash": "tree=chain",
+    "dspark": "tree=chain",
     "eagle": "top_k=1,levels=3",
     "eagle3": "top_k=1,levels=3",
     "fasteagle": "top_k=1",

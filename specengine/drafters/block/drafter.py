@@ -57,6 +57,8 @@ class BlockDrafter(ReadsPairs, Drafter):
         self.settings, self.network, self.head = loaded.settings, loaded.backbone, loaded.head
         self.levels = loaded.settings.levels
         self.hidden_state_layers = loaded.backbone.hidden_state_layers
+        if config.threshold and not self.head.estimates:
+            raise checkpoint.error(f"has no confidence head, which threshold={config.threshold} asks for")
         self._device = target.device
         self._by_levels = config.tree == "chain" or target.ops.on_device or (self.head.reads_path and not config.tree)
         most = 1 if config.tree == "chain" else config.nodes - 1 if config.tree == "ddtree" else config.top_k
@@ -189,3 +191,17 @@ class JetSpec(BlockDrafter):
         if loaded.settings.family == "dflash" and not loaded.settings.causal:
             return "is a drafter whose slots all see each other; use dflash:PATH"
         return super()._misnamed(loaded)
+
+
+class DSpark(BlockDrafter):
+    """DSpark (arXiv 2607.05147): a Markov head reads the token above, and a confidence head estimates chances."""
+
+    name = "dspark"
+    families = ("dspark",)
+
+
+class Domino(BlockDrafter):
+    """Domino: a GRU corrects the slots' logits along the drafted path."""
+
+    name = "domino"
+    families = ("domino",)

@@ -82,6 +82,11 @@ class BlockHead(ABC):
         return [self.vocabulary.head]
 
     @property
+    def estimates(self) -> bool:
+        """Whether it estimates the chance that a token is accepted."""
+        return False
+
+    @property
     def most_children(self) -> int:
         """Children that a node can have."""
         return self.vocabulary.head.rows

@@ -49,5 +49,10 @@ class Likeliest:
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the target's tokens int32 [M, k] and log-probabilities float32 [M, k] of logits [M, Vd]."""
-        best = self._expanders(logits[:, None])
-        return self._vocabulary.target_ids(best.tokens[:, 1:]).clone(), best.scores[:, 1:].clone()
+        tokens, log_probs = self.own(logits)
+        return self._vocabulary.target_ids(tokens), log_probs
+
+    def own(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the same with the drafter's tokens."""
+        best = self._expanders(logits.contiguous()[:, None])
+        return best.tokens[:, 1:].clone(), best.scores[:, 1:].clone()

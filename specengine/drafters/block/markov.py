@@ -1,0 +1,124 @@
+"""The heads of DSpark: a Markov head reads the token above a slot, a confidence head estimates its acceptance.
+
+The Markov head has three kinds. `vanilla` adds W2 W1[token] to a slot's logits. `gated` scales W1[token] by a gate made
+of the slot's output before. `rnn` keeps a state along the path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step
+from specengine.drafters.block.vocabulary import Likeliest, Linear, Vocabulary
+from specengine.ops.weight import Projection, Weight
+
+KINDS = ("vanilla", "gated", "rnn")
+GatherRows = Callable[[Weight, torch.Tensor, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Markov:
+    """kind: of KINDS.  before: W1 [V, rank], rows of the target's tokens.  after: W2 [Vd, rank].
+
+    inner: of `gated` [rank, hidden + rank], of `rnn` [3 rank, 2 rank + hidden]; None otherwise.
+    """
+
+    kind: str
+    before: Weight
+    after: Projection
+    inner: Projection | None
+    rank: int
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """weight: float32 [hidden] or, with_markov, [hidden + rank], the row of W1 last.  bias: float32 [1]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    with_markov: bool
+
+
+class MarkovHead(BlockHead):
+    """Adds to every slot's logits what the token above gives; estimates chances where there is a confidence head."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        markov: Markov | None,
+        confidence: Confidence | None,
+        gather_rows: GatherRows,
+    ) -> None:
+        super().__init__(vocabulary)
+        self.markov, self.confidence, self._gather_rows = markov, confidence, gather_rows
+
+    @property
+    def estimates(self) -> bool:
+        return self.confidence is not None
+
+    @property
+    def projections(self) -> list[Projection]:
+        own = [self.markov.after, self.markov.inner] if self.markov else []
+        return [*super().projections, *(product for product in own if product is not None)]
+
+    def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
+        batch, levels, _ = outputs.shape
+        base = self.vocabulary.logits(outputs.flatten(0, 1)).view(batch, levels, -1)
+        return _MarkovDraft(self, outputs, base, self.likeliest(count))
+
+    def rows_before(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        """Returns rows of W1, float32 [R, rank], of tokens int32 [R]."""
+        if self.markov is None:
+            return None
+        rows = torch.empty(len(tokens), self.markov.rank, device=tokens.device)
+        self._gather_rows(self.markov.before, tokens.clamp(min=0), rows)
+        return rows
+
+    @property
+    def linear(self) -> Linear:
+        """Multiplies rows by a projection."""
+        return self.vocabulary.linear
+
+
+class _MarkovDraft(PathDraft):
+    """outputs: [B, levels, hidden].  base: [B, levels, Vd], logits of the slots alone."""
+
+    def __init__(self, head: MarkovHead, outputs: torch.Tensor, base: torch.Tensor, likeliest: Likeliest) -> None:
+        super().__init__(likeliest)
+        self._head, self._outputs, self._base = head, outputs, base
+
+    def step(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
+        head, slots, logits = self._head, self._outputs[owners, level], self._base[owners, level]
+        rows = head.rows_before(tokens)
+        if rows is not None and head.markov is not None:
+            change, memory = _change(head.markov, head.linear, slots, rows, memory)
+            logits = logits + head.linear(change.contiguous(), head.markov.after)
+        return Step(logits, memory, _chance(head.confidence, slots, rows))
+
+
+def _change(
+    markov: Markov, linear: Linear, slots: torch.Tensor, rows: torch.Tensor, state: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns what W2 multiplies, [R, rank], and the state behind these nodes.
+
+    slots: [R, hidden].  rows: [R, rank], of W1.  state: [R, rank] of `rnn`; None at the root.
+    """
+    if markov.inner is None:
+        return rows, None
+    if markov.kind == "gated":
+        return torch.sigmoid(linear(torch.cat([slots, rows], -1), markov.inner)) * rows, None
+    state = torch.zeros_like(rows) if state is None else state
+    keep, new, out = linear(torch.cat([state, rows, slots], -1), markov.inner).chunk(3, -1)
+    keep = torch.sigmoid(keep)
+    return torch.tanh(out), keep * state + (1 - keep) * torch.tanh(new)
+
+
+def _chance(confidence: Confidence | None, slots: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns the chances [R] of the likeliest children; None without a confidence head."""
+    if confidence is None:
+        return None
+    read = torch.cat([slots, rows], -1) if confidence.with_markov and rows is not None else slots
+    return torch.sigmoid((read * confidence.weight).sum(-1) + confidence.bias)
