@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from specengine.draft_trees.cut import cut_trees
+from specengine.draft_trees.cut import cut_trees, expected_tokens
 from specengine.draft_trees.scored_tree import ScoredTree
 from tests.drafters.leaf_paths import paths
 
@@ -68,3 +68,11 @@ def test_a_tree_keeps_its_likeliest_nodes_with_their_parents():
     for most, left in ((4, [1, 2, 3, 4, 5]), (3, [1, 2, 3, 5]), (2, [1, 3, 5]), (1, [1, 3]), (0, [1])):
         assert cut_trees([tree], 0.0, float, most)[0].tokens == left
     assert paths(cut_trees([tree], 0.0, float, 2)[0]) == [[3, 5]]
+
+
+def test_a_cut_tree_expects_the_chances_of_the_nodes_that_it_keeps():
+    tree = ScoredTree(range(5), [-1, 0, 0, 2, 1], [1.0, 0.2, 0.7, 0.9, 0.5])  # reached with 0.2, 0.7, 0.63 and 0.1
+    expected = {0: 0.0, 1: 0.7, 2: 1.33, 3: 1.53, 4: 1.63}
+    for most, tokens in expected.items():
+        cut = cut_trees([tree, chain(0.25)], 0.0, float, most)
+        assert expected_tokens([tree, chain(0.25)], cut) == pytest.approx(tokens + 0.25 * (most > 0))
