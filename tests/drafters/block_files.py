@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, MASK, BLOCK = 64, 4, 2, 16, 96, 320, 319, 6
-RANK, GRU, WIDE = 8, 24, 12  # of Markov heads and selectors; of Domino
+RANK, GRU, WIDE = 8, 24, 16  # of Markov heads and selectors; of Domino
 SIZES = {
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save
 
 from specengine.drafters import load_drafter
+from tests.drafters.block_heads import DFLASH2, DOMINO, DSPARK, dflash2_state, domino_state, dspark_state
 from tests.drafters.p_eagle_files import LAYOUTS
 from tests.drafters.pard_files import JSON as PARD_JSON
 from tests.drafters.pard_files import PARD2, pard_state, warp_state
@@ -38,6 +39,17 @@ def _p_eagle() -> dict[str, bytes]:
     return {"config.json": json.dumps(config).encode(), "model.safetensors": save(state)}
 
 
+@lru_cache
+def _block(family: str) -> dict[str, bytes]:
+    kinds = {
+        "dflash": (DFLASH2, dflash2_state),
+        "domino": (DOMINO, domino_state),
+        "dspark": (DSPARK | {"markov_head_type": "rnn"}, partial(dspark_state, kind="rnn")),
+    }
+    config, state = kinds[family]
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": save(state())}
+
+
 def _load(path: Path, drafter: str, intact: dict[str, bytes]) -> None:
     """Loads a folder of which one file is damaged."""
     for name in {*intact} - {path.name}:
@@ -64,4 +76,8 @@ HARNESSES = (
     _harness("pard", _pard, "warp_model.bin", damaged_torch_file),
     _harness("p-eagle", _p_eagle, "config.json", damaged_json),
     _harness("p-eagle", _p_eagle, "model.safetensors", damaged_safetensors),
+    _harness("dflash", partial(_block, "dflash"), "config.json", damaged_json),
+    _harness("dflash", partial(_block, "dflash"), "model.safetensors", damaged_safetensors),
+    _harness("domino", partial(_block, "domino"), "config.json", damaged_json),
+    _harness("dspark", partial(_block, "dspark"), "config.json", damaged_json),
 )

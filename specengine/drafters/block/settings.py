@@ -72,7 +72,7 @@ def read_settings(checkpoint: DraftCheckpoint, target: ModelConfig) -> BlockSett
             raise keys.error(name, f"is {value!r}, which is not supported")
     keys.check_group()
     _check_target(keys, checkpoint, target)
-    block = keys.get("block_size", int, 8 if speculators else None)
+    block = keys.get("block_size", int, 8) if speculators else keys.get("block_size", int)
     if not 2 <= block <= 128:
         raise keys.error("block_size", f"must be from 2 to 128, got {block}")
     first = _first_slot(keys, family)

@@ -11,7 +11,18 @@ from tests.engine.device.prompts import LOOKUP
 from tests.engine.prefixes import SPECS
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
-ON_DEVICE = ("eagle", "eagle3", "eagle3 backbone", "fasteagle", "medusa", "glide")
+ON_DEVICE = (
+    "dflash",
+    "domino chain",
+    "dspark",
+    "jetspec chain",
+    "eagle",
+    "eagle3",
+    "eagle3 backbone",
+    "fasteagle",
+    "medusa",
+    "glide",
+)
 
 
 @pytest.mark.quick(1)
