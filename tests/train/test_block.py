@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from specengine.drafters import load_drafter
+from specengine.models.checkpoint import RandomCheckpoint
+from specengine.models.transformer import load_transformer
 from specengine.train.objectives import block, block_families
 from specengine.train.objectives.target_layers import shape_of
+from tests.drafters.block_files import write
 from tests.train import straight_line as straight
 from tests.train.tiny import CONFIG, batch_for, randomised, target_weights
 
@@ -175,6 +179,18 @@ def test_the_checkpoint_is_as_published(family):
     else:
         own = {"mask_token_id": MASK, "target_layer_ids": layers}
         assert json["dflash_config"] == own | ({"causal_head": True} if family == "jetspec" else {})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_drafter_of_its_name_loads_the_checkpoint(family, tmp_path):
+    objective = made(family)
+    json, tensors = objective.export()
+    write(tmp_path, json, tensors)
+    target = load_transformer(RandomCheckpoint(CONFIG), "float32", torch.device("cpu"))
+    drafter = load_drafter(f"{family}:{tmp_path}", target)
+    assert drafter.hidden_state_layers == objective.hidden_state_layers and drafter.levels == objective.levels
+    assert {mask.causal for mask in drafter.settings.masks} == {family == "jetspec"}
+    assert drafter.head.estimates == (family == "dspark")
 
 
 @pytest.mark.parametrize("options", [{"block": 1}, {"anchors": -1}, {"soft": -1.0}, {"start": "layer"}, {"layers": 0}])
