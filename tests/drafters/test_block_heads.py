@@ -70,6 +70,12 @@ KINDS = {
     "vanilla": ("dspark", DSPARK, dspark_state, markov("vanilla")),
     "gated": ("dspark", DSPARK | {"markov_head_type": "gated"}, lambda: dspark_state(kind="gated"), markov("gated")),
     "rnn": ("dspark", DSPARK | {"markov_head_type": "rnn"}, lambda: dspark_state(kind="rnn"), markov("rnn")),
+    "rank 0, as dflash": (
+        "dflash",
+        PLAIN | {"architectures": ["Qwen3DFlashModel"]},
+        lambda: dspark_state(PLAIN),
+        markov(None),
+    ),
     "rank 0": ("dspark", PLAIN, lambda: dspark_state(PLAIN), markov(None)),
     "speculators": ("dspark", SPECULATORS, speculators_state, speculators),
     "domino": ("domino", DOMINO, domino_state, lambda state: reading(GruReading, state)),
@@ -126,7 +132,7 @@ def grown(bench):
 @pytest.mark.parametrize(
     "options", ["nodes=20,top_k=4,beam=3", "tree=ddtree,nodes=12", "tree=jetspec,nodes=16,top_k=3"]
 )
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "rank 0"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "rank 0" not in kind])
 def test_a_node_has_the_chance_that_its_own_path_gives(tmp_path, kind, options):
     bench, read = opened(kind, tmp_path, f"{options},adaptive=false")
     found, count = grown(bench), 0

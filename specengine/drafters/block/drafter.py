@@ -180,6 +180,11 @@ class DFlash(BlockDrafter):
     name = "dflash"
     families = ("dflash",)
 
+    def _misnamed(self, loaded: LoadedBlock) -> str | None:
+        if loaded.settings.family == "dspark" and not loaded.head.reads_path:
+            return None  # DeepSpec's files of DFlash are those of DSpark without a second head
+        return super()._misnamed(loaded)
+
 
 class JetSpec(BlockDrafter):
     """JetSpec (arXiv 2606.18394): a slot sees the slots before it."""

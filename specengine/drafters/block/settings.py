@@ -116,6 +116,7 @@ def _family(checkpoint: DraftCheckpoint, keys: ConfigKeys) -> str:
         return "domino"
     sequential = ("markov_head.", "confidence_head.")
     spark = "dspark" in (projector, kind) or any("DSpark" in name for name in architectures)
+    spark |= projector != "dflash" and keys.any("markov_rank") is not None  # 0 in DeepSpec's files without a head
     if spark or any(name.startswith(sequential) for name in names):
         return "dspark"
     missing = [name for name in ("fc.weight", "hidden_norm.weight") if name not in names]
