@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save
 
 from specengine.drafters import load_drafter
+from tests.drafters.block_gguf import write_gguf
 from tests.drafters.block_heads import DFLASH2, DOMINO, DSPARK, dflash2_state, domino_state, dspark_state
 from tests.drafters.p_eagle_files import LAYOUTS
 from tests.drafters.pard_files import JSON as PARD_JSON
@@ -17,7 +18,7 @@ from tests.drafters.pard_files import PARD2, pard_state, warp_state
 from tests.engines import tiny_model
 from tests.fuzz import seeds
 from tests.fuzz.contract import Harness
-from tests.fuzz.mutations import damaged_json, damaged_safetensors, damaged_torch_file
+from tests.fuzz.mutations import damaged_bytes, damaged_json, damaged_safetensors, damaged_torch_file
 
 JSON = 64  # bytes of Python's objects per byte of text
 ROOM = 8 << 20  # bytes; the intact files beside the damaged one take some
@@ -57,6 +58,23 @@ def _load(path: Path, drafter: str, intact: dict[str, bytes]) -> None:
     load_drafter(f"{drafter}:{path.parent}", tiny_model().target)
 
 
+def _write_gguf(path: Path) -> None:
+    write_gguf(path, dspark_state(), {"has_confidence_head": True})
+
+
+def _gguf() -> Harness:
+    return Harness(
+        "dspark gguf",
+        lru_cache(maxsize=1)(lambda: [seeds.written(_write_gguf)]),
+        lambda path: load_drafter(f"dspark:{path}", tiny_model().target),
+        ("drafter.gguf", "drafter:"),
+        "drafter.gguf",
+        damaged_bytes,
+        JSON,
+        ROOM,
+    )
+
+
 def _harness(drafter: str, files, name: str, mutation) -> Harness:
     folder = f"{drafter}-{name.partition('.')[0]}"
     return Harness(
@@ -78,6 +96,7 @@ HARNESSES = (
     _harness("p-eagle", _p_eagle, "model.safetensors", damaged_safetensors),
     _harness("dflash", partial(_block, "dflash"), "config.json", damaged_json),
     _harness("dflash", partial(_block, "dflash"), "model.safetensors", damaged_safetensors),
+    _gguf(),
     _harness("domino", partial(_block, "domino"), "config.json", damaged_json),
     _harness("dspark", partial(_block, "dspark"), "config.json", damaged_json),
 )

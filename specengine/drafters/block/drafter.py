@@ -7,6 +7,7 @@ block are overwritten by the next draft.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -32,9 +33,18 @@ from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_tokens, root_trees
 from specengine.drafters.shipped import open_drafter
+from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
+
+
+def _open(name: str, path: str | None, target: Transformer) -> DraftCheckpoint:
+    if path is not None and Path(path).suffix.lower() == ".gguf":
+        from specengine.drafters.block.gguf import open_gguf  # only GGUF files need the gguf package
+
+        return open_gguf(Path(path))
+    return open_drafter(name, path, target)
 
 
 class BlockDrafter(ReadsPairs, Drafter):
@@ -50,7 +60,7 @@ class BlockDrafter(ReadsPairs, Drafter):
         super().__init__(config, path, target)
         if target.ops.on_device and config.tree not in ("", "chain"):
             raise ValueError(f"drafter: {self.name}: tree={config.tree} is built on the host; on CUDA use tree=chain")
-        checkpoint = open_drafter(self.name, path, target)
+        checkpoint = _open(self.name, path, target)
         loaded = load_block(checkpoint, target, config.dtype)
         if (problem := self._misnamed(loaded)) is not None:
             raise checkpoint.error(problem)
