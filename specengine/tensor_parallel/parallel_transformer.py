@@ -88,7 +88,7 @@ class ParallelTransformer(Transformer):
         if cache.states is not None and batch.states is not None:
             states = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
             of_ranks = PassStates(batch.states.slots.numpy(), states.final)
-            cache.send_moves()
+        cache.send_changes()
         message = Forward(
             cache=cache.number,
             inputs=inputs.numpy(),
@@ -107,7 +107,10 @@ class ParallelTransformer(Transformer):
 
 
 class ParallelCache(KVCache):
-    """The first rank's part of a cache. It decides for all ranks; the other parts follow its messages."""
+    """The first rank's part of a cache. It decides for all ranks; the other parts follow its messages.
+
+    Only passes read the other parts, so nothing is sent when a request starts: no error of another rank can come there.
+    """
 
     def __init__(self, group: Group, whole: ModelConfig, bounds: ShardBounds, dtype: torch.dtype) -> None:
         self._group = group
@@ -115,6 +118,7 @@ class ParallelCache(KVCache):
         self._whole = (whole.attention_layers, whole.num_kv_heads, whole.head_dim)
         part = bounds.config(0, whole)
         self._memory = None if bounds.delta is None else ParallelStates(group, bounds.delta, self.number)
+        self._sizes: list[Resize] = []  # since the last pass
         states = None if self._memory is None else StatePool(self._memory)
         super().__init__(part.attention_layers, part.num_kv_heads, part.head_dim, dtype, CPU, states=states)
         weakref.finalize(self, group.drop_cache, self.number).atexit = False
@@ -135,15 +139,17 @@ class ParallelCache(KVCache):
         with self._group.broadcast(message):
             super().compact(batch, accepted, ops)
 
-    def send_moves(self) -> None:
-        """Sends the other ranks what happened to recurrent states since the last call. Raises RankFailed."""
+    def send_changes(self) -> None:
+        """Sends the other ranks what happened to pages and recurrent states since the last call. Raises RankFailed."""
+        while self._sizes:
+            with self._group.broadcast(self._sizes[0]):
+                self._sizes.pop(0)
         if self._memory is not None:
             self._memory.send_moves()
 
     def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
-        super()._resize(pages, kept)  # first: without memory it raises, and no other part has changed yet
-        with self._group.broadcast(Resize(self.number, pages, dict(kept), str(self.dtype).removeprefix("torch."))):
-            pass
+        super()._resize(pages, kept)  # first: without memory it raises, and no other part will change
+        self._sizes.append(Resize(self.number, pages, dict(kept), str(self.dtype).removeprefix("torch.")))
 
 
 def load_parallel_transformer(checkpoint: Checkpoint, path: str, dtype: str, size: int) -> ParallelTransformer:

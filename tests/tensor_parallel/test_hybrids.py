@@ -211,7 +211,27 @@ def test_a_killed_rank_ends_requests_and_leaves_no_state(folders):
             pass
     with pytest.raises(RankFailed):
         engine.generate(PROMPTS, params_of(0.0))
+    with pytest.raises(RankFailed):  # more pages than the cache has
+        engine.generate([[3] * 300], params_of(0.0))
     assert engine.cache.pages_in_use == engine.cache.states.in_use == 0
+
+
+@pytest.mark.quick(1)
+def test_a_request_that_starts_sends_nothing_though_pages_and_states_grow(pair):
+    engine = Engine(pair[1], drafter="none", max_batch_size=4)
+    group, params = pair[1].target._group, params_of(0.0)
+    sent, send = [], group._ranks.send
+    group._ranks.send = lambda message: sent.append(type(message).__name__) or send(message)
+    try:
+        owners = [engine.cache.allocate(count * PAGE_SIZE) for count in (1, 3, 9)]
+        assert not sent
+        for pages in owners:
+            engine.cache.free(pages)
+        engine.generate(PROMPTS[:1], params)
+    finally:
+        group._ranks.send = send
+    sent = [name for name in sent if name != "DropCaches"]  # of engines of other tests
+    assert sent[: sent.index("Forward")] == ["Resize"] * 3 + ["MoveStates"]
 
 
 def test_more_processes_than_key_heads_are_refused_by_name(monkeypatch):
