@@ -65,7 +65,8 @@ def _check_hybrid(checkpoint: Checkpoint, to: str, folder: Path | None) -> None:
         raise ValueError(f"{where}: {to} of {architecture}, a hybrid, is written from a checkpoint folder alone")
     if to in GGUF_TARGETS and architecture == "qwen3_next":
         raise ValueError(
-            f"{where}: GGUF files of qwen3_next cannot be written yet, expected --to int4-g128 or fp8-block"
+            f"{where}: GGUF files of qwen3_next cannot be written yet, expected --to int4-g128 or fp8-block "
+            "from a checkpoint folder"
         )
 
 

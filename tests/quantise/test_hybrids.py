@@ -14,7 +14,7 @@ from specengine.models.checkpoint import open_checkpoint, open_published
 from specengine.models.transformer import load_transformer
 from specengine.quantise.quantise import TARGETS, quantise
 from specengine.quantise.source import is_gate
-from tests.models.hybrid_files import FAMILIES, tiled, write_hybrid
+from tests.models.hybrid_files import FAMILIES, tiled, write_hybrid, write_next_gguf
 from tests.quantise.written import ERRORS, place
 
 CPU = torch.device("cpu")
@@ -192,3 +192,12 @@ def test_other_sources_of_folders_are_refused_by_name(tmp_path):
         with pytest.raises(ValueError, match=f"{to} of qwen3_5, a hybrid, is written from a checkpoint folder alone"):
             quantise("random:tiny-qwen3.5", to, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gguf_file_of_qwen3_next_is_refused_with_the_source_that_can_be_written(tmp_path):
+    model = write_hybrid(tmp_path, "qwen3_next", **sizes_of("qwen3_next"))
+    path = write_next_gguf(tmp_path / "m.gguf", open_checkpoint(tmp_path).config, model.state_dict())
+    for to, out in (("q8_0", "out.gguf"), ("int4-g128", "out")):
+        with pytest.raises(ValueError, match=r"m.gguf: .* from a checkpoint folder"):
+            quantise(path, to, tmp_path / out)
+        assert not (tmp_path / out).exists()
