@@ -328,7 +328,7 @@ def test_parameters_the_model_cannot_honour_are_refused():
         ({"drafter": "prompt_lookup:somewhere"}, "takes no path"),
         ({"drafter": "none,"}, "expected option=value"),
         ({"rule": "nonsense"}, "rule: expected one of match, rejection"),
-        ({"rule": "cascade:opt"}, "rule: cascade needs children sampled .* drafters that do: draft_model"),
+        ({"rule": "cascade:opt"}, "rule: cascade needs children sampled .* drafters that do: dflash, .*draft_model"),
         ({"device": "tpu"}, "device: expected auto, cpu or cuda"),
         ({"dtype": "float64"}, "dtype: expected auto"),
         ({"max_batch_size": 0}, "max_batch_size"),
