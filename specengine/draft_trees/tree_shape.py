@@ -21,7 +21,7 @@ class TreeShape:
 
     @staticmethod
     def of_widths(widths: Sequence[int]) -> TreeShape:
-        """Returns the shape in which every node of a level has so many children."""
+        """Returns the shape whose nodes of level i have widths[i] children each."""
         parents, level = [-1], [0]
         for width in widths:
             first = len(parents)

@@ -92,7 +92,7 @@ class BlockHead(ABC):
         return self.vocabulary.head.rows
 
     def likeliest(self, count: int) -> Likeliest:
-        """Returns what finds so many children."""
+        """Returns the op that finds the `count` likeliest children of a node."""
         if count not in self._likeliest:
             self._likeliest[count] = Likeliest(self.vocabulary, count)
         return self._likeliest[count]

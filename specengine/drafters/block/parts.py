@@ -62,7 +62,7 @@ class BlockParts:
                 raise self.checkpoint.error(f"tensor '{name}' is unexpected, this layout is not known")
 
     def matrix(self, name: str, rows: int, columns: int) -> Projection:
-        """Reads a matrix of so many rows and columns, with its bias where it has one."""
+        """Reads a matrix [rows, columns], with its bias where it has one."""
         self.expect(f"{name}.weight", rows, columns)
         if f"{name}.bias" in self.checkpoint.tensors:
             self.expect(f"{name}.bias", rows)
