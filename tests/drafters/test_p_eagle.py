@@ -7,6 +7,7 @@ from specengine import SamplingParams
 from specengine.drafters import load_drafter
 from tests.drafters.eagle_bench import PROMPTS, Bench
 from tests.drafters.eagle_bench import spec_of as eagle_spec_of
+from tests.drafters.one_pass_trees import TREES
 from tests.drafters.p_eagle_files import LAYOUTS, MASK, MaskReading, mask_reading, mask_state, write_p_eagle
 from tests.engines import ids, tiny_engine, tiny_model
 
@@ -73,16 +74,6 @@ def test_another_state_of_masks_would_be_noticed(tmp_path, kind):
 def test_another_residual_stream_would_be_noticed(tmp_path):
     with pytest.raises(AssertionError):
         check_chains(Bench(spec_of(tmp_path), PROMPTS, CHAIN), mask_reading(norm_before_residual=True))
-
-
-TREES = {
-    "chain": "tree=chain,length=5,adaptive=false",
-    "one token": "tree=chain,length=1,adaptive=false",
-    "ddtree": "length=4,nodes=30,adaptive=false",
-    "jetspec": "tree=jetspec,length=4,top_k=4,nodes=20,adaptive=false",
-    "fewer nodes than levels": "length=9,nodes=4,adaptive=false",
-    "what pays": "length=5,nodes=30",
-}
 
 
 @pytest.mark.quick(4)

@@ -12,6 +12,7 @@ from specengine import Engine, SamplingParams
 from specengine.drafters import load_drafter
 from specengine.models.transformer import Transformer
 from tests.drafters.eagle_bench import PROMPTS, Bench
+from tests.drafters.one_pass_trees import TREES
 from tests.drafters.pard_files import ORDER, Reading, pard_state, warp_state, write_pard
 from tests.drafters.requests import path_to
 from tests.engines import ids, tiny_engine, tiny_model
@@ -139,16 +140,6 @@ def test_a_jetspec_tree_gives_the_likeliest_nodes_all_their_children(tmp_path):
         assert len(tree.tokens) == 14 and {*counts} <= {0, 1, 3} and counts.count(1) == 1
         for path in paths(tree):
             assert all(token in level for token, level in zip(path, best, strict=False))
-
-
-TREES = {
-    "chain": "tree=chain,length=5,adaptive=false",
-    "one token": "tree=chain,length=1,adaptive=false",
-    "ddtree": "length=4,nodes=30,adaptive=false",
-    "jetspec": "tree=jetspec,length=4,top_k=4,nodes=20,adaptive=false",
-    "fewer nodes than levels": "length=9,nodes=4,adaptive=false",
-    "what pays": "length=5,nodes=30",
-}
 
 
 @pytest.mark.quick(6)
