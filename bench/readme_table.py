@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import speed_picture
+from gpu_tables import gpu_lines
 
 from specengine.bench.gpu_model.markdown import model_lines
 from specengine.bench.report.labels import counted
@@ -46,6 +47,7 @@ KINDS = {  # results of other programs, by a key that only they have
     "kills": "{model}: processes of a tensor-parallel engine killed at random points",
     "replicas": "{model}: tokens per second of one and two replicas on Ray Serve",
     "modelled_goals": "cycles on one H200, modelled from counts of the simulator; nothing measured",
+    "gpu_steps": "one H200: checks, tests, cycles and their kernels",
     "formats": "{model}: weight formats, their speed and perplexity",
     "passes": "{model}: passes of a mixture by rows, beside their bytes and what the policy expects",
     "variants": "{model}: Ouroboros with and without each of its mechanisms",
@@ -79,6 +81,8 @@ def _block(name: str) -> str:
         lines = _load_lines
     elif "modelled_goals" in data:
         lines = model_lines
+    elif "gpu_steps" in data:
+        lines = gpu_lines
     elif "replicas" in data:
         lines = _replica_lines
     elif "formats" in data:

@@ -165,6 +165,17 @@ def _benches(s: Sizes) -> list[Step]:
         kernels = (sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", str(ROOT / "tests/bench/test_kernels.py"))
     return [
         cycles("plain", "plain decoding", targets.plain, "none"),
+        Step(
+            "cycle-kernels",
+            BENCHES,
+            "the kernels of captured cycles and their times",
+            120,
+            (
+                *(sys.executable, str(HERE / "cycle_kernels.py"), RESULTS, f"random:{s.model}", s.device),
+                *(str(s.tokens), "24", "none@1", f"{eagle}@1", f"{WIDE}@1", "none@64"),
+            ),
+            "generates and profiles nothing",
+        ),
         cycles("pass", "a pass by its rows", targets.passes, "none", "--rows", s.rows, "--prefix", str(s.tokens)),
         cycles("eagle3", "a chain of 7 by an EAGLE-3 network", cycle_of("EAGLE-3, chain of 7", eagle, 5.2), eagle),
         cycles(

@@ -77,8 +77,11 @@ class Checker {
 
   Device device() const { return device_; }
 
-  // Whether the CUDA kernels serve the call.
-  bool for_cuda() const { return specengine::for_cuda(device_); }
+  // Whether the CUDA kernels serve the call. Fails before the first tensor, whose device decides.
+  bool for_cuda() const {
+    if (device_owner_ == nullptr) fail("for_cuda: no tensor was checked yet");
+    return specengine::for_cuda(device_);
+  }
 
  private:
   static void check_dtype(const TensorView& t, const char* name, std::initializer_list<DType> dtypes) {

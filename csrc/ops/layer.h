@@ -144,12 +144,12 @@ struct GateHeads {
   Device validate() const {
     Checker check;
     Dim M{"M"}, H{"H"}, D{"D"}, columns{"columns"};
+    check(qkv, "qkv", {DType::kFloat32}, {M, columns});  // first: the device is that of a checked tensor
     if (check.for_cuda()) {
       check(heads, "heads", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, H, D});
     } else {
       check(heads, "heads", {DType::kFloat32}, {M, H, D});
     }
-    check(qkv, "qkv", {DType::kFloat32}, {M, columns});
     const int64_t rest = columns - 2 * H * D;  // k and v
     if (D < 1 || rest < 2 * D || rest % (2 * D) != 0) {
       fail("qkv: expected (2H + 2K) * D columns with H=", H.value, " and D=", D.value, ", got ", columns.value);

@@ -1,6 +1,7 @@
 """The programs that the steps of a run on a GPU call."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +180,14 @@ def test_a_new_core_takes_the_place_of_the_old_one_if_it_has_kernels(tmp_path, m
         with pytest.raises(subprocess.CalledProcessError):
             build.install(new)
         assert old.read_bytes() == b"the old core"
+
+
+def test_tests_of_kernels_and_their_engines_need_no_gguf(tmp_path):
+    # tests/engine/conftest.py is read for all of them, and sanitizer.py's tests must be found.
+    (tmp_path / "gguf.py").write_text("raise ImportError('a machine with a GPU has no gguf')\n")
+    tests = [str(ROOT / "tests/engine/device/test_device_engine.py"), *loaded("sanitizer").TESTS.values()]
+    options = ["-q", "--collect-only", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -2,7 +2,6 @@
 
 import math
 
-import gguf
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -37,6 +36,8 @@ def converted(state, block, kind=None):
         "mtp.pre_fc_norm_hidden": "hnorm",
         "mtp.norm": "shared_head.norm",
     }
+    import gguf  # here: a machine with a GPU may lack it
+
     archs = gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE, gguf.MODEL_ARCH.GLM4_MOE  # the last has names of nextn
     maps = [gguf.get_tensor_name_map(arch, block + 1) for arch in archs]
     found, experts = {}, {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, quants
 
 from specengine.ops.linear import quantise_rows
 from specengine.ops.weight import (
@@ -39,6 +38,8 @@ def write(rows: torch.Tensor, weight: Weight, first: int) -> None:
         pack_coded(coded(rows, CODED[weight.format]), weight, first)
     elif weight.format == "q4":
         padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 32))
+        from gguf import GGMLQuantizationType, quants  # here: a machine with a GPU may lack it
+
         pack_blocks(torch.from_numpy(quants.quantize(padded.numpy(), GGMLQuantizationType.Q4_0)), weight, first, "Q4_0")
     else:
         pack_linear(rows, weight, first)

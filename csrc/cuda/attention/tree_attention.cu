@@ -35,11 +35,12 @@ __global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a)
   const float2* const outcomes = reinterpret_cast<const float2*>(a.parts + a.splits * a.pairs * a.D) + pair;
   const float sink = sink_of(a, static_cast<int>(pair - row * a.H));
   float highest = kNoScore;
-  for (int split = first; split < end; ++split) highest = fmaxf(highest, outcomes[split * a.pairs].x);
+  for (int split = first + lane; split < end; split += kWarp) highest = fmaxf(highest, outcomes[split * a.pairs].x);
+  highest = warp_reduce<Max>(highest);
   for (int column = lane * 4; column < a.D; column += kWarp * 4) {
     float total = 0, sum[4] = {};
-#pragma unroll 4
-    for (int split = first; split < end; ++split) {
+#pragma unroll 16
+    for (int split = first; split < end; ++split) {  // one at a time waits for L2 at each
       const float2 outcome = outcomes[split * a.pairs];
       const float4 part = *reinterpret_cast<const float4*>(a.parts + (split * a.pairs + pair) * a.D + column);
       const float weight = weight_of(outcome.x, highest);

@@ -52,25 +52,38 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Pro
   const auto copy_step = [&](int slot, Cache* stage) {
     const int64_t page = a.block_table[static_cast<int64_t>(tile.b) * a.max_pages + slot / kPage];
     const int64_t from = ((page * a.K + blockIdx.y) * kPage + slot % kPage) * a.D;
-    for (int i = threadIdx.x; i < kKeys * kDimTiles; i += kThreads) {
+    const auto copy = [&](int i, auto is_written) {
       const int key = i / kDimTiles, column = i % kDimTiles * 8;
-      const bool valid = column < a.D && written(slot + key);
+      const bool valid = column < a.D && is_written(slot + key);
       const int64_t at = valid ? from + key * a.D + column : 0;
       copy_async_16(stage + key * kStride + column, static_cast<const Cache*>(a.k) + at, valid);
       copy_async_16(stage + (kKeys + key) * kStride + column, static_cast<const Cache*>(a.v) + at, valid);
+    };
+    static_assert(kKeys * kDimTiles % kThreads == 0);
+    if (slot + kKeys <= tile.length) {  // of the prefix alone: nothing to look up
+#pragma unroll
+      for (int i = 0; i < kKeys * kDimTiles / kThreads; ++i) {
+        copy(threadIdx.x + i * kThreads, [](int) { return true; });
+      }
+    } else {
+      for (int i = threadIdx.x; i < kKeys * kDimTiles; i += kThreads) copy(i, written);
     }
     commit_copies();
   };
   copy_step(begin, stages);
 
   Cache* const queries = stages + 2 * Kernel::kStage;
-  for (int i = threadIdx.x; i < kPairs * kDim / 2; i += kThreads) {
-    const int pair = tile.first_pair + i / (kDim / 2), column = i % (kDim / 2) * 2;
-    float2 q{0, 0};
-    if (is_pair(a, tile, pair) && column < a.D) {
-      q = *reinterpret_cast<const float2*>(a.q + index_of(a, tile, pair) * a.D + column);
+  constexpr int kFours = kPairs * kDim / 4 / kThreads;  // of a thread
+  static_assert(kPairs * kDim / 4 % kThreads == 0);
+#pragma unroll 4
+  for (int i = 0; i < kFours; ++i) {
+    const int four = threadIdx.x + i * kThreads, row = four / (kDim / 4), column = four % (kDim / 4) * 4;
+    float4 q{0, 0, 0, 0};
+    if (is_pair(a, tile, tile.first_pair + row) && column < a.D) {
+      q = *reinterpret_cast<const float4*>(a.q + index_of(a, tile, tile.first_pair + row) * a.D + column);
     }
-    *reinterpret_cast<unsigned*>(queries + i / (kDim / 2) * kStride + column) = pack_two<Cache>(q.x, q.y);
+    *reinterpret_cast<uint2*>(queries + row * kStride + column) = {pack_two<Cache>(q.x, q.y),
+                                                                   pack_two<Cache>(q.z, q.w)};
   }
   if (threadIdx.x < kPairs) {
     first_slots[threadIdx.x] =
@@ -109,16 +122,25 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Pro
     }
 
     const bool masked = slot + kKeys > tile.length || slot < max(first_slot[0], first_slot[1]);
+    if (masked) {
+#pragma unroll
+      for (int keys8 = 0; keys8 < kKeyTiles; ++keys8) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = slot + key_warp * kWarpKeys + keys8 * 8 + lane % 4 * 2 + i % 2;
+          const bool seen = sees(tile, first_slot[i / 2], bits + rows[i / 2] * kMaskWords, key);
+          scores[keys8][i] = seen ? scores[keys8][i] * a.scale : kNoScore;
+        }
+      }
+    }
+    const float scale = masked ? 1.0f : a.scale;
     float best[2] = {highest[0], highest[1]};
 #pragma unroll
     for (int keys8 = 0; keys8 < kKeyTiles; ++keys8) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float& score = scores[keys8][i];
-        score *= a.scale;
-        const int key = slot + key_warp * kWarpKeys + keys8 * 8 + lane % 4 * 2 + i % 2;
-        if (masked && !sees(tile, first_slot[i / 2], bits + rows[i / 2] * kMaskWords, key)) score = kNoScore;
-        best[i / 2] = fmaxf(best[i / 2], score);
+        scores[keys8][i] *= scale;
+        best[i / 2] = fmaxf(best[i / 2], scores[keys8][i]);
       }
     }
     float rescale[2];

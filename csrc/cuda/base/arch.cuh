@@ -21,6 +21,18 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+// The same in two halves, for kernels that read weights, which nobody writes, before they wait.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_its_data() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // 16 bytes from global memory that this kernel reads once: no line of L1 is spent on them.
 __device__ inline uint4 load_streaming(const void* p) {
   uint4 v;

@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(kCodedWarps* kWarp)
   const int64_t chunks = (columns + kCodedColumns - 1) / kCodedColumns;
   weight += tile.expert * panels * chunks * form.bytes;
   multiply_codes<T, kKind, kValue, kRows, kGroups>(x, TileRows{rows, tile, columns}, weight, form,
-                                                   of_tile(result, tile), columns, tile.first, blockIdx.y * kRows,
-                                                   ring);
+                                                   of_tile(result, tile), columns, tile.first, blockIdx.y * kRows, ring,
+                                                   [] {});
 }
 
 template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups>

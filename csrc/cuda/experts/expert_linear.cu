@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   if (tile.expert < 0) return;
   weight += static_cast<int64_t>(tile.expert) * expert_rows * columns;
   multiply_floats<Weight, kRows, kWarps, kGroups>(x, TileRows{rows, tile, columns}, weight, of_tile(result, tile),
-                                                  columns, tile.first, blockIdx.y * kRows, ring);
+                                                  columns, tile.first, blockIdx.y * kRows, ring, [] {});
 }
 
 template <typename Weight, int kRows, int kGroups>

@@ -9,14 +9,15 @@ namespace {
 template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups>
 __global__ void __launch_bounds__(kCodedWarps* kWarp)
     coded_linear_kernel(const T* x, const unsigned char* weight, CodedChunk form, Result result, int columns) {
-  wait_for_previous_kernel();
+  let_next_kernel_start();
   SPECENGINE_DYNAMIC_SHARED(uint4, ring);
   const int x_tiles = (result.rows + kGroups * kGroup - 1) / (kGroups * kGroup);
   const int first_x_row = blockIdx.x % x_tiles * kGroups * kGroup;  // blocks that share weights are neighbours
   const int first_row = blockIdx.x / x_tiles * kRows;
   const auto x_offset_of = [&](int i) { return static_cast<int64_t>(min(i, result.rows - 1 - first_x_row)) * columns; };
   multiply_codes<T, kKind, kValue, kRows, kGroups>(x + static_cast<int64_t>(first_x_row) * columns, x_offset_of, weight,
-                                                   form, result, columns, first_x_row, first_row, ring);
+                                                   form, result, columns, first_x_row, first_row, ring,
+                                                   [] { wait_for_its_data(); });
 }
 
 struct Product {

@@ -26,10 +26,10 @@ struct CodedPlan {
 
 // Called by all threads of the block, as multiply_floats. ring: the stages of the plan, kCodedWarps * kTiles chunks
 // each.
-template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups, typename XOffset>
+template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups, typename XOffset, typename Wait>
 __device__ inline void multiply_codes(const T* x, const XOffset& x_offset_of, const unsigned char* weight,
                                       const CodedChunk& form, const Result& result, int columns, int first_x_row,
-                                      int first_row, uint4* ring) {
+                                      int first_row, uint4* ring, const Wait& wait_for_x) {
   using P = CodedPlan<kKind, kRows, kGroups>;
 
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -58,6 +58,7 @@ __device__ inline void multiply_codes(const T* x, const XOffset& x_offset_of, co
     if (step < my_chunks) fetch(step, step);
     commit_copies();
   }
+  wait_for_x();
   int stage = 0, next = P::kStages - 1;
   for (int step = 0; step < my_chunks; ++step) {
     const int first_column = (step * kCodedWarps + warp) * kCodedColumns + lane % kQuad * kColumns;

@@ -27,9 +27,11 @@ struct FloatPlan {
 
 // Called by all threads of the block. x_offset_of(i): where row i of the tile begins in x, of any row where i is past
 // the end, because those sums are not used.  first_x_row: of the tile, in the result.  ring: the plan's shared memory.
-template <typename Weight, int kRows, int kWarps, int kGroups, typename XOffset>
+// wait_for_x: called once the first pieces of the weight are under way, before x is read.
+template <typename Weight, int kRows, int kWarps, int kGroups, typename XOffset, typename Wait>
 __device__ inline void multiply_floats(const Weight* x, const XOffset& x_offset_of, const Weight* weight,
-                                       const Result& result, int columns, int first_x_row, int first_row, uint4* ring) {
+                                       const Result& result, int columns, int first_x_row, int first_row, uint4* ring,
+                                       const Wait& wait_for_x) {
   using P = FloatPlan<Weight, kRows, kWarps, kGroups>;
   using WarpSums = Sums<Weight, P::kTiles, kGroups>;
 
@@ -60,6 +62,7 @@ __device__ inline void multiply_floats(const Weight* x, const XOffset& x_offset_
     if (step < my_steps) fetch(step, step);
     commit_copies();
   }
+  wait_for_x();
   int stage = 0, next = P::kStages - 1;
   for (int step = 0; step < my_steps; ++step) {
     const int column = step * kWarps * kStep<Weight>;

@@ -11,14 +11,15 @@ namespace {
 template <typename Weight, int kRows, int kWarps, int kGroups>
 __global__ void __launch_bounds__(kWarps* kWarp)
     linear_kernel(const Weight* x, const Weight* weight, Result result, int columns) {
-  wait_for_previous_kernel();
+  let_next_kernel_start();
   SPECENGINE_DYNAMIC_SHARED(uint4, ring);
   const int x_tiles = (result.rows + kGroups * kGroup - 1) / (kGroups * kGroup);
   const int first_x_row = blockIdx.x % x_tiles * kGroups * kGroup;  // blocks that share weights are neighbours
   const int first_row = blockIdx.x / x_tiles * kRows;
   const auto x_offset_of = [&](int i) { return min(i, result.rows - 1 - first_x_row) * columns; };
   multiply_floats<Weight, kRows, kWarps, kGroups>(x + static_cast<int64_t>(first_x_row) * columns, x_offset_of, weight,
-                                                  result, columns, first_x_row, first_row, ring);
+                                                  result, columns, first_x_row, first_row, ring,
+                                                  [] { wait_for_its_data(); });
 }
 
 struct Product {

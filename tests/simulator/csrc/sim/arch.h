@@ -23,6 +23,8 @@ inline float float_of_bfloat16(uint16_t bits) { return __bfloat162float({bits});
 }  // namespace sim
 
 inline void wait_for_previous_kernel() { sim::wait_for_previous_kernel(); }
+inline void let_next_kernel_start() {}
+inline void wait_for_its_data() { sim::wait_for_previous_kernel(); }
 
 inline uint4 load_streaming(const void* p, const sim::Where& where = sim::Where::current()) {
   return sim::load_streaming(p, where);
