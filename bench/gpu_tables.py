@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-SHOWN = 5  # kernels of a cycle
-NAME = 28  # letters of a kernel's name
+SHOWN = 3  # kernels of a cycle
+NAME = 23  # letters of a kernel's name
 
 
 def gpu_lines(data: dict[str, Any], name: str) -> list[str]:
@@ -26,7 +27,8 @@ def gpu_lines(data: dict[str, Any], name: str) -> list[str]:
     for case, cycle in data["cycles"].items():
         if "kernels" in cycle:
             shares = ", ".join(f"{_short(k['kernel'])} {k['share_us']:.0f}" for k in cycle["kernels"][:SHOWN])
-            lines.append(f"| `{case}` | {cycle['median_us'] / 1000:.2f} | {cycle['launches']} | {shares} |")
+            label = f"{re.split('[:,@]', case)[0]}, batch {case.rpartition('@')[2]}"
+            lines.append(f"| {label} | {cycle['median_us'] / 1000:.2f} | {cycle['launches']} | {shares} |")
     return lines
 
 
