@@ -38,10 +38,13 @@ def test_a_record_has_every_step_once_and_no_sequences(tmp_path):
     for folder, seconds in zip(folders, (1, 2), strict=True):
         folder.mkdir()
         line = {"step": "plain", "status": "done", "seconds": seconds, "measured": [], "rc": 0}
-        (folder / "gpu.jsonl").write_text(json.dumps(line) + "\n")
+        left_out = {**line, "seconds": 0, "status": "left out"}
+        (folder / "gpu.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(left_out)}\n")
         cycles = {"none@1": {"median_us": seconds, "sequence": []}}
         (folder / "gpu-results.json").write_text(json.dumps({"cycle-kernels": {"cycles": cycles}}))
+    (folders[0] / "linear.json").write_text(json.dumps({"key": {}, "seconds": {"float 8x8": {"1": {"16x8": 2e-6}}}}))
     loaded("record").main(tmp_path / "all.json", "0123", folders)
     kept = json.loads((tmp_path / "all.json").read_text())
     assert kept["gpu_steps"] == {"plain": {"status": "done", "seconds": 2, "measured": []}}
     assert kept["cycles"] == {"none@1": {"median_us": 2}} and kept["commit"] == "0123"
+    assert kept["linear_seconds"] == {"float 8x8": {"1": {"16x8": 2e-6}}}

@@ -189,5 +189,5 @@ def test_tests_of_kernels_and_their_engines_need_no_gguf(tmp_path):
     options = ["-q", "--collect-only", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "pytest", *options, *tests]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-2000:]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -37,9 +37,9 @@ def write(rows: torch.Tensor, weight: Weight, first: int) -> None:
     if weight.format in CODED:
         pack_coded(coded(rows, CODED[weight.format]), weight, first)
     elif weight.format == "q4":
-        padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 32))
         from gguf import GGMLQuantizationType, quants  # here: a machine with a GPU may lack it
 
+        padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 32))
         pack_blocks(torch.from_numpy(quants.quantize(padded.numpy(), GGMLQuantizationType.Q4_0)), weight, first, "Q4_0")
     else:
         pack_linear(rows, weight, first)
