@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter, gives_logits
 from specengine.drafters.mtp.checkpoint import has_mtp
 from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Drafter",
     "best_drafter",
-    "check_captured",
     "check_chains",
     "check_offers",
     "drafter_kind",
@@ -111,16 +109,6 @@ def check_offers(drafter: Drafter, rule: str, wants: Wants) -> None:
         raise ValueError(
             f"rule: {rule} needs {needs}, which drafter {drafter.name} does not give, because its nodes have no "
             f"distribution; drafters that do: {able}"
-        )
-
-
-def check_captured(drafter: Drafter, rule: Rule, on_device: bool) -> None:
-    """Raises ValueError where a rule reads distributions and the drafts are made in captured cycles on a GPU."""
-    name, captured = drafter.name, on_device and isinstance(drafter, DeviceDrafter)
-    if captured and gives_logits(drafter, rule.wants):
-        raise ValueError(
-            f"rule: {rule.name} reads the distributions of drafter {name}, which a captured cycle on CUDA does "
-            "not hand over; expected draft-model, rule match, or rejection or traversal with sample=false"
         )
 
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class DeviceDrafter(ABC):
-    """Drafts inside captured cycles; other drafters draft on the host between two cycles, which costs their overlap.
+    """Drafts inside captured cycles, unless the rule reads distributions; see drafts_in_cycles.
+
+    All others draft on the host between two cycles, which costs their overlap.
 
     observe() is not called in captured cycles; a DeviceStateDrafter has observe_on_device() instead.
     """
@@ -221,6 +223,11 @@ class TokenizerChecker(ABC):
 def gives_logits(drafter: object, wants: Wants) -> TypeGuard[LogitsDrafter]:
     """Returns whether a drafter drafts for such a rule by draft_with_logits()."""
     return isinstance(drafter, LogitsDrafter) and drafter.gives_logits(wants)
+
+
+def drafts_in_cycles(drafter: object, wants: Wants) -> TypeGuard[DeviceDrafter]:
+    """Returns whether captured cycles draft for such a rule; their trees have no distributions for it to read."""
+    return isinstance(drafter, DeviceDrafter) and not gives_logits(drafter, wants)
 
 
 def draft_for_rule(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from specengine.cache.kv_cache import KVCache
-from specengine.drafters import Drafter, check_captured, check_chains, check_offers, load_drafter
+from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
 from specengine.drafters.capabilities import TokenizerChecker
 from specengine.engine.core import CoreOptions, EngineCore
 from specengine.engine.cycle import Cycle
@@ -87,7 +87,6 @@ class Engine:
             self.drafter.check_tokenizer(self.tokenizer)
         check_offers(self.drafter, self.rule.name, self.rule.wants)
         check_chains(self.drafter, self.rule)
-        check_captured(self.drafter, self.rule, self.model.target.ops.on_device)
         self.max_batch_size = max_batch_size
         options = CoreOptions(max_batch_size, prefix_cache_mib, gpu_memory_fraction, graphs)
         self.core = EngineCore(self.model, self.drafter, self.rule, options, self.cycle_type, self.adapters)

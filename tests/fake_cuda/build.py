@@ -98,8 +98,9 @@ class FakeMachine:
             drafter.attach(cache)
         rows = slots * drafter.max_nodes
         sizes = BufferSizes(slots, 256, drafter.spare_slots, rows, target.config.vocab_size)
-        state = drafter.new_device_state(slots) if isinstance(drafter, DeviceStateDrafter) else None
         logits = drafter.room_for_logits(rows) if gives_logits(drafter, parsed.wants) else None
+        kept = isinstance(drafter, DeviceStateDrafter) and logits is None
+        state = drafter.new_device_state(slots) if kept else None
         weights = not isinstance(parsed, Match)
         buffers = DeviceBuffers(sizes, [2], CUDA, draft_logits=logits, weights=weights, drafter_state=state)
         return FakeEngine(self.device, Cycle(target, cache, drafter, parsed), buffers)

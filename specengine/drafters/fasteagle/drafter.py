@@ -122,7 +122,8 @@ class FastEagle(ReadsPairs, Drafter):
             rows = take_rows(logits[:, level], [slots.index(tree.slot) for tree in growing])
             if level:
                 tokens = [tree.tokens[node] for tree in growing for node in tree.open]  # one of each: a backbone
-                self.network.follow(rows, torch.tensor(self.columns.of_tokens(tokens), dtype=torch.int32))
+                above = self.columns.of_tokens(tokens)
+                self.network.follow(rows, torch.tensor(above, dtype=torch.int32, device=rows.device))
             return rows
 
         return level_logits

@@ -95,7 +95,9 @@ class CycleGraphs:
         key, masked = (self.bucket(size), nodes), any(each is not None for each in constraints)
         batch = self.of(size, nodes, masked)
         batch.constraints = constraints
-        if isinstance(drafter := self._cycle.drafter, DeviceStateDrafter):
+        if batch.drafter_state is not None:
+            drafter = self._cycle.drafter
+            assert isinstance(drafter, DeviceStateDrafter)
             drafter.before_cycle(batch)
         if key in self._graphs and not masked:
             self._graphs[key].replay()

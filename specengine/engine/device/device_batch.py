@@ -12,9 +12,9 @@ from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     ChoiceReader,
-    DeviceDrafter,
     HiddenStateReader,
     draft_for_rule,
+    drafts_in_cycles,
 )
 from specengine.engine.batch import commit_path, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
@@ -48,7 +48,8 @@ class DeviceBatch:
         self.requests, self._runner = list(requests), runner
         # The host must see these cycles before the next one begins, so none runs ahead.
         self._constrained = any(r.constraint is not None for r in requests)
-        waits = not isinstance(runner.drafter, DeviceDrafter) or any(r.params.logprobs for r in requests)
+        self._drafts_in_cycles = drafts_in_cycles(runner.drafter, runner.wants)
+        waits = not self._drafts_in_cycles or any(r.params.logprobs for r in requests)
         waits = waits or self._constrained
         self._in_flight = 1 if waits else 2
         self._slots: list[int] = []  # of the requests, while they are loaded
@@ -114,7 +115,7 @@ class DeviceBatch:
 
     def _launch(self) -> None:
         runner, size = self._runner, self._size
-        if isinstance(runner.drafter, DeviceDrafter):
+        if self._drafts_in_cycles:
             nodes = runner.graphs.choose(size)
         else:
             trees, logits = draft_for_rule(runner.drafter, runner.wants, self.requests)
@@ -151,7 +152,7 @@ class DeviceBatch:
             committed.append(commit_path(request, tree, path[:count], bonus, logits_of, slot * nodes, relaxed))
             rows += [slot * nodes + node for node in path[: len(committed[-1])]]
             graphs.observe(nodes, tree.levels, count - 1)
-        if not isinstance(self._runner.drafter, DeviceDrafter):
+        if not self._drafts_in_cycles:
             self._observe(nodes, committed, rows)
 
     def _observe(self, nodes: int, committed: list[list[int]], rows: list[int]) -> None:

@@ -13,7 +13,7 @@ import torch
 from specengine.constraints import Constraint
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import ChoiceReader, DeviceDrafter, DeviceStateDrafter
+from specengine.drafters.capabilities import ChoiceReader, DeviceStateDrafter, drafts_in_cycles
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
@@ -67,7 +67,7 @@ class GraphBatch:
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
         """Drafts on the device, or returns the trees that take() copied from the host."""
-        tree = drafter.draft_on_device(self) if isinstance(drafter, DeviceDrafter) else self._tree
+        tree = drafter.draft_on_device(self) if drafts_in_cycles(drafter, rule.wants) else self._tree
         if self._room_for_masks:
             self._room_for_masks.begin(tree)
         return tree
@@ -144,7 +144,8 @@ class GraphBatch:
             assert self._scores is not None  # commit() comes first
             self.choices = self._scores.argmax(-1).int()
         self._scores = None
-        if isinstance(drafter, DeviceStateDrafter):
+        if self.drafter_state is not None:
+            assert isinstance(drafter, DeviceStateDrafter)
             drafter.observe_on_device(self, hidden_states)
 
     def mark(self, phase: str) -> None:

@@ -15,10 +15,10 @@ from specengine.cache.state_pool import fixed_slots
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
-    DeviceDrafter,
     DeviceStateDrafter,
     HiddenStateReader,
     NetworkDrafter,
+    drafts_in_cycles,
     gives_logits,
 )
 from specengine.engine.cycle import Cycle
@@ -27,7 +27,7 @@ from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs, GraphOp
 from specengine.engine.device.runner import DeviceRunner
 from specengine.models.config import ModelConfig
 from specengine.models.transformer import Transformer
-from specengine.rules import Rule, Wants
+from specengine.rules import Rule
 from specengine.rules.lossless import Match
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.utils.cuda_graphs import device_turn
@@ -61,13 +61,13 @@ class DeviceOptions:
         """Returns the rows of the largest pass."""
         return min(MAX_ROWS, self.max_batch_size * drafter.max_nodes)
 
-    def of_graphs(self, drafter: Drafter, device: torch.device) -> GraphOptions:
+    def of_graphs(self, drafter: Drafter, rule: Rule, device: torch.device) -> GraphOptions:
         """Returns the options of an engine's cycles."""
         return GraphOptions(
             nodes=drafter.max_nodes,
             capture=self.graphs and device.type == "cuda",
             adaptive=drafter.adaptive,
-            fixed=isinstance(drafter, DeviceDrafter) and not drafter.adaptive,
+            fixed=not drafter.adaptive and drafts_in_cycles(drafter, rule.wants),
         )
 
 
@@ -100,7 +100,7 @@ def device_runner(buffers: DeviceBuffers, cycle: Cycle, options: DeviceOptions) 
     target, drafter = cycle.target, cycle.drafter
     with device_turn(target.device):
         target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
-    graphs = CycleGraphs(buffers, cycle, options.of_graphs(drafter, target.device))
+    graphs = CycleGraphs(buffers, cycle, options.of_graphs(drafter, cycle.rule, target.device))
     return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants, cycle.cache.states)
 
 
@@ -123,7 +123,7 @@ def device_buffers(
     draft_logits, drafter_state = None, None
     if gives_logits(drafter, rule.wants):
         draft_logits = drafter.room_for_logits(rows)
-    if isinstance(drafter, DeviceStateDrafter):
+    elif isinstance(drafter, DeviceStateDrafter):
         drafter_state = drafter.new_device_state(options.max_batch_size)
     return DeviceBuffers(
         sizes,
@@ -195,9 +195,9 @@ def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: 
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
     # Of one pass: cycles share their memory and keep none of them. A drafter's own have log-probabilities beside them.
     logits = 4 * c.vocab_size * max(rows, 2 * drafted)
-    if rule.wants is not Wants.NOTHING and not isinstance(drafter, DeviceDrafter):
+    if gives_logits(drafter, rule.wants):
         logits += 2 * 4 * rows * c.vocab_size  # draft logits: by level and of the tree; the cycle reads a buffer
-    widths = captured_widths(options.max_batch_size, options.of_graphs(drafter, target.device))
+    widths = captured_widths(options.max_batch_size, options.of_graphs(drafter, rule, target.device))
     layers = drafter.hidden_state_layers if isinstance(drafter, HiddenStateReader) else ()
     kept = 4 * c.hidden_size * (1 + len(layers)) * sum(b * width for b, own in widths.items() for width in own)
     return RESERVE_BYTES + 2 * activations + attention + records + logits + kept

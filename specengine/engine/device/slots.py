@@ -46,13 +46,15 @@ class DeviceSlots:
 
     def _fill(self, slot: int, request: Request) -> None:
         self._residents[slot] = request  # before it is whole: where loading fails, the slot is emptied later
-        if isinstance(self._drafter, DeviceStateDrafter):
+        if self._buffers.drafter_state is not None:
+            assert isinstance(self._drafter, DeviceStateDrafter)
             self._drafter.load(self._buffers.drafter_state, slot, request)
         self._buffers.load(slot, request, self._states.slot_of(request.pages) if self._states else None)
 
     def _empty(self, slot: int, request: Request) -> None:
         self._residents[slot] = None
         self._buffers.clear(slot)
-        if isinstance(self._drafter, DeviceStateDrafter):
+        if self._buffers.drafter_state is not None:
+            assert isinstance(self._drafter, DeviceStateDrafter)
             goes_on = bool(request.pages)  # without pages the request was released
             self._drafter.unload(self._buffers.drafter_state, slot, request if goes_on else None)

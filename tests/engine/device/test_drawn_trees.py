@@ -1,0 +1,45 @@
+"""Rules that read distributions get them on the device: trees are drawn between two captured cycles."""
+
+import dataclasses
+from itertools import cycle
+
+import pytest
+
+from specengine.drafters.capabilities import DeviceDrafter
+from tests.drafters.trained_files import write_trained
+from tests.engine.device.prompts import PROMPTS, SAMPLED, on_the_cpu
+from tests.engines import ids
+
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:drafter")]
+OPTIONS = {
+    "dflash": "nodes=16,top_k=3",
+    "domino": "nodes=16,top_k=3",
+    "dspark": "nodes=22,top_k=3",
+    "eagle": "levels=2,nodes=12,top_k=3",
+    "eagle3": "levels=2,nodes=12,top_k=3",
+    "fasteagle": "top_k=3",
+    "glide": "length=2",
+    "jetspec": "nodes=16,top_k=3",
+    "medusa": "nodes=6",
+    "mtp": "levels=2,nodes=12,top_k=3",
+}
+RULES = ["rejection", "cascade:chow,alpha=0.2", "traversal", "margin:reference"]
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    made = write_trained(tmp_path_factory.mktemp("drafters"))
+    return {name: f"{made[name]},{options},sample=true" for name, options in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("name, rule", [*zip(OPTIONS, cycle(RULES))])
+def test_the_device_draws_and_accepts_what_the_cpu_does(device_engine, specs, name, rule):
+    params = dataclasses.replace(SAMPLED, max_new_tokens=5, trace=True)
+    expected = on_the_cpu(params, drafter=specs[name], rule=rule)
+    engine = device_engine(specs[name], max_batch_size=3, rule=rule)
+    assert isinstance(engine.drafter, DeviceDrafter)  # without distributions it drafts inside the cycles
+    outputs = engine.generate(PROMPTS, params)
+    assert ids(outputs) == ids(expected)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert [(step.tokens, step.accepted) for step in ours.trace] == [(s.tokens, s.accepted) for s in theirs.trace]
+    assert any(len(step.tokens) > 2 for output in outputs for step in output.trace)
