@@ -14,7 +14,7 @@ import torch
 from specengine.engine.device.cycle_graphs import widths_up_to
 from specengine.models.transformer import Transformer
 from specengine.rules import RULES
-from tests.drafters import eagle_files, fasteagle_files, glide_files, medusa_files
+from tests.drafters import block_files, block_heads, eagle_files, fasteagle_files, glide_files, medusa_files
 from tests.fake_cuda.build import FakeMachine
 from tests.fake_cuda.launches import Launches
 
@@ -41,6 +41,10 @@ DRAFTERS = {
     "fasteagle": "fasteagle:{fasteagle}",
     "medusa": "medusa:{medusa},nodes=8",
     "glide": "glide:{glide}",
+    "dflash, a chain": "dflash:{dflash},tree=chain",
+    "jetspec": "jetspec:{jetspec},nodes=16",
+    "dspark": "dspark:{dspark},nodes=16",
+    "domino": "domino:{domino},nodes=16",
 }
 CASES = {name: Case(spec) for name, spec in DRAFTERS.items()}
 CASES |= {f"draft_model, {rule}": Case("draft_model:self,layers=1,length=3", rule) for rule in RULES}
@@ -55,6 +59,11 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     made = {name: eagle_files.write_drafter(folder / name, *layouts[layout][1:]) for name, layout in named.items()}
     made["fasteagle"] = fasteagle_files.random_cascade(folder / "fasteagle")[0]
     made["medusa"] = medusa_files.write(folder / "medusa", medusa_files.heads_state(vocab=0))
+    blocks = {"dflash": (block_files.DFLASH, block_files.backbone_state(block_files.DFLASH))}
+    blocks["jetspec"] = (block_files.JETSPEC, blocks["dflash"][1])
+    blocks["dspark"] = (block_heads.DSPARK, block_heads.dspark_state())
+    blocks["domino"] = (block_heads.DOMINO, block_heads.domino_state())
+    made |= {name: block_files.write(folder / name, *each) for name, each in blocks.items()}
     glide = {**glide_files.JSON, "num_hidden_layers": 1}
     made["glide"] = glide_files.write(folder / "glide", glide_files.glide_state(glide), glide)
     return made
