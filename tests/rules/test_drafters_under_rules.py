@@ -185,15 +185,6 @@ def test_a_combination_refuses_a_part_that_draws(specs):
         tiny_engine(f"combine:prompt_lookup+{part};sample=true")
 
 
-@pytest.mark.parametrize("rule, options", [("cascade", ""), ("margin:reference", ""), ("rejection", ",sample=true")])
-def test_captured_cycles_refuse_rules_that_read_their_distributions(device_engine, specs, rule, options):
-    assert device_engine(f"{specs['fasteagle']}", rule="rejection").rule.name == "rejection"
-    with pytest.raises(
-        ValueError, match=rf"^rule: {rule.partition(':')[0]} reads the distributions of drafter fasteagle"
-    ):
-        device_engine(f"{specs['fasteagle']}{options}", rule=rule)
-
-
 @pytest.mark.parametrize("rule", ["rejection", "traversal", "bild", "margin:reference"])
 def test_a_new_drafter_serves_rules_by_its_logits_alone(rule):
     logits = torch.randn(320, 320, generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,7 @@ from scipy import stats
 from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
 from specengine.ops.row_tools import take_rows
-from tests.drafters.trained_files import TRAINED, write_trained
+from tests.drafters.trained_files import write_trained
 from tests.engines import tiny_engine, tiny_model
 
 pytestmark = [pytest.mark.statistics, pytest.mark.filterwarnings("ignore:drafter")]
@@ -28,6 +28,7 @@ OPTIONS = {  # small trees of several levels
     "eagle3": "top_k=3,levels=3",
     "fasteagle": "top_k=3",
     "glide": "length=3",
+    "jetspec": "nodes=16,top_k=3",
     "medusa": "nodes=24",
     "mtp": "top_k=2,levels=3",
     "p_eagle": "length=3,nodes=10",
@@ -35,11 +36,13 @@ OPTIONS = {  # small trees of several levels
 }
 CHAINS = {
     "dflash": "tree=chain",
+    "domino": "tree=chain",
     "dspark": "tree=chain",
     "eagle": "top_k=1,levels=3",
     "eagle3": "top_k=1,levels=3",
     "fasteagle": "top_k=1",
     "glide": "cape=false,length=3",
+    "jetspec": "tree=chain",
     "mtp": "top_k=1,levels=3",
     "p_eagle": "tree=chain,length=3",
     "pard": "tree=chain,length=3",
@@ -121,7 +124,7 @@ def test_drawn_children_of_a_backbone_keep_the_target_s_law(specs):
 
 @pytest.mark.full
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_drawn_children_of_every_trained_drafter_keep_the_target_s_law(specs, name, rule):
     right, wrong = laws(f"{specs[name]},{OPTIONS[name]}", rule)
     assert right > 1e-4 and wrong < 1e-9
