@@ -1,5 +1,7 @@
 """Where tests of the ops run: the CPU, the CUDA kernels on the simulator, the CUDA kernels on a GPU."""
 
+import importlib
+import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from specengine import _C
+from specengine import _C, ops
 from specengine.utils import host_memory
 
 
@@ -44,6 +46,8 @@ def cuda_backend_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 def use_core(core: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another op table than the package's own for the rest of the test."""
+    for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."):
+        importlib.import_module(found.name)  # drafters import some of the wrappers late
     for module in _ops_modules(_C):
         monkeypatch.setattr(module, "_C", core)
 

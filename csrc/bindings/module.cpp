@@ -18,6 +18,8 @@
 #include "ops/expand_backbone.h"
 #include "ops/experts/coded_experts.h"
 #include "ops/experts/experts.h"
+#include "ops/growth/grow_level.h"
+#include "ops/growth/pairs.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 #include "ops/lora.h"
@@ -45,6 +47,8 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<AcceptedPaths>(m);
   add_record<VerifyWorkspace>(m);
   add_record<BackboneTrees>(m);
+  add_record<CandidateColumns>(m);
+  add_record<BeamRows>(m);
   add_record<TreePlan>(m);
   add_record<DraftedTrees>(m);
 
@@ -109,6 +113,10 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<DraftHeads>(m, "draft_heads");
   bind_class<GlideNetwork>(m, "GlideNetwork");
   bind_op<DraftGlide>(m, "draft_glide");
+  bind_op<PairRows>(m, "pair_rows");
+  bind_op<KeepPairs>(m, "keep_pairs");
+  bind_op<GrowLevel>(m, "grow_level");
+  bind_op<LimitDepths>(m, "limit_depths");
   bind_op<SelectNodes>(m, "select_nodes");
   bind_op<DrawSiblings>(m, "draw_siblings");
   bind_op<DraftLookup>(m, "draft_lookup");

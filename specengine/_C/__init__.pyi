@@ -90,6 +90,19 @@ class BackboneTrees(NamedTuple):
     ancestors: Tensor
     node_counts: Tensor
 
+class CandidateColumns(NamedTuple):
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    scores: Tensor
+
+class BeamRows(NamedTuple):
+    beam: Tensor
+    tokens: Tensor
+    depths: Tensor
+    ancestors: Tensor
+    above: Tensor
+
 class TreePlan(NamedTuple):
     levels: int
     top_k: int
@@ -528,6 +541,46 @@ def draft_glide(
     children: Tensor,
     scores: Tensor,
     levels: Tensor,
+) -> None: ...
+def pair_rows(
+    history: Tensor,
+    history_length: Tensor,
+    counts: Tensor,
+    first: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    depths: Tensor,
+    ancestors: Tensor,
+    last: Tensor,
+    roots: Tensor,
+    unread: int,
+) -> None: ...
+def keep_pairs(
+    rows: Tensor,
+    row_start: Tensor,
+    path: Tensor,
+    path_length: Tensor,
+    history_length: Tensor,
+    kept: Tensor,
+    counts: Tensor,
+    first: Tensor,
+    add: bool,
+) -> None: ...
+def grow_level(
+    best_tokens: Tensor,
+    best_scores: Tensor,
+    token_ids: Tensor | None,
+    order: Tensor | None,
+    roots: Tensor,
+    known: Tensor,
+    candidates: CandidateColumns,
+    before: BeamRows,
+    after: BeamRows,
+    first: int,
+    first_node: int,
+) -> None: ...
+def limit_depths(
+    known: Tensor, history_length: Tensor, final_length: Tensor, active: Tensor, limits: Tensor, levels: int
 ) -> None: ...
 def select_nodes(
     tokens: Tensor,

@@ -77,11 +77,13 @@ class DraftBatch(Protocol):
         parents: torch.Tensor,
         depths: torch.Tensor,
         scores: torch.Tensor,
-        limits: torch.Tensor,
+        known: torch.Tensor,
+        levels: int,
     ) -> TreeBatch:
         """Returns the best candidates of every running request, `nodes` of each; see ops.select_nodes.
 
-        limits: int32 [size], the deepest level wanted. Nodes that could not be committed are left out.
+        known: int32 [size], 0: only the root is wanted.  levels: the deepest level wanted. Nodes that could not be
+        committed are left out.
         """
         ...
 

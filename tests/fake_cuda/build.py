@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 
 import pytest
 import torch
@@ -71,8 +69,6 @@ class FakeMachine:
 
     def __init__(self, device: FakeCuda, patch: pytest.MonkeyPatch) -> None:
         self.device = device
-        for module in pkgutil.walk_packages(op_table.__path__, f"{op_table.__name__}."):
-            importlib.import_module(module.name)  # drafters import some of the wrappers late
         use_core(FakeCore(device), patch)
         patch.setattr(op_table, "LinearChoices", self._choices)
         self._by_library = False

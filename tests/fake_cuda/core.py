@@ -107,6 +107,27 @@ OPS = {
         "node_counts: i32[B]",
         ("select_nodes",),
     ),
+    "pair_rows": Op(
+        "history: i32[B,T]  history_length: i32[B]  counts: i32[B]  first: i32[B]  tokens: i32[M]  parents: i32[M]  "
+        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B]  roots: i32[B,1]",
+        ("pair_rows",),
+    ),
+    "keep_pairs": Op(
+        "rows: f32[M,C]  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]  history_length: i32[B]  "
+        "kept: f32[slots,R,C]  counts: i32[slots]  first: i32[slots]",
+        ("keep_pairs",),
+    ),
+    "grow_level": Op(
+        "best_tokens: i32[R,k]  best_scores: f32[R,k]  token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  "
+        "known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  "
+        "tokens: i32[R]  depths: i32[R]  ancestors: i32[R,W]  above: i64[R]  beam: i32[B,w]  tokens: i32[next]  "
+        "depths: i32[next]  ancestors: i32[next,W]  above: i64[next]",
+        ("grow_level",),
+    ),
+    "limit_depths": Op(
+        "known: i32[B]  history_length: i32[B]  final_length: i32[B]  active: i32[B]  limits: i32[B]",
+        ("limit_depths",),
+    ),
     "draft_lookup": Op(
         "history: i32[B,T]  history_length: i32[B]  final_length: i32[B]  active: i32[B]  tokens: i32[M]  "
         "parents: i32[M]  depths: i32[M]  ancestors: i32[M,words]",

@@ -2,34 +2,17 @@
 // positions with the last ones; the largest key (length of the match, then position) wins. Floor: the history once.
 #include "ops/draft_lookup.h"
 
-#include "cuda/base/arch.cuh"
 #include "cuda/base/reduce.cuh"
+#include "cuda/trees/chain_rows.cuh"
 
 namespace specengine {
 namespace {
 
 constexpr int kThreads = 256;
 
-struct Trees {
-  int *tokens, *parents, *depths, *ancestors;
-  int nodes, words;
-};
-
-__device__ void write_node(const Trees& trees, int b, int node, int token) {
-  const int64_t row = static_cast<int64_t>(b) * trees.nodes + node;
-  const bool used = token >= 0;
-  trees.tokens[row] = token;
-  trees.parents[row] = used ? node - 1 : -1;
-  trees.depths[row] = used ? node : -1;
-  for (int w = 0; w < trees.words; ++w) {  // a chain: the node and all before it
-    const int bits = min(max(node + 1 - 32 * w, 0), 32);
-    trees.ancestors[row * trees.words + w] = static_cast<int>(!used ? 0u : bits == 32 ? ~0u : (1u << bits) - 1);
-  }
-}
-
 __global__ void __launch_bounds__(kThreads)
     draft_lookup_kernel(const int* history, const int* history_length, const int* final_length, const int* active,
-                        int capacity, int min_ngram, int max_ngram, Trees trees) {
+                        int capacity, int min_ngram, int max_ngram, ChainRows trees) {
   wait_for_previous_kernel();
   SPECENGINE_SHARED(unsigned long long, scratch, kWarp);
   const int b = blockIdx.x, length = history_length[b];
@@ -47,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
   const int end = static_cast<int>(best), drafted = best == 0 ? 0 : deepest;
   for (int node = threadIdx.x; node < trees.nodes; node += kThreads) {
     const int token = node == 0 ? tokens[length - 1] : node <= drafted ? tokens[end + (node - 1) % (length - end)] : -1;
-    write_node(trees, b, node, active[b] ? token : -1);
+    trees.write(b, node, active[b] ? token : -1);
   }
 }
 
@@ -56,12 +39,12 @@ __global__ void __launch_bounds__(kThreads)
 void run_cuda(const DraftLookup& op) {
   const DeviceGuard guard(op.history.device_id);
   const int64_t B = op.history.shape[0];
-  const Trees trees{op.tokens.as<int>(),
-                    op.parents.as<int>(),
-                    op.depths.as<int>(),
-                    op.ancestors.as<int>(),
-                    static_cast<int>(op.tokens.shape[0] / B),
-                    static_cast<int>(op.ancestors.shape[1])};
+  const ChainRows trees{op.tokens.as<int>(),
+                        op.parents.as<int>(),
+                        op.depths.as<int>(),
+                        op.ancestors.as<int>(),
+                        static_cast<int>(op.tokens.shape[0] / B),
+                        static_cast<int>(op.ancestors.shape[1])};
   launch({"draft_lookup", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.history.stream}, draft_lookup_kernel,
          op.history.as<int>(), op.history_length.as<int>(), op.final_length.as<int>(), op.active.as<int>(),
          static_cast<int>(op.history.shape[1]), static_cast<int>(op.min_ngram), static_cast<int>(op.max_ngram), trees);

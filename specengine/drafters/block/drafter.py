@@ -31,7 +31,7 @@ from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import policy_of
-from specengine.drafters.root_tokens import root_tokens, root_trees
+from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
@@ -155,12 +155,11 @@ class BlockDrafter(ReadsPairs, Drafter):
             return root_trees(batch)
         pairs, table = batch.drafter_state, batch.cache.block_table
         first, counts = pairs.first[: batch.size], pairs.counts[: batch.size]
-        self.network.cache_pairs(pairs.rows(batch), CacheBatch(table, first), self.pairs.pool)
-        roots = root_tokens(batch.history)
+        read, roots = pairs.rows(batch)
+        self.network.cache_pairs(read, CacheBatch(table, first), self.pairs.pool)
         draft = self._open(roots[:, 0], CacheBatch(table, first + counts), levels)
         trees = grow_levels(draft, roots[:, 0], levels, self._beam)
-        limits = torch.where(counts > 0, levels, 0)  # without hidden states nothing is drafted
-        return batch.selected(*trees.rooted(roots), limits)
+        return batch.selected(*trees.rooted(roots), counts, levels)  # without hidden states nothing is drafted
 
     @property
     def _beam(self) -> int:

@@ -35,11 +35,14 @@ from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import policy_of
-from specengine.drafters.root_tokens import root_tokens, root_trees
+from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.draft_tree import Thresholds, TreeDraft
+from specengine.ops.expand_backbone import BackboneTrees
+from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
+from specengine.ops.row_tools import take_rows
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
@@ -85,6 +88,7 @@ class Eagle(ReadsPairs, Drafter):
         )
         self._expanders = BackboneExpanders([config.top_k])
         self._own_bits = own_bits(config.expanded).to(target.device)
+        self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
         sizes = (config.top_k, config.width, self.max_nodes)
         self._drafted = False  # since the last cycle was observed
         self._levels = 0  # of the last draft
@@ -136,9 +140,7 @@ class Eagle(ReadsPairs, Drafter):
         read, place = self.pairs.take_all(requests)
         outputs = self._outputs(read, place)
         levels = min(self.config.levels, max(limits))
-        trees = self._candidates(
-            outputs, Expanded(self._last_pairs(requests), self._own_bits, None), levels, least_tokens
-        )
+        trees = self._candidates(outputs, Expanded(self._last_pairs(requests), self._own_bits), levels, least_tokens)
         self._levels = len(trees.ends)
         roots = torch.tensor([[s.tokens[-1]] for s in requests], dtype=torch.int32, device=self._device)
         tokens, parents, depths, scores = self._rooted(trees, roots)
@@ -151,7 +153,7 @@ class Eagle(ReadsPairs, Drafter):
     def begin_levels(self, trees: Sequence[Growth]) -> EagleLevels:
         requests = [tree.request for tree in trees]
         outputs = self._outputs(*self.pairs.take_all(requests))
-        expanded = Expanded(self._last_pairs(requests), self._own_bits, None)
+        expanded = Expanded(self._last_pairs(requests), self._own_bits)
         return EagleLevels(self.network, self.pairs.pool, trees, outputs, expanded)
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
@@ -161,11 +163,27 @@ class Eagle(ReadsPairs, Drafter):
         pairs = batch.drafter_state
         first, counts = pairs.first[: batch.size], pairs.counts[: batch.size]
         table = batch.cache.block_table
-        outputs = self._outputs(pairs.rows(batch), CacheBatch(table, first))
-        expanded = Expanded(CacheBatch(table, first + counts - 1), self._own_bits, counts > 0)
-        trees = self._candidates(outputs, expanded, levels, 0.0)
-        limits = torch.where(counts > 0, levels, 0)  # without a pair nothing is drafted
-        return batch.selected(*self._rooted(trees, root_tokens(batch.history)), limits)
+        read, roots = pairs.rows(batch)
+        outputs = self._outputs(read, CacheBatch(table, first))
+        place = CacheBatch(table, first + counts - 1)
+        trees = GrowingTrees(self._plan(batch.size, levels), roots, counts, self._tokens)
+        while (rows := trees.grow(self._likeliest(outputs))) is not None:
+            fed = take_rows(outputs.fed, rows.above)
+            outputs = self.network.forward(rows, fed, place, self.pairs.pool, first_node=rows.first_node)
+        return batch.selected(*self._cut(*trees.columns), counts, levels)  # without a pair nothing is drafted
+
+    def _plan(self, batch: int, levels: int) -> GrowthPlan:
+        """Returns the plan of a batch's trees on the device."""
+        key = (batch, levels)
+        if key not in self._plans:
+            words = self._own_bits.shape[1]
+            if self._static and levels > 1:
+                orders = [beam[0].int() for beam, _ in self._static.beams[: levels - 1]]
+                self._plans[key] = GrowthPlan.ordered(batch, self.config.top_k, orders, words)
+            else:
+                sizes = (levels, self.config.top_k, self.config.width, words)
+                self._plans[key] = GrowthPlan.of(batch, *sizes, self._device)
+        return self._plans[key]
 
     def _outputs(self, read: PairRows, place: CacheBatch) -> Outputs:
         """Reads pairs; returns the network's outputs at each request's last pair."""
@@ -222,14 +240,23 @@ class Eagle(ReadsPairs, Drafter):
         self, trees: DynamicTrees, roots: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the columns that select_nodes chooses from."""
-        tokens, parents, depths, scores = trees.rooted(roots)
+        return self._cut(*trees.rooted(roots))
+
+    def _cut(
+        self, tokens: torch.Tensor, parents: torch.Tensor, depths: torch.Tensor, scores: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Leaves out the candidates that a given tree has not."""
         if self._static:
             depths = torch.where(self._static.kept[:, : depths.shape[1]], depths, -1)
         return tokens, parents, depths, scores
 
+    def _likeliest(self, outputs: Outputs) -> BackboneTrees:
+        """Returns the likeliest children of each row as a tree of one level, in the drafter's tokens."""
+        return self._expanders(self.network.logits(outputs.read)[:, None])
+
     def _children(self, outputs: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the likeliest tokens (the target's ids) and their log-probabilities, [rows, k] each."""
-        best = self._expanders(self.network.logits(outputs.read)[:, None])
+        best = self._likeliest(outputs)
         tokens = best.tokens[:, 1:]
         return tokens.clone() if self._tokens is None else self._tokens.take(tokens.long()), best.scores[:, 1:]
 

@@ -24,14 +24,14 @@ class Expanded:
     """Lays out the expanded nodes of B trees: each request's last true pair, then level by level.
 
     place: of the pairs before the last.  own_bits: int32 [R, W], row r has bit r.
-    running: bool [B], requests that are not padding; None: all requests.  count: nodes of each tree so far.
+    count: nodes of each tree so far.
     """
 
-    def __init__(self, place: CacheBatch, own_bits: torch.Tensor, running: torch.Tensor | None) -> None:
+    def __init__(self, place: CacheBatch, own_bits: torch.Tensor) -> None:
         self.place = place
         self.count = 1
         self._depth = 0
-        self._own_bits, self._running = own_bits, running
+        self._own_bits = own_bits
         self._bits = own_bits[:1].expand(len(place.lengths), 1, -1)  # of the level that was added last
 
     def add(self, tokens: torch.Tensor, above: torch.Tensor) -> LevelRows:
@@ -45,12 +45,8 @@ class Expanded:
         self.count += width
         self._depth += 1
         depths = torch.full((batch, width), self._depth, dtype=torch.int32, device=device)
-        bits = self._bits
-        if self._running is not None:
-            depths = torch.where(self._running[:, None], depths, -1)
-            bits = torch.where(self._running[:, None, None], bits, 0)
         starts = torch.arange(0, batch * width + 1, width, dtype=torch.int32, device=device)
-        return LevelRows(tokens.flatten(), depths.flatten(), starts, bits.flatten(0, 1))
+        return LevelRows(tokens.flatten(), depths.flatten(), starts, self._bits.flatten(0, 1))
 
 
 def own_bits(rows: int) -> torch.Tensor:

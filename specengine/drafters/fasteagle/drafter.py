@@ -25,7 +25,7 @@ from specengine.drafters.fasteagle.network import Cascade
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
 from specengine.drafters.policies import policy_of
-from specengine.drafters.root_tokens import root_tokens, root_trees
+from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
@@ -138,12 +138,13 @@ class FastEagle(ReadsPairs, Drafter):
             return root_trees(batch)
         pairs = batch.drafter_state
         place = CacheBatch(batch.cache.block_table, pairs.first[: batch.size])
-        outputs = self.network.outputs(pairs.rows(batch), place, self.pairs.pool)  # the cache needs every layer
+        read, roots = pairs.rows(batch)
+        outputs = self.network.outputs(read, place, self.pairs.pool)  # the cache needs every layer
         trees = self._expand(outputs, levels)
         tokens = self.network.target_ids(trees.tokens)
-        tokens[:, :1] = root_tokens(batch.history)
-        limits = torch.where(pairs.counts[: batch.size] > 0, levels, 0)  # without a pair nothing is drafted
-        return batch.selected(tokens, trees.parents, trees.depths, trees.scores, limits)
+        tokens[:, :1] = roots
+        known = pairs.counts[: batch.size]  # without a pair nothing is drafted
+        return batch.selected(tokens, trees.parents, trees.depths, trees.scores, known, levels)
 
     def _backbones(self, requests: Sequence[DraftRequest], draft: CascadeDraft) -> list[ScoredTree]:
         """Returns backbones with leaves, by one call of the core."""

@@ -294,5 +294,5 @@ class Glide(
         best = self._expand(logits)
         tokens = network.target_ids(best.tokens)
         tokens[:, :1] = root_tokens(batch.history)
-        limits = torch.where(state.running(batch), levels, 0).int()
-        return batch.selected(tokens, best.parents, best.depths, best.scores, limits)
+        known = state.running(batch).int()
+        return batch.selected(tokens, best.parents, best.depths, best.scores, known, levels)

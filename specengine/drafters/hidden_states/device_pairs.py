@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.backlog import Backlog
 from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs
-from specengine.ops.tree_attention import chain_bits
+from specengine.ops.growth.pairs import keep_pairs, pair_rows
 
 
 class DevicePairs:
@@ -28,8 +27,9 @@ class DevicePairs:
         self.hidden_states = torch.zeros(slots, room, *shape, device=device)
         self.counts, self.first = torch.zeros(2, slots, dtype=torch.int32, device=device)
         self._slots = torch.arange(slots, device=device)
-        self._step = torch.arange(room, dtype=torch.int32, device=device)
-        self._bits = chain_bits(torch.tensor([0, room], dtype=torch.int32, device=device), room)
+        self._starts = {
+            rows: torch.arange(0, slots * rows + 1, rows, dtype=torch.int32, device=device) for rows in (most, room)
+        }
 
     def load(self, slot: int, pairs: Pairs) -> None:
         """Takes the unread pairs of a request into a slot; they came from one, or a prompt left one."""
@@ -53,26 +53,20 @@ class DevicePairs:
 
     def observe(self, batch: DraftBatch, hidden_states: torch.Tensor) -> None:
         """Keeps the hidden states of the committed paths' nodes, out of those of all rows [M, ..]."""
-        counts = batch.accepted.path_length
-        if batch.nodes == 1:
-            place = self.counts[: batch.size]
-            self.hidden_states[self._slots[: batch.size], place.long()] = hidden_states
-            place += counts
-            return
-        path = batch.accepted.path[:, : self.backlog.most]
-        size, width = path.shape
-        rows = (batch.row_start[:size, None] + path.clamp(min=0)).long()
-        self.hidden_states[:size, :width] = hidden_states[rows]
-        self.counts[:size] = counts
-        self.first[:size] = batch.history.length - 1 - counts
+        rows, kept = hidden_states.flatten(1), self.hidden_states.flatten(2)
+        places = (kept, self.counts, self.first)
+        keep_pairs(rows, batch.row_start, batch.accepted, batch.history, *places, add=batch.nodes == 1)
 
-    def rows(self, batch: DraftBatch) -> PairRows:
-        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each."""
-        return self._rows(batch, self.counts[: batch.size], self.backlog.most)
+    def rows(self, batch: DraftBatch) -> tuple[PairRows, torch.Tensor]:
+        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each.
+
+        The second value is the last committed tokens, int32 [B, 1].
+        """
+        return self._rows(batch, self.backlog.most, unread=0)
 
     def late_rows(self, batch: DraftBatch) -> PairRows:
         """Returns all pairs but the last of every slot, padded to as many rows as have room."""
-        return self._rows(batch, self.counts[: batch.size] - 1, self.backlog.room)
+        return self._rows(batch, self.backlog.room, unread=1)[0]
 
     def forget_late(self, batch: DraftBatch) -> None:
         """Keeps the last pair of every slot alone."""
@@ -82,25 +76,9 @@ class DevicePairs:
         self.first[:size] += read
         self.counts[:size] -= read
 
-    def _rows(self, batch: DraftBatch, pairs: torch.Tensor, most: int) -> PairRows:
-        """Returns the first pairs, int32 [B], of every slot, padded to `most` rows each."""
+    def _rows(self, batch: DraftBatch, most: int, unread: int) -> tuple[PairRows, torch.Tensor]:
+        """Returns the pairs of every slot but the `unread` last ones, padded to `most` rows each, and the roots."""
         size = batch.size
-        tokens = batch.history.tokens
-        step, counts = self._step[:most], pairs[:, None]
-        places = (self.first[:size, None] + 1 + step).clamp(max=tokens.shape[1] - 1)
-        real = step < counts
-        bits = self._bits[:most, : -(-most // 32)]
-
-        def column(values: torch.Tensor) -> torch.Tensor:
-            return torch.where(real, values, -1).view(-1)
-
-        rows = TreeBatch(
-            column(tokens.gather(1, places.long())),
-            column(step - 1),
-            column(step),
-            torch.arange(0, size * most + 1, most, dtype=torch.int32, device=counts.device),
-            torch.where(real[..., None], bits, 0).view(size * most, -1),
-            most,
-        )
-        last = rows.row_start[:-1] + (counts[:, 0] - 1).clamp(min=0)
-        return PairRows(rows, self.hidden_states[:size, :most].flatten(0, 1), last.long())
+        where = (self.counts[:size], self.first[:size], self._starts[most][: size + 1])
+        laid = pair_rows(batch.history, *where, most, unread)
+        return PairRows(laid.rows, self.hidden_states[:size, :most].flatten(0, 1), laid.last), laid.roots

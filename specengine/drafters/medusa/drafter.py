@@ -225,7 +225,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
         nodes = tokens.shape[1]
         parents = self.candidates.parents[:nodes].expand(size, -1).contiguous()
         depths = self.candidates.depths[:nodes].expand(size, -1).contiguous()
-        return batch.selected(tokens, parents, depths, scores, state.known[:size] * levels)
+        return batch.selected(tokens, parents, depths, scores, state.known[:size], levels)
 
     def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
         """Returns float32 [levels, B, Vd] of the target's last hidden states [B, hidden] before the roots."""

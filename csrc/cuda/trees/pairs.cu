@@ -1,0 +1,99 @@
+// PairRows: a block owns a request. KeepPairs: a block copies one pair. Floors: the rows' columns; the kept states
+// once.
+#include "ops/growth/pairs.h"
+
+#include "cuda/trees/chain_rows.cuh"
+
+namespace specengine {
+namespace {
+
+constexpr int kThreads = 256;
+static_assert(kMaxNodes <= kThreads);
+
+struct Waiting {
+  const int *history, *history_length, *counts, *first;
+  int64_t* last;
+  int* roots;
+  int capacity, unread;
+};
+
+__global__ void __launch_bounds__(kThreads) pair_rows_kernel(Waiting from, ChainRows rows) {
+  wait_for_previous_kernel();
+  const int b = blockIdx.x, i = threadIdx.x, count = from.counts[b], first = from.first[b];
+  const int* tokens = from.history + static_cast<int64_t>(b) * from.capacity;
+  if (i < rows.nodes) {
+    const int position = first + 1 + i;
+    const bool read = i < count - from.unread && position < from.capacity;
+    rows.write(b, i, read ? tokens[position] : -1);
+  }
+  if (i == 0) {
+    from.last[b] = static_cast<int64_t>(b) * rows.nodes + min(max(count - 1, 0), rows.nodes - 1);
+    from.roots[b] = tokens[from.history_length[b] - 1];
+  }
+}
+
+struct Keep {
+  const float* rows;
+  const int *row_start, *path, *path_length, *history_length;
+  float* kept;
+  int *counts, *first;
+  int64_t columns;
+  int nodes, room;
+  bool add;
+};
+
+__global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep op) {
+  wait_for_previous_kernel();
+  const int b = blockIdx.x, i = blockIdx.y, length = op.path_length[b];
+  const int before = op.add ? op.counts[b] : 0;
+  const int count = min(length, min(op.nodes, op.room - before));
+  if (i < count) {
+    const int64_t row = op.row_start[b] + max(op.path[static_cast<int64_t>(b) * op.nodes + i], 0);
+    const float* from = op.rows + row * op.columns;
+    float* to = op.kept + (static_cast<int64_t>(b) * op.room + before + i) * op.columns;
+    for (int64_t c = threadIdx.x; c < op.columns; c += kThreads) to[c] = from[c];
+  }
+  if (i > 0) return;
+  __syncthreads();  // all threads have read the count
+  if (threadIdx.x > 0) return;
+  op.counts[b] = before + max(count, 0);
+  if (!op.add) op.first[b] = op.history_length[b] - 1 - length;
+}
+
+}  // namespace
+
+void run_cuda(const PairRows& op) {
+  const DeviceGuard guard(op.history.device_id);
+  const int64_t B = op.history.shape[0];
+  const Waiting from{op.history.as<int>(),
+                     op.history_length.as<int>(),
+                     op.counts.as<int>(),
+                     op.first.as<int>(),
+                     op.last.as<int64_t>(),
+                     op.roots.as<int>(),
+                     static_cast<int>(op.history.shape[1]),
+                     static_cast<int>(op.unread)};
+  const ChainRows rows{op.tokens.as<int>(),
+                       op.parents.as<int>(),
+                       op.depths.as<int>(),
+                       op.ancestors.as<int>(),
+                       static_cast<int>(op.tokens.shape[0] / B),
+                       static_cast<int>(op.ancestors.shape[1])};
+  launch({"pair_rows", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.history.stream}, pair_rows_kernel, from,
+         rows);
+}
+
+void run_cuda(const KeepPairs& op) {
+  const DeviceGuard guard(op.rows.device_id);
+  const int64_t B = op.path.shape[0], N = op.path.shape[1], room = op.kept.shape[1];
+  if (B == 0 || N == 0 || room == 0) return;
+  const Keep keep{op.rows.as<float>(),      op.row_start.as<int>(),      op.path.as<int>(),
+                  op.path_length.as<int>(), op.history_length.as<int>(), op.kept.as<float>(),
+                  op.counts.as<int>(),      op.first.as<int>(),          op.rows.shape[1],
+                  static_cast<int>(N),      static_cast<int>(room),      op.add};
+  const unsigned pairs = static_cast<unsigned>(op.add ? 1 : N < room ? N : room);
+  launch({"keep_pairs", dim3(static_cast<unsigned>(B), pairs), dim3(kThreads), 0, op.rows.stream}, keep_pairs_kernel,
+         keep);
+}
+
+}  // namespace specengine

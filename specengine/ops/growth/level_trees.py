@@ -1,0 +1,146 @@
+"""Trees that grow level by level inside captured cycles, a kernel for each level (EAGLE-2 section 4.1); CUDA only.
+
+Candidates are those of draft_trees/dynamic.py, in its order, below the root. Shapes: B requests, k children of an
+expanded node, w nodes that a level expands, W words of ancestor bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specengine import _C
+from specengine.ops.expand_backbone import BackboneTrees
+
+
+@dataclass(frozen=True)
+class GrowthPlan:
+    """What all trees of a batch share; made once, since captured graphs hold on to it.
+
+    children: k.  widths: w of every level but the last.  orders: int32 [w] of each, entries of the level to expand;
+    None: the best ones.  root: the row before the first level.  row_starts: int32 [B + 1] per width.
+    """
+
+    children: int
+    widths: tuple[int, ...]
+    orders: tuple[torch.Tensor | None, ...]
+    root: _C.BeamRows
+    row_starts: dict[int, torch.Tensor]
+
+    @staticmethod
+    def of(batch: int, levels: int, children: int, beam: int, words: int, device: torch.device) -> GrowthPlan:
+        """Plans trees that expand the best `beam` nodes of a level."""
+        widths: list[int] = []
+        for _ in range(levels - 1):
+            widths.append(min(beam, children * (widths[-1] if widths else 1)))
+        return GrowthPlan._of(batch, children, widths, [None] * len(widths), words, device)
+
+    @staticmethod
+    def ordered(batch: int, children: int, orders: Sequence[torch.Tensor], words: int) -> GrowthPlan:
+        """Plans trees that expand given entries of a level. orders: int32 [w] of each level but the last."""
+        return GrowthPlan._of(batch, children, [len(order) for order in orders], orders, words, orders[0].device)
+
+    @staticmethod
+    def _of(
+        batch: int,
+        children: int,
+        widths: Sequence[int],
+        orders: Sequence[torch.Tensor | None],
+        words: int,
+        device: torch.device,
+    ) -> GrowthPlan:
+        root = _rows(batch, 1, words, device)
+        root.beam.zero_()
+        root.ancestors.zero_()
+        root.ancestors[:, 0] = 1
+        starts = {
+            width: torch.arange(0, batch * width + 1, width, dtype=torch.int32, device=device) for width in set(widths)
+        }
+        return GrowthPlan(children, tuple(widths), tuple(orders), root, starts)
+
+
+@dataclass(frozen=True)
+class GrownRows:
+    """The rows of a level's expanded nodes, as those of a TreeBatch.
+
+    above: int64 [B * w], the rows of their parents in the level before.  first_node: their first number.
+    """
+
+    tokens: torch.Tensor
+    depths: torch.Tensor
+    row_start: torch.Tensor
+    ancestors: torch.Tensor
+    above: torch.Tensor
+    first_node: int
+
+
+class GrowingTrees:
+    """Holds the candidates of B trees while they grow; nothing is read by the host.
+
+    roots: int32 [B, 1].  known: int32 [B], 0: nothing is drafted for the request.
+    token_ids: int32 [Vd], the target's tokens; None: the drafter's are the same.
+    """
+
+    def __init__(
+        self, plan: GrowthPlan, roots: torch.Tensor, known: torch.Tensor, token_ids: torch.Tensor | None
+    ) -> None:
+        self._plan, self._roots, self._known, self._token_ids = plan, roots, known, token_ids
+        size = (len(roots), 1 + plan.children * sum((1, *plan.widths)))
+        tokens, parents, depths = (torch.empty(size, dtype=torch.int32, device=roots.device) for _ in range(3))
+        self._candidates = _C.CandidateColumns(tokens, parents, depths, torch.empty(size, device=roots.device))
+        self._before, self._level = plan.root, 0
+        self._first = self._first_node = 1
+
+    def grow(self, best: BackboneTrees) -> GrownRows | None:
+        """Adds a level; returns the rows whose children come next, None behind the last level.
+
+        best: the children of the rows before, likeliest first, each row a tree of one level.
+        """
+        plan, level = self._plan, self._level
+        last = level == len(plan.widths)
+        width, order = (0, None) if last else (plan.widths[level], plan.orders[level])
+        before = self._before
+        batch, words = len(self._roots), before.ancestors.shape[1]
+        after = _rows(batch, width, words, self._roots.device)
+        places = (self._first, self._first_node)
+        _C.grow_level(
+            *(best.tokens, best.scores, self._token_ids, order, self._roots, self._known),
+            *(self._candidates, before, after, *places),
+        )
+        first_node = self._first_node
+        self._first += plan.children * before.beam.shape[1]
+        self._first_node += width
+        self._before, self._level = after, level + 1
+        if last:
+            return None
+        start = plan.row_starts[width]
+        return GrownRows(after.tokens, after.depths, start, after.ancestors, after.above, first_node)
+
+    @property
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens, parents, depths and scores of root and candidates, [B, 1 + C] each, for select_nodes."""
+        tokens, parents, depths, scores = self._candidates
+        return tokens, parents, depths, scores
+
+
+def limit_depths(
+    known: torch.Tensor, length: torch.Tensor, final_length: torch.Tensor, active: torch.Tensor, levels: int
+) -> torch.Tensor:
+    """Returns int32 [B], the deepest level of each tree; -1: the request is idle.
+
+    known: int32 [B], 0: nothing is drafted.  length, final_length: int32 [B], of the history, and where the request
+    ends: a tree has no level that could not be committed.  active: int32 [B], 0: idle.  levels: at most.
+    """
+    limits = torch.empty_like(length)
+    _C.limit_depths(known, length, final_length, active, limits, levels)
+    return limits
+
+
+def _rows(batch: int, width: int, words: int, device: torch.device) -> _C.BeamRows:
+    def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    rows = batch * width
+    return _C.BeamRows(ints(batch, width), ints(rows), ints(rows), ints(rows, words), ints(rows, dtype=torch.int64))

@@ -1,0 +1,65 @@
+"""The pairs of hidden state and token that wait for a drafter between captured cycles; CUDA only.
+
+Shapes: B requests, N rows of each, C floats of a position's hidden states.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from specengine import _C
+from specengine.draft_trees.tree import TreeBatch
+from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.verify_tree import Accepted
+
+
+class WaitingRows(NamedTuple):
+    """Waiting pairs as chains, padded to N rows each.
+
+    last: int64 [B], the row of each request's last pair.  roots: int32 [B, 1], the last committed tokens.
+    """
+
+    rows: TreeBatch
+    last: torch.Tensor
+    roots: torch.Tensor
+
+
+def pair_rows(
+    history: TokenHistory, counts: torch.Tensor, first: torch.Tensor, row_start: torch.Tensor, rows: int, unread: int
+) -> WaitingRows:
+    """Lays out the first pairs of every request; pair i has the token of position first + i + 1.
+
+    counts, first: int32 [B], how many pairs wait, and the number of the first one; a request without any is padding.
+    row_start: int32 [B + 1], multiples of N = `rows`.  unread: pairs at the end that are left out.
+    """
+    batch, device = len(counts), counts.device
+    tokens, parents, depths = (torch.empty(batch * rows, dtype=torch.int32, device=device) for _ in range(3))
+    ancestors = torch.empty(batch * rows, -(-rows // 32), dtype=torch.int32, device=device)
+    last = torch.empty(batch, dtype=torch.int64, device=device)
+    roots = torch.empty(batch, 1, dtype=torch.int32, device=device)
+    text = (history.tokens, history.length)
+    _C.pair_rows(*text, counts, first, tokens, parents, depths, ancestors, last, roots, unread)
+    return WaitingRows(TreeBatch(tokens, parents, depths, row_start, ancestors, rows), last, roots)
+
+
+def keep_pairs(
+    hidden_states: torch.Tensor,
+    row_start: torch.Tensor,
+    accepted: Accepted,
+    history: TokenHistory,
+    kept: torch.Tensor,
+    counts: torch.Tensor,
+    first: torch.Tensor,
+    *,
+    add: bool,
+) -> None:
+    """Keeps the hidden states of the tokens that a cycle committed.
+
+    hidden_states: float32 [M, C], of all rows of the cycle.  row_start: int32 [B + 1].  history: after the commit.
+    kept: float32 [slots, R, C], written.  counts, first: int32 [slots], written.
+    add: pairs come behind those that wait; otherwise none waits.
+    """
+    paths = (accepted.path, accepted.path_length)
+    _C.keep_pairs(hidden_states, row_start, *paths, history.length, kept, counts, first, add)

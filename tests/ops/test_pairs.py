@@ -1,0 +1,90 @@
+"""The pairs that wait for a drafter between captured cycles: how they are kept, and laid out as rows."""
+
+import pytest
+import torch
+
+from specengine.ops.growth.pairs import keep_pairs, pair_rows
+from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.verify_tree import Accepted
+from tests.ops.cases import ancestor_bits, chain
+
+
+def ints(values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def put(backend, *columns):
+    return (backend.put(ints(column)) for column in columns)
+
+
+def laid_out(backend, texts, counts, first, rows, unread=0, room=80):
+    text = torch.full((len(texts), room), 77, dtype=torch.int32)
+    for b, own in enumerate(texts):
+        text[b, : len(own)] = torch.tensor(own)
+    lengths = [len(own) for own in texts]
+    starts = [*range(0, len(texts) * rows + 1, rows)]
+    tokens, length, prompt, count, begin, start = (
+        backend.put(each) if isinstance(each, torch.Tensor) else next(put(backend, each))
+        for each in (text, lengths, lengths, counts, first, starts)
+    )
+    return pair_rows(TokenHistory(tokens, length, prompt), count, begin, start, rows, unread)
+
+
+@pytest.mark.parametrize("rows", [4, 33])
+def test_pairs_are_chains_of_the_tokens_behind_their_positions_and_padding(cuda_backend, rows):
+    texts = [[*range(10, 16)], [*range(20, 60)], [5]]
+    counts, first = [2, rows, 0], [3, 6, 0]
+    found = laid_out(cuda_backend, texts, counts, first, rows)
+    for b, (text, count, begin) in enumerate(zip(texts, counts, first, strict=True)):
+        own, padding = slice(b * rows, (b + 1) * rows), [-1] * (rows - count)
+        assert found.rows.tokens[own].tolist() == [*text[begin + 1 : begin + 1 + count], *padding]
+        assert found.rows.parents[own].tolist() == [*range(-1, count - 1), *padding]
+        assert found.rows.depths[own].tolist() == [*range(count), *padding]
+        bits = torch.zeros(rows, -(-rows // 32), dtype=torch.int32)
+        if count:
+            bits[:count] = ancestor_bits([chain(count)], bits.shape[1])
+        assert found.rows.ancestors[own].cpu().equal(bits)
+    assert found.last.tolist() == [1, 2 * rows - 1, 2 * rows]
+    assert found.roots.tolist() == [[15], [59], [5]]
+
+
+def test_the_last_pairs_may_be_left_out(cuda_backend):
+    found = laid_out(cuda_backend, [[1, 2, 3, 4], [1, 2]], [3, 1], [0, 0], 3, unread=1)
+    assert found.rows.tokens.tolist() == [2, 3, -1, -1, -1, -1]
+
+
+def kept_pairs(backend, path, lengths, ends, counts, first, add, rows=3, room=4):
+    """A cycle of two requests with `rows` rows each, whose hidden states are their numbers."""
+    hidden = torch.arange(2.0 * rows)[:, None].expand(-1, 5).contiguous()
+    accepted = Accepted.empty(2, len(path[0]), device=backend.device)
+    for name, values in (("path", path), ("path_length", lengths)):
+        getattr(accepted, name).copy_(torch.tensor(values))
+    (start, count, begin, end) = put(backend, [0, rows, 2 * rows], counts, first, ends)
+    kept = backend.put(torch.full((3, room, 5), -1.0))
+    keep_pairs(backend.put(hidden), start, accepted, TokenHistory(end[:, None], end, end), kept, count, begin, add=add)
+    assert kept.std(-1).max() == 0
+    return kept[:, :, 0].tolist(), count.tolist(), begin.tolist()
+
+
+def test_a_cycle_leaves_the_pairs_of_its_path(cuda_backend):
+    kept, counts, first = kept_pairs(
+        cuda_backend, [[0, 2, -1], [0, -1, -1]], [2, 1], [12, 9], [1, 3, 8], [5, 5, 5], False
+    )
+    assert kept == [[0.0, 2.0, -1, -1], [3.0, -1, -1, -1], [-1] * 4]
+    assert (counts, first) == ([2, 1, 8], [9, 7, 5])  # another slot's stay
+
+
+def test_an_idle_request_leaves_none(cuda_backend):
+    kept, counts, _ = kept_pairs(cuda_backend, [[-1] * 3, [0, 1, 2]], [0, 3], [1, 9], [1, 3, 0], [0, 0, 0], False)
+    assert kept[0] == [-1] * 4 and counts == [0, 3, 0]
+
+
+def test_a_cycle_of_one_node_adds_its_pair(cuda_backend):
+    kept, counts, first = kept_pairs(cuda_backend, [[0], [-1]], [1, 0], [7, 1], [2, 1, 1], [4, 5, 6], True, rows=1)
+    assert kept == [[-1, -1, 0.0, -1], [-1] * 4, [-1] * 4]
+    assert (counts, first) == ([3, 1, 1], [4, 5, 6])
+
+
+def test_pairs_beyond_the_room_are_not_kept(cuda_backend):
+    kept, counts, _ = kept_pairs(cuda_backend, [[0], [0]], [1, 1], [7, 7], [4, 3, 0], [0, 0, 0], True, rows=1)
+    assert kept[0] == [-1] * 4 and kept[1] == [-1, -1, -1, 1.0] and counts[1] == 4
