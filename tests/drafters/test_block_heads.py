@@ -61,8 +61,16 @@ def markov(kind):
     return lambda state: reading(MarkovReading, state, kind=kind)
 
 
-def speculators(state):
-    return MarkovReading(Backbone(SIZES, state, target_ends()[0]), target_ends()[1][CUT], CUT)
+def speculators(state, **layers):
+    return MarkovReading(Backbone(SIZES, state, target_ends()[0], **layers), target_ends()[1][CUT], CUT)
+
+
+def windowed(causal):
+    """A drafter of speculators with a window on its first layer, and the reading of its own mask."""
+    sizes = SIZES | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+    config = SPECULATORS | {"transformer_layer_config": sizes} | ({} if causal else {"sliding_window_non_causal": True})
+    layers = {"causal": (causal, False), "windows": (4, 0), "from_anchor": True}
+    return "dspark", config, speculators_state, lambda state: speculators(state, **layers)
 
 
 # drafter, config.json, state, reading
@@ -78,6 +86,8 @@ KINDS = {
     ),
     "rank 0": ("dspark", PLAIN, lambda: dspark_state(PLAIN), markov(None)),
     "speculators": ("dspark", SPECULATORS, speculators_state, speculators),
+    "speculators, window": windowed(causal=True),
+    "speculators, open window": windowed(causal=False),
     "domino": ("domino", DOMINO, domino_state, lambda state: reading(GruReading, state)),
     "domino, shifted": (
         "domino",
