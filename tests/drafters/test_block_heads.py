@@ -264,3 +264,10 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, name, config, state, mes
     options = ",tree=chain,threshold=0.5" if config is PLAIN else ""
     with pytest.raises(ValueError, match=f"^drafter: .*{message}"):
         load_drafter(f"{name}:{write(tmp_path / name, config, state())}{options}", tiny_model().target)
+
+
+@pytest.mark.parametrize("options", ["nodes=2", "nodes=4,top_k=3", CHAIN])
+def test_a_drawn_tree_has_no_more_nodes_than_the_options_allow(tmp_path, options):
+    drafter = opened("vanilla", tmp_path, options)[0].drafter
+    nodes = len(drafter.shape.parents)
+    assert nodes <= drafter.max_nodes and nodes == min(drafter.max_nodes, 1 + BLOCK)

@@ -78,7 +78,8 @@ class BlockDrafter(ReadsPairs, Drafter):
         self.logits_device, self.samples = target.device, config.sample
         self.columns = Columns.of(vocabulary.tokens, vocabulary.head.rows, target.config.vocab_size, target.device)
         width = 1 if config.tree == "chain" else min(config.top_k, self.head.most_children)
-        self.shape = TreeShape.backbone(self.levels, max(1, min(width, (config.nodes - 1) // self.levels)))
+        drawn = min(self.levels, self.max_nodes - 1)  # levels of drawn trees
+        self.shape = TreeShape.backbone(drawn, min(width, (self.max_nodes - 1) // drawn))
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, None, [self])
         self.pairs = PairReader(
