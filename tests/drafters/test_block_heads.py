@@ -196,6 +196,23 @@ def test_a_chain_ends_before_the_first_token_of_less_confidence(tmp_path, thresh
     assert lengths == {0} if threshold == 1 else len(lengths) > 1
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_a_drawn_chain_ends_where_the_confidence_says_so(tmp_path, threshold):
+    bench, read = opened("vanilla", tmp_path, f"{CHAIN},threshold={threshold},sample=true")
+    request, lengths = bench.requests[0], set()
+    request.params = SAMPLED
+    for committed in ([1], [2, 3], [4], [5, 6]):
+        bench.commit([committed, [1], [1], [1]])
+        features = bench.hidden_states(request.tokens).at_layers[: len(request.tokens) - 1]
+        outputs = read.outputs(features[:, [0, 1]], request.tokens[-1])
+        (tree,), _ = bench.drafter.draft_with_logits([request], sampled=True)
+        kept = len(tree.tokens) - 1
+        sure = [read.scores(outputs, tree.tokens[: level + 1])[1] >= threshold for level in range(min(BLOCK, kept + 1))]
+        assert all(sure[:kept]) and (kept == BLOCK or not sure[kept])
+        lengths.add(kept)
+    assert lengths == {BLOCK} if not threshold else len(lengths) > 1
+
+
 TREES = {"chain": CHAIN, "levels": "nodes=20,top_k=3,adaptive=false", "what pays": "nodes=24,top_k=4"}
 
 

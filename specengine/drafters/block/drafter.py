@@ -74,6 +74,7 @@ class BlockDrafter(ReadsPairs, Drafter):
         most = 1 if config.tree == "chain" else config.nodes - 1 if config.tree == "ddtree" else config.top_k
         self._children = min(most, self.head.most_children)
         self._drafted_levels = 0  # of the last draft
+        self._growing: BlockLevels | None = None  # the last drawn trees
         vocabulary = self.head.vocabulary
         self.logits_device, self.samples = target.device, config.sample
         self.columns = Columns.of(vocabulary.tokens, vocabulary.head.rows, target.config.vocab_size, target.device)
@@ -144,7 +145,15 @@ class BlockDrafter(ReadsPairs, Drafter):
 
     def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
         levels = min(self.levels, max(tree.depth for tree in trees))
-        return BlockLevels(self._read([tree.request for tree in trees], levels)[0], trees, self._device)
+        self._growing = BlockLevels(self._read([tree.request for tree in trees], levels)[0], trees, self._device)
+        return self._growing
+
+    def most_children(self, logits: torch.Tensor, widths: Sequence[int]) -> list[int]:
+        """Returns none for a row of less confidence than the threshold. The confidence reads no drawn child."""
+        if not self.config.threshold or self._growing is None or self._growing.confidence is None:
+            return list(widths)
+        kept = (self._growing.confidence >= self.config.threshold).tolist()
+        return [width if sure else 0 for width, sure in zip(widths, kept, strict=True)]
 
     @property
     def device_rows(self) -> int:
@@ -160,8 +169,13 @@ class BlockDrafter(ReadsPairs, Drafter):
         roots = root_tokens(batch.history)
         draft = self._open(roots[:, 0], CacheBatch(table, first + counts), levels)
         trees = grow_levels(draft, roots[:, 0], levels, self._beam)
-        limits = torch.where(counts > 0, levels, 0)  # without hidden states nothing is drafted
-        return batch.selected(*trees.rooted(roots), limits)
+        tokens, parents, depths, scores = trees.rooted(roots)
+        limits = torch.full_like(counts, levels)
+        if self.config.threshold:  # of a chain, whose scores add up the logarithms of chances
+            sure = (scores[:, 1:] - scores[:, :-1]).exp() >= self.config.threshold
+            limits = sure.int().cumprod(1).sum(1).to(counts.dtype)
+        limits = torch.where(counts > 0, limits, 0)  # without hidden states nothing is drafted
+        return batch.selected(tokens, parents, depths, scores, limits)
 
     @property
     def _beam(self) -> int:
