@@ -73,6 +73,25 @@ def windowed(causal):
     return "dspark", config, speculators_state, lambda state: speculators(state, **layers)
 
 
+def speculators_dflash2():
+    """DFlash 2 in the layout of speculators, whose windows leave blocks open unless the file says otherwise."""
+    group = {name: value for name, value in DFLASH2["dflash_config"].items() if "conv" in name or "selector" in name}
+    sizes = SIZES | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+    own = {
+        "speculators_model_type": "dflash2",
+        "architectures": ["DFlash2DraftModel"],
+        "transformer_layer_config": sizes,
+    }
+    neutral = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 1e6}
+
+    def read(state):
+        embedding, head = target_ends()
+        backbone = Backbone(SIZES, state, embedding, windows=(4, 0), from_anchor=True)
+        return SelectorReading(backbone, head, config={"dflash_config": group | neutral})
+
+    return "dflash", {**SPECULATORS, **own, **group, "markov_rank": None}, dflash2_state, read
+
+
 # drafter, config.json, state, reading
 KINDS = {
     "vanilla": ("dspark", DSPARK, dspark_state, markov("vanilla")),
@@ -95,6 +114,7 @@ KINDS = {
         domino_state,
         lambda state: shifted(reading(GruReading, state)),
     ),
+    "dflash 2 of speculators": speculators_dflash2(),
     "dflash 2": ("dflash", DFLASH2, dflash2_state, lambda state: reading(SelectorReading, state)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
