@@ -33,7 +33,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "query_pre_attn_scalar": (),
     "residual_multiplier": (1, 1.0),
     "rope_is_neox_style": (True,),
-    "swa_window_size": (),
     "use_swa": (False,),
 }
 _FOREIGN = ("gemma", "deepseek")  # of architectures whose layers are others
@@ -71,6 +70,8 @@ def read_settings(checkpoint: DraftCheckpoint, target: ModelConfig) -> BlockSett
     for name, neutral in _NEUTRAL.items():
         if (value := keys.any(name)) is not None and not any(value is same or value == same for same in neutral):
             raise keys.error(name, f"is {value!r}, which is not supported")
+    if keys.get("use_swa", bool, None) is None and (value := keys.any("swa_window_size")) is not None:
+        raise keys.error("swa_window_size", f"is {value!r}, which is not supported without use_swa=false")
     keys.check_group()
     _check_target(keys, checkpoint, target)
     block = keys.get("block_size", int, 8) if speculators else keys.get("block_size", int)
