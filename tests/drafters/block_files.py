@@ -73,7 +73,7 @@ class Backbone:
     """The layers as their authors write them, in float64: one dense mask, the whole context anew in every cycle.
 
     embedding: of the target, [V, hidden].  causal: whether a slot of a layer sees no later one.  windows: of layers,
-    0: none.  from_anchor: whether a window is counted from the anchor's slot.
+    0: none.  from_anchor: whether a window counts the positions before the block, as speculators has it.
     """
 
     def __init__(self, config, state, embedding, *, causal=(False, False), windows=(0, 0), from_anchor=False):
@@ -126,7 +126,7 @@ class Backbone:
         own, window = positions[seen:, None], self.windows[number]
         hidden = (positions > own) & self.causal[number]
         if window:
-            hidden |= (seen if self.from_anchor else own) - positions >= window
+            hidden |= positions < seen - window if self.from_anchor else own - positions >= window
         out = torch.einsum("hts,shd->thd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
         return self.linear(out.flatten(1), f"{name}.o_proj")
 

@@ -123,6 +123,11 @@ def layouts():
             grouped | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 0, 0]}},
             eagle3_state(CONFIG),
         ),
+        "layers as DeepSpec names them": (
+            "eagle3",
+            grouped | {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [1, 0, 0]},
+            eagle3_state(CONFIG, "layers.0", d2t=False),
+        ),
         "a single feature layer": (
             "eagle3",
             with_(eagle_aux_hidden_state_layer_ids=[1]),
@@ -192,6 +197,8 @@ class Reading:
         grouped = self.config.get("eagle_config")
         if grouped:
             return [layer + 1 for layer in grouped["eagle_aux_hidden_state_layer_ids"]]
+        if "target_layer_ids" in self.config:
+            return [layer + 1 for layer in self.config["target_layer_ids"]]
         return self.config["eagle_aux_hidden_state_layer_ids"]
 
     def fused(self, last, states):

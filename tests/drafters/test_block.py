@@ -22,6 +22,11 @@ KINDS = {
     "biases": (DFLASH | {"attention_bias": True}, {"bias": True}, {}),
     "sliding": (DFLASH | SLIDING, {}, {"causal": (True, False), "windows": (4, 0)}),
     "sliding, open blocks": (DFLASH | SLIDING | {"is_causal": False}, {}, {"windows": (4, 0)}),
+    "a window that is off": (
+        DFLASH | {"dflash_config": GROUP | {"use_swa": False, "swa_window_size": 4}},
+        {},
+        {},
+    ),
     "sliding jetspec": (JETSPEC | SLIDING, {}, {"causal": (True, True), "windows": (4, 0)}),
 }
 
@@ -184,6 +189,12 @@ REFUSED = {
     "unknown": (with_keys(dflash_config=GROUP | {"jacobi": 6}), {}, "field 'jacobi' in dflash_config is not known"),
     "two values": (with_keys(mask_token_id=3), {}, "field 'mask_token_id' is 3 and, in dflash_config, 319"),
     "value scale": (with_keys(attention_value_scale=0.7), {}, "field 'attention_value_scale' is 0.7, which is not"),
+    "a window in the group": (
+        with_keys(dflash_config=GROUP | {"swa_window_size": 4}),
+        {},
+        "'swa_window_size' is 4, which",
+    ),
+    "a window that is on": (with_keys(use_swa=True), {}, "field 'use_swa' is True, which is not supported"),
     "rope style": (with_keys(is_neox_style=False), {}, "field 'is_neox_style' is False"),
     "adapter": (with_keys(target_hidden_size=32), {}, "field 'target_hidden_size' is 32, the target has 64"),
     "layers": (with_keys(num_target_layers=4), {}, "field 'num_target_layers' is 4, the target has 2"),

@@ -19,11 +19,12 @@ KINDS = {
     "dflash": (DFLASH, lambda: backbone_state(SIZES), CHAIN),
     "jetspec": (SLIDING, lambda: backbone_state(SIZES), CHAIN),
     "dspark": (DSPARK, dspark_state, LEVELS),
+    "threshold": (DSPARK, dspark_state, f"{CHAIN},threshold=0.5"),
     "rnn": (DSPARK | {"markov_head_type": "rnn"}, lambda: dspark_state(kind="rnn"), LEVELS),
     "domino": (DOMINO, domino_state, LEVELS),
     "dflash 2": (DFLASH2, dflash2_state, CHAIN),
 }
-NAMES = {"rnn": "dspark", "dflash 2": "dflash"}
+NAMES = {"rnn": "dspark", "threshold": "dspark", "dflash 2": "dflash"}
 
 
 def spec_of(kind, folder):

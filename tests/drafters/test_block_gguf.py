@@ -8,6 +8,7 @@ from tests.drafters.block_bench import CHAIN, bench_of, drafts
 from tests.drafters.block_files import (
     BLOCK,
     DFLASH,
+    DIM,
     HEADS,
     HIDDEN,
     JETSPEC,
@@ -24,16 +25,15 @@ KINDS = {
     "jetspec": (JETSPEC, lambda: backbone_state(SIZES), {"attention.causal": True}),
     "dspark": (DSPARK, dspark_state, {"has_confidence_head": True}),
     "dflash 2": (
-        DFLASH2
-        | {
-            "dflash_config": {
-                k: v
-                for k, v in DFLASH2["dflash_config"].items()
-                if "selector" in k or "conv" in k or k in DFLASH["dflash_config"]
-            }
-        },
+        DFLASH2 | {"dflash_config": DFLASH2["dflash_config"] | {"input_embedding_scale": 1}},
         dflash2_state,
-        {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 5},
+        {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 5}
+        | {"logit_scale": 0.7, "final_logit_softcapping": 3.0, "sample_from_anchor": False},
+    ),
+    "dspark without a bias": (
+        DSPARK,
+        lambda: {**dspark_state(), "confidence_head.proj.bias": torch.zeros(1)},
+        {"has_confidence_head": True, "attention.value_length": DIM, "rope.dimension_count": DIM},
     ),
 }
 
@@ -47,7 +47,8 @@ def test_a_file_drafts_what_its_folder_drafts(tmp_path, kind):
     torch.manual_seed(7)
     config, make, facts = KINDS[kind]
     name, state = kind.split()[0], make()
-    file = write_gguf(tmp_path / "drafter.gguf", state, facts)
+    kept = {own: tensor for own, tensor in state.items() if "without" not in kind or "proj.bias" not in own}
+    file = write_gguf(tmp_path / "drafter.gguf", kept, facts)
     ours = trees(Bench(f"{name}:{file}", PROMPTS, CHAIN))
     assert ours == trees(bench_of(name, tmp_path, config, state))
     assert max(len(tokens) for tokens, _ in ours) >= BLOCK
@@ -74,5 +75,8 @@ def test_other_files_are_refused_by_name(tmp_path):
     extra = write_gguf(tmp_path / "extra.gguf", state | {"blk.0.attn_sinks.weight": torch.zeros(HEADS)})
     with pytest.raises(ValueError, match=r"^drafter: .*sinks.* is unexpected"):
         load_drafter(f"dflash:{extra}", target)
+    part = write_gguf(tmp_path / "part.gguf", state, {"rope.dimension_count": DIM // 2})
+    with pytest.raises(ValueError, match=r"^drafter: .*field 'dflash.rope.dimension_count' is 8, must be"):
+        load_drafter(f"dflash:{part}", target)
     with pytest.raises(FileNotFoundError, match=r"^drafter: "):
         load_drafter(f"dflash:{tmp_path / 'none.gguf'}", target)

@@ -61,8 +61,35 @@ def markov(kind):
     return lambda state: reading(MarkovReading, state, kind=kind)
 
 
-def speculators(state):
-    return MarkovReading(Backbone(SIZES, state, target_ends()[0]), target_ends()[1][CUT], CUT)
+def speculators(state, **layers):
+    return MarkovReading(Backbone(SIZES, state, target_ends()[0], **layers), target_ends()[1][CUT], CUT)
+
+
+def windowed(causal):
+    """A drafter of speculators with a window on its first layer, and the reading of its own mask."""
+    sizes = SIZES | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+    config = SPECULATORS | {"transformer_layer_config": sizes} | ({} if causal else {"sliding_window_non_causal": True})
+    layers = {"causal": (causal, False), "windows": (4, 0), "from_anchor": True}
+    return "dspark", config, speculators_state, lambda state: speculators(state, **layers)
+
+
+def speculators_dflash2():
+    """DFlash 2 in the layout of speculators, whose windows leave blocks open unless the file says otherwise."""
+    group = {name: value for name, value in DFLASH2["dflash_config"].items() if "conv" in name or "selector" in name}
+    sizes = SIZES | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+    own = {
+        "speculators_model_type": "dflash2",
+        "architectures": ["DFlash2DraftModel"],
+        "transformer_layer_config": sizes,
+    }
+    neutral = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 1e6}
+
+    def read(state):
+        embedding, head = target_ends()
+        backbone = Backbone(SIZES, state, embedding, windows=(4, 0), from_anchor=True)
+        return SelectorReading(backbone, head, config={"dflash_config": group | neutral})
+
+    return "dflash", {**SPECULATORS, **own, **group, "markov_rank": None}, dflash2_state, read
 
 
 # drafter, config.json, state, reading
@@ -78,6 +105,8 @@ KINDS = {
     ),
     "rank 0": ("dspark", PLAIN, lambda: dspark_state(PLAIN), markov(None)),
     "speculators": ("dspark", SPECULATORS, speculators_state, speculators),
+    "speculators, window": windowed(causal=True),
+    "speculators, open window": windowed(causal=False),
     "domino": ("domino", DOMINO, domino_state, lambda state: reading(GruReading, state)),
     "domino, shifted": (
         "domino",
@@ -85,6 +114,7 @@ KINDS = {
         domino_state,
         lambda state: shifted(reading(GruReading, state)),
     ),
+    "dflash 2 of speculators": speculators_dflash2(),
     "dflash 2": ("dflash", DFLASH2, dflash2_state, lambda state: reading(SelectorReading, state)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -186,6 +216,23 @@ def test_a_chain_ends_before_the_first_token_of_less_confidence(tmp_path, thresh
     assert lengths == {0} if threshold == 1 else len(lengths) > 1
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_a_drawn_chain_ends_where_the_confidence_says_so(tmp_path, threshold):
+    bench, read = opened("vanilla", tmp_path, f"{CHAIN},threshold={threshold},sample=true")
+    request, lengths = bench.requests[0], set()
+    request.params = SAMPLED
+    for committed in ([1], [2, 3], [4], [5, 6]):
+        bench.commit([committed, [1], [1], [1]])
+        features = bench.hidden_states(request.tokens).at_layers[: len(request.tokens) - 1]
+        outputs = read.outputs(features[:, [0, 1]], request.tokens[-1])
+        (tree,), _ = bench.drafter.draft_with_logits([request], sampled=True)
+        kept = len(tree.tokens) - 1
+        sure = [read.scores(outputs, tree.tokens[: level + 1])[1] >= threshold for level in range(min(BLOCK, kept + 1))]
+        assert all(sure[:kept]) and (kept == BLOCK or not sure[kept])
+        lengths.add(kept)
+    assert lengths == {BLOCK} if not threshold else len(lengths) > 1
+
+
 TREES = {"chain": CHAIN, "levels": "nodes=20,top_k=3,adaptive=false", "what pays": "nodes=24,top_k=4"}
 
 
@@ -254,3 +301,10 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, name, config, state, mes
     options = ",tree=chain,threshold=0.5" if config is PLAIN else ""
     with pytest.raises(ValueError, match=f"^drafter: .*{message}"):
         load_drafter(f"{name}:{write(tmp_path / name, config, state())}{options}", tiny_model().target)
+
+
+@pytest.mark.parametrize("options", ["nodes=2", "nodes=4,top_k=3", CHAIN])
+def test_a_drawn_tree_has_no_more_nodes_than_the_options_allow(tmp_path, options):
+    drafter = opened("vanilla", tmp_path, options)[0].drafter
+    nodes = len(drafter.shape.parents)
+    assert nodes <= drafter.max_nodes and nodes == min(drafter.max_nodes, 1 + BLOCK)

@@ -40,7 +40,14 @@ NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDrafts", "sort_suffixes"}
 # see tests/draft_trees
 NOT_OPS |= {"TreeRows", "count_sources", "cut_trees", "join_trees", "judge_nodes"}
-CUDA_ONLY = {"draft_lookup", "pair_rows", "keep_pairs", "grow_level", "limit_depths", "commit_tokens"}  # of cycles on the device
+CUDA_ONLY = {
+    "draft_lookup",
+    "pair_rows",
+    "keep_pairs",
+    "grow_level",
+    "limit_depths",
+    "commit_tokens",
+}  # of cycles on the device
 CUDA_ONLY |= {"coded_linear", "coded_linear_argmax", "gather_coded"}  # see test_coded_linear_cuda.py
 CUDA_ONLY |= {"coded_expert_linear"}  # see test_experts_cuda.py
 

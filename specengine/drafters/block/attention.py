@@ -21,8 +21,8 @@ class BlockMask:
     """What a slot of a layer sees.
 
     causal: of the block, itself and the slots before it; otherwise the whole block.
-    window: positions that it sees at most, counted back from itself or, from_anchor, from the block's first slot. 0:
-    no limit. Slots of the block are not hidden by a window from the anchor.
+    window: positions that it sees at most, back from itself and with itself. from_anchor: positions before the block
+    that all its slots see at most; the window hides no slot. 0: no limit.
     """
 
     causal: bool = False
@@ -32,7 +32,7 @@ class BlockMask:
     def seen_from(self, slot: int, size: int) -> tuple[int, int]:
         """Returns the last slot that a slot sees, and the window as counted from there; 0: none."""
         last = slot if self.causal else size - 1
-        return last, self.window and self.window + last - (0 if self.from_anchor else slot)
+        return last, self.window and self.window + last + (1 if self.from_anchor else -slot)
 
 
 class BlockAttention:

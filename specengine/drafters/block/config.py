@@ -16,9 +16,9 @@ class BlockConfig:
     """The options.
 
     tree: how it is built. `chain`: the likeliest token of every level. `jetspec`: JetSpec's tree. `top2gap`: the same
-    with fewer children where the likeliest token is far ahead. `ddtree`: the likeliest prefixes. Empty: as `ddtree`;
-    of a head that reads the drafted path, level by level.
-    nodes: of the largest tree, root included.  top_k: children per node; ddtree needs no limit.
+    with fewer children where the likeliest token is far ahead. `ddtree`: the likeliest prefixes. Empty: the same of at
+    most top_k children per node; of a head that reads the drafted path, level by level.
+    nodes: of the largest tree, root included.  top_k: most children per node; tree=ddtree has no limit.
     beam: nodes expanded per level by a head that reads the drafted path.
     beta: of top2gap, how fast the children become fewer.
     threshold: of a drafter with a confidence head, a chain ends before the first token of less confidence.

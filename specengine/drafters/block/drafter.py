@@ -74,11 +74,13 @@ class BlockDrafter(ReadsPairs, Drafter):
         most = 1 if config.tree == "chain" else config.nodes - 1 if config.tree == "ddtree" else config.top_k
         self._children = min(most, self.head.most_children)
         self._drafted_levels = 0  # of the last draft
+        self._growing: BlockLevels | None = None  # the last drawn trees
         vocabulary = self.head.vocabulary
         self.logits_device, self.samples = target.device, config.sample
         self.columns = Columns.of(vocabulary.tokens, vocabulary.head.rows, target.config.vocab_size, target.device)
         width = 1 if config.tree == "chain" else min(config.top_k, self.head.most_children)
-        self.shape = TreeShape.backbone(self.levels, max(1, min(width, (config.nodes - 1) // self.levels)))
+        drawn = min(self.levels, self.max_nodes - 1)  # levels of drawn trees
+        self.shape = TreeShape.backbone(drawn, min(width, (self.max_nodes - 1) // drawn))
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, None, [self])
         self.pairs = PairReader(
@@ -143,7 +145,15 @@ class BlockDrafter(ReadsPairs, Drafter):
 
     def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
         levels = min(self.levels, max(tree.depth for tree in trees))
-        return BlockLevels(self._read([tree.request for tree in trees], levels)[0], trees, self._device)
+        self._growing = BlockLevels(self._read([tree.request for tree in trees], levels)[0], trees, self._device)
+        return self._growing
+
+    def most_children(self, logits: torch.Tensor, widths: Sequence[int]) -> list[int]:
+        """Returns none for a row of less confidence than the threshold. The confidence reads no drawn child."""
+        if not self.config.threshold or self._growing is None or self._growing.confidence is None:
+            return list(widths)
+        kept = (self._growing.confidence >= self.config.threshold).tolist()
+        return [width if sure else 0 for width, sure in zip(widths, kept, strict=True)]
 
     @property
     def device_rows(self) -> int:
@@ -159,7 +169,11 @@ class BlockDrafter(ReadsPairs, Drafter):
         self.network.cache_pairs(read, CacheBatch(table, first), self.pairs.pool)
         draft = self._open(roots[:, 0], CacheBatch(table, first + counts), levels)
         trees = grow_levels(draft, roots[:, 0], levels, self._beam)
-        return batch.selected(*trees.rooted(roots), counts, levels)  # without hidden states nothing is drafted
+        tokens, parents, depths, scores = trees.rooted(roots)
+        if self.config.threshold:  # of a chain, whose scores add up the logarithms of chances
+            sure = (scores[:, 1:] - scores[:, :-1]).exp() >= self.config.threshold
+            depths = torch.where(depths > sure.int().cumprod(1).sum(1, keepdim=True), -1, depths)
+        return batch.selected(tokens, parents, depths, scores, counts, levels)  # without hidden states: the root alone
 
     @property
     def _beam(self) -> int:

@@ -53,6 +53,8 @@ _KEYS: dict[str, tuple[str, type]] = {
     "conv_group_size": ("conv_group_size", int),
     "selector_rank": ("selector_rank", int),
     "selector_top_k": ("selector_top_k", int),
+    "logit_scale": ("output_multiplier", float),
+    "final_logit_softcapping": ("final_logit_softcapping", float),
 }
 
 
@@ -114,6 +116,10 @@ def _json(fields: Fields, tensors: _Tensors) -> dict[str, Any]:
         raise fields.error("general.architecture", f"must be {ARCHITECTURE}, got {arch!r}")
     if fields.get(f"{arch}.rope.scaling.type", str, "none") != "none":
         raise fields.error(f"{arch}.rope.scaling.type", "is not supported in a block drafter")
+    size = fields.get(f"{arch}.attention.key_length", int, None)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if size is not None and (own := fields.get(f"{arch}.{key}", int, size)) != size:
+            raise fields.error(f"{arch}.{key}", f"is {own}, must be attention.key_length, which is {size}")
     found: dict[str, Any] = {"block_size": fields.get(f"{arch}.block_size", int, 16)}
     for key, (name, kind) in _KEYS.items():
         value: Any = fields.get(f"{arch}.{key}", kind, None)
@@ -131,6 +137,6 @@ def _json(fields: Fields, tensors: _Tensors) -> dict[str, Any]:
     if any(name.startswith(("markov_head.", "confidence_head.")) for name in tensors.tensors):
         rows = tensors.tensors.get("markov_head.markov_w1.weight")
         found["markov_rank"] = rows.shape[-1] if rows else 0
-    elif "sample_from_anchor" in found:
+    elif found.get("sample_from_anchor"):
         found["markov_rank"] = 0
     return found

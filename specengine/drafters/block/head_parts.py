@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from specengine.drafters.block.gru import Gru, GruHead
 from specengine.drafters.block.head import BlockHead, PlainHead
 from specengine.drafters.block.markov import KINDS, Confidence, Markov, MarkovHead
@@ -72,7 +74,9 @@ def _confidence(parts: BlockParts, rank: int) -> Confidence | None:
     if with_markov and not rank:
         raise keys.error("confidence_head_with_markov", "is true, and markov_rank is 0")
     weight = parts.floats(name, 1, hidden + rank if with_markov else hidden)
-    return Confidence(weight[0], parts.floats("confidence_head.proj.bias", 1), with_markov)
+    bias = "confidence_head.proj.bias"
+    there = bias in parts.checkpoint.tensors  # optional in llama.cpp's files
+    return Confidence(weight[0], parts.floats(bias, 1) if there else torch.zeros_like(weight[0, :1]), with_markov)
 
 
 def _domino(parts: BlockParts, vocabulary: Vocabulary, embedding: Weight) -> BlockHead:

@@ -18,6 +18,7 @@ from specengine.models.draft_checkpoint import DraftCheckpoint
 
 T = TypeVar("T")
 PROJECTORS = (None, "dflash", "dspark", "domino")
+SPECULATORS = ("dflash", "dflash2", "dspark")  # kinds of block drafters of the speculators library
 # Keys that change the forward, with the values that leave it as it is beside null.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "attention_multiplier": (1, 1.0),
@@ -32,7 +33,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "query_pre_attn_scalar": (),
     "residual_multiplier": (1, 1.0),
     "rope_is_neox_style": (True,),
-    "swa_window_size": (),
     "use_swa": (False,),
 }
 _FOREIGN = ("gemma", "deepseek")  # of architectures whose layers are others
@@ -70,6 +70,8 @@ def read_settings(checkpoint: DraftCheckpoint, target: ModelConfig) -> BlockSett
     for name, neutral in _NEUTRAL.items():
         if (value := keys.any(name)) is not None and not any(value is same or value == same for same in neutral):
             raise keys.error(name, f"is {value!r}, which is not supported")
+    if keys.get("use_swa", bool, None) is None and (value := keys.any("swa_window_size")) is not None:
+        raise keys.error("swa_window_size", f"is {value!r}, which is not supported without use_swa=false")
     keys.check_group()
     _check_target(keys, checkpoint, target)
     block = keys.get("block_size", int, 8) if speculators else keys.get("block_size", int)
@@ -110,8 +112,8 @@ def _family(checkpoint: DraftCheckpoint, keys: ConfigKeys) -> str:
     projector, kind = keys.get("projector_type", str, None), keys.get("speculators_model_type", str, None)
     if projector not in PROJECTORS:
         raise keys.error("projector_type", f"must be {', '.join(filter(None, PROJECTORS))}, got {projector!r}")
-    if kind not in (None, "dflash", "dspark"):
-        raise keys.error("speculators_model_type", f"must be dflash or dspark, got {kind!r}")
+    if kind not in (None, *SPECULATORS):
+        raise keys.error("speculators_model_type", f"must be {', '.join(SPECULATORS)}, got {kind!r}")
     if projector == "domino" or any(name.startswith("prefix_gru.") for name in names):
         return "domino"
     sequential = ("markov_head.", "confidence_head.")
@@ -149,7 +151,9 @@ def _masks(keys: ConfigKeys, layers: int, speculators: bool) -> tuple[bool, tupl
     """Returns whether all layers are causal in the block, and the mask of each."""
     flags = [keys.get(name, bool, None) for name in ("is_causal", "causal", "causal_head")]
     causal = any(flags)
-    open_blocks = not causal and (False in flags[:2] or keys.get("sliding_window_non_causal", bool, False))
+    open_windows = keys.get("speculators_model_type", str, None) == "dflash2"  # where the file does not say it
+    open_windows = keys.get("sliding_window_non_causal", bool, open_windows)
+    open_blocks = not causal and (False in flags[:2] or open_windows)
     sliding = _sliding(keys, layers)
     window = keys.get("sliding_window", int, None)
     if any(sliding) and (window is None or window < 1):

@@ -120,16 +120,18 @@ def _norms_before_fc(parts: CheckpointParts, count: int) -> list[str]:
 def _layers_read(parts: CheckpointParts, target: Transformer, hidden_state_layers: Sequence[int]) -> list[int]:
     """Returns the layers whose input fc reads, in the order of its columns."""
     fields, count, width = parts.checkpoint.fields, target.config.num_layers, target.config.hidden_size
-    listed = fields.get("eagle_aux_hidden_state_layer_ids", list, None)
+    name = "eagle_aux_hidden_state_layer_ids"
+    by_outputs = fields.data.get(name) is None and fields.data.get("target_layer_ids") is not None  # as DeepSpec does
+    name = "target_layer_ids" if by_outputs else name
+    listed = fields.get(name, list, None)
     if listed is not None and any(type(layer) is not int for layer in listed):
-        raise fields.error("eagle_aux_hidden_state_layer_ids", f"must be a list of layers, got {listed!r}")
+        raise fields.error(name, f"must be a list of layers, got {listed!r}")
     if hidden_state_layers:
         layers = list(hidden_state_layers)
     elif listed:
-        # In an eagle_config, as SpecForge and ModelOpt write it, layers are numbered by their outputs.
+        # In an eagle_config, as SpecForge and ModelOpt write it, layers are numbered by their outputs too.
         grouped = fields.data.get("eagle_config")
-        outputs = isinstance(grouped, dict) and "eagle_aux_hidden_state_layer_ids" in grouped
-        layers = [layer + outputs for layer in listed]
+        layers = [layer + (by_outputs or (isinstance(grouped, dict) and name in grouped)) for layer in listed]
     else:
         layers = [2, count // 2, count - 3]
     if (number := fields.get("num_aux_hidden_states", int, len(layers))) != len(layers):
