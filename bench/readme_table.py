@@ -29,12 +29,13 @@ INDEX = HERE / "results" / "README.md"
 PAGES = (
     BENCHMARKS,
     *(HERE / "results" / f"{name}.md" for name in ("rules", "published", "kernels")),
-    *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas", "gpu", "models")),
+    *(HERE.parent / "docs" / f"{name}.md" for name in ("server", "replicas", "gpu", "models", "training")),
 )
 BLOCK = re.compile(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench end -->", re.DOTALL)
 INDEXED = re.compile(r"<!-- bench index -->\n.*?<!-- bench end -->", re.DOTALL)
 KINDS = {  # results of other programs, by a key that only they have
     "perplexity": "perplexity of {model} in every dtype",
+    "trained": "{model}: drafters trained on the same text",
     "kernels": "every op against PyTorch, and the bytes it moves",
     "nvcc": "registers and spills of the CUDA kernels, as compiled",
     "unequal": "{model}: random constrained requests with every drafter, judged and compared with plain decoding",
@@ -75,6 +76,8 @@ def _block(name: str) -> str:
     data = json.loads((HERE / name).read_text(encoding="utf-8"))
     if "kernels" in data:
         lines = _kernel_lines
+    elif "trained" in data:
+        lines = _trained_lines
     elif "servers" in data:
         lines = _server_lines
     elif "clients" in data:
@@ -121,7 +124,7 @@ def _about(file: Path) -> tuple[str, str]:
     data = json.loads(file.read_text(encoding="utf-8"))
     commit, *dirty = (data.get("commit") or "not recorded").split("-")
     commit = "-".join([commit[:12], *dirty])
-    if "runs" not in data:
+    if "runs" not in data or "trained" in data:
         kind = next((what for key, what in KINDS.items() if key in data), None)
         if kind is None:
             raise ValueError(f"{file}: neither runs nor one of {', '.join(KINDS)}")
@@ -165,6 +168,36 @@ def _format_lines(data: dict[str, Any], name: str) -> list[str]:
         *rows,
         "",
         f"All texts with drafts {'are' if same else 'are NOT'} those without (`bench/{name}`).",
+    ]
+
+
+def _trained_lines(data: dict[str, Any], name: str) -> list[str]:
+    races = {row["label"]: row for row in data["runs"]}
+    rows = []
+    for each in data["trained"]:
+        report = each["held_out"]
+        ran = [races[label] for label in each["runs"]]
+        columns = [
+            each["name"],
+            f"{each['parameters'] / 1e6:.1f}",
+            f"{each['tokens'] / 1000:.0f}",
+            " ".join(f"{share:.2f}" for share in report["acceptance"]),
+            f"{report['tau']:.2f}",
+            " / ".join(f"{row['tau']:.2f}" for row in ran),
+            " / ".join(f"{row['ms_per_cycle']['draft']:.2f}" for row in ran),
+            " / ".join(f"{row['speedup']:.2f}x" for row in ran),
+        ]
+        rows.append(f"| {' | '.join(columns)} |")
+    lead = f"{_where(data)}, {data['questions']} questions, greedy. Two numbers are those of a chain and of a tree."
+    heads = ("drafter", "M parameters", "k tokens", "held-out acceptance", "its tau", "tau", "draft ms", "speed")
+    return [
+        *textwrap.wrap(lead, COLUMNS),
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+        *rows,
+        "",
+        f"Speeds are ratios to plain decoding in the same run (`bench/{name}`).",
     ]
 
 
