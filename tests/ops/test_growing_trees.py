@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 
-from specengine import _C
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
@@ -146,4 +145,3 @@ def test_sizes_that_do_not_fit_are_refused(cuda_backend):
     wide = best(cuda_backend, torch.zeros(1, 9, dtype=torch.int32), torch.zeros(1, 9))
     with pytest.raises(ValueError, match=r"^first: 9 candidates from column 1 on do not fit into columns 1 to 6"):
         trees.grow(wide)
-    assert _C.MAX_CANDIDATES == 2048
