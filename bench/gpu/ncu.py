@@ -19,7 +19,7 @@ from typing import Any
 SKIPPED = 77  # as automake has it
 CALLS = "--calls"  # in place of JSON: only makes the calls
 ROWS, PREFIX = (1, 60), 2048
-KERNELS = "regex:linear_kernel|attention_kernel|merge_splits_kernel"
+KERNELS = "regex:linear_kernel|attention_kernel"
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "LaunchStats", "Occupancy", "WarpStateStats")
 DURATION, BANDWIDTH = "Duration", "DRAM Throughput"
 IN_MICROSECONDS = {"ns": 1e-3, "us": 1.0, "usecond": 1.0, "nsecond": 1e-3, "ms": 1e3, "msecond": 1e3}

@@ -45,10 +45,13 @@ struct TreeAttention {
   bool strict;                // a row's bits depend on its own path only, as always on the CPU
   OptionalTensor workspace;   // [n] float32, overwritten, n >= workspace_floats(); None if that is 0
   OptionalTensor sinks = {};  // [H] float32: a score of each head that takes part in the softmax and has no value
+  // [n] int32, n >= M * H; None if the op needs no workspace. Zeros before the op and after it, so that ops in sequence
+  // share it; ops at the same time need one each.
+  OptionalTensor arrived = {};
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, H{"H"}, W{"W"}, n{"n"};
+    Dim M{"M"}, H{"H"}, W{"W"}, n{"n"}, counters{"counters"};
     const Device device = cache.validate(check);
     check(q, "q", {DType::kFloat32}, {M, H, cache.dim()});
     check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, H, cache.dim()});
@@ -59,6 +62,7 @@ struct TreeAttention {
     if (H / cache.heads() > kMaxGroup) fail("q: at most ", kMaxGroup, " query heads per key/value head are supported");
     if (window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", window);
     check.optional(sinks, "sinks", {DType::kFloat32}, {H});
+    check.optional(arrived, "arrived", {DType::kInt32}, {counters});
     return device;
   }
 

@@ -429,6 +429,7 @@ def tree_attention(
     strict: bool,
     workspace: Tensor | None,
     sinks: Tensor | None,
+    arrived: Tensor | None,
 ) -> None: ...
 def tree_attention_workspace(
     q: Tensor,
@@ -440,6 +441,7 @@ def tree_attention_workspace(
     strict: bool,
     workspace: Tensor | None,
     sinks: Tensor | None,
+    arrived: Tensor | None,
 ) -> int: ...
 def route_rows(
     x: Tensor,

@@ -14,9 +14,20 @@ from specengine._C import MAX_NODES, PAGE_SIZE, KVCacheView
 from specengine.ops.layer import rows_of
 from specengine.ops.prefill_attention import causal_attention, masked_attention
 
+COUNTERS = 1 << 15  # of arrival_counters: enough for 1,024 rows of 32 heads
+
+
+def arrival_counters(device: torch.device) -> torch.Tensor:
+    """Returns int32 zeros in which the blocks of one launch at a time count their arrivals.
+
+    Every launch leaves zeros, so launches in sequence share the counters, and a replayed graph finds zeros again.
+    They are copied from the host: every stream sees the zeros.
+    """
+    return torch.zeros(COUNTERS, dtype=torch.int32).to(device)
+
 
 def tree_attention(
-    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None
+    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None, arrived=None
 ) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
@@ -30,14 +41,18 @@ def tree_attention(
     On CUDA out may also be bfloat16 or float16, and a row without ancestor bits is padding and becomes zeros. CUDA
     raises ValueError for ancestors None and for a head dim above 256 or not a multiple of 8. Its workspace is allocated
     here.
+    arrived: arrival_counters, CUDA only; where they are None or too few, zeros are made here, by a launch more.
     """
     arguments = q, cache, ancestors, out, scale, window, strict
-    workspace = q.new_empty(_C.tree_attention_workspace(*arguments, None, sinks))
-    _C.tree_attention(*arguments, workspace, sinks)
+    workspace = q.new_empty(_C.tree_attention_workspace(*arguments, None, sinks, None))
+    counters = q.shape[0] * q.shape[1] if len(workspace) > 0 else 0
+    if counters > (0 if arrived is None else len(arrived)):
+        arrived = torch.zeros(counters, dtype=torch.int32, device=q.device)
+    _C.tree_attention(*arguments, workspace, sinks, arrived)
 
 
 def tree_attention_cuda(
-    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None
+    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None, arrived=None
 ) -> None:
     """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict.
 
@@ -48,7 +63,7 @@ def tree_attention_cuda(
     if ancestors is None:
         cache = cache if cache.first_node + len(q) <= MAX_NODES else _short_chains(cache)
         ancestors = chain_bits(cache.row_start, len(q), cache.first_node)
-    return tree_attention(q, cache, ancestors, out, scale, window, strict, sinks)
+    return tree_attention(q, cache, ancestors, out, scale, window, strict, sinks, arrived)
 
 
 def _short_chains(cache: KVCacheView) -> KVCacheView:

@@ -104,6 +104,22 @@ def test_waits_add_up_over_waves_and_dependent_loads():
     assert thin.terms["latency"] == pytest.approx(0.8 * 64 * MB / (16 * 256 * 132))
 
 
+def test_last_blocks_work_alone_behind_all_others():
+    parts = Traffic(64 * MB // 512, 64 * MB, 64 * MB // 32, 64 * MB // 32, 64 * MB)
+    for counters, share in ((8, 1 / 8), (133, 2 / 133)):
+        arrivals = Traffic(264, 4 * 264, 264, 264, 4 * counters)
+        tensors = {"workspace": {"store": parts, "uncached": parts}, "arrived": {"atomic": arrivals}}
+        time = kernel_time(replace(STREAM, tensors=STREAM.tensors | tensors), H200)
+        alone = 3 * 0.3 + 64 * MB * share / (64 * 1755)
+        assert time.last_block_us == pytest.approx(max(alone, 3 * 0.3 + 64 * MB / 5.5e6))
+        assert time.us == pytest.approx(1.3 + 0.8 + max(time.terms.values()) + time.last_block_us)
+        assert time.l2_bytes == pytest.approx(3 * 64 * MB, rel=1e-3)
+        # The bytes that one block reads again are no other block's.
+        assert time.terms["l2"] == pytest.approx((2 * 64 * MB + 32 * 264) / 5.5e6)
+    without = kernel_time(replace(STREAM, tensors=STREAM.tensors | {"workspace": tensors["workspace"]}), H200)
+    assert without.last_block_us == 0
+
+
 def test_scaling_is_linear_in_every_axis():
     corners = {(x, y): {"a": [{"n": 3 + 2 * x + 5 * y + 7 * x * y, "name": "k"}]} for x in (1, 2) for y in (10, 30)}
     assert between(corners, (6, 50)) == {"a": [{"n": 3 + 12 + 250 + 2100, "name": "k"}]}

@@ -90,10 +90,10 @@ OPS = {
         f"rows: f32[M,R]  {STATES}  row_start: i32[B+1]  ancestors?: i32[M,words]  out: float[M,values]",
         ("record", "tree"),
     ),
-    # Keys are split wherever a GPU has room for more blocks than there are rows; then their results are merged.
     "tree_attention": Op(
-        f"q: f32[M,H,D]  {CACHE}  ancestors: i32[M,words]  out: float[M,H,D]  workspace: f32[n]  sinks?: f32[H]",
-        ("tensor_attention", "merge_splits"),
+        f"q: f32[M,H,D]  {CACHE}  ancestors: i32[M,words]  out: float[M,H,D]  workspace: f32[n]  sinks?: f32[H]  "
+        "arrived: i32[counters]",
+        ("tensor_attention",),
     ),
     "expand_backbone": Op(
         "logits: f32[B,L,V]  root: i32[B]  thresholds: f32[C]  widths: i32[C+1]  "

@@ -224,6 +224,36 @@ def test_the_number_of_multiprocessors_changes_no_bit_in_strict_mode(cuda_backen
     assert torch.equal(*outs)
 
 
+@only_simulated
+@all_kernels
+def test_the_order_in_which_blocks_finish_changes_no_bit(cuda_backend, multiprocessors, dtype, strict):
+    multiprocessors(64)
+    case, outs = problem([comb(40), [], chain(3)], [900, 300, 64], dtype=dtype, width=40), []
+    for seed in range(3):
+        module._C.set_schedule(seed)
+        outs.append(case.run(cuda_backend, strict))
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+@all_kernels
+def test_launches_in_sequence_share_counters_and_leave_zeros(cuda_backend, dtype, strict):
+    arrived = module.arrival_counters(cuda_backend.device)
+    for heads, length in ((4, 900), (4, 900), (2, 130)):
+        case = problem([comb(5), [-1]], [length, 3], heads, dtype=dtype)
+        arguments = case.arguments(cuda_backend, strict)
+        module.tree_attention(**arguments, arrived=arrived)
+        assert torch.equal(arguments["out"].cpu(), case.run(cuda_backend, strict)) and not arrived.any()
+
+
+@only_simulated
+def test_a_counter_that_is_not_zero_is_found(cuda_backend):
+    arguments = problem([comb(5)], [900], dtype=torch.bfloat16).arguments(cuda_backend)
+    arrived = module.arrival_counters(cuda_backend.device)
+    arrived[0] = 1
+    with pytest.raises(RuntimeError, match="simulator: tree_attention: arrived is not zero before the launch"):
+        module.tree_attention(**arguments, arrived=arrived)
+
+
 @all_kernels
 @pytest.mark.parametrize("out_dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("length", [30, 700])
@@ -374,13 +404,16 @@ def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, 
         (264, {}, "k_cache: expected a head dim"),
         (16, {"workspace": torch.zeros(100)}, r"workspace: expected at least \d+ floats, got 100"),
         (16, {"workspace": None}, r"workspace: expected at least \d+ floats, got 0"),
+        (16, {"arrived": torch.zeros(35, dtype=torch.int32)}, "arrived: expected at least 36 counters, got 35"),
+        (16, {"arrived": None}, "arrived: expected at least 36 counters, got 0"),
         (16, {"q": torch.zeros(9 * 4 * 16 + 1)[1:].view(9, 4, 16)}, "q: expected memory aligned to 16 bytes"),
     ],
 )
 def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, message):
     arguments = problem([comb(9)], [900], dim=dim).arguments(cuda_backend)
     with pytest.raises(ValueError, match=f"^{message}"):
-        module._C.tree_attention(**{**arguments, "workspace": torch.zeros(100_000), **changes})
+        room = {"workspace": torch.zeros(100_000), "arrived": torch.zeros(36, dtype=torch.int32)}
+        module._C.tree_attention(**{**arguments, **room, **changes})
     assert arguments["out"].isnan().all()
 
 
@@ -408,11 +441,11 @@ def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_back
     for pages in (2, 4, 32, 96, 224, 3200):
         case.cache.block_table = torch.zeros(1, pages, dtype=torch.int32)
         arguments = case.arguments(cuda_backend, True)
-        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None) // (2 * (8 + 2)))
+        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None, arrived=None) // (2 * (8 + 2)))
     assert splits == [0, 2, 16, 32, 48, 106]
 
 
 def test_the_cpu_needs_no_workspace():
     case = problem([comb(9)], [900])
     arguments = case.arguments(Backend("cpu", torch.device("cpu")))
-    assert _C.tree_attention_workspace(**arguments, workspace=None) == 0
+    assert _C.tree_attention_workspace(**arguments, workspace=None, arrived=None) == 0

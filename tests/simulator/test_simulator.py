@@ -50,14 +50,19 @@ PLANTED = {
     "constant_load_of_own_output": r"a load for constant memory at byte 0 of out \(256 bytes\), which this launch",
     "missing_fence": r"race: read of 4 bytes at byte \d of out \(256 bytes\), which block \(\d,0,0\) thread "
     r"\(0,0,0\) has written, with no __threadfence, atomic operation and barrier between",
+    "missing_fence_behind": r"race: read of 4 bytes at byte \d of out .* which block \(\d,0,0\) thread \(0,0,0\) has",
     "fence_of_another_thread": r"race: read of 4 bytes .* block \(\d,0,0\) thread \(40,0,0\) has written, with no __th",
     "no_arrival": r"race: (read|write) of 4 bytes .* which block .* has (read|written)",
     "reads_ahead": r"race: (read|write) of 4 bytes at byte 4 of out .* which block \(\d,0,0\) thread \([07],0,0\) has",
+    "reads_before_the_last_arrival": r"race: (read|write) of 4 bytes .* which block .* has (read|written|changed)",
+    "missing_reset": r"arrived is not zero after the launch",
+    "expects_too_many": r"arrived is not zero after the launch",
     "blocks_overlap": r"race: write of 4 bytes at byte \d+ of out .* which block \(\d,0,0\) thread \(\d+,0,0\) has wri",
     "host_read": r"in is read on the host",
     "too_much_shared_memory": r"233472 bytes of dynamic shared memory, more than 227 KiB",
 }
 OF_THE_LAUNCH = ("too_many_threads", "no_blocks", "too_many_rows_of_blocks", "too_much_shared_memory", "host_read")
+OF_THE_LAUNCH += ("missing_reset", "expects_too_many")
 
 
 in_schedules = pytest.mark.parametrize("schedules", wide([range(3), range(20)]), ids=["three", "twenty"])

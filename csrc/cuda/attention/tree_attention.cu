@@ -1,5 +1,5 @@
 // Tree attention: tensor cores for 16-bit caches, float32 arithmetic in the order of positions for float32 caches and
-// strict mode. If the keys were split, a warp per (row, head) then merges the splits in order.
+// strict mode. If the keys are split, the last block of every tile merges the splits in order (merge_splits.cuh).
 #include "ops/tree_attention.h"
 
 #include <algorithm>
@@ -11,46 +11,6 @@ namespace attention {
 namespace {
 
 constexpr int kMaxSplits = 64;  // on tensor cores
-
-// A warp owns a pair, a lane four columns or twice four.
-__global__ void __launch_bounds__(kThreads) merge_splits_kernel(const Problem a) {
-  wait_for_previous_kernel();
-  const int lane = threadIdx.x % kWarp;
-  const int64_t pair = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp, row = pair / a.H;
-  if (pair >= a.pairs) return;
-  int b = 0;
-  for (int base = 0; base < a.B; base += kWarp) {
-    b += __popc(__ballot_sync(kAllLanes, base + lane < a.B && a.row_start[base + lane + 1] <= row));
-  }
-  const int words = min(a.words, kMaskWords), length = a.lengths[b];
-  const int nodes = warp_reduce<Sum>(lane < words ? __popc(a.ancestors[row * a.words + lane]) : 0);
-  int first = 0, end = 0;  // the row's splits; none for padding
-  if (nodes > 0 && a.exact) {
-    const int last = length + nodes - 1;
-    first = split_of(max(0, last - a.window + 1)), end = split_of(last) + 1;
-  } else if (nodes > 0) {
-    const PageShares shares = page_shares(a, length, a.first_node + a.row_start[b + 1] - a.row_start[b]);
-    end = (shares.end - shares.first + shares.each - 1) / shares.each;
-  }
-  const float2* const outcomes = reinterpret_cast<const float2*>(a.parts + a.splits * a.pairs * a.D) + pair;
-  const float sink = sink_of(a, static_cast<int>(pair - row * a.H));
-  float highest = kNoScore;
-  for (int split = first + lane; split < end; split += kWarp) highest = fmaxf(highest, outcomes[split * a.pairs].x);
-  highest = warp_reduce<Max>(highest);
-  for (int column = lane * 4; column < a.D; column += kWarp * 4) {
-    float total = 0, sum[4] = {};
-#pragma unroll 16
-    for (int split = first; split < end; ++split) {  // one at a time waits for L2 at each
-      const float2 outcome = outcomes[split * a.pairs];
-      const float4 part = *reinterpret_cast<const float4*>(a.parts + (split * a.pairs + pair) * a.D + column);
-      const float weight = weight_of(outcome.x, highest);
-      total = fmaf(weight, outcome.y, total);
-      sum[0] = fmaf(weight, part.x, sum[0]), sum[1] = fmaf(weight, part.y, sum[1]);
-      sum[2] = fmaf(weight, part.z, sum[2]), sum[3] = fmaf(weight, part.w, sum[3]);
-    }
-    finish(a, pair, column, sum, highest, total, sink);
-  }
-}
 
 Problem problem_of(const TreeAttention& op) {
   const KvCacheView& cache = op.cache;
@@ -69,6 +29,7 @@ Problem problem_of(const TreeAttention& op) {
             .out = op.out.data,
             .out_type = op.out.dtype,
             .parts = op.workspace.as<float>(),
+            .arrived = op.arrived.as<int>(),
             .scale = op.scale * kLog2e,
             .window = static_cast<int>(op.window > 0 ? std::min(op.window, unlimited) : unlimited),
             .B = static_cast<int>(cache.requests()),
@@ -112,14 +73,13 @@ void run_cuda(const TreeAttention& op) {
   const Problem a = problem_of(op);
   const int64_t floats = floats_of(a), given = op.workspace.defined() ? op.workspace.shape[0] : 0;
   if (given < floats) fail("workspace: expected at least ", floats, " floats, got ", given);
+  // As many as there may be tiles of a pair each.
+  const int64_t counters = floats > 0 ? a.pairs : 0, counted = op.arrived.defined() ? op.arrived.shape[0] : 0;
+  if (counted < counters) fail("arrived: expected at least ", counters, " counters, got ", counted);
   check_aligned(op.q, "q"), check_aligned(op.out, "out"), check_aligned(op.workspace, "workspace");
   check_aligned(op.cache.k_cache, "k_cache"), check_aligned(op.cache.v_cache, "v_cache");
   const DeviceGuard guard(op.q.device_id);
-  const auto attend = a.exact ? attend_exactly : attend_on_tensor_cores;
-  attend(a, op.cache.k_cache.dtype, op.q.stream);
-  if (a.splits == 1) return;
-  const auto blocks = static_cast<unsigned>((a.pairs + kWarps - 1) / kWarps);
-  launch({"tree_attention", blocks, kThreads, 0, op.q.stream}, merge_splits_kernel, a);
+  (a.exact ? attend_exactly : attend_on_tensor_cores)(a, op.cache.k_cache.dtype, op.q.stream);
 }
 
 }  // namespace specengine

@@ -1,6 +1,7 @@
 // Shared by the two attention kernels and the merge of their splits. A block owns a tile of pairs (a node of one
 // request with one of the query heads that read the same key/value head), one key/value head, and one split of the
-// keys. If there are several splits, a block leaves its part of each pair's softmax in the workspace.
+// keys. If there are several splits, a block leaves its part of each pair's softmax in the workspace, and the last one
+// of the tile merges them (merge_splits.cuh).
 #pragma once
 #include <climits>
 #include <numbers>
@@ -30,6 +31,7 @@ struct Problem {
   void* out;
   DType out_type;
   float* parts;  // [splits][pairs][D] sums, then [splits][pairs][2] highest scores and totals
+  int* arrived;  // [tiles][K] blocks that have left their parts; 0 between launches
   float scale;   // times log2(e): the kernels take powers of two
   int window, B, H, K, D, words, max_pages, first_node;
   int64_t pairs;  // M * H

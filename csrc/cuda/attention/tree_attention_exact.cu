@@ -8,7 +8,7 @@
 // the order of slots. Keys and values pass through shared memory in steps, one step ahead, the unit's keys before its
 // values. Floor: as the tensor-core kernel, as long as 4 * pairs * D multiply-adds per key take less time than its
 // bytes.
-#include "cuda/attention/tree_attention.cuh"
+#include "cuda/attention/merge_splits.cuh"
 
 namespace specengine::attention {
 namespace {
@@ -221,13 +221,14 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
       finish_split(a, tile, first_pair + row, column_of(part), sums[row][part], highest[row], total[row]);
     }
   }
+  merge_if_last<kPairs>(a, tile, {split_of(first_seen(a, tile.length)), split_of(tile.length + last_node) + 1}, shared);
 }
 
 template <typename Cache, int kDim>
 void launch_for_tile(const Problem& a, void* stream) {
   const dim3 grid(a.tiles, a.K, a.splits);
   const int bytes = ExactKernel<Cache, kDim>::shared_bytes(a.tile_pairs, a.D, a.words);
-  launch({"tree_attention", grid, kThreads, static_cast<size_t>(bytes), stream},
+  launch({"tree_attention", grid, kThreads, with_merge(a, bytes), stream},
          a.tile_pairs == 8 ? exact_attention_kernel<Cache, kDim, 8> : exact_attention_kernel<Cache, kDim, 32>, a);
 }
 

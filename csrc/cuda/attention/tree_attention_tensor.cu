@@ -4,7 +4,7 @@
 // the end. Keys that a pair does not see are masked, so a row's bits depend on the tree and the batch.
 // Floor: every key and value from memory once per request and key/value head (tiles of the same keys share them in
 // L2); expected: about 80 % of the memory's bandwidth from a few thousand cached tokens on.
-#include "cuda/attention/tree_attention.cuh"
+#include "cuda/attention/merge_splits.cuh"
 
 namespace specengine::attention {
 namespace {
@@ -213,12 +213,13 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Pro
     }
     finish_split(a, tile, pair, column, sum, best, all);
   }
+  merge_if_last<kPairs>(a, tile, {0, (shares.end - shares.first + shares.each - 1) / shares.each}, stages);
 }
 
 template <typename Cache, int kDim, int kPairs>
 void launch_kernel(const Problem& a, void* stream) {
   const dim3 grid(a.tiles, a.K, a.splits);
-  launch({"tree_attention", grid, kThreads, TensorKernel<Cache, kDim, kPairs>::kShared, stream},
+  launch({"tree_attention", grid, kThreads, with_merge(a, TensorKernel<Cache, kDim, kPairs>::kShared), stream},
          tensor_attention_kernel<Cache, kDim, kPairs>, a);
 }
 

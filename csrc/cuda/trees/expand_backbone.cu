@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "cuda/base/arch.cuh"
+#include "cuda/base/last_block.cuh"
 #include "cuda/base/reduce.cuh"
 
 namespace specengine {
@@ -208,15 +209,7 @@ __global__ void __launch_bounds__(kThreads) expand_backbone_kernel(Expand op) {
   const bool idle = op.root[b] < 0;
   if (!idle && level < op.levels) score_part(op, first_level + level, part, scores, best_of, scratch);
 
-  __syncthreads();  // what the block wrote comes before its arrival
-  if (threadIdx.x == 0) {
-    __threadfence();
-    const int before = atomicAdd(op.arrived + b, 1);
-    __threadfence();
-    state[0] = before;
-  }
-  __syncthreads();
-  if (state[0] + 1 < static_cast<int>(gridDim.x)) return;
+  if (!is_last_to_arrive(op.arrived + b, static_cast<int>(gridDim.x))) return;
 
   for (int t = threadIdx.x / kWarp; t < op.levels && !idle; t += kWarps) {
     merge_level(op, first_level + t, tokens + t * op.width, log_probs + t * op.width, levels + t);
@@ -224,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) expand_backbone_kernel(Expand op) {
   __syncthreads();
   if (threadIdx.x == 0) {
     state[0] = idle ? 0 : number_nodes(op, log_probs, levels);
-    op.node_counts[b] = state[0], op.arrived[b] = 0;
+    op.node_counts[b] = state[0];
   }
   __syncthreads();
   for (int node = threadIdx.x; node < op.nodes; node += kThreads) {

@@ -137,6 +137,7 @@ def _kernel(time: KernelTime) -> dict[str, Any]:
         "modelled_us": round(time.us, 3),
         "terms_us": {name: round(us, 3) for name, us in time.terms.items()},
         "bound": time.bound,
+        "last_block_us": round(time.last_block_us, 3),
         "dram_bytes": time.dram_bytes,
         "l2_bytes": time.l2_bytes,
         "counted": _counted(time),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from specengine.bench.gpu_model.constants import Gpu
@@ -13,6 +14,8 @@ PRODUCT = 2 * 16 * 8 * 16  # float operations of m16n8k16
 WARP = 32
 REGISTERS_AT_ONCE = 256  # that a warp gets
 SYSTEM_SHARED = 1024  # bytes that each block takes beside its own
+COUNTER = 4  # bytes, in which blocks count their arrivals
+LAST_BLOCK_ROUNDS = 3  # of a last block: its fence, its arrival, the first bytes that it reads
 # Tensors of one layer, which lie in DRAM when a kernel starts: other layers' have taken their place in L2.
 COLD = ("weight", "k_cache", "v_cache")
 
@@ -22,6 +25,7 @@ class KernelTime:
     """Holds the modelled time of a kernel, in microseconds, and the counts that matter for it.
 
     terms: what each resource alone would take; the largest is the kernel's bound.
+    last_block_us: what the last blocks to arrive take behind all others.
     dram_bytes, l2_bytes: that the kernel moves.  launch: None for a library's kernel, which is not counted.
     occupancy: blocks of a multiprocessor at once.  waves: of blocks.
     """
@@ -34,6 +38,7 @@ class KernelTime:
     occupancy: int = 0
     waves: int = 0
     launch: Launch | None = None
+    last_block_us: float = 0.0
 
     @property
     def bound(self) -> str:
@@ -68,16 +73,41 @@ def l2_bytes(launch: Launch) -> int:
     return SECTOR * (loaded + sum(t.sectors for _, t in launch.traffic("uncached", "store", "atomic")))
 
 
+def read_again(launch: Launch) -> dict[str, int]:
+    """Returns the bytes that last blocks to arrive read of what their launch has written, by tensor."""
+    if "atomic" not in launch.tensors.get("arrived", {}):
+        return {}
+    written = {name: by for name, by in launch.tensors.items() if "store" in by and name != "arrived"}
+    sectors = {
+        name: sum(t.block_sectors if path == "load" else t.sectors for path, t in by.items() if path != "store")
+        for name, by in written.items()
+    }
+    return {name: SECTOR * count for name, count in sectors.items() if count > 0}
+
+
+def last_block_time(launch: Launch, gpu: Gpu) -> float:
+    """Returns how long last blocks work alone, one for each counter, on as many multiprocessors."""
+    if not (read := sum(read_again(launch).values())):
+        return 0.0
+    blocks = launch.tensors["arrived"]["atomic"].unique_bytes / COUNTER
+    busiest = read / blocks * math.ceil(blocks / gpu.multiprocessors)
+    return LAST_BLOCK_ROUNDS * gpu.l2_latency + max(busiest / gpu.multiprocessor_l2, read / gpu.l2)
+
+
 def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
     """Models a kernel. Raises ValueError where none of its blocks fits on the GPU."""
     occupancy = occupancy_of(launch, gpu)
     waves = -(-launch.blocks // (occupancy * gpu.multiprocessors))
     busiest = -(-launch.blocks // gpu.multiprocessors) / launch.blocks  # a multiprocessor's share of the blocks
-    from_dram, from_l2 = dram_bytes(launch, gpu), l2_bytes(launch)
-    copied = SECTOR * sum(t.sectors for _, t in launch.traffic("uncached"))
+    again, alone = read_again(launch), last_block_time(launch, gpu)
+    from_dram, moved = dram_bytes(launch, gpu), l2_bytes(launch)
+    from_l2 = moved - sum(again.values())
+    copied = SECTOR * sum(t.sectors for name, t in launch.traffic("uncached") if name not in again)
     under_way = COPY * launch.copies * launch.threads * min(launch.blocks, occupancy * gpu.multiprocessors)
     waited = sum(
-        count * (gpu.dram_latency if name in COLD else gpu.l2_latency) for name, count in launch.rounds.items()
+        count * (gpu.dram_latency if name in COLD else gpu.l2_latency)
+        for name, count in launch.rounds.items()
+        if name not in again
     )
     chained = max(0, launch.chain - sum(launch.rounds.values())) * gpu.l2_latency
     terms = {
@@ -88,8 +118,8 @@ def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
         "latency": max((waited + chained) * waves, gpu.dram_latency * copied / under_way if under_way else 0.0),
     }
     first = gpu.dram_latency if from_dram else 0.0  # memory idles until the first bytes arrive
-    us = gpu.start + first + max(terms.values())
-    return KernelTime(launch.kernel, us, terms, from_dram, from_l2, occupancy, waves, launch)
+    us = gpu.start + first + max(terms.values()) + alone
+    return KernelTime(launch.kernel, us, terms, from_dram, moved, occupancy, waves, launch, alone)
 
 
 def bytes_time(nbytes: float, gpu: Gpu) -> KernelTime:

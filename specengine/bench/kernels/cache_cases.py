@@ -30,9 +30,10 @@ def attention_case(s: Shapes, device: torch.device, kernels: Kernels, nodes: int
     lengths = int_tensor([prefix], device)
     scale = s.head_dim**-0.5
     attention = ops.tree_attention
+    arrived = attention.arrival_counters(device)
 
     def our_attention(cache: KVCacheView) -> torch.Tensor:
-        attention.tree_attention(q, cache, tree.ancestors, out, scale, 0)
+        attention.tree_attention(q, cache, tree.ancestors, out, scale, 0, arrived=arrived)
         return out
 
     views = [KVCacheView(k[i], v[i], table, lengths, tree.row_start, 0) for i in range(count)]

@@ -1,5 +1,5 @@
 // The only order between the blocks of a launch: a thread's atomic operation after its __threadfence releases all
-// accesses before the fence, to every block that later operates on the same address.
+// accesses before the fence, to every thread that later operates on the same address and then calls __threadfence.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -12,15 +12,26 @@ namespace specengine::sim {
 class BlockOrder {
  public:
   void begin_launch(uint32_t epoch) {
-    launch_start_ = epoch, starts_.clear(), releases_.clear(), acquired_.clear(), fences_.clear();
+    starts_.clear(), releases_.clear();
+    launch_start_ = epoch;
   }
-  void begin_block(uint32_t epoch) { starts_.push_back(epoch), acquired_.clear(), fences_.clear(); }
+  void begin_block(uint32_t epoch) {
+    starts_.push_back(epoch);
+    seen_.clear(), acquired_.clear(), fences_.clear();
+  }
 
-  void fence(const Accessor& me) { fences_[me.thread] = me.now(); }
+  void fence(const Accessor& me) {
+    fences_[me.thread] = me.now();
+    const auto mine = [&](const Seen& each) { return each.thread == me.thread; };
+    for (const Seen& each : seen_) {
+      if (mine(each)) acquired_.push_back({each.releases, each.count, me.now()});
+    }
+    std::erase_if(seen_, mine);
+  }
 
   void atomic(uintptr_t address, const Accessor& me) {
     std::vector<Moment>& list = releases_[address];
-    if (!list.empty() && !known(list, me)) acquired_.push_back({&list, list.size(), me.now()});
+    if (!list.empty() && !known(list, me)) seen_.push_back({&list, list.size(), me.thread});
     if (const auto fence = fences_.find(me.thread); fence != fences_.end()) list.push_back(fence->second);
   }
 
@@ -46,6 +57,11 @@ class BlockOrder {
   }
 
  private:
+  struct Seen {  // by an operation of that thread, which has not called __threadfence since
+    const std::vector<Moment>* releases;
+    size_t count;
+    int thread;
+  };
   struct Acquired {
     const std::vector<Moment>* releases;  // the first `count` of them
     size_t count;
@@ -53,8 +69,10 @@ class BlockOrder {
   };
 
   bool known(const std::vector<Moment>& list, const Accessor& me) const {
-    return !acquired_.empty() && acquired_.back().releases == &list && acquired_.back().count == list.size() &&
-           acquired_.back().when.thread == me.thread;
+    const bool seen = !seen_.empty() && seen_.back().releases == &list && seen_.back().count == list.size() &&
+                      seen_.back().thread == me.thread;
+    return seen || (!acquired_.empty() && acquired_.back().releases == &list && acquired_.back().count == list.size() &&
+                    acquired_.back().when.thread == me.thread);
   }
 
   bool ordered(const Moment& m, const Accessor& me) const {
@@ -76,6 +94,7 @@ class BlockOrder {
   uint32_t launch_start_ = 0;
   std::vector<uint32_t> starts_;  // the epoch in which each block began
   std::map<uintptr_t, std::vector<Moment>> releases_;
+  std::vector<Seen> seen_;          // by this block
   std::vector<Acquired> acquired_;  // by this block
   std::map<int, Moment> fences_;    // the last one of each thread of this block
 };

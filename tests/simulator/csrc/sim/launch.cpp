@@ -56,6 +56,7 @@ void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, siz
   const std::lock_guard lock(one_at_a_time);
   check_config(config);
   const InLaunch mark;
+  if (!counters_are_zero()) fail(config, "arrived is not zero before the launch");
   gridDim = config.grid, blockDim = config.block;
   begin_launch(params, params_bytes, written, config.shared_bytes);
   // Its parameters begin with the kernel's address.
@@ -71,6 +72,7 @@ void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, siz
       fail(config, "block " + text_of(index_of(block)) + " " + text_of_finding());
     }
   }
+  if (!counters_are_zero()) fail(config, "arrived is not zero after the launch, so the next one miscounts");
   if (counting) [[unlikely]]
     end_counted_launch();
 }

@@ -34,6 +34,7 @@ struct TensorPlace {
   const char* name;
 };
 std::vector<TensorPlace> tensor_places();  // of the launch
+bool counters_are_zero();                  // all tensors of the op with the name `arrived`
 
 // Shared memory: shared.cpp.
 bool is_shared(uintptr_t at);

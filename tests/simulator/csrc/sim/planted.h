@@ -15,5 +15,6 @@ using PlantedKernels = std::map<std::string, PlantedKernel>;
 
 const PlantedKernels& planted_memory_kernels();
 const PlantedKernels& planted_block_kernels();  // of two blocks
+bool counts_arrivals(const std::string& name);  // in out[3], which is then checked as a tensor with the name `arrived`
 
 }  // namespace specengine::sim

@@ -102,6 +102,7 @@ __global__ void last_block(const int* in, int* out) {
     out[b] = in[b];
     __threadfence();
     last[0] = atomicAdd(&out[blocks + 1], 1) == blocks - 1;
+    __threadfence();
   }
   __syncthreads();
   if (!last[0] || threadIdx.x != 0) return;
