@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import targets
 from core_build import CORE
-from targets import Reading, both, cycle_of, listed
+from targets import Reading, both, cycle_of, listed, without_goals
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -155,6 +155,11 @@ def _benches(s: Sizes) -> list[Step]:
         command = (*bench, *common, *sizes, "--drafters", drafters, *options)
         return Step(name, BENCHES, says, 120, command, "a tiny model on the CPU", reading)
 
+    def without_prefetch(step: Step) -> Step:
+        says = f"{step.says}, where attention prefetches no weight"
+        command, reading = ("env", "SPECENGINE_PREFETCH=0", *step.command), without_goals(step.reading, "no prefetch")
+        return replace(step, name=f"{step.name}-no-prefetch", says=says, command=command, reading=reading)
+
     eagle = f"eagle3:random:{s.model},nodes=8,levels=7,top_k=1,adaptive=false"
     fasteagle = f"fasteagle:random:{s.model},top_k=10,adaptive=false"
     trees = both(
@@ -163,8 +168,15 @@ def _benches(s: Sizes) -> list[Step]:
     kernels: tuple[str, ...] = (*bench, "--kernels", "--device", s.device)
     if s.dry:
         kernels = (sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", str(ROOT / "tests/bench/test_kernels.py"))
+    plain = cycles("plain", "plain decoding", targets.plain, "none")
+    wide = cycles(
+        "wide",
+        "127 nodes by a drafter of one pass, of 1.6 B parameters where the goal has 1 B",
+        cycle_of("127 nodes, one-pass drafter", WIDE, 5.0),
+        WIDE,
+    )
     return [
-        cycles("plain", "plain decoding", targets.plain, "none"),
+        plain,
         Step(
             "cycle-kernels",
             BENCHES,
@@ -184,12 +196,7 @@ def _benches(s: Sizes) -> list[Step]:
             cycle_of("EAGLE-3's cost, chain of 7", CHAIN, 5.2),
             CHAIN,
         ),
-        cycles(
-            "wide",
-            "127 nodes by a drafter of one pass, of 1.6 B parameters where the goal has 1 B",
-            cycle_of("127 nodes, one-pass drafter", WIDE, 5.0),
-            WIDE,
-        ),
+        wide,
         cycles("fallback", "an EAGLE-3 network whose drafts fail", targets.fallback, f"eagle3:random:{s.model}"),
         cycles("batch", "plain decoding in a batch", targets.batch, "none", "--batch", "64"),
         Step("kernels", BENCHES, "every kernel beside PyTorch", 120, kernels, "the bench's tests", targets.kernels),
@@ -203,4 +210,6 @@ def _benches(s: Sizes) -> list[Step]:
             "0.8",
         ),
         cycles("peers", "transformers, compiled", targets.peers, "none", "--peers", "transformers:compiled"),
+        without_prefetch(plain),
+        without_prefetch(wide),
     ]

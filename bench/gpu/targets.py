@@ -6,7 +6,7 @@ The goals hold for one H200 with the shapes of Llama-3.1-8B in bfloat16, batch 1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 Results = dict[str, Any]
@@ -89,6 +89,11 @@ def cycle_of(name: str, ends: str, goal: float | None) -> Reading:
 def both(*readings: Reading) -> Reading:
     """Returns the reading that yields the targets of all."""
     return lambda results: (target for read in readings for target in read(results))
+
+
+def without_goals(reading: Reading, what: str) -> Reading:
+    """Returns the reading of a run that is only compared: `what` stands behind the names, and there are no goals."""
+    return lambda results: (replace(each, name=f"{each.name}, {what}", goal=None) for each in reading(results))
 
 
 def batch(results: Results) -> Iterator[Target]:

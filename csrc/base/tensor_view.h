@@ -60,6 +60,23 @@ struct TensorView {
   }
 };
 
+inline int64_t bytes_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt64:
+      return 8;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kBFloat16:
+    case DType::kFloat16:
+    case DType::kUInt16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+inline int64_t bytes_of(const TensorView& t) { return t.numel() * bytes_of(t.dtype); }
+
 // A tensor argument that may be None.
 struct OptionalTensor : TensorView {
   OptionalTensor() = default;

@@ -48,10 +48,11 @@ struct TreeAttention {
   // [n] int32, n >= M * H; None if the op needs no workspace. Zeros before the op and after it, so that ops in sequence
   // share it; ops at the same time need one each.
   OptionalTensor arrived = {};
+  OptionalTensor upcoming = {};  // [bytes or numbers]: what is read next, a part of which CUDA brings to L2 meanwhile
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, H{"H"}, W{"W"}, n{"n"}, counters{"counters"};
+    Dim M{"M"}, H{"H"}, W{"W"}, n{"n"}, counters{"counters"}, next{"next"};
     const Device device = cache.validate(check);
     check(q, "q", {DType::kFloat32}, {M, H, cache.dim()});
     check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, H, cache.dim()});
@@ -63,6 +64,7 @@ struct TreeAttention {
     if (window < 0) fail("window: expected 0 (none) or a positive number of tokens, got ", window);
     check.optional(sinks, "sinks", {DType::kFloat32}, {H});
     check.optional(arrived, "arrived", {DType::kInt32}, {counters});
+    check.optional(upcoming, "upcoming", {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kUInt8}, {next});
     return device;
   }
 

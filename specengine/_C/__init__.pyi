@@ -430,6 +430,7 @@ def tree_attention(
     workspace: Tensor | None,
     sinks: Tensor | None,
     arrived: Tensor | None,
+    upcoming: Tensor | None,
 ) -> None: ...
 def tree_attention_workspace(
     q: Tensor,
@@ -442,6 +443,7 @@ def tree_attention_workspace(
     workspace: Tensor | None,
     sinks: Tensor | None,
     arrived: Tensor | None,
+    upcoming: Tensor | None,
 ) -> int: ...
 def route_rows(
     x: Tensor,

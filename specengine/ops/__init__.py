@@ -150,14 +150,19 @@ reference = Ops(
 def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
     """The CUDA kernels; Ops explains strict."""
     choices = LinearChoices(device, strict=strict)
-    arrived = tree_attention.arrival_counters(device)
+    attention = partial(
+        tree_attention.tree_attention_cuda,
+        strict=strict,
+        arrived=tree_attention.arrival_counters(device),
+        prefetch=tree_attention.prefetches(),
+    )
     product = partial(linear.linear_cuda, choices=choices)
     layer_ops = LayerOps(
         gather_rows=coded_linear.gather_rows,
         rms_norm=layer.rms_norm,
         linear=product,
         rope_cache=layer.rope_cache,
-        tree_attention=partial(tree_attention.tree_attention_cuda, strict=strict, arrived=arrived),
+        tree_attention=attention,
         silu_mul=layer.silu_mul,
         add_lora=add_lora.add_lora,
         gate_heads=layer.gate_heads,

@@ -119,7 +119,11 @@ class LayerwiseDecoder:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
             scale = factors.attention_scale(c.head_dim)
-            ops.tree_attention(q, cache, tree.ancestors, attended, scale, layer.window, sinks=layer.sinks)
+            ops.tree_attention(
+                *(q, cache, tree.ancestors, attended, scale, layer.window),
+                sinks=layer.sinks,
+                upcoming=layer.attention_out.weights[0].data,
+            )
             if self._gated(layer):
                 ops.gate_heads(qkv, attended)
             return attended.view(rows, -1)

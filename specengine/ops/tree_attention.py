@@ -5,6 +5,7 @@ Shapes: M rows (nodes of all requests), H query heads, K key/value heads, D head
 
 from __future__ import annotations
 
+import os
 from itertools import chain, pairwise
 
 import torch
@@ -26,8 +27,28 @@ def arrival_counters(device: torch.device) -> torch.Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32).to(device)
 
 
+def prefetches() -> bool:
+    """Returns whether attention on CUDA prefetches: not where the environment has SPECENGINE_PREFETCH=0.
+
+    Raises ValueError for another value than 0 and 1.
+    """
+    value = os.environ.get("SPECENGINE_PREFETCH", "1")
+    if value not in ("0", "1"):
+        raise ValueError(f"SPECENGINE_PREFETCH: expected 0 or 1, got {value!r}")
+    return value == "1"
+
+
 def tree_attention(
-    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None, arrived=None
+    q,
+    cache: KVCacheView,
+    ancestors,
+    out,
+    scale: float,
+    window: int,
+    strict: bool = False,
+    sinks=None,
+    arrived=None,
+    upcoming=None,
 ) -> None:
     """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
 
@@ -42,28 +63,42 @@ def tree_attention(
     raises ValueError for ancestors None and for a head dim above 256 or not a multiple of 8. Its workspace is allocated
     here.
     arrived: arrival_counters, CUDA only; where they are None or too few, zeros are made here, by a launch more.
+    upcoming: the weight that is read next, of any dtype: CUDA brings a part of it to L2 meanwhile. No result changes.
     """
     arguments = q, cache, ancestors, out, scale, window, strict
-    workspace = q.new_empty(_C.tree_attention_workspace(*arguments, None, sinks, None))
+    workspace = q.new_empty(_C.tree_attention_workspace(*arguments, None, sinks, None, None))
     counters = q.shape[0] * q.shape[1] if len(workspace) > 0 else 0
     if counters > (0 if arrived is None else len(arrived)):
         arrived = torch.zeros(counters, dtype=torch.int32, device=q.device)
-    _C.tree_attention(*arguments, workspace, sinks, arrived)
+    _C.tree_attention(*arguments, workspace, sinks, arrived, None if upcoming is None else upcoming.view(-1))
 
 
 def tree_attention_cuda(
-    q, cache: KVCacheView, ancestors, out, scale: float, window: int, strict: bool = False, sinks=None, arrived=None
+    q,
+    cache: KVCacheView,
+    ancestors,
+    out,
+    scale: float,
+    window: int,
+    strict: bool = False,
+    sinks=None,
+    arrived=None,
+    upcoming=None,
+    prefetch: bool = True,
 ) -> None:
     """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict.
 
     PyTorch's has no sinks; with sinks the kernel attends, to chains of any length.
+    prefetch: whether `upcoming` is used.
     """
     if ancestors is None and not strict and sinks is None:
         return tree_attention_reference(q, cache, None, out, scale, window)
     if ancestors is None:
         cache = cache if cache.first_node + len(q) <= MAX_NODES else _short_chains(cache)
         ancestors = chain_bits(cache.row_start, len(q), cache.first_node)
-    return tree_attention(q, cache, ancestors, out, scale, window, strict, sinks, arrived)
+    return tree_attention(
+        q, cache, ancestors, out, scale, window, strict, sinks, arrived, upcoming if prefetch else None
+    )
 
 
 def _short_chains(cache: KVCacheView) -> KVCacheView:
@@ -84,7 +119,9 @@ def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch
     return torch.where(bits == 32, -1, (1 << bits.clamp(max=31)) - 1).int()
 
 
-def tree_attention_reference(q, cache: KVCacheView, ancestors, out, scale: float, window: int, sinks=None) -> None:
+def tree_attention_reference(
+    q, cache: KVCacheView, ancestors, out, scale: float, window: int, sinks=None, upcoming=None
+) -> None:
     k_cache, v_cache, block_table, lengths, row_start, first_node = cache
     starts = row_start.tolist()
     for b, length in enumerate(lengths.tolist()):

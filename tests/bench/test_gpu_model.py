@@ -16,7 +16,7 @@ from specengine.bench.gpu_model.counts import Launch, Traffic, between, launches
 from specengine.bench.gpu_model.cycles import cycles, goals
 from specengine.bench.gpu_model.hybrid import MODELS, hybrid_pass, hybrid_passes, state_bytes
 from specengine.bench.gpu_model.mixture import distinct_experts, mixture_pass, mixture_passes
-from specengine.bench.gpu_model.passes import SHAPES, linear
+from specengine.bench.gpu_model.passes import SHAPES, layers, linear
 from specengine.bench.gpu_model.roofline import kernel_time, library_time, occupancy_of
 from tests.structure.source import ROOT
 
@@ -118,6 +118,15 @@ def test_last_blocks_work_alone_behind_all_others():
         assert time.terms["l2"] == pytest.approx((2 * 64 * MB + 32 * 264) / 5.5e6)
     without = kernel_time(replace(STREAM, tensors=STREAM.tensors | {"workspace": tensors["workspace"]}), H200)
     assert without.last_block_us == 0
+
+
+@pytest.mark.parametrize("nodes, batch", [(1, 1), (128, 1), (1, 64)])
+def test_a_prefetch_moves_bytes_of_dram_from_one_kernel_to_the_one_before(nodes, batch):
+    off, on = ({s.label: s for s in layers(H200, nodes, batch, 1, prefetch=x)} for x in (False, True))
+    moved = {name: on[name].kernels[0].dram_bytes - off[name].kernels[0].dram_bytes for name in on}
+    share = 50 * MB // 8
+    assert moved == {name: {"tree_attention": share, "o": -share}.get(name, 0) for name in on}
+    assert on["o"].us < off["o"].us and on["tree_attention"].us >= off["tree_attention"].us
 
 
 def test_scaling_is_linear_in_every_axis():

@@ -16,7 +16,15 @@ from specengine import _C
 from tests.fake_cuda.mode import FakeCuda
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TYPES = {"f32": (torch.float32,), "i32": (torch.int32,), "i64": (torch.int64,), "u8": (torch.uint8,), "float": FLOATS}
+ANY = (*FLOATS, torch.uint8)
+TYPES = {
+    "f32": (torch.float32,),
+    "i32": (torch.int32,),
+    "i64": (torch.int64,),
+    "u8": (torch.uint8,),
+    "float": FLOATS,
+    "any": ANY,
+}
 WORKSPACE = 1024  # floats that the fake attention asks for: any number shows whether the caller provides them
 
 
@@ -92,7 +100,7 @@ OPS = {
     ),
     "tree_attention": Op(
         f"q: f32[M,H,D]  {CACHE}  ancestors: i32[M,words]  out: float[M,H,D]  workspace: f32[n]  sinks?: f32[H]  "
-        "arrived: i32[counters]",
+        "arrived: i32[counters]  upcoming?: any[next]",
         ("tensor_attention",),
     ),
     "expand_backbone": Op(

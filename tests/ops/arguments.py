@@ -153,7 +153,7 @@ def rope_cache() -> Arguments:
 def tree_attention() -> Arguments:
     cache = make_cache(TREES, LENGTHS, 2, 8, torch.float32).view()._asdict()
     rest = {"ancestors": ancestor_bits(TREES), "out": torch.zeros(8, 4, 8), "scale": 0.3, "window": 0}
-    optional = {"workspace": torch.zeros(4), "sinks": randn(4), "arrived": ints(*[0] * 32)}
+    optional = {"workspace": torch.zeros(4), "sinks": randn(4), "arrived": ints(*[0] * 32), "upcoming": randn(40)}
     return {"q": randn(8, 4, 8), **cache, **rest, "strict": False, **optional}
 
 
@@ -536,7 +536,7 @@ OPTIONAL = {
     ),
     *(("decoder_pass", "experts"), ("decoder_pass fed", "experts")),
     *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
-    *(("tree_attention", name) for name in ("ancestors", "workspace", "sinks", "arrived")),
+    *(("tree_attention", name) for name in ("ancestors", "workspace", "sinks", "arrived", "upcoming")),
     *(("decoder_pass", "ancestors"), ("gated_delta", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
     *((op, "vocabulary") for op in OPS if op.startswith("draft_tree")),

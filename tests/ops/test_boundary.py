@@ -120,6 +120,7 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     ("draft_glide", "target_k"): FLOATS,
     ("draft_cascade", "markov_tokens"): FORMATS,
     ("tree_attention", "out"): FLOATS,
+    ("tree_attention", "upcoming"): [*FLOATS, torch.uint8],
     ("add_lora", "a"): FLOATS,
 }
 
@@ -156,7 +157,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *(("group_pairs", "starts", 0), ("expert_linear", "x", 0)),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
-    *(("tree_attention", name, 0) for name in ("workspace", "arrived")),
+    *(("tree_attention", name, 0) for name in ("workspace", "arrived", "upcoming")),
     *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1), ("hidden_states", 0))),
     *((op, name, dim) for op in BACKBONES for name, dim in (("embedding", 0), ("block_table", 1))),
     ("draft_cascade halves", "markov_tokens", 0),

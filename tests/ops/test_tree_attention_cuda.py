@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from specengine import _C
+from specengine.ops import cuda_ops
 from specengine.ops import tree_attention as module
 from tests.ops.cases import (
     CACHE_DTYPES,
@@ -246,6 +247,48 @@ def test_launches_in_sequence_share_counters_and_leave_zeros(cuda_backend, dtype
 
 
 @only_simulated
+@kernels
+@pytest.mark.parametrize("length", [30, 900])
+def test_what_is_read_next_is_prefetched_and_changes_no_bit(cuda_backend, length, dtype, strict):
+    case, core = problem([comb(5)], [length], dtype=dtype), module._C
+    expected = case.run(cuda_backend, strict)
+    for upcoming in (torch.zeros(1, dtype=torch.uint8), torch.zeros(7, 100), torch.zeros(3, 32, 256).bfloat16()):
+        before, arguments = core.prefetched_lines(), case.arguments(cuda_backend, strict)
+        module.tree_attention(**arguments, upcoming=upcoming)
+        assert torch.equal(arguments["out"], expected)
+        assert core.prefetched_lines() - before == -(-upcoming.nbytes // 128)
+
+
+@only_simulated
+def test_a_prefetch_is_limited_by_threads_and_by_a_share_of_l2(cuda_backend, multiprocessors):
+    core = module._C
+    for heads, count, lines in ((2, 1, 2 * 128 * 8), (16, 1000, (50 << 20) // 8 // 128)):  # of 2 blocks, and of 120
+        multiprocessors(count)
+        case = problem([[-1]], [900], heads, heads // 2, dtype=torch.bfloat16)
+        before, upcoming = core.prefetched_lines(), torch.zeros(14 << 20, dtype=torch.uint8)
+        module.tree_attention(**case.arguments(cuda_backend), upcoming=upcoming)
+        assert core.prefetched_lines() - before == lines
+
+
+@only_simulated
+@pytest.mark.parametrize("value, used", [(None, True), ("1", True), ("0", False)])
+def test_the_environment_switches_the_prefetch_off(cuda_backend, monkeypatch, value, used):
+    if value is not None:
+        monkeypatch.setenv("SPECENGINE_PREFETCH", value)
+    arguments = problem([[-1]], [30]).arguments(cuda_backend)
+    del arguments["strict"]
+    before = module._C.prefetched_lines()
+    cuda_ops(cuda_backend.device).layer.tree_attention(**arguments, upcoming=torch.zeros(64))
+    assert module._C.prefetched_lines() - before == 2 * used
+
+
+def test_another_value_of_the_switch_is_refused(monkeypatch):
+    monkeypatch.setenv("SPECENGINE_PREFETCH", "no")
+    with pytest.raises(ValueError, match="SPECENGINE_PREFETCH: expected 0 or 1, got 'no'"):
+        module.prefetches()
+
+
+@only_simulated
 def test_a_counter_that_is_not_zero_is_found(cuda_backend):
     arguments = problem([comb(5)], [900], dtype=torch.bfloat16).arguments(cuda_backend)
     arrived = module.arrival_counters(cuda_backend.device)
@@ -412,7 +455,7 @@ def test_a_nan_reaches_exactly_the_strict_nodes_that_see_it(cuda_backend, side, 
 def test_what_the_kernels_do_not_take_is_refused(cuda_backend, dim, changes, message):
     arguments = problem([comb(9)], [900], dim=dim).arguments(cuda_backend)
     with pytest.raises(ValueError, match=f"^{message}"):
-        room = {"workspace": torch.zeros(100_000), "arrived": torch.zeros(36, dtype=torch.int32)}
+        room = {"workspace": torch.zeros(100_000), "arrived": torch.zeros(36, dtype=torch.int32), "upcoming": None}
         module._C.tree_attention(**{**arguments, **room, **changes})
     assert arguments["out"].isnan().all()
 
@@ -441,11 +484,14 @@ def test_the_strict_workspace_grows_with_the_logarithm_of_a_long_table(cuda_back
     for pages in (2, 4, 32, 96, 224, 3200):
         case.cache.block_table = torch.zeros(1, pages, dtype=torch.int32)
         arguments = case.arguments(cuda_backend, True)
-        splits.append(module._C.tree_attention_workspace(**arguments, workspace=None, arrived=None) // (2 * (8 + 2)))
+        splits.append(
+            module._C.tree_attention_workspace(**arguments, workspace=None, arrived=None, upcoming=None)
+            // (2 * (8 + 2))
+        )
     assert splits == [0, 2, 16, 32, 48, 106]
 
 
 def test_the_cpu_needs_no_workspace():
     case = problem([comb(9)], [900])
     arguments = case.arguments(Backend("cpu", torch.device("cpu")))
-    assert _C.tree_attention_workspace(**arguments, workspace=None, arrived=None) == 0
+    assert _C.tree_attention_workspace(**arguments, workspace=None, arrived=None, upcoming=None) == 0

@@ -119,8 +119,8 @@ def tree_attention(core: ModuleType, nodes: int, batch: int, prefix: int) -> Non
     q = torch.zeros(rows, SHAPES.heads, SHAPES.head_dim)
     out = torch.empty(rows, SHAPES.heads, SHAPES.head_dim, dtype=HALF)
     arguments = (q, cache, tree.ancestors, out, 1.0, 0, False)
-    workspace = torch.empty(core.tree_attention_workspace(*arguments, None, None, None))
-    core.tree_attention(*arguments, workspace, None, torch.zeros(rows * SHAPES.heads, dtype=torch.int32))
+    workspace = torch.empty(core.tree_attention_workspace(*arguments, None, None, None, None))
+    core.tree_attention(*arguments, workspace, None, torch.zeros(rows * SHAPES.heads, dtype=torch.int32), None)
 
 
 def history_of(batch: int) -> TokenHistory:

@@ -27,6 +27,7 @@ PLANTED = {
     "global_overrun": r"thread \(63,0,0\): out-of-bounds write of 4 bytes, 0 bytes after the end of out \(256 bytes\)",
     "global_read_overrun": r"thread \(0,0,0\): out-of-bounds read of 4 bytes, 4 bytes before in \(256 bytes\)",
     "copy_overrun": r"thread \(0,0,0\): out-of-bounds read of 260 bytes",
+    "prefetch_overrun": r"thread \(63,0,0\): prefetch 0 bytes after the end of in \(256 bytes\)",
     "wild_address": r"out-of-bounds read of 4 bytes, \d+ bytes after the end of",
     "array_overrun": r"index \d is outside its array",
     "misaligned_vector": r"misaligned access: the address ends in 4 of 16",

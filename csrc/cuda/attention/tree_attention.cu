@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda/attention/tree_attention.cuh"
+#include "cuda/attention/prefetch.cuh"
 
 namespace specengine {
 namespace attention {
@@ -30,6 +30,8 @@ Problem problem_of(const TreeAttention& op) {
             .out_type = op.out.dtype,
             .parts = op.workspace.as<float>(),
             .arrived = op.arrived.as<int>(),
+            .upcoming = op.upcoming.as<char>(),
+            .upcoming_lines = 0,
             .scale = op.scale * kLog2e,
             .window = static_cast<int>(op.window > 0 ? std::min(op.window, unlimited) : unlimited),
             .B = static_cast<int>(cache.requests()),
@@ -52,6 +54,10 @@ Problem problem_of(const TreeAttention& op) {
     a.splits = static_cast<int>(std::clamp<int64_t>(2 * multiprocessors(op.q.device_id) / blocks, 1, most));
   }
   a.tiles = static_cast<int>((M * group + B * (a.tile_pairs - 1)) / a.tile_pairs);
+  if (op.upcoming.defined()) {
+    const int64_t blocks = static_cast<int64_t>(a.tiles) * a.K * a.splits;
+    a.upcoming_lines = lines_to_prefetch(bytes_of(op.upcoming), l2_bytes(op.q.device_id), blocks);
+  }
   return a;
 }
 

@@ -9,6 +9,7 @@
 // values. Floor: as the tensor-core kernel, as long as 4 * pairs * D multiply-adds per key take less time than its
 // bytes.
 #include "cuda/attention/merge_splits.cuh"
+#include "cuda/attention/prefetch.cuh"
 
 namespace specengine::attention {
 namespace {
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
   SPECENGINE_DYNAMIC_SHARED(float, shared);
   SPECENGINE_SHARED(unsigned, all_bits, kBits);
   SPECENGINE_SHARED(int, all_first, kPairs);
-  wait_for_previous_kernel();
+  prefetch_and_wait(a);
   const Tile tile = find_tile<kPairs>(a, blockIdx.x);
   if (tile.b < 0) return;
   const int last_node = a.first_node + min(tile.rows - 1, (tile.first_pair + kPairs - 1) / group_of(a));

@@ -5,6 +5,7 @@
 // Floor: every key and value from memory once per request and key/value head (tiles of the same keys share them in
 // L2); expected: about 80 % of the memory's bandwidth from a few thousand cached tokens on.
 #include "cuda/attention/merge_splits.cuh"
+#include "cuda/attention/prefetch.cuh"
 
 namespace specengine::attention {
 namespace {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 2) tensor_attention_kernel(const Pro
   SPECENGINE_SHARED(unsigned, bits, kBits);
   SPECENGINE_SHARED(int, first_slots, kPairs);
   SPECENGINE_SHARED(float2, outcomes, Kernel::kKeyWarps * kPairs);
-  wait_for_previous_kernel();
+  prefetch_and_wait(a);
   const Tile tile = find_tile<kPairs>(a, blockIdx.x);
   if (tile.b < 0) return;
   const PageShares shares = page_shares(a, tile.length, tile.nodes);

@@ -17,6 +17,8 @@ EAGLE_INPUTS = 2 * SHAPES.hidden
 EAGLE_FUSED = 3 * SHAPES.hidden
 ONE_PASS_LAYERS = 5  # of the target's shape: 1.1 billion parameters
 ONE_PASS_ROWS = 16
+PREFETCHED_SHARE = 8  # csrc/cuda/attention/prefetch.cuh: an eighth of L2, and lines of a thread
+PREFETCHED_LINES, LINE = 8, 128
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,16 @@ class Step:
         return self.count * max(1, len(self.kernels))
 
 
-def linear(gpu: Gpu, rows: int, n: int, c: int, library: bool = True) -> KernelTime:
+def linear(gpu: Gpu, rows: int, n: int, c: int, library: bool = True, in_l2: float = 0.0) -> KernelTime:
     """Models x[rows, c] @ weight[n, c]^T by the fastest variant of the kernel or by cuBLAS, as the engine chooses.
 
     library: whether cuBLAS is a choice; above MOST_ROWS it is the only one.
+    in_l2: bytes of the weight that a kernel before has brought to L2.
     """
-    times = [library_time(rows, n, c, gpu)] if library or rows > MOST_ROWS else []
+    times = [library_time(rows, n, c, gpu, -in_l2)] if library or rows > MOST_ROWS else []
     if rows <= MOST_ROWS:
         sizes = [{"rows": rows, "n": n, "c": c, "variant": variant} for variant in VARIANTS]
-        times += [kernel_time(launch, gpu) for size in sizes for launch in launches("linear", size)]
+        times += [kernel_time(launch, gpu, -in_l2) for size in sizes for launch in launches("linear", size)]
     return min(times, key=lambda time: time.us)
 
 
@@ -56,18 +59,38 @@ def op(gpu: Gpu, name: str, **size: int) -> tuple[KernelTime, ...]:
     return tuple(kernel_time(launch, gpu) for launch in launches(name, size))
 
 
+def attention(gpu: Gpu, upcoming: int, **size: int) -> tuple[tuple[KernelTime, ...], float]:
+    """Models the launches of attention, which prefetch a weight of `upcoming` bytes; and how many bytes of it."""
+    first, *others = launches("tree_attention", size)
+    by_threads = first.blocks * first.threads * PREFETCHED_LINES * LINE
+    prefetched = float(min(upcoming, gpu.l2_bytes // PREFETCHED_SHARE, by_threads))
+    return (kernel_time(first, gpu, prefetched), *(kernel_time(launch, gpu) for launch in others)), prefetched
+
+
 def layers(
-    gpu: Gpu, nodes: int, batch: int, count: int, inputs: int = SHAPES.hidden, library: bool = True
+    gpu: Gpu,
+    nodes: int,
+    batch: int,
+    count: int,
+    inputs: int = SHAPES.hidden,
+    library: bool = True,
+    prefetch: bool = True,
 ) -> list[Step]:
-    """Models decoder layers.  nodes: rows of a request.  inputs: columns that qkv reads.  library: see `linear`."""
+    """Models decoder layers.  nodes: rows of a request.  inputs: columns that qkv reads.  library: see `linear`.
+
+    prefetch: whether attention brings a part of `o` to L2.
+    """
     rows = nodes * batch
     n = {name: size for name, size in SHAPES.linears.items() if name != "head"}
+    weight = 2 * n["o"][0] * n["o"][1]
+    attends, in_l2 = attention(gpu, weight if prefetch else 0, nodes=nodes, batch=batch, prefix=PREFIX)
     return [
         Step("rms_norm", 2 * count, op(gpu, "rms_norm", rows=rows)),
         Step("qkv", count, (linear(gpu, rows, n["qkv"][0], inputs, library),)),
         Step("rope_cache", count, op(gpu, "rope_cache", nodes=nodes, batch=batch)),
-        Step("tree_attention", count, op(gpu, "tree_attention", nodes=nodes, batch=batch, prefix=PREFIX)),
-        *(Step(name, count, (linear(gpu, rows, *n[name], library),)) for name in ("o", "gate_up", "down")),
+        Step("tree_attention", count, attends),
+        Step("o", count, (linear(gpu, rows, *n["o"], library, in_l2),)),
+        *(Step(name, count, (linear(gpu, rows, *n[name], library),)) for name in ("gate_up", "down")),
         Step("silu_mul", count, op(gpu, "silu_mul", rows=rows)),
     ]
 

@@ -94,13 +94,16 @@ def last_block_time(launch: Launch, gpu: Gpu) -> float:
     return LAST_BLOCK_ROUNDS * gpu.l2_latency + max(busiest / gpu.multiprocessor_l2, read / gpu.l2)
 
 
-def kernel_time(launch: Launch, gpu: Gpu) -> KernelTime:
-    """Models a kernel. Raises ValueError where none of its blocks fits on the GPU."""
+def kernel_time(launch: Launch, gpu: Gpu, prefetched: float = 0.0) -> KernelTime:
+    """Models a kernel. Raises ValueError where none of its blocks fits on the GPU.
+
+    prefetched: bytes that it reads from DRAM for the next kernel; of a next kernel, negative.
+    """
     occupancy = occupancy_of(launch, gpu)
     waves = -(-launch.blocks // (occupancy * gpu.multiprocessors))
     busiest = -(-launch.blocks // gpu.multiprocessors) / launch.blocks  # a multiprocessor's share of the blocks
     again, alone = read_again(launch), last_block_time(launch, gpu)
-    from_dram, moved = dram_bytes(launch, gpu), l2_bytes(launch)
+    from_dram, moved = dram_bytes(launch, gpu) + prefetched, l2_bytes(launch)
     from_l2 = moved - sum(again.values())
     copied = SECTOR * sum(t.sectors for name, t in launch.traffic("uncached") if name not in again)
     under_way = COPY * launch.copies * launch.threads * min(launch.blocks, occupancy * gpu.multiprocessors)
@@ -128,10 +131,13 @@ def bytes_time(nbytes: float, gpu: Gpu) -> KernelTime:
     return KernelTime("by bytes", gpu.start + gpu.dram_latency + max(terms.values()), terms, nbytes, nbytes)
 
 
-def library_time(rows: int, n: int, c: int, gpu: Gpu) -> KernelTime:
-    """Models cuBLAS, which the simulator cannot count: bytes and operations follow from the shape."""
+def library_time(rows: int, n: int, c: int, gpu: Gpu, prefetched: float = 0.0) -> KernelTime:
+    """Models cuBLAS, which the simulator cannot count: bytes and operations follow from the shape.
+
+    prefetched: see kernel_time.
+    """
     weight, others = 2 * n * c, (2 * rows * c, 4 * rows * n)
-    from_dram = weight + sum(nbytes for nbytes in others if nbytes > gpu.l2_bytes)
+    from_dram = weight + prefetched + sum(nbytes for nbytes in others if nbytes > gpu.l2_bytes)
     from_l2 = weight + sum(others)
     terms = {
         "dram": from_dram / (gpu.dram * gpu.library_share),

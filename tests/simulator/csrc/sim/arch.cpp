@@ -89,6 +89,11 @@ void multiply_for_warp(void* const* arguments, unsigned) {
 
 void wait_for_previous_kernel() { current->waited_for_previous = true; }
 
+void prefetch_to_l2(const void* p, const Where& where) {
+  const Pause pause;
+  check_prefetch(reinterpret_cast<uintptr_t>(p), where);
+}
+
 uint4 load_streaming(const void* p, const Where& where) {
   const Pause pause;
   check_aligned(p, "load_streaming", where);

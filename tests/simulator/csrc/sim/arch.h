@@ -15,6 +15,7 @@ void wait_for_copies(size_t pending, const Where& where);
 void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, const Where& where);
 void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float (*to_float)(uint16_t),
                   const Where& where);
+void prefetch_to_l2(const void* p, const Where& where);
 uint4 load_streaming(const void* p, const Where& where);
 
 inline float float_of_half(uint16_t bits) { return __half2float({bits}); }
@@ -25,6 +26,10 @@ inline float float_of_bfloat16(uint16_t bits) { return __bfloat162float({bits});
 inline void wait_for_previous_kernel() { sim::wait_for_previous_kernel(); }
 inline void let_next_kernel_start() {}
 inline void wait_for_its_data() { sim::wait_for_previous_kernel(); }
+
+inline void prefetch_to_l2(const void* p, const sim::Where& where = sim::Where::current()) {
+  sim::prefetch_to_l2(p, where);
+}
 
 inline uint4 load_streaming(const void* p, const sim::Where& where = sim::Where::current()) {
   return sim::load_streaming(p, where);

@@ -23,7 +23,9 @@ void note_tensor(const TensorView& tensor, const char* name);
 const char* read_by_host();  // a tensor that the op's launcher has read: on a GPU that would fail
 void check_host_read(const void* place);
 bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site);  // false: none has these bytes
-void check_never_written(const void* place, size_t bytes, const Site& site);     // by this launch, so far
+void check_prefetch(uintptr_t at, const Site& site);  // of a line that begins there: counts as no access
+extern uint64_t prefetched_lines;                     // of all launches
+void check_never_written(const void* place, size_t bytes, const Site& site);  // by this launch, so far
 std::string relative_to_tensors(uintptr_t at);
 void note_fence();
 std::string name_of_block_in(uint32_t epoch);

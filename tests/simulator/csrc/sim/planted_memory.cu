@@ -105,6 +105,12 @@ __global__ void constant_load_of_own_output(const float* in, float* out, bool br
   if (t == 0) out[0] = __uint_as_float(load_streaming(broken ? out : in).x);
 }
 
+__global__ void prefetch_overrun(const float* in, float* out, bool broken) {
+  prefetch_to_l2(in + (broken && threadIdx.x == 63 ? 64 : threadIdx.x));
+  wait_for_previous_kernel();
+  out[threadIdx.x] = in[threadIdx.x];
+}
+
 // Not local to a function: the guard of such a variable is an atomic that the hooks do not have.
 const sim::PlantedKernels kKernels = {
     SPECENGINE_PLANTED(uninitialised_read),
@@ -113,6 +119,7 @@ const sim::PlantedKernels kKernels = {
     SPECENGINE_PLANTED(global_overrun),
     SPECENGINE_PLANTED(global_read_overrun),
     SPECENGINE_PLANTED(copy_overrun),
+    SPECENGINE_PLANTED(prefetch_overrun),
     SPECENGINE_PLANTED(wild_address),
     SPECENGINE_PLANTED(array_overrun),
     SPECENGINE_PLANTED(misaligned_vector),

@@ -32,22 +32,6 @@ const Places places(words, bytes_of_words);
 size_t words_used;
 BlockOrder order;
 
-size_t bytes_of(DType dtype) {
-  switch (dtype) {
-    case DType::kInt64:
-      return 8;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kBFloat16:
-    case DType::kFloat16:
-    case DType::kUInt16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
 bool has(const Tensor& t, uintptr_t at, size_t bytes) { return at >= t.begin && at + bytes <= t.end; }
 
 const Tensor* find(uintptr_t at, size_t bytes) {
@@ -71,6 +55,9 @@ const Tensor* find(uintptr_t at, size_t bytes) {
   return &all[low - 1];
 }
 
+// Its bytes matter to no kernel.
+bool is_only_prefetched(const Tensor& t) { return std::strcmp(t.name, "upcoming") == 0; }
+
 // Weights, which no kernel writes: they may be read before the wait for the previous one.
 bool is_constant(const Tensor& t, Access access) {
   return std::strcmp(t.name, "weight") == 0 && !t.written && access == Access::kRead;
@@ -93,11 +80,13 @@ void touch_written(const Tensor& t, uintptr_t at, size_t bytes, Access access, c
 
 }  // namespace
 
+uint64_t prefetched_lines = 0;
+
 void begin_op() { of_op.clear(), host_read = nullptr; }
 
 void note_tensor(const TensorView& t, const char* name) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(t.data);
-  const uintptr_t bytes = static_cast<uintptr_t>(t.numel()) * bytes_of(t.dtype);
+  const uintptr_t bytes = static_cast<uintptr_t>(bytes_of(t));
   if (bytes > 0) of_op.push_back({begin, begin + bytes, name, false, 0});
 }
 
@@ -127,7 +116,7 @@ void begin_tensors(const std::vector<const void*>& written) {
     const size_t needed = (t.end - t.begin / 4 * 4 + 3) / 4;
     const bool named = std::any_of(written.begin(), written.end(),
                                    [&](const void* p) { return has(t, reinterpret_cast<uintptr_t>(p), 1); });
-    t.written = named && words_used + needed <= kMostWords;
+    t.written = named && words_used + needed <= kMostWords && !is_only_prefetched(t);
     if (t.written) t.first_byte = 4 * words_used, words_used += needed;
   }
   order.begin_launch(epoch);
@@ -159,6 +148,11 @@ bool touch_tensor(uintptr_t at, size_t bytes, Access access, const Site& site) {
   }
   if (t->written) touch_written(*t, at, bytes, access, site);
   return true;
+}
+
+void check_prefetch(uintptr_t at, const Site& site) {
+  if (find(at, 1) == nullptr) finding("prefetch " + relative_to_tensors(at), site);
+  ++prefetched_lines;
 }
 
 std::string relative_to_tensors(uintptr_t at) {

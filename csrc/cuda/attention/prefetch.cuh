@@ -1,0 +1,33 @@
+// The matrix behind attention, brought to L2 while attention leaves memory idle. No kernel writes weights, so blocks
+// ask for them before they wait for the kernel before.
+#pragma once
+#include <algorithm>
+
+#include "cuda/attention/tree_attention.cuh"
+
+namespace specengine::attention {
+
+constexpr int64_t kLine = 128;          // bytes
+constexpr int64_t kLinesPerThread = 8;  // a thread must not ask for long before it attends
+// An eighth: with 6 MB of `o` in L2 its product takes as long as L2 itself gives the whole, so more would gain nothing
+// and take memory from attention. Each half of an H100's L2 may keep a copy of its own, and keys and values pass
+// through.
+constexpr int64_t kShareOfL2 = 8;
+
+// How many lines of `bytes` bytes the blocks of a grid ask for.
+inline int64_t lines_to_prefetch(int64_t bytes, int64_t l2, int64_t blocks) {
+  return std::min({(bytes + kLine - 1) / kLine, l2 / kShareOfL2 / kLine, blocks * kThreads * kLinesPerThread});
+}
+
+// In place of wait_for_previous_kernel().
+__device__ inline void prefetch_and_wait(const Problem& a) {
+  let_next_kernel_start();
+  const int64_t blocks = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z;
+  const int64_t block = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  for (int64_t line = block * kThreads + threadIdx.x; line < a.upcoming_lines; line += blocks * kThreads) {
+    prefetch_to_l2(a.upcoming + line * kLine);
+  }
+  wait_for_its_data();
+}
+
+}  // namespace specengine::attention
