@@ -15,16 +15,17 @@ constexpr int64_t kLinesPerThread = 8;  // a thread must not ask for long before
 constexpr int64_t kShareOfL2 = 8;
 
 // How many lines of `bytes` bytes the blocks of a grid ask for.
-inline int64_t lines_to_prefetch(int64_t bytes, int64_t l2, int64_t blocks) {
-  return std::min({(bytes + kLine - 1) / kLine, l2 / kShareOfL2 / kLine, blocks * kThreads * kLinesPerThread});
+inline int lines_to_prefetch(int64_t bytes, int64_t l2, int64_t blocks) {
+  const int64_t lines = std::min((bytes + kLine - 1) / kLine, blocks * kThreads * kLinesPerThread);
+  return static_cast<int>(std::min(lines, l2 / kShareOfL2 / kLine));
 }
 
 // In place of wait_for_previous_kernel().
 __device__ inline void prefetch_and_wait(const Problem& a) {
   let_next_kernel_start();
-  const int64_t blocks = static_cast<int64_t>(gridDim.x) * gridDim.y * gridDim.z;
-  const int64_t block = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-  for (int64_t line = block * kThreads + threadIdx.x; line < a.upcoming_lines; line += blocks * kThreads) {
+  const int threads = gridDim.x * gridDim.y * gridDim.z * kThreads;
+  const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  for (int line = block * kThreads + threadIdx.x; line < a.upcoming_lines; line += threads) {
     prefetch_to_l2(a.upcoming + line * kLine);
   }
   wait_for_its_data();

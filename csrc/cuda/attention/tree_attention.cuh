@@ -33,8 +33,8 @@ struct Problem {
   float* parts;  // [splits][pairs][D] sums, then [splits][pairs][2] highest scores and totals
   int* arrived;  // [tiles][K] blocks that have left their parts; 0 between launches
   const char* upcoming;
-  int64_t upcoming_lines;  // of `upcoming`, that the launch brings to L2 (prefetch.cuh)
-  float scale;             // times log2(e): the kernels take powers of two
+  int upcoming_lines;  // of `upcoming`, that the launch brings to L2 (prefetch.cuh)
+  float scale;         // times log2(e): the kernels take powers of two
   int window, B, H, K, D, words, max_pages, first_node;
   int64_t pairs;  // M * H
   bool exact;
