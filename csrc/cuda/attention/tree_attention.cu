@@ -48,7 +48,7 @@ Problem problem_of(const TreeAttention& op) {
     a.splits = split_of(static_cast<int>(pages * kPageSize) - 1) + 1;
   } else {
     a.tile_pairs = cache.dim() > 128 ? 32 : mean_pairs <= 16 ? 16 : mean_pairs <= 32 ? 32 : 64;
-    a.least_pages = (a.tile_pairs + 31) / 32;
+    a.least_pages = std::min(4, a.tile_pairs / 16);
     const int64_t blocks = std::max<int64_t>(1, B * ((mean_pairs + a.tile_pairs - 1) / a.tile_pairs) * cache.heads());
     const int64_t most = std::min<int64_t>(pages, kMaxSplits);
     a.splits = static_cast<int>(std::clamp<int64_t>(2 * multiprocessors(op.q.device_id) / blocks, 1, most));

@@ -40,7 +40,7 @@ struct Problem {
   bool exact;
   int tile_pairs = 0, tiles = 0;  // tiles: an upper bound
   int splits = 1;
-  int least_pages = 1;  // of a split on tensor cores: its sums do not outweigh its keys
+  int least_pages = 1;  // of a split on tensor cores: one multiprocessor merges the sums of all splits
 };
 
 // As many elements as one access moves.
