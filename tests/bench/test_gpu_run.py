@@ -229,7 +229,7 @@ def test_the_bench_takes_every_command_and_its_results_are_found(program, monkey
         monkeypatch.setattr(bench, name, lambda: "")
     (tmp_path / "out.json").touch()
     steps = [step for step in program.steps(dry) if "specengine.bench" in step.command]
-    assert len(steps) == (10 if dry else 11)
+    assert len(steps) == (11 if dry else 12)
     cycles = []
     for step in steps:
         command = step.command[step.command.index("specengine.bench") + 1 :]
