@@ -238,7 +238,7 @@ def test_the_bench_takes_every_command_and_its_results_are_found(program, monkey
         row = {"peer": None, "tokens": 9, "seconds": 2.0, "prefill_seconds": 1.0, "ms_per_cycle": {"verify": 1.0}}
         runs = [{**row, "drafter": drafter} for drafter in split_drafters(seen[-1].drafters or "none")]
         cycles += [target.value for target in step.reading({"runs": runs}) if target.name.startswith("cycle, ")]
-    assert cycles == [1.0] * 7  # eagle3, eagle3-cost, wide, batch, two of fasteagle, sampled
+    assert cycles == [1.0] * 8  # eagle3, eagle3-cost, wide, dflash, batch, two of fasteagle, sampled
 
 
 def test_the_tests_of_a_device_are_found():
