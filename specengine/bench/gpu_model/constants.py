@@ -17,7 +17,8 @@ class Gpu:
 
     multiprocessors, threads, registers, shared_bytes, blocks: of a GPU, and of one multiprocessor at once.
     l2_bytes: what L2 keeps of the last kernel's results.
-    dram, l2: of the whole GPU, as the engine's own kernels reach them.  multiprocessor_l2: from L2 to one multiprocessor, 64 bytes per clock.
+    dram, l2: of the whole GPU, as the engine's own kernels reach them.
+    multiprocessor_l2: from L2 to one multiprocessor, 64 bytes per clock.
     wavefronts: of one multiprocessor's shared memory, one per clock.
     products: float operations of mma.sync, about 60 % of what wgmma reaches.
     dram_latency, l2_latency: microseconds until a load's value is there, under load.
