@@ -80,7 +80,7 @@ def device_tests() -> list[str]:
 
 def _checks(s: Sizes) -> list[Step]:
     dry = ("--dry",) if s.dry else ()
-    networks = [f"{kind}:random:{s.small}@{size}" for kind in ("eagle3", "fasteagle") for size in (1, 2)]
+    networks = [f"{kind}:random:{s.small}@{size}" for kind in ("eagle3", "fasteagle", "dflash") for size in (1, 2)]
 
     def check(name: str, says: str, seconds: int, *command: str, stand_in: str) -> Step:
         return Step(name, CHECKS, says, seconds, (sys.executable, *command), stand_in)
@@ -162,6 +162,7 @@ def _benches(s: Sizes) -> list[Step]:
 
     eagle = f"eagle3:random:{s.model},nodes=8,levels=7,top_k=1,adaptive=false"
     fasteagle = f"fasteagle:random:{s.model},top_k=10,adaptive=false"
+    dflash = f"dflash:random:{s.model},nodes=128,adaptive=false"
     trees = both(
         cycle_of("FastEagle, tree of 71", fasteagle, None), cycle_of("FastEagle's cost, tree of 61", TREE, None)
     )
@@ -197,6 +198,7 @@ def _benches(s: Sizes) -> list[Step]:
             CHAIN,
         ),
         wide,
+        cycles("dflash", "128 nodes by a DFlash network", cycle_of("DFlash, 128 nodes", dflash, 5.0), dflash),
         cycles("fallback", "an EAGLE-3 network whose drafts fail", targets.fallback, f"eagle3:random:{s.model}"),
         cycles("batch", "plain decoding in a batch", targets.batch, "none", "--batch", "64"),
         Step("kernels", BENCHES, "every kernel beside PyTorch", 120, kernels, "the bench's tests", targets.kernels),

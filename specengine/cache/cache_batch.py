@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from specengine.cache.state_pool import StateBatch
+from specengine.utils.host_memory import is_host
 
 
 @dataclass
@@ -24,7 +25,9 @@ class CacheBatch:
     states: StateBatch | None = None
 
     def __post_init__(self) -> None:
-        self.host: np.ndarray | None = None  # shares memory with lengths on the CPU: numpy adds faster than a tensor
+        # Lengths on the host, None where only the device knows them. They share memory with lengths on the CPU, where
+        # numpy adds faster than a tensor.
+        self.host: np.ndarray | None = None
 
     def first(self, size: int) -> CacheBatch:
         """Returns the view of the first `size` requests of a batch on a device."""
@@ -34,8 +37,9 @@ class CacheBatch:
 
     def advance(self, counts: torch.Tensor) -> None:
         """Adds newly cached tokens.  counts: int32 [B]."""
-        if self.host is None:
+        if self.host is None or not is_host(self.lengths.device):
             self.lengths.add_(counts.to(self.lengths.device))
+            self.host = None
             return
         for b, count in enumerate(counts.tolist()):
             self.host[b] += count

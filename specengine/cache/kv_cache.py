@@ -286,8 +286,9 @@ class KVCache(PagePool):
         if any(adapter >= 0 for adapter in adapters):  # otherwise the pass is that of an engine without adapters
             chosen = torch.tensor(adapters, dtype=torch.int32, device=self.device)
         states = self.states.batch(pages, final, rooted) if self.states else None
-        if not is_host(self.device):
-            return CacheBatch(block_table.to(self.device), counts.to(self.device), chosen, states)
-        batch = CacheBatch(block_table, counts, chosen, states)
+        if is_host(self.device):
+            batch = CacheBatch(block_table, counts, chosen, states)
+        else:
+            batch = CacheBatch(block_table.to(self.device), counts.to(self.device), chosen, states)
         batch.host = host
         return batch

@@ -43,7 +43,8 @@ def train(
     evaluate_steps: Annotated[int, typer.Option(help="Steps between two evaluations.")] = 100,
     save_steps: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 100,
     minutes: Annotated[float, typer.Option(help="Stop after this many minutes, to be resumed; 0: never.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of data, split, order and weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of dialogues, split, order and weights.")] = 0,
+    data_seed: Annotated[int | None, typer.Option(help="Seed of the dialogues alone; by default --seed.")] = None,
     store: Annotated[
         str, typer.Option(help="Store of the target's states: disk, memory, or none (computed again).")
     ] = "disk",
@@ -62,7 +63,8 @@ def train(
     from specengine.train.data.dialogues import DialogueConfig
     from specengine.train.job import TrainJob
 
-    given = {**locals(), "dialogues": DialogueConfig(seed, answer_tokens=answer_tokens)}
+    dialogues = DialogueConfig(seed if data_seed is None else data_seed, answer_tokens=answer_tokens)
+    given = {**locals(), "dialogues": dialogues}
     given["config"] = TrainConfig(**{f.name: given[f.name] for f in fields(TrainConfig) if f.name in given})
     job = TrainJob(**{f.name: given[f.name] for f in fields(TrainJob) if f.name in given})
     note(outcome_line(run(job), out))

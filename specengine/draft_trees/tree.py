@@ -63,6 +63,7 @@ class TreeBatch:
     tokens, parents, depths: int32 [M].  row_start: int32 [B + 1].
     ancestors: int32 bits [M, W], or None when every request's rows are a chain (prefill, plain decoding).
     nodes: rows of the longest request, which the host must know without asking the device.
+    starts: row_start on the host; None where only the device knows it.
     """
 
     tokens: torch.Tensor
@@ -71,6 +72,7 @@ class TreeBatch:
     row_start: torch.Tensor
     ancestors: torch.Tensor | None
     nodes: int
+    starts: Sequence[int] | None = None
 
     @staticmethod
     def of(trees: Sequence[DraftTree], device: torch.device, *, masked: bool = False) -> TreeBatch:
@@ -95,7 +97,7 @@ class TreeBatch:
         """Lays out one chain per request, of any length: prefill.
 
         masked: with ancestor bits, unless a chain is longer than a tree may be. Without them attention on CUDA is that
-        of prefill, which asks the device for lengths in every layer.
+        of prefill.
         """
         tokens = [token for run in runs for token in run]
         depths = [depth for run in runs for depth in range(len(run))]
@@ -112,7 +114,7 @@ class TreeBatch:
 
         bits = None if ancestors is None else put(ancestors)
         nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
-        return TreeBatch(put(tokens), put(parents), put(depths), put(starts), bits, nodes)
+        return TreeBatch(put(tokens), put(parents), put(depths), put(starts), bits, nodes, starts)
 
 
 class TreeLayout:

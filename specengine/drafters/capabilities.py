@@ -27,8 +27,12 @@ class DeviceDrafter(ABC):
 
     All others draft on the host between two cycles, which costs their overlap.
 
+    drafts_in_cycle: false where its options ask for trees that only the host grows.
+
     observe() is not called in captured cycles; a DeviceStateDrafter has observe_on_device() instead.
     """
+
+    drafts_in_cycle: bool = True
 
     @abstractmethod
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
@@ -227,7 +231,7 @@ def gives_logits(drafter: object, wants: Wants) -> TypeGuard[LogitsDrafter]:
 
 def drafts_in_cycles(drafter: object, wants: Wants) -> TypeGuard[DeviceDrafter]:
     """Returns whether captured cycles draft for such a rule; their trees have no distributions for it to read."""
-    return isinstance(drafter, DeviceDrafter) and not gives_logits(drafter, wants)
+    return isinstance(drafter, DeviceDrafter) and drafter.drafts_in_cycle and not gives_logits(drafter, wants)
 
 
 def draft_for_rule(

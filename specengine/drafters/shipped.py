@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specengine.hub.embedded_models import CHECKPOINTS
 from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_checkpoint
-from specengine.models.draft_random import random_eagle3, random_fasteagle
+from specengine.models.draft_random import random_dflash, random_eagle3, random_fasteagle
 from specengine.models.transformer import Transformer
 
 FINGERPRINT = "target_fingerprint"  # a field of config.json
-RANDOM = {"eagle3": random_eagle3, "fasteagle": random_fasteagle}
+RANDOM: Mapping[str, Callable[[str], DraftCheckpoint]] = {
+    "dflash": random_dflash,
+    "eagle3": random_eagle3,
+    "fasteagle": random_fasteagle,
+}
 
 
 def fingerprint(target: Transformer) -> str:

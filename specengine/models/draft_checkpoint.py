@@ -72,7 +72,8 @@ class DraftCheckpoint(Int8Checkpoint):
     @property
     def fields(self) -> Fields:
         """Typed access to `json`."""
-        return Fields(self.json, f"{self.source}/config.json")
+        one_file = str(self.source).lower().endswith(".gguf")
+        return Fields(self.json, str(self.source) if one_file else f"{self.source}/config.json")
 
     @property
     def config(self) -> ModelConfig:  # type: ignore[override]

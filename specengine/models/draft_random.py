@@ -47,6 +47,21 @@ def random_eagle3(preset: str, vocabulary: int = 32000) -> DraftCheckpoint:
     return _checkpoint(preset, shapes, c, {"num_hidden_layers": 1, "draft_vocab_size": rows})
 
 
+def random_dflash(preset: str, layers: int = 5, block_size: int = 16) -> DraftCheckpoint:
+    """Makes a DFlash drafter of layers of the target's shape with q/k norms, the sizes of z-lab's files by default.
+
+    Raises ValueError for an unknown preset.
+    """
+    c = replace(_preset(preset), qkv_bias=False, qk_norm=True)
+    size, count = c.hidden_size, min(layers, c.num_layers)
+    features = [round(c.num_layers * (i + 1) / (count + 1)) - 1 for i in range(count)]
+    shapes: Shapes = {"fc.weight": (size, count * size), "hidden_norm.weight": (size,), "norm.weight": (size,)}
+    for i in range(layers):
+        shapes |= layer_tensors(c, f"layers.{i}.")
+    own = {"mask_token_id": 0, "target_layer_ids": features}
+    return _checkpoint(preset, shapes, c, {"num_hidden_layers": layers, "block_size": block_size, "dflash_config": own})
+
+
 def _preset(name: str) -> ModelConfig:
     if name not in PRESETS:
         raise ValueError(f"drafter: unknown preset {name!r}; expected one of {', '.join(PRESETS)}")

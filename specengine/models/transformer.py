@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -25,6 +27,7 @@ from specengine.ops import Ops, ops_for
 from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.row_tools import divided
+from specengine.ops.tree_attention import Chain
 from specengine.ops.weight import Projection, Weight, dtype_of
 from specengine.utils.spec_string import check_range
 
@@ -254,9 +257,18 @@ class Transformer:
         states = NO_STATES
         if cache.states is not None and batch.states is not None:
             states = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
-        chosen = {"adapters": batch.adapters, "experts": experts}
+        chosen: dict[str, Any] = {"adapters": batch.adapters, "experts": experts}
+        if self.ops.on_device and tree.ancestors is None:
+            chosen["chains"] = _chains(tree, batch)
         last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **chosen, states=states)
         return HiddenStates(last, at_layers, experts)
+
+
+def _chains(tree: TreeBatch, batch: CacheBatch) -> list[Chain] | None:
+    """Returns the chains of a batch where the host knows them: their attention asks the device for nothing then."""
+    if tree.starts is None or batch.host is None:
+        return None
+    return [(*ends, length) for ends, length in zip(pairwise(tree.starts), batch.host.tolist(), strict=True)]
 
 
 def load_transformer(checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> Transformer:

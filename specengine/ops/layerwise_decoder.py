@@ -13,6 +13,7 @@ from specengine.ops.decoder import DecoderSizes, Layer, Rows
 from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.gated_delta.matrices import NO_STATES, GatedDelta
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
+from specengine.ops.tree_attention import Chain
 from specengine.ops.weight import Projection, Weight
 from specengine.utils.multipliers import PLAIN, Multipliers
 
@@ -82,8 +83,12 @@ class LayerwiseDecoder:
         adapters: torch.Tensor | None = None,
         experts: torch.Tensor | None = None,
         states: DeltaStates = NO_STATES,
+        chains: Sequence[Chain] | None = None,
     ) -> torch.Tensor | None:
-        """As Decoder; the caller answers for slots and positions. experts: stays as it is."""
+        """As Decoder; the caller answers for slots and positions. experts: stays as it is.
+
+        chains: see tree_attention_cuda.
+        """
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
         def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
@@ -119,11 +124,9 @@ class LayerwiseDecoder:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
             scale = factors.attention_scale(c.head_dim)
-            ops.tree_attention(
-                *(q, cache, tree.ancestors, attended, scale, layer.window),
-                sinks=layer.sinks,
-                upcoming=layer.attention_out.weights[0].data,
-            )
+            read = (q, cache, tree.ancestors, attended, scale, layer.window)
+            known = {} if chains is None else {"chains": chains}
+            ops.tree_attention(*read, sinks=layer.sinks, upcoming=layer.attention_out.weights[0].data, **known)
             if self._gated(layer):
                 ops.gate_heads(qkv, attended)
             return attended.view(rows, -1)

@@ -6,7 +6,9 @@ Shapes: M rows (nodes of all requests), H query heads, K key/value heads, D head
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import chain, pairwise
+from typing import TypeAlias
 
 import torch
 
@@ -14,6 +16,9 @@ from specengine import _C
 from specengine._C import MAX_NODES, PAGE_SIZE, KVCacheView
 from specengine.ops.layer import rows_of
 from specengine.ops.prefill_attention import causal_attention, masked_attention
+
+Chain: TypeAlias = tuple[int, int, int]
+"""A request's rows on the host: the first one, the one behind the last, and the cached tokens before them."""
 
 COUNTERS = 1 << 15  # of arrival_counters: enough for 1,024 rows of 32 heads
 
@@ -85,27 +90,35 @@ def tree_attention_cuda(
     arrived=None,
     upcoming=None,
     prefetch: bool = True,
+    chains: Sequence[Chain] | None = None,
 ) -> None:
     """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict.
 
     PyTorch's has no sinks; with sinks the kernel attends, to chains of any length.
     prefetch: whether `upcoming` is used.
+    chains: of all requests, where the host knows them; None: the device is asked, which waits for it.
     """
     if ancestors is None and not strict and sinks is None:
-        return tree_attention_reference(q, cache, None, out, scale, window)
+        return tree_attention_reference(q, cache, None, out, scale, window, chains=chains)
     if ancestors is None:
-        cache = cache if cache.first_node + len(q) <= MAX_NODES else _short_chains(cache)
+        cache = cache if cache.first_node + len(q) <= MAX_NODES else _short_chains(cache, chains)
         ancestors = chain_bits(cache.row_start, len(q), cache.first_node)
     return tree_attention(
         q, cache, ancestors, out, scale, window, strict, sinks, arrived, upcoming if prefetch else None
     )
 
 
-def _short_chains(cache: KVCacheView) -> KVCacheView:
+def _asked(cache: KVCacheView) -> list[Chain]:
+    """Asks the device for the chains."""
+    starts = pairwise(cache.row_start.tolist())
+    return [(*ends, length) for ends, length in zip(starts, cache.lengths.tolist(), strict=True)]
+
+
+def _short_chains(cache: KVCacheView, chains: Sequence[Chain] | None) -> KVCacheView:
     """The rows of chains as chains of at most MAX_NODES nodes, whose prefixes include the chains before them."""
-    starts, device = cache.row_start.tolist(), cache.row_start.device
-    firsts = [range(start, end, MAX_NODES) for start, end in pairwise(starts)]
-    row_start = torch.tensor([*chain(*firsts), starts[-1]], dtype=torch.int32, device=device)
+    chains, device = _asked(cache) if chains is None else chains, cache.row_start.device
+    firsts = [range(start, end, MAX_NODES) for start, end, _ in chains]
+    row_start = torch.tensor([*chain(*firsts), chains[-1][1]], dtype=torch.int32, device=device)
     request = torch.tensor([b for b, rows in enumerate(firsts) for _ in rows], dtype=torch.int64, device=device)
     lengths = cache.lengths[request] + cache.first_node + row_start[:-1] - cache.row_start[request]
     return KVCacheView(cache.k_cache, cache.v_cache, cache.block_table[request], lengths, row_start, 0)
@@ -120,12 +133,19 @@ def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch
 
 
 def tree_attention_reference(
-    q, cache: KVCacheView, ancestors, out, scale: float, window: int, sinks=None, upcoming=None
+    q,
+    cache: KVCacheView,
+    ancestors,
+    out,
+    scale: float,
+    window: int,
+    sinks=None,
+    upcoming=None,
+    chains: Sequence[Chain] | None = None,
 ) -> None:
-    k_cache, v_cache, block_table, lengths, row_start, first_node = cache
-    starts = row_start.tolist()
-    for b, length in enumerate(lengths.tolist()):
-        rows, nodes = slice(starts[b], starts[b + 1]), first_node + starts[b + 1] - starts[b]
+    k_cache, v_cache, block_table, first_node = cache.k_cache, cache.v_cache, cache.block_table, cache.first_node
+    for b, (start, end, length) in enumerate(_asked(cache) if chains is None else chains):
+        rows, nodes = slice(start, end), first_node + end - start
         if nodes == first_node:
             continue
         keys, values = gather_slots(k_cache, v_cache, block_table[b], length + nodes)

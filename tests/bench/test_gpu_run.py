@@ -229,7 +229,7 @@ def test_the_bench_takes_every_command_and_its_results_are_found(program, monkey
         monkeypatch.setattr(bench, name, lambda: "")
     (tmp_path / "out.json").touch()
     steps = [step for step in program.steps(dry) if "specengine.bench" in step.command]
-    assert len(steps) == (12 if dry else 13)
+    assert len(steps) == (13 if dry else 14)
     cycles = []
     for step in steps:
         command = step.command[step.command.index("specengine.bench") + 1 :]
@@ -238,7 +238,7 @@ def test_the_bench_takes_every_command_and_its_results_are_found(program, monkey
         row = {"peer": None, "tokens": 9, "seconds": 2.0, "prefill_seconds": 1.0, "ms_per_cycle": {"verify": 1.0}}
         runs = [{**row, "drafter": drafter} for drafter in split_drafters(seen[-1].drafters or "none")]
         cycles += [target.value for target in step.reading({"runs": runs}) if target.name.startswith("cycle, ")]
-    assert cycles == [1.0] * 8  # eagle3, eagle3-cost, wide, batch, two of fasteagle, sampled, wide without prefetch
+    assert cycles == [1.0] * 9  # eagle3, eagle3-cost, wide, dflash, batch, two of fasteagle, sampled, wide again
 
 
 def test_a_step_without_prefetch_is_its_twin_but_for_the_switch_and_the_goals(program):

@@ -1,11 +1,14 @@
 """DFlash and JetSpec: their drafts are those of straight-line readings, and no text changes."""
 
+import math
+
 import pytest
 import torch
 
 from specengine import Engine, SamplingParams
 from specengine._C import PAGE_SIZE
 from specengine.drafters import load_drafter
+from specengine.models.draft_random import random_dflash
 from tests.drafters.block_bench import CHAIN, bench_of, check_chains, drafts, target_ends
 from tests.drafters.block_files import BLOCK, DFLASH, GROUP, JETSPEC, Backbone, PlainReading, backbone_state, write
 from tests.drafters.eagle_bench import PROMPTS
@@ -275,3 +278,13 @@ def test_engines_on_the_cpu_serve_it_beside_any_rule_that_takes_trees(tmp_path):
     assert len(ids(chain.generate(PROMPTS, GREEDY))) == len(plain)
     with pytest.raises(ValueError, match="rule: block takes chains only, and drafter dflash"):
         Engine(tiny_model(), drafter=f"dflash:{folder}", rule="block")
+
+
+def test_a_random_drafter_has_the_published_sizes():
+    engine = tiny_engine("dflash:random:tiny-llama,nodes=20,adaptive=false")
+    assert ids(engine.generate(PROMPTS, GREEDY)) == ids(tiny_engine("none").generate(PROMPTS, GREEDY))
+    large = random_dflash("llama-3.1-8b")
+    numbers = sum(math.prod(tensor.shape) for tensor in large.tensors.values())
+    assert large.json["block_size"] == 16 and 1.1e9 < numbers < 1.25e9
+    with pytest.raises(ValueError, match=r"^drafter: unknown preset 'nonsense'"):
+        random_dflash("nonsense")

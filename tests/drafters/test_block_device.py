@@ -1,4 +1,4 @@
-"""Block drafters inside captured cycles: what the host drafts, and the same text."""
+"""Block drafters inside captured cycles, or between them where trees grow on the host: the CPU's trees and text."""
 
 import dataclasses
 from itertools import cycle
@@ -6,7 +6,8 @@ from itertools import cycle
 import pytest
 import torch
 
-from specengine.drafters import load_drafter
+from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.rules.base import Wants
 from tests.drafters.block_files import DFLASH, JETSPEC, backbone_state, write
 from tests.drafters.block_heads import DFLASH2, DOMINO, DSPARK, SIZES, dflash2_state, domino_state, dspark_state
 from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED, on_the_cpu
@@ -14,7 +15,7 @@ from tests.engines import ids
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")
 SLIDING = JETSPEC | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
-CHAIN, LEVELS = "tree=chain", "nodes=12,top_k=3"
+CHAIN, LEVELS, JETSPEC_TREE = "tree=chain", "nodes=12,top_k=3", "tree=jetspec,nodes=12,top_k=3"
 KINDS = {
     "dflash": (DFLASH, lambda: backbone_state(SIZES), CHAIN),
     "jetspec": (SLIDING, lambda: backbone_state(SIZES), CHAIN),
@@ -23,14 +24,19 @@ KINDS = {
     "rnn": (DSPARK | {"markov_head_type": "rnn"}, lambda: dspark_state(kind="rnn"), LEVELS),
     "domino": (DOMINO, domino_state, LEVELS),
     "dflash 2": (DFLASH2, dflash2_state, CHAIN),
+    "dflash ddtree": (DFLASH, lambda: backbone_state(SIZES), "tree=ddtree,nodes=12"),
+    "jetspec tree": (SLIDING, lambda: backbone_state(SIZES), JETSPEC_TREE),
+    "dspark top2gap": (DSPARK, dspark_state, "tree=top2gap,nodes=12,top_k=3"),
+    "domino jetspec": (DOMINO, domino_state, JETSPEC_TREE),
 }
-NAMES = {"rnn": "dspark", "threshold": "dspark", "dflash 2": "dflash"}
+IN_CYCLES = [CHAIN, f"{CHAIN},threshold=0.5", LEVELS]
+NAMES = {"rnn": "dspark", "threshold": "dspark"}
 
 
 def spec_of(kind, folder):
     torch.manual_seed(7)
     config, make, options = KINDS[kind]
-    return f"{NAMES.get(kind, kind)}:{write(folder / 'drafter', config, make())},{options},adaptive=false"
+    return f"{NAMES.get(kind, kind.split()[0])}:{write(folder / 'drafter', config, make())},{options},adaptive=false"
 
 
 @pytest.mark.quick(1)
@@ -39,15 +45,10 @@ def test_a_block_drafter_drafts_on_the_device_what_it_drafts_on_the_host(device_
     spec = spec_of(kind, tmp_path)
     traced = dataclasses.replace(params, max_new_tokens=6, trace=True)
     expected = on_the_cpu(traced, drafter=spec)
-    outputs = device_engine(spec, max_batch_size=3).generate(PROMPTS, traced)
+    engine = device_engine(spec, max_batch_size=3)
+    assert drafts_in_cycles(engine.drafter, Wants.NOTHING) == (KINDS[kind][2] in IN_CYCLES)
+    outputs = engine.generate(PROMPTS, traced)
     assert ids(outputs) == ids(expected)
     for ours, theirs in zip(outputs, expected, strict=True):
         assert [sorted(step.tokens) for step in ours.trace] == [sorted(step.tokens) for step in theirs.trace]
     assert max(len(step.tokens) for output in outputs for step in output.trace) > 3
-
-
-def test_trees_that_grow_on_the_host_alone_are_refused(device_engine, tmp_path):
-    engine = device_engine("none", max_batch_size=1)
-    folder = write(tmp_path / "drafter", DFLASH, backbone_state(SIZES))
-    with pytest.raises(ValueError, match=r"^drafter: dflash: tree=ddtree is built on the host; on CUDA use tree=chain"):
-        load_drafter(f"dflash:{folder},tree=ddtree", engine.model.target)

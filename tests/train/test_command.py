@@ -65,6 +65,18 @@ def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):
 
 
 @pytest.mark.full
+def test_runs_of_several_seeds_share_their_dialogues(tmp_path, target):
+    given = ("--drafter=medusa,heads=2", "--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
+    refused = run("--out", tmp_path / "refused", *given, "--seed=1")
+    assert refused.exit_code == 2 and '"seed": 1' in refused.output
+    for out, seed in (("zero", 0), ("one", 1)):
+        result = run("--out", tmp_path / out, *given, f"--seed={seed}", "--data-seed=0")
+        assert result.exit_code == 0, result.output
+    zero, one = (load_file(tmp_path / out / "model.safetensors") for out in ("zero", "one"))
+    assert zero.keys() == one.keys() and any(not zero[name].equal(one[name]) for name in zero)
+
+
+@pytest.mark.full
 def test_a_run_goes_on_from_an_earlier_drafter_on_other_data(tmp_path, target):
     given = ("--drafter=eagle3,levels=2", "--target", target, *OPTIONS)
     first = run("--out", tmp_path / "first", "--data", data(tmp_path / "data", target), *given)

@@ -9,9 +9,8 @@ namespace specengine::attention {
 
 constexpr int64_t kLine = 128;          // bytes
 constexpr int64_t kLinesPerThread = 8;  // a thread must not ask for long before it attends
-// An eighth: with 6 MB of `o` in L2 its product takes as long as L2 itself gives the whole, so more would gain nothing
-// and take memory from attention. Each half of an H100's L2 may keep a copy of its own, and keys and values pass
-// through.
+// An eighth: each half of an H100's L2 may keep a copy of its own, keys and values pass through before the matrix is
+// read, and attention that is short or bound by memory takes longer by these bytes.
 constexpr int64_t kShareOfL2 = 8;
 
 // How many lines of `bytes` bytes the blocks of a grid ask for.

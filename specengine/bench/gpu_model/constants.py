@@ -12,17 +12,20 @@ from pathlib import Path
 class Gpu:
     """Holds a GPU's sizes and rates, and the constants of launches.
 
-    No field has been measured by this project. Rates are in bytes or operations per microsecond.
+    Rates are in bytes or operations per microsecond. Fitted to an H200's run (bench/results/gpu-h200.json): dram, l2,
+    l2_latency, torch_kernel, library_dram and library_start. The others are published or assumed.
 
     multiprocessors, threads, registers, shared_bytes, blocks: of a GPU, and of one multiprocessor at once.
     l2_bytes: what L2 keeps of the last kernel's results.
-    dram, l2: of the whole GPU.  multiprocessor_l2: from L2 to one multiprocessor, 64 bytes per clock.
+    dram, l2: of the whole GPU, as the engine's own kernels reach them.
+    multiprocessor_l2: from L2 to one multiprocessor, 64 bytes per clock.
     wavefronts: of one multiprocessor's shared memory, one per clock.
     products: float operations of mma.sync, about 60 % of what wgmma reaches.
     dram_latency, l2_latency: microseconds until a load's value is there, under load.
     start: microseconds between the last store of a kernel and the first load of the next, with programmatic launch.
     torch_kernel: microseconds of a small PyTorch kernel in a graph.
-    library_share, library_products: share of `dram` and `l2`, and float operations, that cuBLAS reaches.
+    library_dram, library_products: bytes and float operations that cuBLAS reaches.
+    library_start: microseconds of a product by cuBLAS beside its bytes, the sum of its split columns included.
     level_torch_kernels: PyTorch kernels of a level of a drafter, counted by reading. A drafter of one pass has one
     level.
     """
@@ -34,16 +37,17 @@ class Gpu:
     shared_bytes: int = 228 * 1024
     blocks: int = 32
     l2_bytes: int = 50 << 20
-    dram: float = 4.5e6
-    l2: float = 5.5e6
+    dram: float = 3.9e6
+    l2: float = 4.0e6
     multiprocessor_l2: float = 64 * 1755.0
     wavefronts: float = 1755.0
     products: float = 600e6
     dram_latency: float = 0.8
-    l2_latency: float = 0.3
+    l2_latency: float = 0.6
     start: float = 1.3
-    torch_kernel: float = 2.0
-    library_share: float = 0.85
+    torch_kernel: float = 1.7
+    library_dram: float = 4.4e6
+    library_start: float = 4.3
     library_products: float = 700e6
     level_torch_kernels: int = 30
 

@@ -139,10 +139,5 @@ def library_time(rows: int, n: int, c: int, gpu: Gpu, prefetched: float = 0.0) -
     weight, others = 2 * n * c, (2 * rows * c, 4 * rows * n)
     from_dram = weight + prefetched + sum(nbytes for nbytes in others if nbytes > gpu.l2_bytes)
     from_l2 = weight + sum(others)
-    terms = {
-        "dram": from_dram / (gpu.dram * gpu.library_share),
-        "l2": from_l2 / (gpu.l2 * gpu.library_share),
-        "tensor": 2 * rows * n * c / gpu.library_products,
-    }
-    us = gpu.start + gpu.dram_latency + max(terms.values())
-    return KernelTime("library", us, terms, from_dram, from_l2)
+    terms = {"dram": from_dram / gpu.library_dram, "tensor": 2 * rows * n * c / gpu.library_products}
+    return KernelTime("library", gpu.library_start + max(terms.values()), terms, from_dram, from_l2)

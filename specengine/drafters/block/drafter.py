@@ -58,8 +58,6 @@ class BlockDrafter(ReadsPairs, Drafter):
 
     def __init__(self, config: BlockConfig, path: str | None, target: Transformer) -> None:
         super().__init__(config, path, target)
-        if target.ops.on_device and config.tree not in ("", "chain"):
-            raise ValueError(f"drafter: {self.name}: tree={config.tree} is built on the host; on CUDA use tree=chain")
         checkpoint = _open(self.name, path, target)
         loaded = load_block(checkpoint, target, config.dtype)
         if (problem := self._misnamed(loaded)) is not None:
@@ -70,7 +68,9 @@ class BlockDrafter(ReadsPairs, Drafter):
         if config.threshold and not self.head.estimates:
             raise checkpoint.error(f"has no confidence head, which threshold={config.threshold} asks for")
         self._device = target.device
-        self._by_levels = config.tree == "chain" or target.ops.on_device or (self.head.reads_path and not config.tree)
+        self.drafts_in_cycle = config.tree in ("", "chain")  # other trees grow node by node on the host
+        grows = target.ops.on_device or self.head.reads_path
+        self._by_levels = config.tree == "chain" or (grows and not config.tree)
         most = 1 if config.tree == "chain" else config.nodes - 1 if config.tree == "ddtree" else config.top_k
         self._children = min(most, self.head.most_children)
         self._drafted_levels = 0  # of the last draft
@@ -138,7 +138,7 @@ class BlockDrafter(ReadsPairs, Drafter):
                 for root, limit, (own, chances) in drafted
             ]
         if not self._by_levels:
-            return path_trees(self.config, draft, tokens, limits, self.head.reads_path)
+            return path_trees(self.config, draft, roots, limits, self.head.reads_path)
         trees = grow_levels(draft, roots, levels, self._beam, least_tokens)
         self._drafted_levels = len(trees.ends)
         return best_trees(trees, roots, limits, self.max_nodes)

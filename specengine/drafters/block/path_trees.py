@@ -19,14 +19,14 @@ Listed = tuple[Sequence[int], Sequence[float]]
 
 
 def path_trees(
-    config: BlockConfig, draft: OpenDraft, roots: Sequence[int], limits: Sequence[int], reads_path: bool
+    config: BlockConfig, draft: OpenDraft, roots: torch.Tensor, limits: Sequence[int], reads_path: bool
 ) -> list[ScoredTree]:
-    """Returns the tree that the options ask for below each root. limits: levels of each."""
+    """Returns the tree that the options ask for below each root, int32 [B]. limits: levels of each."""
     build = jetspec_tree if config.tree in ("jetspec", "top2gap") else ddtree
-    levels = [] if reads_path else level_children(draft, len(roots), max(limits))
+    levels = [] if reads_path else level_children(draft, roots, max(limits))
     trees = []
-    for number, (root, limit) in enumerate(zip(roots, limits, strict=True)):
-        paths = _Paths(draft, number)
+    for number, (root, limit) in enumerate(zip(roots.tolist(), limits, strict=True)):
+        paths = _Paths(draft, number, roots.device)
         expand = paths if reads_path else _of_levels([own[number] for own in levels])
         if config.tree == "top2gap":
             expand = _narrowed(expand, config.beta)
@@ -35,12 +35,12 @@ def path_trees(
     return trees
 
 
-def level_children(draft: OpenDraft, batch: int, levels: int) -> list[list[Listed]]:
+def level_children(draft: OpenDraft, roots: torch.Tensor, levels: int) -> list[list[Listed]]:
     """Returns the children of every level and request, of a head that reads no path."""
-    owners, unread = torch.arange(batch), torch.zeros(batch, dtype=torch.int32)
+    owners = torch.arange(len(roots), device=roots.device)
     found = []
     for level in range(levels):
-        children = draft.children(level, owners.to(unread.device), unread, None)
+        children = draft.children(level, owners, roots, None)
         found.append(list(zip(children.tokens.tolist(), children.log_probs.tolist(), strict=True)))
     return found
 
@@ -48,13 +48,14 @@ def level_children(draft: OpenDraft, batch: int, levels: int) -> list[list[Liste
 class _Paths:
     """The children of every node of one request's tree, of a head that reads the path."""
 
-    def __init__(self, draft: OpenDraft, owner: int) -> None:
-        self._draft, self._owner = draft, torch.tensor([owner])
+    def __init__(self, draft: OpenDraft, owner: int, device: torch.device) -> None:
+        self._draft, self._owner = draft, torch.tensor([owner], device=device)
         self._of: dict[int, Children] = {}  # by node
 
     def __call__(self, node: int, parent: int, depth: int, token: int) -> Listed:
         memory = self._of[parent].memory if parent >= 0 else None
-        children = self._draft.children(depth, self._owner, torch.tensor([token], dtype=torch.int32), memory)
+        tokens = torch.tensor([token], dtype=torch.int32, device=self._owner.device)
+        children = self._draft.children(depth, self._owner, tokens, memory)
         self._of[node] = children
         return children.tokens[0].tolist(), children.log_probs[0].tolist()
 

@@ -123,7 +123,7 @@ def device_buffers(
     draft_logits, drafter_state = None, None
     if gives_logits(drafter, rule.wants):
         draft_logits = drafter.room_for_logits(rows)
-    elif isinstance(drafter, DeviceStateDrafter):
+    elif drafts_in_cycles(drafter, rule.wants) and isinstance(drafter, DeviceStateDrafter):
         drafter_state = drafter.new_device_state(options.max_batch_size)
     return DeviceBuffers(
         sizes,
