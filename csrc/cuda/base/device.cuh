@@ -82,6 +82,13 @@ inline int multiprocessors(int device) {
   return count;
 }
 
+// Of shared memory, that one block may ask for.
+inline int most_shared_bytes(int device) {
+  int bytes = 0;
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  return bytes;
+}
+
 // Whether kernels start before their predecessor ends (programmatic dependent launch); see wait_for_previous_kernel().
 // Atomic: one engine may set it while another engine's thread launches.
 inline std::atomic<bool>& programmatic_launch() {

@@ -25,6 +25,7 @@ void* shared_memory(SharedSite& site, size_t bytes, size_t alignment, const char
 void* dynamic_shared_memory();
 
 void set_multiprocessors(int count);
+void set_most_shared_bytes(int bytes);  // that kernels are told of
 
 }  // namespace sim
 
@@ -77,6 +78,7 @@ class DeviceGuard {
 };
 
 int multiprocessors(int device);
+int most_shared_bytes(int device);
 
 inline bool& programmatic_launch() {
   static bool enabled = false;

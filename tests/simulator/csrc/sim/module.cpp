@@ -49,6 +49,7 @@ py::dict dict_of(const LaunchCounts& c) {
 void add_to(py::module_& module) {
   module.def("set_schedule", &set_schedule, py::arg("seed"));
   module.def("set_multiprocessors", &set_multiprocessors, py::arg("count"));
+  module.def("set_most_shared_bytes", &set_most_shared_bytes, py::arg("bytes"));
   module.def("set_counting", &set_counting, py::arg("on"));
   module.def("counted", [] {
     py::list launches;
