@@ -215,6 +215,47 @@ def test_any_number_of_splits_matches(cuda_backend, multiprocessors, count, node
     check(cuda_backend, [comb(nodes), chain(3)], [900, 64], torch.float16, strict=False, window=300)
 
 
+WIDE = ([comb(9), [-1], random_tree(13, 3), [], chain(7)], [129, 64, 0, 30, 330])  # 16 heads: 208 pairs and fewer
+half_caches = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@half_caches
+@pytest.mark.parametrize("dim", [64, 88, 128, 256])
+def test_wide_tiles_match(cuda_backend, dim, dtype):
+    """Last tiles are partial, some rows are padding, and windows begin within a step and within a tree."""
+    for window in (0, 3, 100):
+        check(cuda_backend, *WIDE, dtype, False, window, heads=16, kv_heads=1, dim=dim, width=13, with_sinks=True)
+    check(cuda_backend, *WIDE, dtype, False, heads=32, kv_heads=2, dim=dim)
+
+
+@only_simulated
+@half_caches
+@pytest.mark.parametrize("count", [1, 5, 1000])
+def test_wide_tiles_match_in_any_number_of_splits(cuda_backend, multiprocessors, count, dtype):
+    multiprocessors(count)
+    check(cuda_backend, [comb(20), chain(3)], [900, 64], dtype, False, heads=16, kv_heads=1, dim=128)
+
+
+@pytest.fixture
+def shared_bytes(cuda_backend: Backend) -> Iterator[Callable[[int], None]]:
+    """Sets the shared memory that a block of the simulated device may ask for."""
+    yield module._C.set_most_shared_bytes
+    module._C.set_most_shared_bytes(227 * 1024)
+
+
+@only_simulated
+@pytest.mark.parametrize("most, wide", [(99 * 1024, False), (163 * 1024, True)])
+def test_tiles_fit_the_shared_memory_of_the_device(cuda_backend, shared_bytes, most, wide):
+    shared_bytes(most)
+    module._C.set_counting(True)
+    try:
+        check(cuda_backend, [comb(20)], [100], torch.bfloat16, False, heads=16, kv_heads=1, dim=128)
+        taken = max(launch["dynamic_shared"] + launch["static_shared"] for launch in module._C.counted())
+    finally:
+        module._C.set_counting(False)
+    assert taken <= most and (taken > 99 * 1024) == wide
+
+
 @only_simulated
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 def test_the_number_of_multiprocessors_changes_no_bit_in_strict_mode(cuda_backend, multiprocessors, dtype):

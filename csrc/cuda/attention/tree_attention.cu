@@ -10,7 +10,8 @@ namespace specengine {
 namespace attention {
 namespace {
 
-constexpr int kMaxSplits = 64;  // on tensor cores
+constexpr int kMaxSplits = 64;           // on tensor cores
+constexpr int kWideShared = 111 * 1024;  // bytes of a block of kWidePairs pairs of more than 96 columns
 
 Problem problem_of(const TreeAttention& op) {
   const KvCacheView& cache = op.cache;
@@ -47,11 +48,16 @@ Problem problem_of(const TreeAttention& op) {
     a.tile_pairs = mean_pairs <= 8 ? 8 : 32;
     a.splits = split_of(static_cast<int>(pages * kPageSize) - 1) + 1;
   } else {
-    a.tile_pairs = cache.dim() > 128 ? 32 : mean_pairs <= 16 ? 16 : mean_pairs <= 32 ? 32 : 64;
+    const int device = op.q.device_id;
+    const bool wide_fits = cache.dim() <= 96 || most_shared_bytes(device) >= kWideShared;
+    const int large = mean_pairs > 64 && wide_fits ? kWidePairs : 64;
+    a.tile_pairs = cache.dim() > 128 ? 32 : mean_pairs <= 16 ? 16 : mean_pairs <= 32 ? 32 : large;
     a.least_pages = std::min(4, a.tile_pairs / 16);
+    // Wide tiles: a block per multiprocessor, as more splits would move more sums than they save waiting.
+    const int blocks_at_once = (a.tile_pairs == kWidePairs ? 1 : 2) * multiprocessors(device);
     const int64_t blocks = std::max<int64_t>(1, B * ((mean_pairs + a.tile_pairs - 1) / a.tile_pairs) * cache.heads());
     const int64_t most = std::min<int64_t>(pages, kMaxSplits);
-    a.splits = static_cast<int>(std::clamp<int64_t>(2 * multiprocessors(op.q.device_id) / blocks, 1, most));
+    a.splits = static_cast<int>(std::clamp<int64_t>(blocks_at_once / blocks, 1, most));
   }
   a.tiles = static_cast<int>((M * group + B * (a.tile_pairs - 1)) / a.tile_pairs);
   if (op.upcoming.defined()) {

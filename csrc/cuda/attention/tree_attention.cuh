@@ -17,6 +17,7 @@ constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kPage = kPageSize;
 constexpr int kMaskWords = kMaxNodes / 32;
+constexpr int kWidePairs = 128;    // the largest tile on tensor cores
 constexpr int kNothing = INT_MAX;  // the first position that a padding row sees
 constexpr float kNoScore = -INFINITY;
 constexpr float kLog2e = std::numbers::log2e_v<float>;

@@ -88,6 +88,13 @@ inline int64_t l2_bytes(int device) {
   return bytes;
 }
 
+// Of shared memory, that one block may ask for.
+inline int most_shared_bytes(int device) {
+  int bytes = 0;
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  return bytes;
+}
+
 // Whether kernels start before their predecessor ends (programmatic dependent launch); see wait_for_previous_kernel().
 // Atomic: one engine may set it while another engine's thread launches.
 inline std::atomic<bool>& programmatic_launch() {

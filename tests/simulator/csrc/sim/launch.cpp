@@ -15,7 +15,7 @@ namespace specengine {
 namespace sim {
 namespace {
 
-int multiprocessor_count = 4;
+int multiprocessor_count = 4, told_shared_bytes = kSharedBytes;
 std::vector<uint64_t> block_order;
 
 [[noreturn]] void fail(const LaunchConfig& config, const std::string& text) {
@@ -80,9 +80,11 @@ void run_grid(const LaunchConfig& config, void (*body)(void*), void* params, siz
 std::string name_of_block(size_t nth) { return "block " + text_of(index_of(block_order[nth])); }
 
 void set_multiprocessors(int count) { multiprocessor_count = count; }
+void set_most_shared_bytes(int bytes) { told_shared_bytes = bytes; }
 
 }  // namespace sim
 
 int multiprocessors(int) { return sim::multiprocessor_count; }
+int most_shared_bytes(int) { return sim::told_shared_bytes; }
 
 }  // namespace specengine

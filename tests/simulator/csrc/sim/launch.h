@@ -25,6 +25,7 @@ void* shared_memory(SharedSite& site, size_t bytes, size_t alignment, const char
 void* dynamic_shared_memory();
 
 void set_multiprocessors(int count);
+void set_most_shared_bytes(int bytes);  // that kernels are told of
 
 }  // namespace sim
 
@@ -78,6 +79,7 @@ class DeviceGuard {
 
 int multiprocessors(int device);
 inline int64_t l2_bytes(int) { return 50 << 20; }
+int most_shared_bytes(int device);
 
 inline bool& programmatic_launch() {
   static bool enabled = false;

@@ -56,6 +56,7 @@ void add_to(py::module_& module) {
   module.def("set_schedule", &set_schedule, py::arg("seed"));
   module.def("set_multiprocessors", &set_multiprocessors, py::arg("count"));
   module.def("prefetched_lines", [] { return prefetched_lines; });
+  module.def("set_most_shared_bytes", &set_most_shared_bytes, py::arg("bytes"));
   module.def("set_counting", &set_counting, py::arg("on"));
   module.def("counted", [] {
     py::list launches;
